@@ -1,0 +1,34 @@
+"""Vitrail: why did the transformer say that, and can I trust the picture?
+
+>>> import torch, vitrail
+>>> from vitrail.testing import tiny_vit
+>>> e = vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), method="transformer_mm", target=2)
+>>> e.maps.shape
+torch.Size([1, 1, 32, 32])
+"""
+
+from vitrail.explain import explain
+from vitrail.explanation import Explanation, Explanations
+from vitrail.inside.anatomy import Anatomy
+from vitrail.inside.layout import Layout
+from vitrail.methods.registry import METHODS, Method
+from vitrail.models import Loaded, load
+from vitrail.models.preprocess import Preprocess
+from vitrail.targets import similarity
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Anatomy", "Explanation", "Explanations", "Layout", "Loaded", "Method", "Preprocess", "explain", "load", "methods",
+    "similarity",
+]  # fmt: skip
+
+
+def methods() -> dict[str, Method]:
+    """The registry: every method by name, with its needs, family and citation.
+
+    Example:
+        >>> sorted(methods())
+        ['gradcam', 'gradtoken', 'raw_attention', 'rollout', 'transformer_mm', 'vtranm']
+    """
+    return dict(METHODS)

@@ -1,0 +1,219 @@
+"""The one way in."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import MapWarning, OptionError
+from vitrail.explanation import Explanation, Explanations
+from vitrail.inputs import Inputs, to_feed
+from vitrail.inside.anatomy import Anatomy, read
+from vitrail.inside.capture import Pass, passing
+from vitrail.inside.feed import Feed
+from vitrail.inside.layout import Layout
+from vitrail.inside.still import unwrap
+from vitrail.inside.trace import Trace
+from vitrail.maps import flat, normalise, upsample
+from vitrail.methods import find
+from vitrail.methods.registry import Method
+from vitrail.models import Loaded, describe
+from vitrail.models.loaded import Prepare
+from vitrail.models.preprocess import Preprocess, guess_picture
+from vitrail.targets import Aim, Target, aim
+
+DEFAULT = "gradtoken"
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One method to run."""
+
+    label: str
+    method: Method
+    options: dict[str, Any]
+
+    @property
+    def score(self) -> str | None:
+        return self.options.get("score")
+
+
+@overload
+def explain(
+    model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
+    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., **options: Any,
+) -> Explanation: ...  # fmt: skip
+
+
+@overload
+def explain(
+    model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *,
+    methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
+    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ...,
+) -> Explanations: ...  # fmt: skip
+
+
+def explain(
+    model: nn.Module | Loaded, inputs: Inputs, method: str = DEFAULT, *,
+    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None, target: Target = None,
+    preprocess: Prepare | None = None, layout: Layout | None = None, batch_size: int | None = None, **options: Any,
+) -> Explanation | Explanations:  # fmt: skip
+    """Why did the model say that?
+
+    The model is used as it is: it is held in evaluation mode for the time of the call and put back afterwards, on the
+    device and in the precision it has.
+
+    Args:
+        model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
+        inputs: A batch of images as a tensor, one or several PIL images or paths, or a dict of tensors that is passed
+            to the model as keyword arguments.
+        method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well.
+        methods: Several methods, which share one pass: names, or a dict from names to options.
+        target: What to explain: None for the predicted class, a class index or name, one per image, a row of K
+            classes per image (``[[a, b]]`` for the same of every image), or a function from the model's output to
+            one or K numbers per image.
+        preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
+        layout: Prefix, grid and readout, where they cannot be found out.
+        batch_size: Work through the inputs in pieces of this size, to bound memory.
+        **options: Options of ``method``.
+
+    Returns:
+        An :class:`Explanation`, or with ``methods`` a mapping of them by name.
+
+    Example:
+        >>> import torch
+        >>> from vitrail.testing import tiny_vit
+        >>> e = explain(tiny_vit(), torch.zeros(2, 3, 32, 32), "rollout")
+        >>> e.maps.shape, e.grid.shape
+        (torch.Size([2, 1, 32, 32]), torch.Size([2, 1, 4, 4]))
+    """
+    if methods is not None and options:
+        raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")
+    asked = methods if isinstance(methods, Mapping) else dict.fromkeys(methods or [], {})
+    jobs = [_Job(*find(spec, chosen)) for spec, chosen in asked.items()]
+    if methods is None:
+        jobs = [_Job(*find(method, options))]
+    elif not jobs:
+        raise OptionError("no methods given: see vitrail.methods()")
+    about = describe(model)
+    about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
+    feed = to_feed(inputs, about)
+    anatomy = read(about.module, feed, layout, target if callable(target) else None)
+    for job in jobs:
+        job.method.check(anatomy, job.options)
+    pieces = [
+        _explain(about, piece, piece_target, anatomy, jobs) for piece, piece_target in _cut(feed, target, batch_size)
+    ]
+    found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
+    _warn(found)
+    return Explanations(found) if methods is not None else found[jobs[0].label]
+
+
+def _cut(feed: Feed, target: Target, size: int | None) -> list[tuple[Feed, Target]]:
+    """The inputs in pieces, each with its targets."""
+    batch = feed.batch
+    if size is None or size >= batch:
+        return [(feed, target)]
+    if size < 1:
+        raise OptionError(f"batch_size={size} must be at least 1")
+    each = isinstance(target, Sequence | Tensor) and not isinstance(target, str) and len(target) == batch
+    return [
+        (feed.take(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
+        for i in range(0, batch, size)
+    ]
+
+
+def _explain(
+    about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: Sequence[_Job]
+) -> dict[str, Explanation]:
+    """All methods on one batch, from one forward and one backward for each target and kind of score."""
+    started = perf_counter()
+    with passing(about.module, feed, anatomy, [job.method.needed(job.options) for job in jobs]) as one:
+        aimed = aim(target, one.output, feed.batch, about.classes)
+        scores = list(dict.fromkeys(job.score for job in jobs if job.score is not None))
+        relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
+        own: dict[str, float] = dict.fromkeys(relevance, 0.0)
+        agnostic = one.trace()
+        for job in jobs:
+            if job.score is None:
+                relevance[job.label] = _timed(job, agnostic, own) * aimed.count
+        rounds = [(k, score) for k in range(aimed.count) for score in scores]
+        for k, score in rounds:
+            trace = one.trace(aimed.scalar(k, score), keep_graph=(k, score) != rounds[-1])
+            for job in jobs:
+                if job.score == score:
+                    relevance[job.label] += _timed(job, trace, own)
+    shared = perf_counter() - started - sum(own.values())
+    return {
+        job.label: _explanation(job, torch.stack(relevance[job.label], 1), one, aimed, feed, about, shared + own[job.label])
+        for job in jobs
+    }
+
+
+def _timed(job: _Job, trace: Trace, own: dict[str, float]) -> list[Tensor]:
+    started = perf_counter()
+    with torch.no_grad():
+        relevance = job.method.apply(trace, job.options)
+    own[job.label] += perf_counter() - started
+    return [relevance]
+
+
+def _explanation(
+    job: _Job, relevance: Tensor, one: Pass, aimed: Aim, feed: Feed, about: Loaded, seconds: float
+) -> Explanation:
+    """Relevance of patches, shape (b, K, S), as a result."""
+    grid = one.anatomy.layout.grid
+    signed = job.method.signed
+    image = feed.image
+    pictures = None
+    if grid is not None and image is not None:
+        raw = relevance.unflatten(-1, grid)
+        big = upsample(raw, (int(image.shape[2]), int(image.shape[3])))
+        maps, dull = normalise(big, signed), flat(big)[..., 0, 0]
+        known = isinstance(about.preprocess, Preprocess) and len(about.preprocess.mean) == image.shape[1]
+        pictures = about.preprocess.picture(image) if known else guess_picture(image)  # type: ignore[union-attr]
+    else:
+        dull = flat(relevance, axes=1)[..., 0]
+        raw = torch.nn.functional.pad(relevance, (one.anatomy.layout.prefix or 0, 0))
+        maps = normalise(raw, signed, axes=1)
+    return Explanation(
+        method=job.label, title=job.method.title, maps=maps.float(), grid=raw, targets=aimed.classes,
+        logits=one.logits, options=job.options, seconds=seconds, flat=dull, signed=signed, model=about.name,
+        classes=about.classes, pictures=pictures, anatomy=dict(one.anatomy.rows()),
+    )  # fmt: skip
+
+
+def _join(pieces: list[Explanation]) -> Explanation:
+    """Explanations of consecutive inputs as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+
+    def cat(name: str) -> Any:
+        parts = [getattr(piece, name) for piece in pieces]
+        return None if parts[0] is None else torch.cat(parts)
+
+    import numpy as np
+
+    pictures = None if pieces[0].pictures is None else np.concatenate([p.pictures for p in pieces])  # type: ignore[misc]
+    return replace(
+        pieces[0], **{name: cat(name) for name in ("maps", "grid", "targets", "logits", "flat")},
+        pictures=pictures, seconds=sum(p.seconds for p in pieces),
+    )  # fmt: skip
+
+
+def _warn(found: Mapping[str, Explanation]) -> None:
+    for label, explanation in found.items():
+        if bool(explanation.flat.any()):
+            where = [tuple(i) for i in explanation.flat.nonzero().tolist()]
+            warnings.warn(
+                f"{label}: {len(where)} of {explanation.flat.numel()} maps are constant or not finite, first at (image, "
+                f"target) {where[0]}; they say nothing and are shown as zeros. Is the head trained, the class plausible?",
+                MapWarning,
+                stacklevel=3,
+            )

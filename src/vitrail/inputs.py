@@ -1,0 +1,91 @@
+"""Tensors, pictures, paths and dicts of tensors, as something a model can be fed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import InputError
+from vitrail.inside.feed import Feed
+from vitrail.models.loaded import Loaded
+from vitrail.models.preprocess import open_image, upright
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: A tensor, a PIL image, a path, a sequence of these, or keyword arguments for the model (a tokenizer's output).
+Inputs = Any
+
+
+def to_feed(inputs: Inputs, model: Loaded) -> Feed:
+    """What the user gave, checked, as a batch on the model's device.
+
+    Raises:
+        InputError: Says which input is unusable and why.
+    """
+    if isinstance(inputs, Mapping):
+        feed = Feed((), dict(inputs))
+    elif isinstance(inputs, Tensor):
+        feed = Feed((_batched(inputs),))
+    elif isinstance(inputs, str | Path) or _is_picture(inputs):
+        feed = Feed((_prepare([inputs], model),))
+    elif isinstance(inputs, Sequence):
+        if not inputs:
+            raise InputError("nothing to explain: the list of inputs is empty")
+        if all(isinstance(i, Tensor) for i in inputs):
+            shapes = {tuple(i.shape) for i in inputs}
+            if len(shapes) > 1:
+                raise InputError(f"tensors of different shapes cannot be batched: {', '.join(map(str, sorted(shapes)))}")
+            feed = Feed((_batched(torch.stack(list(inputs))),))
+        else:
+            feed = Feed((_prepare(inputs, model),))
+    else:
+        raise InputError(
+            f"cannot explain a {type(inputs).__name__}: give a tensor, PIL images, paths, or a dict of tensors"
+        )
+    if feed.batch == 0:
+        raise InputError(f"nothing to explain: the batch is empty, shape {tuple(feed.tensors[0].shape)}")
+    for tensor in feed.tensors:
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise InputError("the input holds NaN or infinite values: check how it was normalised")
+    return feed.onto(model.module)
+
+
+def _batched(tensor: Tensor) -> Tensor:
+    if tensor.dim() == 3 and tensor.is_floating_point():
+        return tensor[None]
+    if tensor.dim() == 4 and not tensor.is_floating_point():
+        raise InputError(
+            f"images of type {tensor.dtype} are raw pixels: normalise them to floats, or pass paths or PIL images, "
+            "which are prepared for you"
+        )
+    if tensor.dim() == 4 or (tensor.dim() == 2 and not tensor.is_floating_point()):
+        return tensor
+    raise InputError(
+        f"a tensor of shape {tuple(tensor.shape)} is not a batch of images: expected (batch, channels, height, width)"
+    )
+
+
+def _prepare(pictures: Sequence[Any], model: Loaded) -> Tensor:
+    if model.preprocess is None:
+        raise InputError(
+            f"how {model.name} wants its images is unknown: pass preprocess=vitrail.Preprocess(size, mean, std), or tensors"
+        )
+    prepared = []
+    for picture in pictures:
+        if isinstance(picture, str | Path):
+            image: Image = open_image(picture)
+        elif _is_picture(picture):
+            image = upright(picture)
+        else:
+            raise InputError(f"cannot mix a {type(picture).__name__} with pictures: give paths and PIL images only")
+        prepared.append(model.preprocess(image))
+    return torch.stack(prepared)
+
+
+def _is_picture(value: object) -> bool:
+    return hasattr(value, "convert") and hasattr(value, "size") and not isinstance(value, Tensor)

@@ -1,0 +1,355 @@
+"""The mode that makes attention explicit.
+
+Under :class:`AttentionMode` every torch function a model calls passes by here. Three of them are doors to
+attention: the fused ``scaled_dot_product_attention``, ``multi_head_attention_forward``, and a ``softmax`` whose
+result is multiplied into values. The first two are replaced by the explicit softmax(QKᵀ·scale + mask)·V where
+somebody asked for what is inside, and left alone where nobody did; the third is already explicit and only noted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from vitrail.errors import ModelError
+from vitrail.inside.stream import Stream
+from vitrail.inside.trace import Block, full
+
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+# Functions whose result is the attention itself, only relabelled: a copy, another type, dropout that is off.
+SAME = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.contiguous, Tensor.clone}
+
+Plan = Mapping[str, frozenset[int]]
+NOWHERE: frozenset[int] = frozenset()
+
+
+@dataclass
+class Call:
+    """One attention call, in the order the model made them.
+
+    Attributes:
+        block: What was kept of it.
+        shape: (batch, heads, queries, keys).
+        grid: Spatial size of the last convolution seen before it, or None.
+        Z: Its output before the projection, shape (b, H, m, dh), kept only on request.
+    """
+
+    block: Block
+    shape: tuple[int, int, int, int]
+    grid: tuple[int, int] | None
+    Z: Tensor | None = None
+
+
+@dataclass
+class _Scores:
+    """A product that may turn out to be QKᵀ, until a softmax claims it."""
+
+    result: Tensor
+    Q: Tensor
+    K: Tensor
+
+
+@dataclass
+class _Pending:
+    """A softmax that may turn out to be attention, until its result meets the values."""
+
+    A: Tensor
+    O: Tensor  # noqa: E741
+    scores: _Scores | None
+    alias: Tensor
+
+
+class AttentionMode(TorchFunctionMode):
+    """See, and where asked open, every attention call of a model.
+
+    Args:
+        plan: For each kind of tensor (see ``KINDS``), the indices of the attention calls to keep it of.
+        batch: Number of inputs, to split a merged batch-and-heads axis.
+        keep_output: Keep each call's output Z as a node of the graph; used once, to find the readout.
+    """
+
+    def __init__(self, plan: Plan, batch: int, keep_output: bool = False) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.nodes: dict[tuple[str, int], Tensor] = {}
+        self.channels: int | None = None
+        self._plan = plan
+        self._batch = batch
+        self._keep_output = keep_output
+        self._grid: tuple[int, int] | None = None
+        self._scores: _Scores | None = None
+        self._pending: _Pending | None = None
+        self._opened = NOWHERE.union(*(plan.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
+        follows = ("stream", "norms", "value_path")
+        self.stream = Stream(plan) if any(kind in plan for kind in follows) else None
+        self._doors: dict[Any, Callable[..., Any]] = {
+            F.scaled_dot_product_attention: self._fused,
+            F.multi_head_attention_forward: self._multi_head,
+            F.conv2d: self._convolve,
+            torch.conv2d: self._convolve,
+        }
+        self._doors |= dict.fromkeys(SOFTMAX, self._softmax) | dict.fromkeys(MATMUL, self._matmul)
+        self._doors[torch.einsum] = self._einsum
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        stream = self.stream
+        if stream is not None:
+            stream.before(func, args)
+        door = self._doors.get(func)
+        if door is None:
+            result = func(*args, **kwargs)
+            if self._scores is not None or self._pending is not None:
+                self._relabel(func, args, result)
+        else:
+            result = door(func, *args, **kwargs)
+        if stream is not None:
+            stream.after(func, args, kwargs, result)
+        return result
+
+    # -- nodes ---------------------------------------------------------------------------------------------------
+
+    def _wants(self, kind: str, index: int) -> bool:
+        return index in self._plan.get(kind, NOWHERE)
+
+    def _node(self, kind: str, index: int, tensor: Tensor) -> Tensor:
+        """Make a tensor one that gradients can be asked of; the graph starts here if nothing before it needed one."""
+        if not self._wants(kind, index):
+            return tensor
+        node = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
+        self.nodes[kind, index] = node
+        return node
+
+    def _keep(self, index: int, Q: Tensor | None, K: Tensor | None, V: Tensor, A: Tensor | None, O: Tensor | None,  # noqa: E741
+              Z: Tensor, shape: tuple[int, int, int, int]) -> None:  # fmt: skip
+        block = Block()
+        for kind, tensor in (("Q", Q), ("K", K), ("V", V), ("A", A), ("O", O)):
+            if tensor is not None and self._wants(kind, index):
+                setattr(block, kind, full(tensor.detach()))
+        if A is not None and self._wants("A_mean", index):
+            block.A_mean = full(A.detach().mean(1))
+        self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None))
+        if self.stream is not None:
+            self.stream.attended(index, block, V)
+
+    # -- first door ----------------------------------------------------------------------------------------------
+
+    def _fused(
+        self, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    ) -> Tensor:  # fmt: skip
+        index = len(self.calls)
+        merged = query.dim() == 3  # some models fold the heads into the batch
+        if merged:
+            query, key, value = (t.unflatten(0, (self._batch, -1)) for t in (query, key, value))
+            attn_mask = self._unfold_mask(attn_mask)
+        query = self._node("dQ", index, query)
+        A = O = None  # noqa: E741
+        if index in self._opened:
+            if enable_gqa and key.shape[-3] != query.shape[-3]:
+                repeats = query.shape[-3] // key.shape[-3]
+                key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
+            mask = causal_mask(query, key) if is_causal else attn_mask
+            O = attention_logits(query, key, mask, scale)  # noqa: E741
+            A = self._node("dA", index, attention_weights(O, mask))
+            Z = A.to(value.dtype) @ value
+        else:
+            Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+        shape = (query.shape[0], query.shape[-3], query.shape[-2], key.shape[-2])
+        self._keep(index, query, key, value, A, O, Z, shape)
+        out = Z.flatten(0, 1) if merged else Z
+        if self.stream is not None:
+            self.stream.branch_from(out)
+        return out
+
+    def _unfold_mask(self, mask: Tensor | None) -> Tensor | None:
+        if mask is None or mask.dim() < 3:
+            return mask
+        return mask.unflatten(0, (self._batch, -1)) if mask.shape[0] > 1 else mask[None]
+
+    # -- second door ---------------------------------------------------------------------------------------------
+
+    def _multi_head(
+        self, func: Any, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
+        in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None,
+        add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None,
+        training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+        attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None,
+        k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
+        static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+        if any(t is not None for t in (bias_k, bias_v, static_k, static_v)) or add_zero_attn:
+            raise ModelError(
+                "nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys is not read: "
+                "these add keys that belong to no token"
+            )
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = (t.unsqueeze(1) for t in (query, key, value))
+        if use_separate_proj_weight:
+            assert q_proj_weight is not None and k_proj_weight is not None and v_proj_weight is not None  # noqa: PT018
+            weights = (q_proj_weight, k_proj_weight, v_proj_weight)
+        else:
+            assert in_proj_weight is not None
+            weights = in_proj_weight.chunk(3)  # type: ignore[assignment]
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        # (tokens, batch, width) -> (batch, heads, tokens, width of a head)
+        Q, K, V = (
+            F.linear(t, w, b).unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+            for t, w, b in zip((query, key, value), weights, biases, strict=True)
+        )
+        mask = merge_masks(attn_mask, key_padding_mask, Q.shape[0], num_heads, Q.dtype)
+        index = len(self.calls)
+        Q = self._node("dQ", index, Q)
+        A = O = None  # noqa: E741
+        if need_weights or index in self._opened:
+            O = attention_logits(Q, K, mask, None)  # noqa: E741
+            A = self._node("dA", index, attention_weights(O, mask))
+            Z = A.to(V.dtype) @ V
+        else:
+            Z = F.scaled_dot_product_attention(Q, K, V, attn_mask=mask)
+        self._keep(index, Q, K, V, A, O, Z, (Q.shape[0], num_heads, Q.shape[2], K.shape[2]))
+        out = F.linear(Z.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
+        if self.stream is not None:
+            self.stream.projected(out_proj_weight, out_proj_bias)
+            self.stream.made_values(value.transpose(0, 1), weights[2])
+            self.stream.branch_from(out)
+        weights_out = None
+        if need_weights and A is not None:
+            weights_out = (A.mean(1) if average_attn_weights else A).to(out.dtype)
+        if not batched:
+            out = out.squeeze(1)
+            weights_out = weights_out.squeeze(0) if weights_out is not None else None
+        return out, weights_out
+
+    # -- third door ----------------------------------------------------------------------------------------------
+
+    def _matmul(self, func: Any, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+        pending = self._pending
+        if pending is not None and left is pending.alias:
+            return self._meet_values(func, pending, left, right, kwargs)
+        if left.dim() < 3 or right.dim() < 3:  # a weight matrix, not keys
+            return func(left, right, **kwargs)  # type: ignore[no-any-return]
+        left = self._node("dQ", len(self.calls), left)
+        result: Tensor = func(left, right, **kwargs)
+        self._scores = _Scores(result, left, right)
+        return result
+
+    def _einsum(self, func: Any, equation: Any, *operands: Any) -> Tensor:
+        """A product of two tensors whose first axes agree is read as the matmul it stands for."""
+        terms = equation.replace(" ", "").split("->") if isinstance(equation, str) else []
+        pair = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+        inner = terms[0].split(",") if len(terms) == 2 else []
+        if len(inner) == 2 and len(inner[0]) == len(inner[1]) == len(terms[1]) and inner[0][:-2] == inner[1][:-2]:
+            (*_, i, k), (*_, a, b) = inner
+            if terms[1] == inner[0][:-2] + i + (a if b == k else b) and k in (a, b):
+                right = pair[1].transpose(-2, -1) if b == k else pair[1]
+                return self._matmul(torch.matmul, pair[0], right)
+        return func(equation, *operands)  # type: ignore[no-any-return]
+
+    def _softmax(self, func: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        dim = kwargs.get("dim", args[0] if args else None)
+        result: Tensor = func(logits, *args, **kwargs)
+        if logits.dim() < 3 or dim not in (-1, logits.dim() - 1):
+            return result
+        A = self._node("dA", len(self.calls), result)
+        scores = self._scores if self._scores is not None and self._scores.result is logits else None
+        self._pending, self._scores = _Pending(A, logits, scores, A), None
+        return A
+
+    def _meet_values(self, func: Any, pending: _Pending, left: Tensor, right: Tensor, kwargs: Any) -> Tensor:
+        Z: Tensor = func(left, right, **kwargs)
+        self._pending = None
+        A, O, V = (self._split(t) for t in (pending.A, pending.O, right))  # noqa: E741
+        Q = K = None
+        if pending.scores is not None:
+            Q, K = self._split(pending.scores.Q), self._split(pending.scores.K).transpose(-2, -1)
+        index = len(self.calls)
+        self._keep(index, Q, K, V, A, O, self._split(Z), (A.shape[0], A.shape[1], A.shape[2], A.shape[3]))
+        if self.stream is not None:
+            self.stream.branch_from(Z)
+        return Z
+
+    def _split(self, tensor: Tensor) -> Tensor:
+        return tensor.unflatten(0, (self._batch, -1)) if tensor.dim() == 3 else tensor
+
+    def _relabel(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Follow attention logits and weights through functions that keep their shape."""
+        if not args or not isinstance(result, Tensor):
+            return
+        pending, scores = self._pending, self._scores
+        if pending is not None and func in SAME and args[0] is pending.alias:
+            pending.alias = result
+        elif scores is not None and result.shape == scores.result.shape and any(a is scores.result for a in args[:2]):
+            scores.result = result
+
+    # -- the patch embedding -------------------------------------------------------------------------------------
+
+    def _convolve(self, func: Any, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+        result: Tensor = func(input, weight, *args, **kwargs)
+        if result.dim() == 4:
+            self._grid = (result.shape[2], result.shape[3])
+            if self.channels is None:
+                self.channels = int(weight.shape[1])
+        return result
+
+
+def attention_logits(Q: Tensor, K: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """QKᵀ·scale + mask, shape (b, H, m, n).
+
+    The scale goes onto Q first: m·dh products instead of m·n.
+
+    Example:
+        >>> attention_logits(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 2, 4), None, None)
+        tensor([[[[2., 2.]]]])
+    """
+    O = (Q * (Q.shape[-1] ** -0.5 if scale is None else scale)) @ K.transpose(-2, -1)  # noqa: E741
+    if mask is None:
+        return O
+    return O.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else O + mask
+
+
+def attention_weights(O: Tensor, mask: Tensor | None) -> Tensor:  # noqa: E741
+    """Softmax over keys, in float32 at least; a query that may look nowhere gets zeros, as the fused kernel does."""
+    A = torch.softmax(O, -1, dtype=torch.promote_types(O.dtype, torch.float32))
+    if mask is None:
+        return A
+    return A.masked_fill((O == -torch.inf).all(-1, keepdim=True), 0.0)
+
+
+def causal_mask(Q: Tensor, K: Tensor) -> Tensor:
+    """Which keys each query may see when none may look ahead, shape (m, n)."""
+    return torch.ones(Q.shape[-2], K.shape[-2], dtype=torch.bool, device=Q.device).tril()
+
+
+def merge_masks(
+    attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int, heads: int, dtype: torch.dtype
+) -> Tensor | None:
+    """The two masks of ``multi_head_attention_forward`` as one additive mask that broadcasts to (b, H, m, n).
+
+    There a boolean True means "do not look", the opposite of the fused kernel's convention.
+    """
+    total: Tensor | None = None
+    if attn_mask is not None:
+        total = _additive(attn_mask, dtype)
+        if total.dim() == 3:
+            total = total.view(batch, heads, *total.shape[-2:])
+    if key_padding_mask is not None:
+        padding = _additive(key_padding_mask, dtype)[:, None, None, :]
+        total = padding if total is None else total + padding
+    return total
+
+
+def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype != torch.bool:
+        return mask.to(dtype)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)

@@ -1,0 +1,132 @@
+"""One pass through a model: a forward, and a backward for each target somebody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import ModelError, TargetError
+from vitrail.inside.anatomy import Anatomy
+from vitrail.inside.attention import AttentionMode
+from vitrail.inside.feed import Feed, logits_of
+from vitrail.inside.still import still
+from vitrail.inside.trace import Block, Needs, Trace, plan
+
+_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in")
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward pass and what was kept of it.
+
+    Attributes:
+        output: What the model returned.
+        logits: The class scores in it, detached, or None.
+        blocks: What was kept, block by block.
+        nodes: Tensors whose gradient can be asked for, by (kind, block).
+        anatomy: What the model is made of.
+    """
+
+    output: Any
+    logits: Tensor | None
+    blocks: tuple[Block, ...]
+    nodes: dict[tuple[str, int], Tensor]
+    anatomy: Anatomy
+    queries: int
+    device: torch.device
+
+    def trace(self, target: Tensor | None = None, keep_graph: bool = False) -> Trace:
+        """The pass as methods see it; with a target, a scalar a sample, also its gradients.
+
+        Args:
+            target: What to differentiate, shape (b,), in the graph of ``output``.
+            keep_graph: Whether more targets will be asked for.
+        """
+        blocks = list(self.blocks)
+        if target is not None and self.nodes:
+            if not target.requires_grad:
+                raise TargetError(
+                    "the target does not depend on the model's attention, so it has no gradient: "
+                    "it must be computed from the model's output without detaching it"
+                )
+            found = torch.autograd.grad(
+                target.sum(), list(self.nodes.values()), retain_graph=keep_graph, allow_unused=True
+            )
+            for ((kind, index), node), gradient in zip(self.nodes.items(), found, strict=True):
+                value = torch.zeros_like(node) if gradient is None else gradient
+                blocks[index] = blocks[index].having(**{kind: value})
+        dtype = next((t.dtype for t in vars(blocks[-1]).values() if isinstance(t, Tensor)), torch.float32)
+        readout = self.anatomy.layout.weights(self.queries, self.device, dtype)
+        return Trace(
+            tuple(blocks), readout, self.anatomy.layout.prefix or 0, self.logits, target is not None, self.device
+        )
+
+
+@contextmanager
+def passing(model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Needs]) -> Iterator[Pass]:
+    """Run one forward and keep what is needed; the model is held still until the gradients have been taken.
+
+    Args:
+        model: The user's model, unwrapped.
+        feed: Inputs on its device.
+        anatomy: As read from it.
+        needs: What each of the methods to come needs.
+    """
+    organs = anatomy.organs
+    by_call = {
+        kind: frozenset(organs[i].call for i in where) for kind, where in plan(needs, len(organs)).items()
+    }
+    mode = AttentionMode(by_call, feed.batch)
+    with still(model):
+        with mode:
+            output = feed.into(model)
+        if len(mode.calls) <= organs[-1].call:
+            raise ModelError(
+                f"the model attended {len(mode.calls)} times where {organs[-1].call + 1} were expected: "
+                "its path depends on the input; explain the inputs one by one"
+            )
+        blocks = []
+        for organ in organs:
+            block = mode.calls[organ.call].block
+            block.pool = organ.pool
+            if anatomy.tokens_first:
+                _batch_first(block, anatomy.tokens)
+            blocks.append(block)
+        index_of = {organ.call: i for i, organ in enumerate(organs)}
+        nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
+        logits = logits_of(output)
+        if logits is not None:
+            logits = logits.detach()
+            check_finite(model, logits)
+        queries = mode.calls[organs[-1].call].shape[2]
+        yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, feed.tensors[0].device)
+
+
+def check_finite(model: nn.Module, logits: Tensor) -> None:
+    """Refuse to explain a model that says NaN, and name the weights that make it so."""
+    if bool(torch.isfinite(logits).all()):
+        return
+    broken = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if _broken(p)]
+    if broken:
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise ModelError(f"the model's weights are not finite: {broken[0]}{more}; load a sound checkpoint")
+    raise ModelError(
+        "the model's output is not finite although its weights are: the input may hold NaN, or half precision "
+        "overflowed; check the input or use float32"
+    )
+
+
+def _broken(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+
+
+def _batch_first(block: Block, tokens: int) -> None:
+    for name in _STREAM:
+        tensor = vars(block).get(name)
+        if isinstance(tensor, Tensor) and tensor.shape[0] == tokens:
+            setattr(block, name, tensor.transpose(0, 1))

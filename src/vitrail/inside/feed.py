@@ -1,0 +1,142 @@
+"""What is fed to a model, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import InputError, TargetError
+
+#: Where the scores of classes stand in the output objects of common libraries, best first.
+LOGITS = ("logits", "logits_per_image")
+EMBEDDINGS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "text_embeds")
+
+
+@dataclass(frozen=True)
+class Feed:
+    """Arguments for one call of a model; tensors whose first axis is the batch can be cut along it.
+
+    Example:
+        >>> feed = Feed((torch.zeros(3, 2),))
+        >>> feed.batch, feed.take(slice(0, 1)).args[0].shape
+        (3, torch.Size([1, 2]))
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, positional ones first."""
+        return [t for t in (*self.args, *self.kwargs.values()) if isinstance(t, Tensor)]
+
+    @property
+    def batch(self) -> int:
+        """Number of inputs."""
+        tensors = self.tensors
+        if not tensors or tensors[0].dim() == 0:
+            raise InputError("nothing to explain: give a tensor with a batch axis, images, or a dict of tensors")
+        return int(tensors[0].shape[0])
+
+    @property
+    def image(self) -> Tensor | None:
+        """The images, shape (b, channels, height, width), or None for text."""
+        return next((t for t in self.tensors if t.dim() == 4 and t.is_floating_point()), None)
+
+    def take(self, rows: slice) -> Feed:
+        """Some of the inputs."""
+        batch = self.batch
+
+        def cut(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
+
+        return Feed(tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()})
+
+    def onto(self, model: nn.Module) -> Feed:
+        """The same on the model's device, floats in its precision; the model itself is never moved."""
+        parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+        if parameter is None:
+            return self
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            dtype = parameter.dtype if value.is_floating_point() else value.dtype
+            return value.detach().to(device=parameter.device, dtype=dtype)
+
+        return Feed(tuple(move(a) for a in self.args), {k: move(v) for k, v in self.kwargs.items()})
+
+    def into(self, model: nn.Module) -> Any:
+        """Call the model."""
+        return model(*self.args, **self.kwargs)
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes without the batch axis; two feeds of one shape meet the same anatomy."""
+        return tuple(tuple(t.shape[1:]) for t in self.tensors)
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The class scores in a model's output, shape (b, C), or None if it has none.
+
+    A bare tensor of two axes, the ``logits`` of an output object or dict, or the first such tensor of a tuple.
+
+    Example:
+        >>> logits_of((torch.zeros(2, 5), None)).shape
+        torch.Size([2, 5])
+        >>> logits_of({"last_hidden_state": torch.zeros(2, 7, 4)}) is None
+        True
+    """
+    if isinstance(output, Tensor):
+        return _as_scores(output)
+    if isinstance(output, Mapping):
+        found = next((output[name] for name in LOGITS if isinstance(output.get(name), Tensor)), None)
+        if found is None and len(output) == 1:
+            found = next(iter(output.values()))
+        named_otherwise = any(name in output for name in EMBEDDINGS)
+        return _as_scores(found) if isinstance(found, Tensor) and not named_otherwise else None
+    if isinstance(output, tuple | list):
+        return next((s for s in map(logits_of, output) if s is not None), None)
+    found = next((getattr(output, name) for name in LOGITS if isinstance(getattr(output, name, None), Tensor)), None)
+    return None if found is None else _as_scores(found)
+
+
+def _as_scores(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() == 1 and tensor.is_floating_point():
+        return tensor[:, None]
+    return tensor if tensor.dim() == 2 and tensor.is_floating_point() else None
+
+
+def any_output(output: Any) -> Tensor:
+    """Some differentiable tensor of the output with a batch axis: the scores if there are any, else an embedding."""
+    scores = logits_of(output)
+    if scores is not None:
+        return scores
+    if isinstance(output, Tensor):
+        return output
+    for name in EMBEDDINGS:
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise TargetError(f"the model returned {fields_of(output)}, in which no tensor of scores was found")
+
+
+def fields_of(output: Any) -> str:
+    """The output's type and the tensors in it, for messages."""
+    if isinstance(output, Tensor):
+        return f"a tensor of shape {tuple(output.shape)}"
+    named: list[tuple[str, Any]] = []
+    if isinstance(output, Mapping):
+        named = [(str(k), v) for k, v in output.items()]
+    elif isinstance(output, tuple | list):
+        named = [(f"[{i}]", v) for i, v in enumerate(output)]
+    tensors = ", ".join(f"{name} {tuple(v.shape)}" for name, v in named if isinstance(v, torch.Tensor))
+    return f"a {type(output).__name__}" + (f" with {tensors}" if tensors else "")

@@ -1,0 +1,148 @@
+"""What one pass through a model left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+ALL = slice(None)
+LAST = slice(-1, None)
+BUT_LAST = slice(None, -1)
+
+#: What a method may ask of a block. ``stream`` stands for the residual stream and the projections
+#: (X, X_mid, F, Wo, bo, gamma), ``norms`` for the normalised stream (X_norm, X_mid_norm and the gains of
+#: norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA`` and ``dQ`` for gradients.
+KINDS = ("A", "A_mean", "O", "Q", "K", "V", "dA", "dQ", "stream", "norms", "value_path")
+
+Needs = Mapping[str, slice]
+
+
+class Block:
+    """One attention layer with the MLP that follows it, as one pass saw them.
+
+    Only what some method asked for is set; reading anything else is an error that says so. Shapes: b images,
+    H heads, n tokens (m queries, which differ from n only in an attention pool), d width, dh = width of a head.
+
+    Attributes:
+        A: Attention after softmax, shape (b, H, m, n); rows are queries.
+        A_mean: Its mean over heads, shape (b, m, n).
+        O: Logits before softmax, after scale, bias and mask, shape (b, H, m, n).
+        Q: Queries as they enter the dot product, shape (b, H, m, dh).
+        K: Keys, shape (b, H, n, dh).
+        V: Values, shape (b, H, n, dh).
+        dA: Gradient of the target at A.
+        dQ: Gradient of the target at Q.
+        X: Residual stream entering the attention sub-layer, shape (b, n, d).
+        X_norm: X after the norm in front of the attention, if there is one.
+        X_mid: Residual stream entering the MLP sub-layer.
+        X_mid_norm: X_mid after the norm in front of the MLP, if there is one.
+        F: What the MLP adds to the stream, LayerScale included, or None where no MLP was seen.
+        Wo: Output projection, shape (d, H·dh), as torch's Linear stores it.
+        bo: Its bias or None.
+        gamma: LayerScale of the attention branch, shape (d,), or None.
+        F_gamma: LayerScale of the MLP branch, shape (d,), or None.
+        norm_gain: Gain of the norm applied after the attention's sum (post-norm models), or None.
+        F_norm_gain: Gain of the norm applied after the MLP's sum (post-norm models), or None.
+        V_in: What the value projection read, shape (b, n, d).
+        Wv: Value projection, shape (H·dh, d).
+        pool: Whether this is an attention pool: few queries that are not tokens, and no skip connection.
+    """
+
+    A: Tensor
+    A_mean: Tensor
+    O: Tensor  # noqa: E741 - the papers' name for the logits of attention
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+    dA: Tensor
+    dQ: Tensor
+    X: Tensor
+    X_norm: Tensor | None
+    X_mid: Tensor
+    X_mid_norm: Tensor | None
+    F: Tensor | None
+    Wo: Tensor
+    bo: Tensor | None
+    gamma: Tensor | None
+    F_gamma: Tensor | None
+    norm_gain: Tensor | None
+    F_norm_gain: Tensor | None
+    V_in: Tensor
+    Wv: Tensor
+
+    def __init__(self, pool: bool = False) -> None:
+        self.pool = pool
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise AttributeError(f"{name} was not kept in this pass: the method must name it in its registry line's needs")
+
+    def having(self, **tensors: Tensor) -> Block:
+        """The same block with more tensors set; what it had is shared, not copied."""
+        block = copy(self)
+        for name, tensor in tensors.items():
+            setattr(block, name, full(tensor))
+        return block
+
+
+def full(tensor: Tensor) -> Tensor:
+    """At least float32: products over a dozen layers lose their meaning in half precision."""
+    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A pass: its blocks in order (an attention pool, if any, comes last), and how the head reads the tokens.
+
+    Attributes:
+        blocks: One entry a block.
+        readout: Weights r over the queries of the last block, shape (m,): how the head reads them.
+        prefix: Number of tokens before the patches (CLS, distillation, registers).
+        logits: What the model said, shape (b, C), or None for outputs that are not logits.
+        has_target: Whether gradients of a target are present.
+    """
+
+    blocks: tuple[Block, ...]
+    readout: Tensor
+    prefix: int
+    logits: Tensor | None = None
+    has_target: bool = False
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def reading(self, queries: int, tokens: int) -> Tensor:
+        """The readout over the queries of any block, shape (queries,).
+
+        Behind an attention pool the last block's queries are not tokens; in the blocks below it all patches are read
+        alike.
+        """
+        if queries == len(self.readout):
+            return self.readout
+        r = self.readout.new_zeros(queries)
+        r[self.prefix :] = 1 / (tokens - self.prefix)
+        return r
+
+    def patches(self, tokens: Tensor) -> Tensor:
+        """Drop the prefix from the last axis."""
+        return tokens[..., self.prefix :]
+
+
+def plan(needs: Iterable[Needs], blocks: int) -> dict[str, frozenset[int]]:
+    """The union of what several methods need, as block indices.
+
+    Example:
+        >>> plan([{"A": ALL}, {"A": LAST, "dQ": LAST}], blocks=3)
+        {'A': frozenset({0, 1, 2}), 'dQ': frozenset({2})}
+    """
+    wanted: dict[str, frozenset[int]] = {}
+    for need in needs:
+        for kind, where in need.items():
+            if kind not in KINDS:
+                raise KeyError(f"unknown need {kind!r}; known: {', '.join(KINDS)}")
+            wanted[kind] = wanted.get(kind, frozenset()) | frozenset(range(blocks)[where])
+    return {kind: where for kind, where in wanted.items() if where}

@@ -1,0 +1,71 @@
+"""GradToken: the class token's query gradient against the keys, spread by averaged attention."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside.trace import LAST, Needs, Trace
+from vitrail.methods.flow import row
+from vitrail.methods.registry import choose, register
+
+
+def _needs(variant: int = 4, heads: str = "relu", depth: int = 1) -> Needs:
+    needs: dict[str, slice] = {"dQ": LAST, "K": LAST}
+    if variant:
+        needs["A_mean"] = slice(depth - 1, -1)
+    return needs
+
+
+@register("gradtoken", "GradToken", "gradient", needs=_needs, class_specific=True, score="logit",
+          cite="cheng2025gradtoken",
+          variants={**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}, "ii": {"heads": "relu"}})  # fmt: skip
+def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int = 1) -> Tensor:
+    """Keys of the last block against the gradient at the readout's query, spread over the patches by attention.
+
+    Args:
+        trace: The pass, with gradients.
+        variant: How attention of the blocks below the last spreads the relevance M of each head. 0: not at all.
+            1: rollout of the blocks, its readout row times M. 2: rollout in reverse order, as a matrix on M.
+            3: average of the blocks, its readout row times M. 4: average of the blocks, as a matrix on M.
+        heads: "relu" keeps each head's positive part before averaging (scheme ii); "mean" averages as is (scheme i).
+        depth: First block that takes part, counted from 1; the number of blocks means none does.
+
+    Returns:
+        Relevance of patches, shape (b, S); not negative with "relu".
+    """
+    choose("variant", variant, range(5))
+    choose("heads", heads, ("relu", "mean"))
+    total = len(trace.blocks)
+    if not 1 <= depth <= total:
+        raise OptionError(f"depth={depth} is not a block: this model has blocks 1 to {total}")
+    last = trace.blocks[-1]
+    G = (trace.readout[:, None] * last.dQ).sum(-2)
+    M = trace.patches((last.K @ G.unsqueeze(-1)).squeeze(-1))
+    spread = _spread(trace, M, variant, depth) if depth < total else M
+    return (spread.clamp_min(0) if heads == "relu" else spread).mean(1)
+
+
+def _spread(trace: Trace, M: Tensor, variant: int, depth: int) -> Tensor:
+    """Propagate M, shape (b, H, S), through the blocks from ``depth`` to the last but one."""
+    if variant == 0:
+        return M
+    total = len(trace.blocks)
+    below = trace.blocks[depth - 1 : total - 1]
+    P = trace.prefix
+    readout = trace.reading(P + M.shape[-1], P + M.shape[-1])
+    if variant in (3, 4):
+        A_bar = sum((b.A_mean for b in below[1:]), start=below[0].A_mean.clone()) / total
+        if variant == 4:
+            return M @ A_bar[:, P:, P:].transpose(-2, -1)
+        return row(readout.expand(len(M), -1), A_bar)[:, None, P:] * M
+    if variant == 1:
+        v = readout.expand(len(M), -1)
+        for block in reversed(below):
+            v = v + row(v, block.A_mean)
+        return v[:, None, P:] * M
+    u = M.new_zeros(*M.shape[:2], P + M.shape[-1])
+    u[..., P:] = M
+    for block in reversed(below):
+        u = u + u @ block.A_mean.transpose(-2, -1)
+    return u[..., P:]

@@ -1,0 +1,76 @@
+"""Attention rollout: attention multiplied through the blocks, skip connections included."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitrail.inside.trace import Block, Needs, Trace
+from vitrail.methods.flow import batch_of, row
+from vitrail.methods.registry import choose, register
+
+
+def _needs(
+    start: int = 0, normalise: bool = True, fusion: str = "mean", discard: float = 0.0, faults: str = "none"
+) -> Needs:
+    where = slice(start, None)
+    return {"A_mean": where} if fusion == "mean" else {"A": where}
+
+
+@register("rollout", "Rollout", "attention", needs=_needs, class_specific=False, cite="abnar2020quantifying",
+          variants={"chefer": {"start": 1}, "per_head": {"fusion": "per_head"},
+                    "vit_explain": {"discard": 0.9, "faults": "vit_explain"}})  # fmt: skip
+def rollout(
+    trace: Trace, *, start: int = 0, normalise: bool = True, fusion: str = "mean", discard: float = 0.0,
+    faults: str = "none",
+) -> Tensor:  # fmt: skip
+    """The readout row of the product of (A + I) over the blocks, later blocks on the left.
+
+    Args:
+        trace: The pass.
+        start: First block of the product; scripts that reproduce published ViT-B numbers leave out block 0.
+        normalise: Divide each row of A + I by its sum. Rows of attention sum to one, so this only changes the scale.
+        fusion: How heads are joined: "mean", "max", "min", or "per_head" (one product a head, averaged at the end).
+        discard: Share of each joined matrix's smallest entries to set to zero.
+        faults: "vit_explain" repeats that repository's released behaviour: rows are normalised along the wrong axis,
+            and the first entry of the matrix is never discarded.
+
+    Returns:
+        Relevance of patches, shape (b, S).
+    """
+    choose("fusion", fusion, ("mean", "max", "min", "per_head"))
+    choose("faults", faults, ("none", "vit_explain"))
+    blocks = trace.blocks[start:]
+    v = trace.readout.expand(batch_of(blocks[-1]), -1)
+    if fusion == "per_head":
+        v = v[:, None].expand(-1, blocks[-1].A.shape[1], -1)
+    for block in reversed(blocks):
+        M = _drop_smallest(_fuse(block, fusion), discard, keep_first=faults == "vit_explain")
+        if faults == "vit_explain":
+            M = (M + torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device)) / 2
+            v = row(v, M / M.sum(-1).unsqueeze(-2))
+            continue
+        skip = 0.0 if block.pool else 1.0
+        u = v / (M.sum(-1) + skip) if normalise else v
+        v = row(u, M) if block.pool else row(u, M) + u
+    return trace.patches(v.mean(1) if fusion == "per_head" else v)
+
+
+def _fuse(block: Block, fusion: str) -> Tensor:
+    if fusion == "mean":
+        return block.A_mean
+    if fusion == "per_head":
+        return block.A
+    return block.A.amax(1) if fusion == "max" else block.A.amin(1)
+
+
+def _drop_smallest(M: Tensor, share: float, keep_first: bool) -> Tensor:
+    if not share:
+        return M
+    flat = M.flatten(-2)
+    smallest = flat.topk(int(flat.shape[-1] * share), largest=False).indices
+    dropped = flat.scatter(-1, smallest, 0.0)
+    if keep_first:
+        dropped[..., 0] = flat[..., 0]
+    return dropped.unflatten(-1, M.shape[-2:])
+

@@ -1,0 +1,32 @@
+"""Transformer-MM: gradient-weighted attention, multiplied through the blocks."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitrail.inside.trace import Block, Needs, Trace
+from vitrail.methods.flow import flow, rows
+from vitrail.methods.registry import register
+
+
+def _needs(start: int = 0) -> Needs:
+    return {"A": slice(start, None), "dA": slice(start, None)}
+
+
+@register("transformer_mm", "Transformer-MM", "gradient", needs=_needs, class_specific=True, score="logit",
+          cite="chefer2021generic", variants={"last": {"start": -1}})  # fmt: skip
+def transformer_mm(trace: Trace, *, start: int = 0) -> Tensor:
+    """Relevance that starts at the readout and grows by R ← R + Ā·R, with Ā the mean over heads of (dA ⊙ A)⁺.
+
+    Args:
+        trace: The pass, with gradients.
+        start: First block; −1 keeps the last block only, as is customary for CLIP.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    return trace.patches(flow(trace, _step, trace.blocks[start:]))
+
+
+def _step(v: Tensor, block: Block) -> Tensor:
+    return rows(v, (block.dA * block.A).clamp_min_(0)).mean(1)

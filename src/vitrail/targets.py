@@ -1,0 +1,222 @@
+"""From what a user asks about to the scalars that are differentiated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import OptionError, TargetError
+from vitrail.inside.feed import fields_of, logits_of
+
+SCORES = ("logit", "prob", "logprob")
+
+#: None (the predicted class), a class index or name, one per image, one row of classes per image, a tensor of any of
+#: these, or a function from the model's output to one or several scalars per image.
+Target = None | int | str | Sequence[Any] | Tensor | Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What is explained for a batch.
+
+    Attributes:
+        classes: Class indices, shape (b, K), or None where a function was given.
+        values: What the function gave, shape (b, K), or None where classes are explained.
+        logits: Class scores in the graph, shape (b, C), or None.
+    """
+
+    classes: Tensor | None
+    values: Tensor | None
+    logits: Tensor | None
+
+    @property
+    def count(self) -> int:
+        """Number of targets an image, K."""
+        both = self.classes if self.classes is not None else self.values
+        assert both is not None
+        return int(both.shape[1])
+
+    def scalar(self, k: int, score: str) -> Tensor:
+        """The k-th target of every image, shape (b,), in the graph.
+
+        Args:
+            k: Which target.
+            score: "logit", "prob" or "logprob"; a function's value is taken as it is.
+        """
+        if self.values is not None:
+            return self.values[:, k]
+        assert self.classes is not None and self.logits is not None  # noqa: PT018
+        return pick(class_scores(self.logits, score), self.classes[:, k])
+
+
+def class_scores(logits: Tensor, score: str) -> Tensor:
+    """Logits, probabilities or log-probabilities, shape (b, C); a single output is read as one sigmoid.
+
+    Example:
+        >>> class_scores(torch.zeros(1, 4), "prob")
+        tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+        >>> class_scores(torch.zeros(1, 1), "prob")
+        tensor([[0.5000]])
+    """
+    if score not in SCORES:
+        raise OptionError(f"score={score!r} is not one of {', '.join(map(repr, SCORES))}")
+    if score == "logit":
+        return logits
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    if logits.shape[1] == 1:
+        return torch.sigmoid(wide) if score == "prob" else F.logsigmoid(wide)
+    return wide.softmax(-1) if score == "prob" else wide.log_softmax(-1)
+
+
+def pick(scores: Tensor, classes: Tensor) -> Tensor:
+    """One score per image: (b, C) and (b,) to (b,)."""
+    return scores.gather(1, classes[:, None])[:, 0]
+
+
+def aim(target: Target, output: Any, batch: int, names: Sequence[str] | None = None) -> Aim:
+    """Resolve a target against a model's output.
+
+    Args:
+        target: See ``Target``.
+        output: What the model returned.
+        batch: Number of images b.
+        names: Class names, for targets given by name and for messages.
+
+    Example:
+        >>> aim([[1, 2]], torch.zeros(2, 3), batch=2).classes
+        tensor([[1, 2],
+                [1, 2]])
+        >>> aim(7, torch.zeros(2, 3), batch=2)
+        Traceback (most recent call last):
+        ...
+        vitrail.errors.TargetError: class 7 does not exist: the model has 3 classes, 0 to 2
+    """
+    logits = logits_of(output)
+    if callable(target):
+        return Aim(None, _values(target(output), batch), logits)
+    if logits is None:
+        raise TargetError(
+            f"the model returned {fields_of(output)}, which holds no class scores: "
+            "pass target=function, from that output to one number per image"
+        )
+    if logits.shape[0] != batch:
+        raise TargetError(f"the model returned {logits.shape[0]} rows of scores for {batch} inputs")
+    if target is None:
+        return Aim(logits.detach().argmax(-1, keepdim=True), None, logits)
+    classes = _classes(target, batch, names)
+    worst = classes[(classes < 0) | (classes >= logits.shape[1])]
+    if len(worst):
+        raise TargetError(
+            f"class {int(worst[0])} does not exist: the model has {logits.shape[1]} classes, 0 to {logits.shape[1] - 1}"
+        )
+    return Aim(classes.to(logits.device), None, logits)
+
+
+def class_index(name: str, names: Sequence[str] | None) -> int:
+    """The index of a class given by name: exact, then one of its synonyms, then a name that holds the words.
+
+    Example:
+        >>> class_index("zebra", ["goldfish, Carassius auratus", "zebra"])
+        1
+        >>> class_index("goldfish", ["goldfish, Carassius auratus", "zebra"])
+        0
+        >>> class_index("zebr", ["goldfish, Carassius auratus", "zebra"])
+        Traceback (most recent call last):
+        ...
+        vitrail.errors.TargetError: no class is called 'zebr'; near: 1 zebra
+    """
+    if name.isdigit():
+        return int(name)
+    if not names:
+        raise TargetError(f"class {name!r} cannot be looked up: this model's class names are unknown; give an index")
+    wanted = _plain(name)
+    synonyms = [[_plain(part) for part in entry.split(",")] for entry in names]
+    for fits in (lambda s: wanted == s[0], lambda s: wanted in s, lambda s: wanted == ", ".join(s)):
+        found = [i for i, s in enumerate(synonyms) if fits(s)]
+        if found:
+            return found[0]
+    inside = [i for i, entry in enumerate(names) if f" {wanted} " in f" {_plain(entry)} "]
+    if len(inside) == 1:
+        return inside[0]
+    flat = {word: i for i, s in enumerate(synonyms) for word in s}
+    near = inside or [flat[w] for w in get_close_matches(wanted, flat, n=5, cutoff=0.6)]
+    shown = "; near: " + ", ".join(f"{i} {names[i].split(',')[0]}" for i in dict.fromkeys(near[:8])) if near else ""
+    reason = "several classes hold" if len(inside) > 1 else "no class is called"
+    raise TargetError(f"{reason} {name!r}{shown}")
+
+
+def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
+    """A target for CLIP-like models: similarity of the image to each of K texts.
+
+    Args:
+        text: Text embeddings, shape (K, d).
+        scale: Factor on the cosine, as the model's logit scale.
+
+    Example:
+        >>> target = similarity(torch.eye(2))
+        >>> target(torch.tensor([[3.0, 0.0]]))
+        tensor([[100.,   0.]])
+    """
+    unit = F.normalize(text, dim=-1)
+
+    def target(output: Any) -> Tensor:
+        for name in ("image_embeds", "image_features", "pooler_output"):
+            value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
+            if isinstance(value, Tensor):
+                break
+        else:
+            value = output[0] if isinstance(output, tuple) else output
+        if not isinstance(value, Tensor) or value.dim() != 2:
+            raise TargetError(f"no image embedding found in {fields_of(output)}")
+        return scale * F.normalize(value, dim=-1) @ unit.to(value).T
+
+    return target
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.replace("_", " ").replace("-", " ").lower().split())
+
+
+def _values(values: Any, batch: int) -> Tensor:
+    if not isinstance(values, Tensor):
+        raise TargetError(f"the target function returned {type(values).__name__}, not a tensor")
+    values = values[:, None] if values.dim() == 1 else values
+    if values.dim() != 2 or values.shape[0] != batch or values.shape[1] == 0:
+        raise TargetError(
+            f"the target function returned shape {tuple(values.shape)}; expected ({batch},) or ({batch}, K): "
+            "one number per image, or K of them"
+        )
+    return values
+
+
+def _classes(target: Any, batch: int, names: Sequence[str] | None) -> Tensor:
+    def index(entry: Any) -> Any:
+        if isinstance(entry, str):
+            return class_index(entry, names)
+        if isinstance(entry, Sequence) or (isinstance(entry, Tensor) and entry.dim()):
+            return [index(e) for e in entry]
+        if isinstance(entry, bool) or (isinstance(entry, float) and entry != int(entry)):
+            raise TargetError(f"{entry!r} is not a class: give an index or a name")
+        return int(entry)
+
+    raw = index(target)
+    try:
+        classes = torch.tensor(raw, dtype=torch.long)
+    except (ValueError, TypeError) as error:
+        raise TargetError(f"every image must ask for the same number of classes, got {raw}") from error
+    if classes.dim() == 0:
+        return classes.expand(batch, 1)
+    if classes.dim() == 1 and len(classes) == batch:
+        return classes[:, None]
+    if classes.dim() == 2 and classes.shape[0] in (1, batch) and classes.shape[1]:
+        return classes.expand(batch, -1)
+    raise TargetError(
+        f"target of shape {tuple(classes.shape)} for {batch} image(s): give one class, one per image ({batch}), or "
+        f"({batch}, K) for K classes of each image; for several classes of every image write [[a, b]]"
+    )

@@ -1,0 +1,24 @@
+"""Shared fixtures."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def assets() -> Path:
+    """Real weights and pictures, which are not part of the project: set VITRAIL_ASSETS, or lay them beside it."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "assets"
+    folder = Path(os.environ.get("VITRAIL_ASSETS", beside))
+    if not (folder / "weights" / "vit_tiny_patch16_224.safetensors").is_file():
+        pytest.skip(f"real weights are not at {folder}; set VITRAIL_ASSETS to a folder that holds them")
+    return folder

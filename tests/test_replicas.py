@@ -1,0 +1,113 @@
+"""Each method against its slow replica, in float64, on every kind of plain ViT."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from replicas import gradcam, gradtoken, raw_attention, rollout, transformer_mm, vit, vtranm
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+
+import vitrail
+
+SIZE = {"patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
+
+
+def make(kind: str) -> torch.nn.Module:
+    torch.manual_seed(3)
+    model = {
+        "cls": lambda: VisionTransformer(img_size=32, **SIZE),
+        "wide": lambda: VisionTransformer(img_size=(32, 48), **SIZE),
+        "distilled": lambda: VisionTransformerDistilled(img_size=32, **SIZE),
+        "registers": lambda: VisionTransformer(img_size=32, reg_tokens=4, init_values=0.3, **SIZE),
+        "mean": lambda: VisionTransformer(img_size=32, class_token=False, global_pool="avg", **SIZE),
+    }[kind]()
+    for parameter in model.parameters():  # larger than at birth, so that no softmax is flat and no map trivial
+        parameter.data = parameter.data + 0.15 * torch.randn_like(parameter)
+    return model.double().eval()
+
+
+KINDS = ("cls", "wide", "distilled", "registers", "mean")
+CASES = {
+    "raw_attention": lambda p, c: raw_attention.replica(p),
+    "rollout": lambda p, c: rollout.replica(p),
+    "rollout:start=1,normalise=false": lambda p, c: rollout.replica(p, start=1, normalise=False),
+    "rollout:per_head": lambda p, c: rollout.per_head(p),
+    "rollout:vit_explain": lambda p, c: rollout.vit_explain(p),
+    "rollout:vit_explain,fusion=max,discard=0.5": lambda p, c: rollout.vit_explain(p, discard=0.5, fusion="max"),
+    "gradcam": lambda p, c: gradcam.replica(p, c, score="logit"),
+    "gradcam:bert": lambda p, c: gradcam.replica(p, c, weights="matrix", score="logit"),
+    "transformer_mm": lambda p, c: transformer_mm.replica(p, c, score="logit"),
+    "transformer_mm:start=2,score=prob": lambda p, c: transformer_mm.replica(p, c, start=2, score="prob"),
+    "vtranm": lambda p, c: vtranm.replica(p, c),
+    "vtranm:score=logit": lambda p, c: vtranm.replica(p, c, score="logit"),
+    "vtranm:score=logprob": lambda p, c: vtranm.replica(p, c, score="logprob"),
+    "vtranm:baseline": lambda p, c: vtranm.replica(p, c, variant="baseline"),
+    "vtranm:baseline,layer=-1": lambda p, c: vtranm.replica(p, c, variant="baseline", layer=-1),
+    "vtranm:af": lambda p, c: vtranm.replica(p, c, variant="af"),
+    "vtranm:af+l": lambda p, c: vtranm.replica(p, c, variant="af+l"),
+    "vtranm:af+l,init=identity": lambda p, c: vtranm.replica(p, c, variant="af+l", init="identity"),
+    "vtranm:embedding=norm": lambda p, c: vtranm.replica(p, c, embedding="norm"),
+    "vtranm:value_input=raw": lambda p, c: vtranm.replica(p, c, value_input="raw"),
+    "vtranm:value_bias=false": lambda p, c: vtranm.replica(p, c, value_bias=False),
+    "vtranm:value_input=raw,value_bias=false": lambda p, c: vtranm.replica(p, c, value_input="raw", value_bias=False),
+    "vtranm:per_head=false": lambda p, c: vtranm.replica(p, c, per_head=False),
+    "vtranm:projection_bias=true": lambda p, c: vtranm.replica(p, c, projection_bias=True),
+    "vtranm:projection_bias=true,per_head=false": lambda p, c: vtranm.replica(
+        p, c, projection_bias=True, per_head=False
+    ),
+    "vtranm:layer_scale=false": lambda p, c: vtranm.replica(p, c, layer_scale=False, mlp_layer_scale=False),
+    "vtranm:necc_over=patches": lambda p, c: vtranm.replica(p, c, necc_over="patches"),
+    **{f"gradtoken:{v}": lambda p, c, v=v: gradtoken.replica(p, c, variant=v) for v in range(5)},
+    "gradtoken": lambda p, c: gradtoken.replica(p, c),
+    "gradtoken:i": lambda p, c: gradtoken.replica(p, c, heads="mean"),
+    **{f"gradtoken:{v},depth=3": lambda p, c, v=v: gradtoken.replica(p, c, variant=v, depth=3) for v in range(1, 5)},
+    "gradtoken:depth=4": lambda p, c: gradtoken.replica(p, c, depth=4),
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def one(request):
+    """A model, images, and for batch 1 and 3 our relevance of every case together with the slow pass."""
+    model = make(request.param)
+    images = torch.randn(3, 3, *model.patch_embed.img_size, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    classes = [1, 4, 2]
+    batches = {}
+    for size in (1, 3):
+        found = vitrail.explain(model, images[:size], methods=list(CASES), target=classes[:size])
+        batches[size] = (found, vit.run(model, images[:size]), torch.tensor(classes[:size]))
+    return batches
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_agrees_with_replica(one, case, size):
+    found, slow, classes = one[size]
+    expected = CASES[case](slow, classes)
+    ours = found[case].grid.flatten(2)[:, 0]
+    scale = expected.abs().max()
+    assert torch.allclose(ours, expected, rtol=1e-8, atol=1e-9 * float(scale)), float((ours - expected).abs().max() / scale)
+
+
+def test_query_gradient_is_the_papers_closed_form():
+    from vitrail.inside.anatomy import read
+    from vitrail.inside.capture import passing
+    from vitrail.inside.feed import Feed
+    from vitrail.inside.trace import ALL
+
+    model = make("cls")
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    feed = Feed((images,))
+    with passing(model, feed, read(model, feed), [{"dQ": ALL}]) as one:
+        trace = one.trace(one.output[:, 3])
+    expected = gradtoken.closed_form_query_gradient(vit.run(model, images), torch.tensor([3, 3]))
+    assert torch.allclose(trace.blocks[-1].dQ, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_vtranm_af_is_transformer_mm():
+    model = make("registers")
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    found = vitrail.explain(model, images, methods=["vtranm:af,score=logit", "transformer_mm"], target=1)
+    a, b = (e.grid for e in found.values())
+    assert torch.equal(a, b)
