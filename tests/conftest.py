@@ -9,6 +9,10 @@ import pytest
 import torch
 
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads on top would only get in their way
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)

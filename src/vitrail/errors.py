@@ -65,6 +65,6 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        if error.name is not None and error.name.split(".")[0] not in (module.split(".")[0], "torchvision"):
+        if error.name is not None and error.name.partition(".")[0] not in (module.partition(".")[0], "torchvision"):
             raise
         raise MissingExtraError(f'{module} is needed to {purpose}: pip install "vitrail[{extra}]"') from error

@@ -75,9 +75,9 @@ def explain(
             to the model as keyword arguments.
         method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well.
         methods: Several methods, which share one pass: names, or a dict from names to options.
-        target: What to explain: None for the predicted class, a class index or name, one per image, a row of K
-            classes per image (``[[a, b]]`` for the same of every image), or a function from the model's output to
-            one or K numbers per image.
+        target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
+            one per image, a row of K classes per image (``[[a, b]]`` for the same of every image), or a function
+            from the model's output to one or K numbers per image.
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Work through the inputs in pieces of this size, to bound memory.
@@ -95,7 +95,8 @@ def explain(
     """
     if methods is not None and options:
         raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")
-    asked = methods if isinstance(methods, Mapping) else dict.fromkeys(methods or [], {})
+    asked: Mapping[str, Mapping[str, Any]]
+    asked = methods if isinstance(methods, Mapping) else {name: {} for name in methods or ()}
     jobs = [_Job(*find(spec, chosen)) for spec, chosen in asked.items()]
     if methods is None:
         jobs = [_Job(*find(method, options))]
@@ -150,15 +151,16 @@ def _explain(
                 if job.score == score:
                     relevance[job.label] += _timed(job, trace, own)
     shared = perf_counter() - started - sum(own.values())
-    return {
-        job.label: _explanation(job, torch.stack(relevance[job.label], 1), one, aimed, feed, about, shared + own[job.label])
-        for job in jobs
-    }
+    found = {}
+    for job in jobs:
+        joined = torch.stack(relevance[job.label], 1)
+        found[job.label] = _explanation(job, joined, one, aimed, feed, about, shared + own[job.label])
+    return found
 
 
 def _timed(job: _Job, trace: Trace, own: dict[str, float]) -> list[Tensor]:
     started = perf_counter()
-    with torch.no_grad():
+    with torch.no_grad(), torch.autocast(trace.device.type, enabled=False):
         relevance = job.method.apply(trace, job.options)
     own[job.label] += perf_counter() - started
     return [relevance]
@@ -173,7 +175,7 @@ def _explanation(
     image = feed.image
     pictures = None
     if grid is not None and image is not None:
-        raw = relevance.unflatten(-1, grid)
+        raw = relevance.reshape(*relevance.shape[:2], *grid)
         big = upsample(raw, (int(image.shape[2]), int(image.shape[3])))
         maps, dull = normalise(big, signed), flat(big)[..., 0, 0]
         known = isinstance(about.preprocess, Preprocess) and len(about.preprocess.mean) == image.shape[1]
@@ -200,7 +202,7 @@ def _join(pieces: list[Explanation]) -> Explanation:
 
     import numpy as np
 
-    pictures = None if pieces[0].pictures is None else np.concatenate([p.pictures for p in pieces])  # type: ignore[misc]
+    pictures = None if pieces[0].pictures is None else np.concatenate([p.pictures for p in pieces])
     return replace(
         pieces[0], **{name: cat(name) for name in ("maps", "grid", "targets", "logits", "flat")},
         pictures=pictures, seconds=sum(p.seconds for p in pieces),
@@ -212,8 +214,9 @@ def _warn(found: Mapping[str, Explanation]) -> None:
         if bool(explanation.flat.any()):
             where = [tuple(i) for i in explanation.flat.nonzero().tolist()]
             warnings.warn(
-                f"{label}: {len(where)} of {explanation.flat.numel()} maps are constant or not finite, first at (image, "
-                f"target) {where[0]}; they say nothing and are shown as zeros. Is the head trained, the class plausible?",
+                f"{label}: {len(where)} of {explanation.flat.numel()} maps are constant or not finite, the first at "
+                f"(image, target) {where[0]}; they say nothing and are shown as zeros. Is the class plausible, the "
+                "head trained?",
                 MapWarning,
                 stacklevel=3,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import re
 from collections.abc import Iterator, Mapping
@@ -133,8 +132,8 @@ class Explanation:
                 images, count = self.maps.shape[:2]
                 for b in range(images):
                     for k in range(count):
-                        name = "overlay.png" if images == count == 1 else f"overlay-{b:03d}-{slug(self.label(b, k))}.png"
-                        with into(name) as path:
+                        which = "" if images == count == 1 else f"-{b:03d}-{slug(self.label(b, k))}"
+                        with into(f"overlay{which}.png") as path:
                             self.overlay(b, k).save(path, format="PNG")
             with into("maps.safetensors") as path:
                 save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
@@ -209,7 +208,7 @@ def _writing(folder: Path) -> Iterator[Any]:
         unfinished = folder / f".{name}.part"
         try:
             yield unfinished
-            os.replace(unfinished, folder / name)
+            unfinished.replace(folder / name)
         finally:
             unfinished.unlink(missing_ok=True)
 

@@ -39,7 +39,8 @@ def to_feed(inputs: Inputs, model: Loaded) -> Feed:
         if all(isinstance(i, Tensor) for i in inputs):
             shapes = {tuple(i.shape) for i in inputs}
             if len(shapes) > 1:
-                raise InputError(f"tensors of different shapes cannot be batched: {', '.join(map(str, sorted(shapes)))}")
+                listed = ", ".join(map(str, sorted(shapes)))
+                raise InputError(f"tensors of different shapes cannot be batched: {listed}")
             feed = Feed((_batched(torch.stack(list(inputs))),))
         else:
             feed = Feed((_prepare(inputs, model),))
@@ -73,7 +74,8 @@ def _batched(tensor: Tensor) -> Tensor:
 def _prepare(pictures: Sequence[Any], model: Loaded) -> Tensor:
     if model.preprocess is None:
         raise InputError(
-            f"how {model.name} wants its images is unknown: pass preprocess=vitrail.Preprocess(size, mean, std), or tensors"
+            f"how {model.name} wants its images is unknown: pass tensors, or "
+            "preprocess=vitrail.Preprocess(size, mean, std)"
         )
     prepared = []
     for picture in pictures:

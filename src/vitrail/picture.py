@@ -15,7 +15,10 @@ Array = NDArray[Any]
 
 # Corner colours in Oklab (lightness, green-red, blue-yellow). Lightness rises in equal steps, so equal steps of
 # relevance look equal, also in grey print and to colour-blind eyes.
-_GLOW = ((0.16, 0.02, -0.07), (0.34, 0.11, -0.13), (0.52, 0.19, -0.01), (0.70, 0.14, 0.12), (0.88, 0.0, 0.16), (0.98, -0.01, 0.05))
+_GLOW = (
+    (0.16, 0.02, -0.07), (0.34, 0.11, -0.13), (0.52, 0.19, -0.01), (0.70, 0.14, 0.12), (0.88, 0.0, 0.16),
+    (0.98, -0.01, 0.05),
+)  # fmt: skip
 _COLD_WARM = ((0.40, -0.03, -0.17), (0.68, -0.05, -0.11), (0.97, 0.0, 0.0), (0.68, 0.13, 0.08), (0.42, 0.16, 0.08))
 
 
@@ -40,7 +43,9 @@ def colours(signed: bool = False) -> Array:
 def paint(relevance: Array, signed: bool = False) -> Array:
     """A map in [0, 1] (or [-1, 1] if signed) as colours: (h, w) to (h, w, 3), values in [0, 1]."""
     unit = (relevance + 1) / 2 if signed else relevance
-    return colours(signed)[np.clip(np.nan_to_num(unit) * 255, 0, 255).round().astype(int)]  # type: ignore[no-any-return]
+    table: Array = colours(signed)
+    painted: Array = table[np.clip(np.nan_to_num(unit) * 255, 0, 255).round().astype(int)]
+    return painted
 
 
 def overlay(picture: Array, relevance: Array, signed: bool = False, opacity: float = 0.75) -> Array:
@@ -60,7 +65,8 @@ def overlay(picture: Array, relevance: Array, signed: bool = False, opacity: flo
     strength = np.abs(np.nan_to_num(relevance))[..., None]
     cover = opacity * (0.25 + 0.75 * np.sqrt(strength)) if not signed else opacity * np.sqrt(strength)
     mixed = (1 - cover) * quiet + cover * paint(relevance, signed)
-    return (np.clip(mixed, 0, 1) * 255).round().astype(np.uint8)
+    covered: Array = (np.clip(mixed, 0, 1) * 255).round().astype(np.uint8)
+    return covered
 
 
 def to_image(pixels: Array) -> Image:
@@ -72,7 +78,11 @@ def to_image(pixels: Array) -> Image:
 
 def _srgb(lab: Array) -> Array:
     """Oklab to sRGB, both with channels last."""
-    to_cone = np.array([[1, 0.3963377774, 0.2158037573], [1, -0.1055613458, -0.0638541728], [1, -0.0894841775, -1.2914855480]])
+    to_cone = np.array([
+        [1, 0.3963377774, 0.2158037573],
+        [1, -0.1055613458, -0.0638541728],
+        [1, -0.0894841775, -1.2914855480],
+    ])  # fmt: skip
     to_linear = np.array([
         [4.0767416621, -3.3077115913, 0.2309699292],
         [-1.2684380046, 2.6097574011, -0.3413193965],

@@ -16,8 +16,8 @@ from vitrail.inside.feed import fields_of, logits_of
 
 SCORES = ("logit", "prob", "logprob")
 
-#: None (the predicted class), a class index or name, one per image, one row of classes per image, a tensor of any of
-#: these, or a function from the model's output to one or several scalars per image.
+#: None (the predicted class), "topN" (the N likeliest), a class index or name, one per image, one row of classes per
+#: image, a tensor of any of these, or a function from the model's output to one or several scalars per image.
 Target = None | int | str | Sequence[Any] | Tensor | Callable[[Any], Tensor]
 
 
@@ -107,8 +107,9 @@ def aim(target: Target, output: Any, batch: int, names: Sequence[str] | None = N
         )
     if logits.shape[0] != batch:
         raise TargetError(f"the model returned {logits.shape[0]} rows of scores for {batch} inputs")
-    if target is None:
-        return Aim(logits.detach().argmax(-1, keepdim=True), None, logits)
+    best = 1 if target is None else _top(target)
+    if best:
+        return Aim(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits)
     classes = _classes(target, batch, names)
     worst = classes[(classes < 0) | (classes >= logits.shape[1])]
     if len(worst):
@@ -137,7 +138,7 @@ def class_index(name: str, names: Sequence[str] | None) -> int:
         raise TargetError(f"class {name!r} cannot be looked up: this model's class names are unknown; give an index")
     wanted = _plain(name)
     synonyms = [[_plain(part) for part in entry.split(",")] for entry in names]
-    for fits in (lambda s: wanted == s[0], lambda s: wanted in s, lambda s: wanted == ", ".join(s)):
+    for fits in (lambda s: wanted == s[0], lambda s: wanted in s, lambda s: wanted == " ".join(s)):
         found = [i for i, s in enumerate(synonyms) if fits(s)]
         if found:
             return found[0]
@@ -174,19 +175,26 @@ def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
             value = output[0] if isinstance(output, tuple) else output
         if not isinstance(value, Tensor) or value.dim() != 2:
             raise TargetError(f"no image embedding found in {fields_of(output)}")
-        return scale * F.normalize(value, dim=-1) @ unit.to(value).T
+        image: Tensor = F.normalize(value, dim=-1)
+        return scale * image @ unit.to(value).T
 
     return target
 
 
+def _top(target: object) -> int:
+    """N for the target "topN", else 0."""
+    digits = target[3:] if isinstance(target, str) and target.startswith("top") else ""
+    return int(digits) if digits.isdigit() else 0
+
+
 def _plain(text: str) -> str:
-    return " ".join(text.replace("_", " ").replace("-", " ").lower().split())
+    return " ".join(text.replace("_", " ").replace("-", " ").replace(",", " ").lower().split())
 
 
-def _values(values: Any, batch: int) -> Tensor:
-    if not isinstance(values, Tensor):
-        raise TargetError(f"the target function returned {type(values).__name__}, not a tensor")
-    values = values[:, None] if values.dim() == 1 else values
+def _values(returned: Any, batch: int) -> Tensor:
+    if not isinstance(returned, Tensor):
+        raise TargetError(f"the target function returned {type(returned).__name__}, not a tensor")
+    values = returned[:, None] if returned.dim() == 1 else returned
     if values.dim() != 2 or values.shape[0] != batch or values.shape[1] == 0:
         raise TargetError(
             f"the target function returned shape {tuple(values.shape)}; expected ({batch},) or ({batch}, K): "

@@ -85,7 +85,7 @@ class Anatomy:
     def rows(self) -> list[tuple[str, str]]:
         """The findings as (what, value) pairs, for printing."""
         blocks = [o for o in self.organs if not o.pool]
-        rows = [("model", f"{self.model} ({self.library})"), ("attention", f"{self.kind}, {len(blocks)} blocks")]
+        rows = [("model", f"{self.model} ({self.library})"), ("attention", f"{self.kind}, {len(self.organs)} layers")]
         if blocks:
             rows.append(("heads", ", ".join(str(h) for h in sorted({o.heads for o in blocks}))))
         grid = self.layout.grid
@@ -100,9 +100,9 @@ class Anatomy:
         ):
             found = [n for n in names if n]
             rows.append((label, found[0] + (f" … {found[-1]}" if len(found) > 1 else "") if found else "none"))
-        stream = sum(o.stream for o in self.organs)
-        mlps = sum(o.mlp for o in self.organs)
-        rows.append(("residual stream", f"found in {stream} of {len(blocks)} blocks, MLP in {mlps}"))
+        if self.kind == "plain":
+            stream, mlps = sum(o.stream for o in blocks), sum(o.mlp for o in blocks)
+            rows.append(("residual stream", f"found in {stream} of {len(blocks)} blocks, MLP in {mlps}"))
         rows += [("note", note) for note in self.notes]
         return rows
 
@@ -112,7 +112,9 @@ class Anatomy:
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
-def read(model: nn.Module, feed: Feed, layout: Layout | None = None, target: Callable[..., Any] | None = None) -> Anatomy:
+def read(
+    model: nn.Module, feed: Feed, layout: Layout | None = None, target: Callable[..., Any] | None = None
+) -> Anatomy:
     """Let one input through the model and note what it is made of; remembered for as long as the model lives.
 
     Args:
@@ -147,7 +149,7 @@ def _probe(model: nn.Module, feed: Feed, layout: Layout, target: Callable[..., A
         except VitrailError:
             raise
         except Exception as error:
-            raise _refused(model, feed, mode, error) from error
+            raise _refused(model, feed, error) from error
         if not mode.calls:
             raise ModelError(
                 f"no attention was found in {type(model).__name__}: none of scaled_dot_product_attention, "
@@ -260,7 +262,7 @@ def _library(model: nn.Module) -> str:
     return type(model).__module__.split(".")[0]
 
 
-def _refused(model: nn.Module, feed: Feed, mode: AttentionMode, error: Exception) -> VitrailError:
+def _refused(model: nn.Module, feed: Feed, error: Exception) -> VitrailError:
     """The model's own complaint, with what was fed and what it seems to want."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     image = feed.image

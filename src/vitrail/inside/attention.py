@@ -18,8 +18,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import ModelError
+from vitrail.inside.explicit import attention_logits, attention_weights, causal_mask, merge_masks
 from vitrail.inside.stream import Stream
-from vitrail.inside.trace import Block, full
+from vitrail.inside.trace import Block
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
@@ -72,23 +73,25 @@ class AttentionMode(TorchFunctionMode):
     Args:
         plan: For each kind of tensor (see ``KINDS``), the indices of the attention calls to keep it of.
         batch: Number of inputs, to split a merged batch-and-heads axis.
+        dtype: Precision of what is kept: products over a dozen layers lose their meaning in half precision.
         keep_output: Keep each call's output Z as a node of the graph; used once, to find the readout.
     """
 
-    def __init__(self, plan: Plan, batch: int, keep_output: bool = False) -> None:
+    def __init__(self, plan: Plan, batch: int, dtype: torch.dtype = torch.float32, keep_output: bool = False) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.nodes: dict[tuple[str, int], Tensor] = {}
         self.channels: int | None = None
         self._plan = plan
         self._batch = batch
+        self._dtype = dtype
         self._keep_output = keep_output
         self._grid: tuple[int, int] | None = None
         self._scores: _Scores | None = None
         self._pending: _Pending | None = None
         self._opened = NOWHERE.union(*(plan.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         follows = ("stream", "norms", "value_path")
-        self.stream = Stream(plan) if any(kind in plan for kind in follows) else None
+        self.stream = Stream(plan, dtype) if any(kind in plan for kind in follows) else None
         self._doors: dict[Any, Callable[..., Any]] = {
             F.scaled_dot_product_attention: self._fused,
             F.multi_head_attention_forward: self._multi_head,
@@ -134,9 +137,9 @@ class AttentionMode(TorchFunctionMode):
         block = Block()
         for kind, tensor in (("Q", Q), ("K", K), ("V", V), ("A", A), ("O", O)):
             if tensor is not None and self._wants(kind, index):
-                setattr(block, kind, full(tensor.detach()))
+                setattr(block, kind, tensor.detach().to(self._dtype))
         if A is not None and self._wants("A_mean", index):
-            block.A_mean = full(A.detach().mean(1))
+            block.A_mean = A.detach().mean(1).to(self._dtype)
         self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None))
         if self.stream is not None:
             self.stream.attended(index, block, V)
@@ -150,7 +153,7 @@ class AttentionMode(TorchFunctionMode):
         index = len(self.calls)
         merged = query.dim() == 3  # some models fold the heads into the batch
         if merged:
-            query, key, value = (t.unflatten(0, (self._batch, -1)) for t in (query, key, value))
+            query, key, value = (self._split(t) for t in (query, key, value))
             attn_mask = self._unfold_mask(attn_mask)
         query = self._node("dQ", index, query)
         A = O = None  # noqa: E741
@@ -174,7 +177,7 @@ class AttentionMode(TorchFunctionMode):
     def _unfold_mask(self, mask: Tensor | None) -> Tensor | None:
         if mask is None or mask.dim() < 3:
             return mask
-        return mask.unflatten(0, (self._batch, -1)) if mask.shape[0] > 1 else mask[None]
+        return self._split(mask) if mask.shape[0] > 1 else mask[None]
 
     # -- second door ---------------------------------------------------------------------------------------------
 
@@ -204,7 +207,7 @@ class AttentionMode(TorchFunctionMode):
         biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
         # (tokens, batch, width) -> (batch, heads, tokens, width of a head)
         Q, K, V = (
-            F.linear(t, w, b).unflatten(-1, (num_heads, -1)).permute(1, 2, 0, 3)
+            F.linear(t, w, b).view(*t.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
             for t, w, b in zip((query, key, value), weights, biases, strict=True)
         )
         mask = merge_masks(attn_mask, key_padding_mask, Q.shape[0], num_heads, Q.dtype)
@@ -250,8 +253,8 @@ class AttentionMode(TorchFunctionMode):
         pair = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
         inner = terms[0].split(",") if len(terms) == 2 else []
         if len(inner) == 2 and len(inner[0]) == len(inner[1]) == len(terms[1]) and inner[0][:-2] == inner[1][:-2]:
-            (*_, i, k), (*_, a, b) = inner
-            if terms[1] == inner[0][:-2] + i + (a if b == k else b) and k in (a, b):
+            i, k, a, b = inner[0][-2], inner[0][-1], inner[1][-2], inner[1][-1]
+            if k in (a, b) and terms[1] == inner[0][:-2] + i + (a if b == k else b):
                 right = pair[1].transpose(-2, -1) if b == k else pair[1]
                 return self._matmul(torch.matmul, pair[0], right)
         return func(equation, *operands)  # type: ignore[no-any-return]
@@ -280,7 +283,7 @@ class AttentionMode(TorchFunctionMode):
         return Z
 
     def _split(self, tensor: Tensor) -> Tensor:
-        return tensor.unflatten(0, (self._batch, -1)) if tensor.dim() == 3 else tensor
+        return tensor.view(self._batch, -1, *tensor.shape[1:]) if tensor.dim() == 3 else tensor
 
     def _relabel(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
         """Follow attention logits and weights through functions that keep their shape."""
@@ -301,55 +304,3 @@ class AttentionMode(TorchFunctionMode):
             if self.channels is None:
                 self.channels = int(weight.shape[1])
         return result
-
-
-def attention_logits(Q: Tensor, K: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """QKᵀ·scale + mask, shape (b, H, m, n).
-
-    The scale goes onto Q first: m·dh products instead of m·n.
-
-    Example:
-        >>> attention_logits(torch.ones(1, 1, 1, 4), torch.ones(1, 1, 2, 4), None, None)
-        tensor([[[[2., 2.]]]])
-    """
-    O = (Q * (Q.shape[-1] ** -0.5 if scale is None else scale)) @ K.transpose(-2, -1)  # noqa: E741
-    if mask is None:
-        return O
-    return O.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else O + mask
-
-
-def attention_weights(O: Tensor, mask: Tensor | None) -> Tensor:  # noqa: E741
-    """Softmax over keys, in float32 at least; a query that may look nowhere gets zeros, as the fused kernel does."""
-    A = torch.softmax(O, -1, dtype=torch.promote_types(O.dtype, torch.float32))
-    if mask is None:
-        return A
-    return A.masked_fill((O == -torch.inf).all(-1, keepdim=True), 0.0)
-
-
-def causal_mask(Q: Tensor, K: Tensor) -> Tensor:
-    """Which keys each query may see when none may look ahead, shape (m, n)."""
-    return torch.ones(Q.shape[-2], K.shape[-2], dtype=torch.bool, device=Q.device).tril()
-
-
-def merge_masks(
-    attn_mask: Tensor | None, key_padding_mask: Tensor | None, batch: int, heads: int, dtype: torch.dtype
-) -> Tensor | None:
-    """The two masks of ``multi_head_attention_forward`` as one additive mask that broadcasts to (b, H, m, n).
-
-    There a boolean True means "do not look", the opposite of the fused kernel's convention.
-    """
-    total: Tensor | None = None
-    if attn_mask is not None:
-        total = _additive(attn_mask, dtype)
-        if total.dim() == 3:
-            total = total.view(batch, heads, *total.shape[-2:])
-    if key_padding_mask is not None:
-        padding = _additive(key_padding_mask, dtype)[:, None, None, :]
-        total = padding if total is None else total + padding
-    return total
-
-
-def _additive(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    if mask.dtype != torch.bool:
-        return mask.to(dtype)
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)

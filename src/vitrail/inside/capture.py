@@ -38,6 +38,7 @@ class Pass:
     nodes: dict[tuple[str, int], Tensor]
     anatomy: Anatomy
     queries: int
+    dtype: torch.dtype
     device: torch.device
 
     def trace(self, target: Tensor | None = None, keep_graph: bool = False) -> Trace:
@@ -58,10 +59,9 @@ class Pass:
                 target.sum(), list(self.nodes.values()), retain_graph=keep_graph, allow_unused=True
             )
             for ((kind, index), node), gradient in zip(self.nodes.items(), found, strict=True):
-                value = torch.zeros_like(node) if gradient is None else gradient
+                value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
                 blocks[index] = blocks[index].having(**{kind: value})
-        dtype = next((t.dtype for t in vars(blocks[-1]).values() if isinstance(t, Tensor)), torch.float32)
-        readout = self.anatomy.layout.weights(self.queries, self.device, dtype)
+        readout = self.anatomy.layout.weights(self.queries, self.device, self.dtype)
         return Trace(
             tuple(blocks), readout, self.anatomy.layout.prefix or 0, self.logits, target is not None, self.device
         )
@@ -81,7 +81,9 @@ def passing(model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Need
     by_call = {
         kind: frozenset(organs[i].call for i in where) for kind, where in plan(needs, len(organs)).items()
     }
-    mode = AttentionMode(by_call, feed.batch)
+    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    dtype = torch.promote_types(weight.dtype, torch.float32)
+    mode = AttentionMode(by_call, feed.batch, dtype)
     with still(model):
         with mode:
             output = feed.into(model)
@@ -104,7 +106,7 @@ def passing(model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Need
             logits = logits.detach()
             check_finite(model, logits)
         queries = mode.calls[organs[-1].call].shape[2]
-        yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, feed.tensors[0].device)
+        yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, dtype, feed.tensors[0].device)
 
 
 def check_finite(model: nn.Module, logits: Tensor) -> None:

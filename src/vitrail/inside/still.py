@@ -26,7 +26,7 @@ def unwrap(model: nn.Module) -> nn.Module:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
         elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = model._orig_mod  # type: ignore[assignment]
+            model = model._orig_mod  # type: ignore[assignment]  # noqa: SLF001
         else:
             break
     if isinstance(model, torch.jit.ScriptModule):

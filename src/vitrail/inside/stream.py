@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.inside.trace import Block, full
+from vitrail.inside.trace import Block
 
+# Operators reach a mode as methods (a + b as Tensor.add, a += b as Tensor.add_), in some versions as operators.
 ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
-ADD_IN_PLACE = {Tensor.add_, Tensor.__iadd__}
-MUL = {torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__, Tensor.mul_, Tensor.__imul__}
+MUL = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__}
 NORM = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
 NOWHERE: frozenset[int] = frozenset()
 
@@ -46,8 +46,9 @@ class _Linear:
 class Stream:
     """Watches every function call between attention calls; see the module's docstring."""
 
-    def __init__(self, plan: Mapping[str, frozenset[int]]) -> None:
+    def __init__(self, plan: Mapping[str, frozenset[int]], dtype: torch.dtype) -> None:
         self._plan = plan
+        self._dtype = dtype
         self._index = -1
         self._block: Block | None = None
         self._branch: dict[int, Tensor] = {}
@@ -61,6 +62,9 @@ class Stream:
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
         return (self._index if index is None else index) in self._plan.get(kind, NOWHERE)
+
+    def _full(self, tensor: Tensor) -> Tensor:
+        return tensor.detach().to(self._dtype)
 
     # -- told by the mode ----------------------------------------------------------------------------------------
 
@@ -79,23 +83,25 @@ class Stream:
         """The output projection of the current block."""
         self.parameters.setdefault(("Wo", self._index), weight)
         if self._block is not None and self._wants("stream"):
-            self._block.Wo = full(weight.detach())
-            self._block.bo = None if bias is None else full(bias.detach())
+            self._block.Wo = self._full(weight)
+            self._block.bo = None if bias is None else self._full(bias)
             self._block.gamma = self._block.F_gamma = None
 
     def made_values(self, source: Tensor, weight: Tensor) -> None:
         """The value projection of the current block, and what it read."""
         self.parameters.setdefault(("Wv", self._index), weight)
         if self._block is not None and self._wants("value_path"):
-            self._block.V_in, self._block.Wv = full(source.detach()), full(weight.detach())
+            self._block.V_in, self._block.Wv = self._full(source), self._full(weight)
 
     # -- seen in passing -----------------------------------------------------------------------------------------
 
     def before(self, func: Any, args: tuple[Any, ...]) -> None:
-        """A sum in place is about to overwrite one of its terms: copy both while they are what they were."""
-        if func in ADD_IN_PLACE:
+        """A sum in place is about to overwrite its first term: copy it while it is what it was."""
+        if func is Tensor.add_:
             parts = self._parts(args)
-            self._copies = None if parts is None else (*parts, parts[0].clone(), parts[1].clone())
+            if parts is not None:
+                X, branch = (term.clone() if term is args[0] else term for term in parts)
+                self._copies = (*parts, X, branch)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Look at one function call and its result."""
@@ -106,10 +112,10 @@ class Stream:
             if parts is not None:
                 self._note_sum(*parts, *parts, result)
                 return
-        elif func in ADD_IN_PLACE:
+        elif func is Tensor.add_:
             if self._copies is not None:
-                self._note_sum(*self._copies, result)
-                self._copies = None
+                copies, self._copies = self._copies, None
+                self._note_sum(*copies, result)
                 return
         elif func is F.linear:
             self._note_linear(args, kwargs, result)
@@ -145,16 +151,16 @@ class Stream:
         norm = self._norms.get(id(stream))
         if self._branch:
             if self._wants("stream"):
-                block.X, block.F = full(X.detach()), None
+                block.X, block.F = self._full(X), None
             if self._wants("norms"):
-                block.X_norm = None if norm is None else full(norm.result.detach())
+                block.X_norm = None if norm is None else self._full(norm.result)
                 block.X_mid_norm = block.norm_gain = block.F_norm_gain = None
             self._branch, self._mid = {}, result
         else:
             if self._wants("stream"):
-                block.X_mid, block.F = full(X.detach()), full(F_out.detach())
+                block.X_mid, block.F = self._full(X), self._full(F_out)
                 if self._mlp_scale is not None and branch is self._mlp_scale[0]:
-                    block.F_gamma = full(self._mlp_scale[1].detach().flatten())
+                    block.F_gamma = self._full(self._mlp_scale[1].flatten())
                 self._mlp_scale = None
             if self._wants("norms"):
                 self._note_mlp_norms(block, stream, result)
@@ -166,9 +172,9 @@ class Stream:
         if norm is None:
             return
         if stream is self._mid:
-            block.X_mid_norm = full(norm.result.detach())
+            block.X_mid_norm = self._full(norm.result)
         else:  # the norm stands after the sum
-            block.norm_gain = None if norm.gain is None else full(norm.gain.detach())
+            block.norm_gain = None if norm.gain is None else self._full(norm.gain)
             self._summed = (block, result)
 
     def _note_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -179,7 +185,7 @@ class Stream:
         self._norms[id(source)] = _Norm(source, result, gain)
         if self._summed is not None and source is self._summed[1]:
             if gain is not None:
-                self._summed[0].F_norm_gain = full(gain.detach())
+                self._summed[0].F_norm_gain = self._full(gain)
             self._summed = None
 
     def _note_linear(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -211,7 +217,7 @@ class Stream:
             if id(factor) not in self._branch and factor.numel() == width and factor.shape[-1] == width:
                 self.parameters.setdefault(("gamma", self._index), factor)
                 if self._wants("stream"):
-                    self._block.gamma = full(factor.detach().flatten())
+                    self._block.gamma = self._full(factor.flatten())
 
     def _note_mlp_scale(self, args: tuple[Any, ...], result: Any) -> None:
         for factor in args:

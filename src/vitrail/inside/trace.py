@@ -87,13 +87,8 @@ class Block:
         """The same block with more tensors set; what it had is shared, not copied."""
         block = copy(self)
         for name, tensor in tensors.items():
-            setattr(block, name, full(tensor))
+            setattr(block, name, tensor)
         return block
-
-
-def full(tensor: Tensor) -> Tensor:
-    """At least float32: products over a dozen layers lose their meaning in half precision."""
-    return tensor.float() if tensor.dtype in (torch.bfloat16, torch.float16) else tensor
 
 
 @dataclass(frozen=True)

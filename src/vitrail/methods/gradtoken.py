@@ -10,16 +10,18 @@ from vitrail.methods.flow import row
 from vitrail.methods.registry import choose, register
 
 
-def _needs(variant: int = 4, heads: str = "relu", depth: int = 1) -> Needs:
+def _needs(variant: int, depth: int, **_: object) -> Needs:
     needs: dict[str, slice] = {"dQ": LAST, "K": LAST}
     if variant:
         needs["A_mean"] = slice(depth - 1, -1)
     return needs
 
 
+VARIANTS = {**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}, "ii": {"heads": "relu"}}
+
+
 @register("gradtoken", "GradToken", "gradient", needs=_needs, class_specific=True, score="logit",
-          cite="cheng2025gradtoken",
-          variants={**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}, "ii": {"heads": "relu"}})  # fmt: skip
+          cite="cheng2025gradtoken", variants=VARIANTS)  # fmt: skip
 def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int = 1) -> Tensor:
     """Keys of the last block against the gradient at the readout's query, spread over the patches by attention.
 

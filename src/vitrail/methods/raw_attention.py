@@ -6,10 +6,10 @@ from torch import Tensor
 
 from vitrail.inside.trace import Needs, Trace
 from vitrail.methods.flow import row
-from vitrail.methods.registry import choose, register
+from vitrail.methods.registry import choose, register, within
 
 
-def _needs(layer: int = -1, head: int | None = None, query: str = "readout") -> Needs:
+def _needs(layer: int, head: int | None, **_: object) -> Needs:
     where = slice(layer, layer + 1 or None)
     return {"A_mean": where} if head is None else {"A": where}
 
@@ -30,7 +30,10 @@ def raw_attention(trace: Trace, *, layer: int = -1, head: int | None = None, que
         Relevance of patches, shape (b, S).
     """
     choose("query", query, ("readout", "sum"))
+    within("layer", layer, len(trace.blocks), "blocks")
     block = trace.blocks[layer]
+    if head is not None:
+        within("head", head, block.A.shape[1], "heads")
     A = block.A_mean if head is None else block.A[:, head]
     if query == "sum":
         return trace.patches(A.sum(-2))

@@ -158,6 +158,19 @@ def choose(option: str, value: object, allowed: Iterable[object]) -> None:
         raise OptionError(f"{option}={value!r} is not one of {', '.join(map(repr, allowed))}")
 
 
+def within(option: str, index: int, count: int, what: str) -> None:
+    """Refuse an index that is not one of ``count`` things; negative ones count from the end.
+
+    Example:
+        >>> within("layer", 12, 12, "blocks")
+        Traceback (most recent call last):
+        ...
+        vitrail.errors.OptionError: layer=12 is out of range: this model has 12 blocks, 0 to 11
+    """
+    if not -count <= index < count:
+        raise OptionError(f"{option}={index} is out of range: this model has {count} {what}, 0 to {count - 1}")
+
+
 def _value(text: str) -> Any:
     words = {"true": True, "false": False, "none": None}
     if text.lower() in words:

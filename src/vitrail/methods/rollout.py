@@ -7,12 +7,10 @@ from torch import Tensor
 
 from vitrail.inside.trace import Block, Needs, Trace
 from vitrail.methods.flow import batch_of, row
-from vitrail.methods.registry import choose, register
+from vitrail.methods.registry import choose, register, within
 
 
-def _needs(
-    start: int = 0, normalise: bool = True, fusion: str = "mean", discard: float = 0.0, faults: str = "none"
-) -> Needs:
+def _needs(start: int, fusion: str, **_: object) -> Needs:
     where = slice(start, None)
     return {"A_mean": where} if fusion == "mean" else {"A": where}
 
@@ -40,6 +38,7 @@ def rollout(
     """
     choose("fusion", fusion, ("mean", "max", "min", "per_head"))
     choose("faults", faults, ("none", "vit_explain"))
+    within("start", start, len(trace.blocks), "blocks")
     blocks = trace.blocks[start:]
     v = trace.readout.expand(batch_of(blocks[-1]), -1)
     if fusion == "per_head":
@@ -72,5 +71,5 @@ def _drop_smallest(M: Tensor, share: float, keep_first: bool) -> Tensor:
     dropped = flat.scatter(-1, smallest, 0.0)
     if keep_first:
         dropped[..., 0] = flat[..., 0]
-    return dropped.unflatten(-1, M.shape[-2:])
+    return dropped.reshape(M.shape)
 

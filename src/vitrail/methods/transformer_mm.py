@@ -6,10 +6,10 @@ from torch import Tensor
 
 from vitrail.inside.trace import Block, Needs, Trace
 from vitrail.methods.flow import flow, rows
-from vitrail.methods.registry import register
+from vitrail.methods.registry import register, within
 
 
-def _needs(start: int = 0) -> Needs:
+def _needs(start: int) -> Needs:
     return {"A": slice(start, None), "dA": slice(start, None)}
 
 
@@ -25,6 +25,7 @@ def transformer_mm(trace: Trace, *, start: int = 0) -> Tensor:
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
+    within("start", start, len(trace.blocks), "blocks")
     return trace.patches(flow(trace, _step, trace.blocks[start:]))
 
 

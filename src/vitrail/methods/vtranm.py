@@ -10,7 +10,7 @@ from torch import Tensor
 from vitrail.errors import OptionError
 from vitrail.inside.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.methods.flow import rows
-from vitrail.methods.registry import choose, register
+from vitrail.methods.registry import choose, register, within
 
 VARIANTS = ("baseline", "af", "af+l", "full")
 TINY = 1e-12
@@ -33,9 +33,8 @@ class Measure:
 
 
 def _needs(
-    variant: str = "full", layer: int = 0, embedding: str = "residual", value_input: str = "norm",
-    per_head: bool = True, value_bias: bool = True, projection_bias: bool = False, layer_scale: bool = True,
-    necc_over: str = "all", init: str | None = None, post_norm: str = "ignore",
+    variant: str, layer: int, embedding: str, value_input: str, value_bias: bool, init: str | None, post_norm: str,
+    **_: object,
 ) -> Needs:  # fmt: skip
     if variant == "baseline":
         return {kind: slice(layer, layer + 1 or None) for kind in ("A", "dA")}
@@ -93,6 +92,7 @@ def vtranm(
     ):  # fmt: skip
         choose(option, value, allowed)
     if variant == "baseline":
+        within("layer", layer, len(trace.blocks), "blocks")
         block = trace.blocks[layer]
         r = trace.reading(*block.A.shape[-2:])
         moved = rows(r.expand(len(block.A), -1), _weighted(block)).mean(1)
@@ -122,13 +122,13 @@ def _weighted(block: Block) -> Tensor:
 
 
 def attention_weight(trace: Trace, block: Block, measure: Measure) -> Tensor:
-    """w of an attention layer, shape (b, H, n), or (b, 1, n) where heads are measured together.
+    """The weight w of an attention layer, shape (b, H, n), or (b, 1, n) where heads are measured together.
 
     The vectors Ẽ_h = V_h·Wo_h are never formed: their lengths come from the Gram matrix of Wo_h, dh×dh, and their
     products with E from E·Wo_hᵀ, which is as small as V.
     """
     E = _embedding(block, "X", measure)
-    V = _values(block, E, measure)
+    V = _values(block, measure)
     heads, dh = V.shape[1], V.shape[3]
     Wo = block.Wo if not (measure.layer_scale and block.gamma is not None) else block.gamma[:, None] * block.Wo
     bias = None
@@ -140,10 +140,10 @@ def attention_weight(trace: Trace, block: Block, measure: Measure) -> Tensor:
     if not measure.per_head:
         changed = torch.nn.functional.linear(V.transpose(1, 2).flatten(2), Wo, bias)
         return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), (changed * E).sum(-1), measure)[:, None]
-    split = Wo.unflatten(1, (heads, dh)).permute(1, 2, 0)  # (H, dh, d)
+    split = Wo.reshape(-1, heads, dh).permute(1, 2, 0)  # (H, dh, d)
     gram = split @ split.transpose(1, 2)
     square = ((V @ gram) * V).sum(-1)
-    product = ((E @ Wo).unflatten(-1, (heads, dh)).transpose(1, 2) * V).sum(-1)
+    product = ((E @ Wo).reshape(*E.shape[:2], heads, dh).transpose(1, 2) * V).sum(-1)
     if bias is not None:
         share = bias / heads
         square = square + 2 * (V @ (split @ share)[:, :, None]).squeeze(-1) + share.dot(share)
@@ -152,7 +152,7 @@ def attention_weight(trace: Trace, block: Block, measure: Measure) -> Tensor:
 
 
 def mlp_weight(trace: Trace, block: Block, measure: Measure) -> Tensor:
-    """w of an MLP layer, shape (b, n)."""
+    """The weight w of an MLP layer, shape (b, n)."""
     E = _embedding(block, "X_mid", measure)
     assert block.F is not None
     changed = block.F
@@ -175,6 +175,8 @@ def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor, measure
 
 def _embedding(block: Block, name: str, measure: Measure) -> Tensor:
     if block.pool:
+        if not hasattr(block, "V_in"):
+            raise OptionError("what the attention pool read was not found, so its vectors cannot be measured")
         return block.V_in
     E = getattr(block, name if measure.embedding == "residual" else f"{name}_norm")
     if E is None:
@@ -182,14 +184,17 @@ def _embedding(block: Block, name: str, measure: Measure) -> Tensor:
     return E  # type: ignore[no-any-return]
 
 
-def _values(block: Block, E: Tensor, measure: Measure) -> Tensor:
+def _values(block: Block, measure: Measure) -> Tensor:
     """The values, shape (b, H, n, dh), with or without bias, of the normalised or the raw stream."""
     if measure.value_input == "norm" and measure.value_bias:
         return block.V
     heads = block.V.shape[1]
 
+    if not hasattr(block, "Wv"):
+        raise OptionError("value_input='raw' and value_bias=False need the value projection, which was not found here")
+
     def project(source: Tensor) -> Tensor:
-        return (source @ block.Wv.T).unflatten(-1, (heads, -1)).transpose(1, 2)
+        return (source @ block.Wv.T).reshape(*source.shape[:2], heads, -1).transpose(1, 2)
 
     plain = project(block.V_in)
     if measure.value_input == "norm":

@@ -107,7 +107,7 @@ def preprocess_of(model: nn.Module) -> Preprocess | None:
 def _timm(model: nn.Module) -> Preprocess:
     config: dict[str, Any] = dict(getattr(model, "pretrained_cfg", None) or {})
     embed = getattr(model, "patch_embed", None)
-    size = getattr(embed, "img_size", None) or tuple(config.get("input_size", (3, 224, 224)))[-2:]
+    size: Any = getattr(embed, "img_size", None) or tuple(config.get("input_size", (3, 224, 224)))[-2:]
     return Preprocess(
         (int(size[0]), int(size[1])), tuple(config.get("mean", HALF)), tuple(config.get("std", HALF)),
         float(config.get("crop_pct") or 0.875), config.get("crop_mode") == "squash",
@@ -118,7 +118,7 @@ def _timm(model: nn.Module) -> Preprocess:
 def _open_clip(model: nn.Module) -> Preprocess:
     visual: Any = getattr(model, "visual", model)
     config = dict(getattr(visual, "preprocess_cfg", None) or {})
-    size = config.get("size") or getattr(visual, "image_size", 224)
+    size: Any = config.get("size") or getattr(visual, "image_size", 224)
     height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
     return Preprocess(
         (height, width), tuple(config.get("mean", CLIP_MEAN)), tuple(config.get("std", CLIP_STD)), 1.0,
@@ -137,5 +137,5 @@ def _hugging_face(model: nn.Module) -> Preprocess | None:
     if "clip" in kind:
         return Preprocess((height, width), CLIP_MEAN, CLIP_STD, 1.0, origin="the usual values for CLIP")
     if kind in ("vit", "siglip", "siglip_vision_model", "beit", "vit_mae"):
-        return Preprocess((height, width), HALF, HALF, 1.0, squash=True, resample="bilinear", origin=f"usual for {kind}")
+        return Preprocess((height, width), HALF, HALF, 1.0, True, "bilinear", f"usual for {kind}")
     return Preprocess((height, width), crop=0.875, origin=f"ImageNet's mean and deviation, usual for {kind or 'ViTs'}")

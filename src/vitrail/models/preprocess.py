@@ -63,7 +63,7 @@ class Preprocess:
             resized = image.resize((width, height), how)
         else:
             tall, broad = floor(height / self.crop), floor(width / self.crop)
-            if broad * image.height > tall * image.width:  # the width is what limits; fractions are cut off, not rounded
+            if broad * image.height > tall * image.width:  # the width is what limits
                 wide, high = broad, max(tall, int(broad * image.height / image.width))
             else:
                 wide, high = max(broad, int(tall * image.width / image.height)), tall

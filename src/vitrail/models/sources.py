@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -25,14 +25,26 @@ TRIED = {
     "open_clip": ("ViT-B-32",),
 }  # fmt: skip
 
+#: The module of each source and the extra that installs it.
+EXTRAS = {
+    "timm": ("timm", "timm"), "hf": ("transformers", "hf"), "torchvision": ("torchvision", "timm"),
+    "open_clip": ("open_clip", "clip"),
+}  # fmt: skip
+
+
+def names(source: str, pattern: str) -> tuple[str, ...]:
+    """Names in a source's own list that hold a text; the hub behind ``hf`` cannot be listed offline."""
+    if source == "hf":
+        return tuple(n for n in TRIED["hf"] if pattern in n)
+    module: Any = require("torchvision.models" if source == "torchvision" else source, EXTRAS[source][1], "list models")
+    return tuple(n for n in module.list_models() if pattern.lower() in n.lower())
+
 
 def from_timm(name: str, pretrained: bool) -> nn.Module:
     """A timm model."""
     timm: Any = require("timm", "timm", "make timm models")
     base = name.partition(".")[0]
-    if not timm.is_model(base):
-        near = get_close_matches(base, timm.list_models(), n=3)
-        raise ModelError(f"timm has no model {name!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
+    _check("timm", base, timm.list_models())
     return timm.create_model(name, pretrained=pretrained)  # type: ignore[no-any-return]
 
 
@@ -48,9 +60,7 @@ def from_hf(name: str, pretrained: bool) -> nn.Module:
 def from_torchvision(name: str, pretrained: bool) -> nn.Module:
     """A torchvision model."""
     models: Any = require("torchvision.models", "timm", "make torchvision models")
-    if name not in models.list_models():
-        near = get_close_matches(name, models.list_models(), n=3)
-        raise ModelError(f"torchvision has no model {name!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
+    _check("torchvision", name, models.list_models())
     return models.get_model(name, weights="DEFAULT" if pretrained else None)  # type: ignore[no-any-return]
 
 
@@ -58,12 +68,16 @@ def from_open_clip(name: str, pretrained: bool) -> nn.Module:
     """An open_clip model; ``NAME/TAG`` chooses the weights."""
     open_clip: Any = require("open_clip", "clip", "make open_clip models")
     architecture, _, tag = name.partition("/")
-    if architecture not in open_clip.list_models():
-        near = get_close_matches(architecture, open_clip.list_models(), n=3)
-        raise ModelError(f"open_clip has no model {architecture!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
+    _check("open_clip", architecture, open_clip.list_models())
     tags = open_clip.list_pretrained_tags_by_model(architecture)
     chosen = (tag or next(iter(tags), None)) if pretrained else None
     return open_clip.create_model(architecture, pretrained=chosen)  # type: ignore[no-any-return]
+
+
+def _check(source: str, name: str, known: Sequence[str]) -> None:
+    if name not in known:
+        near = get_close_matches(name, known, n=3)
+        raise ModelError(f"{source} has no model {name!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
 
 
 SOURCES: dict[str, Callable[[str, bool], nn.Module]] = {

@@ -1,0 +1,91 @@
+"""A look inside a model for somebody who wants to know whether Vitrail understands it."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import VitrailError
+from vitrail.explain import explain
+from vitrail.explanation import versions
+from vitrail.inside.anatomy import read
+from vitrail.inside.capture import passing
+from vitrail.inside.feed import Feed, any_output
+from vitrail.inside.still import still, unwrap
+from vitrail.inside.trace import ALL
+from vitrail.methods import METHODS
+from vitrail.models import Loaded
+from vitrail.models.preprocess import Preprocess
+
+
+@dataclass(frozen=True)
+class Checkup:
+    """What was found.
+
+    Attributes:
+        rows: (what, value) pairs.
+        verdicts: (method, whether it works, remark) for every method.
+    """
+
+    rows: tuple[tuple[str, str], ...]
+    verdicts: tuple[tuple[str, bool, str], ...]
+
+
+def examine(about: Loaded) -> Checkup:
+    """Let random noise through a model: anatomy, agreement of the opened with the bare model, and every method.
+
+    Example:
+        >>> from vitrail.models import describe
+        >>> from vitrail.testing import tiny_vit
+        >>> about = Loaded(tiny_vit(), Preprocess((32, 32)), name="tiny")
+        >>> found = examine(about)
+        >>> dict(found.rows)["tokens"], all(works for _, works, _ in found.verdicts)
+        ('17 = 1 prefix + 4×4 patches', True)
+    """
+    model = unwrap(about.module)
+    prepare = about.preprocess if isinstance(about.preprocess, Preprocess) else Preprocess((224, 224))
+    generator = torch.Generator().manual_seed(0)
+    feed = Feed((torch.randn(1, len(prepare.mean), *prepare.size, generator=generator),)).onto(model)
+    target = None if _has_scores(model, feed) else _first_outputs
+    anatomy = read(model, feed, None, target)
+    rows = anatomy.rows()
+    if anatomy.kind == "plain":
+        with still(model), torch.no_grad():
+            bare = any_output(feed.into(model))
+        with passing(model, feed, anatomy, [{"A": ALL, "dA": ALL}]) as one:
+            opened = any_output(one.output).detach()
+        rows.append(("opened = bare", f"largest difference of the outputs {float((bare - opened).abs().max()):.1e}"))
+    height, width = prepare.size
+    rows.append(("images", f"{height}×{width}, mean {prepare.mean}, deviation {prepare.std}; {prepare.origin}"))
+    rows.append(("classes", f"{len(about.classes)} names known" if about.classes else "names unknown"))
+    rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions().items())))
+    return Checkup(tuple(rows), tuple(_try(name, about, feed, target) for name in METHODS))
+
+
+def _has_scores(model: torch.nn.Module, feed: Feed) -> bool:
+    from vitrail.inside.feed import logits_of
+
+    with still(model), torch.no_grad():
+        output = feed.into(model)
+    return logits_of(output) is not None and not hasattr(model, "encode_text")
+
+
+def _first_outputs(output: Any) -> Tensor:
+    """Something to differentiate in a model without classes."""
+    value = any_output(output)
+    return value.flatten(1)[:, :1]
+
+
+def _try(name: str, about: Loaded, feed: Feed, target: Any) -> tuple[str, bool, str]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = explain(about, feed.args[0], name, target=target)
+    except VitrailError as error:
+        return name, False, str(error)
+    remark = "no relevance on noise, which may be right" if bool(found.flat.any()) else f"{found.seconds:.2f} s"
+    return name, True, remark

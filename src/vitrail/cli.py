@@ -1,0 +1,226 @@
+"""The command line: each command a typed function over the library, with no logic of its own."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from vitrail.errors import InputError, VitrailError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    help="**Vitrail** shows why a transformer decided what it decided, on the model you already have.",
+)
+out = Console()
+err = Console(stderr=True)
+
+ModelOption = Annotated[
+    str,
+    typer.Option("--model", "-m", help="timm:NAME, hf:NAME, torchvision:NAME or open_clip:NAME", show_default=False),
+]
+WeightsOption = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        "-w",
+        metavar="FILE|pretrained|random",
+        help="A .safetensors file or a torch file of tensors; 'pretrained' fetches the library's own; "
+        "'random' fetches nothing, to try things out.",
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps …")]
+
+
+@app.command()
+def explain(
+    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    model: ModelOption,
+    weights: WeightsOption = "pretrained",
+    method: Annotated[
+        list[str],
+        typer.Option(
+            "--method",
+            help="A method, NAME:VARIANT or NAME:OPTION=VALUE,…; repeat it to compare. See `vitrail methods`.",
+        ),
+    ] = ["gradtoken"],  # noqa: B006 - typer reads the default, nobody changes it
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--target",
+            metavar="NAME|INDEX|topN",
+            help="Class to explain, by name or index, or the N likeliest; repeat it for several. "
+            "For open_clip models, a text. Default: the predicted class.",
+        ),
+    ] = None,
+    to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out"),
+    device: DeviceOption = "cpu",
+) -> None:
+    """Explain images: overlays, maps and a manifest for each, and one figure that compares the methods.
+
+    For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
+    """
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from vitrail.explain import explain as run
+    from vitrail.models.preprocess import open_image
+
+    for path in images:  # every file is looked at before the first is worked on
+        open_image(path)
+    about = _load(model, weights, device)
+    aimed = _aim(about, target)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    done: list[tuple[Path, Any]] = []
+    names = _folders(images)
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task("Explaining", total=len(images))
+        for path in images:
+            found = run(about, path, methods=list(dict.fromkeys(method)), target=aimed)
+            _figure(found, found.save(to / names[path]))
+            done.append((path, found))
+            progress.advance(task)
+    table = Table("image", "explained", "method", "seconds", "maps", box=None, header_style="bold")
+    for path, found in done:
+        for name, e in found.items():
+            says = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
+            flat = int(e.flat.sum())
+            table.add_row(path.name, says, name, f"{e.seconds:.2f}", f"{flat} without relevance" if flat else "ok")
+    out.print(table)
+    out.print(f"Pictures, maps and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+@app.command()
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="One method, for its options and variants.", show_default=False)
+    ] = None,
+) -> None:
+    """List the methods, or describe one with its options."""
+    from vitrail.methods import METHODS, find
+
+    if name is None:
+        heads = ("method", "title", "family", "class", "gradient", "variants")
+        table = Table(*heads, box=None, header_style="bold")
+        table.columns[0].no_wrap = table.columns[1].no_wrap = True
+        for m in METHODS.values():
+            specific = "aware" if m.class_specific else "blind"
+            table.add_row(m.name, m.title, m.family, specific, m.score or "–", ", ".join(m.variants))
+        out.print(table)
+        out.print("`vitrail methods NAME` tells what a method computes and which options it takes.", highlight=False)
+        return
+    import inspect
+
+    _, found, options = find(name)
+    out.print(f"[bold]{found.name}[/bold]  {found.title}, {found.family}; cite {found.cite}")
+    out.print(inspect.getdoc(found.relevance) or "", markup=False, highlight=False)
+    out.print("\nDefaults: " + (", ".join(f"{k}={v}" for k, v in options.items()) or "none"), markup=False)
+    for variant, chosen in found.variants.items():
+        out.print(f"  {found.name}:{variant}  " + ", ".join(f"{k}={v}" for k, v in chosen.items()), markup=False)
+
+
+@app.command()
+def models(
+    pattern: Annotated[str | None, typer.Argument(help="Show names that hold this text.", show_default=False)] = None,
+) -> None:
+    """List model sources, whether they are installed, and names to use with --model."""
+    from importlib.util import find_spec
+
+    from vitrail.models.sources import EXTRAS, TRIED, names
+
+    table = Table("source", "installed", "names tried in the tests" if pattern is None else f"names with {pattern!r}",
+                  box=None, header_style="bold")  # fmt: skip
+    for source, (module, extra) in EXTRAS.items():
+        there = find_spec(module) is not None
+        listed = TRIED[source] if pattern is None else names(source, pattern) if there else ()
+        shown = "\n".join(f"{source}:{n}" for n in listed[:40])
+        shown += f"\n… {len(listed) - 40} more" if len(listed) > 40 else ""
+        table.add_row(source, "yes" if there else f'pip install "vitrail\\[{extra}]"', shown)
+    out.print(table)
+
+
+@app.command()
+def doctor(model: ModelOption, weights: WeightsOption = "pretrained", device: DeviceOption = "cpu") -> None:
+    """Look inside a model: what was found, what it wants, and which methods work on it."""
+    from vitrail.checkup import examine
+
+    about = _load(model, weights, device)
+    found = examine(about)
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for label, value in found.rows:
+        table.add_row(f"[bold]{label}[/bold]", value)
+    out.print(table)
+    verdicts = Table("method", "works", "remark", box=None, header_style="bold")
+    for name, works, remark in found.verdicts:
+        verdicts.add_row(name, "[green]yes[/green]" if works else "[red]no[/red]", remark)
+    out.print(verdicts)
+
+
+def _load(model: str, weights: str, device: str) -> Any:
+    from vitrail.models import load
+
+    file = None if weights in ("pretrained", "random") else weights
+    about = load(model, file, pretrained=weights == "pretrained")
+    try:
+        about.module.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
+    return about
+
+
+def _aim(about: Any, target: list[str] | None) -> Any:
+    """What ``explain`` takes as target: classes by name or index, "topN", or for CLIP the similarity to texts."""
+    from vitrail.models.text import embed_texts
+    from vitrail.targets import class_index, similarity
+
+    if hasattr(about.module, "encode_text"):
+        if not target:
+            raise InputError('a CLIP model has no classes: say what to look for, as in --target "a photo of a dog"')
+        return similarity(embed_texts(about, target))
+    if not target:
+        return None
+    if len(target) == 1 and target[0].startswith("top") and target[0][3:].isdigit():
+        return target[0]
+    return [[class_index(name, about.classes) for name in target]]
+
+
+def _folders(images: list[Path]) -> dict[Path, str]:
+    """A folder name for each image: its stem, with its parent's name or a number where stems clash."""
+    names: dict[Path, str] = {}
+    for path in images:
+        name, n = path.stem, 2
+        while name in names.values():
+            name, n = f"{path.stem}-{n}", n + 1
+        names[path] = name
+    return names
+
+
+def _figure(found: Any, folder: Path) -> None:
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is not None:
+        found.figure().savefig(folder / "figure.png")
+
+
+def main() -> None:
+    """Entry point: errors Vitrail raises on purpose become one line and exit code 2."""
+    import warnings
+
+    from vitrail.errors import MapWarning
+
+    warnings.simplefilter("ignore", MapWarning)  # the table says it
+    try:
+        app()
+    except VitrailError as error:
+        err.print("[red]error:[/red] ", end="")
+        err.print(" ".join(str(error).split()), markup=False, highlight=False, soft_wrap=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Bad input is refused early, in one line that says what and how to mend it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import vitrail
+from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, TargetError, VitrailError, WeightsError
+from vitrail.models.preprocess import open_image
+from vitrail.models.weights import fit, read_weights
+from vitrail.testing import TinyViT, tiny_vit
+
+IMAGES = torch.zeros(2, 3, 32, 32)
+
+
+def huge_png(path) -> None:
+    """A valid PNG of 30,000×30,000 black pixels, a few megabytes of zeros packed into kilobytes."""
+    side = 30_000
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    packer = zlib.compressobj(9)
+    line = bytes(side // 8 + 2)
+    packed = b"".join(packer.compress(line) for _ in range(side)) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b""))
+
+
+def nan_model() -> nn.Module:
+    model = tiny_vit()
+    model.blocks[1].mlp[0].weight.data[0, 0] = torch.nan
+    return model
+
+
+class Net(nn.Sequential):
+    """A small convolutional network."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+
+
+REFUSED = {
+    "channels": (lambda: vitrail.explain(tiny_vit(), torch.zeros(1, 4, 32, 32)), InputError, "4 channels.*takes 3"),
+    "size": (lambda: vitrail.explain(tiny_vit(), torch.zeros(1, 3, 48, 48)), InputError, "48×48.*resize"),
+    "flat": (lambda: vitrail.explain(tiny_vit(), torch.zeros(32, 32)), InputError, "batch, channels, height, width"),
+    "bytes": (lambda: vitrail.explain(tiny_vit(), IMAGES.byte()), InputError, "raw pixels"),
+    "empty": (lambda: vitrail.explain(tiny_vit(), torch.zeros(0, 3, 32, 32)), InputError, "empty"),
+    "no list": (lambda: vitrail.explain(tiny_vit(), []), InputError, "empty"),
+    "mixed": (lambda: vitrail.explain(tiny_vit(), [IMAGES[0], IMAGES[0, :, :8]]), InputError, "different shapes"),
+    "number": (lambda: vitrail.explain(tiny_vit(), 3), InputError, "cannot explain a int"),
+    "nan image": (lambda: vitrail.explain(tiny_vit(), IMAGES * torch.nan), InputError, "NaN"),
+    "unknown make": (lambda: vitrail.explain(tiny_vit(), Image.new("RGB", (9, 9))), InputError, "preprocess="),
+    "class": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=5), TargetError, "class 5.*0 to 4"),
+    "negative": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=-1), TargetError, "class -1"),
+    "fraction": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=[0.5, 1]), TargetError, "not a class"),
+    "targets": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=[0, 1, 2]), TargetError, r"one per image \(2\)"),
+    "ragged": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=[[0], [1, 2]]), TargetError, "same number"),
+    "name": (lambda: vitrail.explain(tiny_vit(), IMAGES, target="cat"), TargetError, "class names are unknown"),
+    "function": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: o.sum()), TargetError, "one number per"),
+    "no tensor": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: 3), TargetError, "not a tensor"),
+    "detached": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: o[:, 0].detach()), TargetError, "detach"),
+    "nan weights": (lambda: vitrail.explain(nan_model(), IMAGES), ModelError, "blocks.1.mlp.0.weight"),
+    "convolutions": (lambda: vitrail.explain(Net(), IMAGES), ModelError, "no attention was found in Net"),
+    "method": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rolout"), OptionError, "did you mean rollout"),
+    "option": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rollout", depth=2), OptionError, "it takes start=0"),
+    "value": (lambda: vitrail.explain(tiny_vit(), IMAGES, "vtranm", variant="all"), OptionError, "'af\\+l'"),
+    "score": (lambda: vitrail.explain(tiny_vit(), IMAGES, "vtranm:score=loss"), OptionError, "logprob"),
+    "variant": (lambda: vitrail.explain(tiny_vit(), IMAGES, "gradtoken:7"), OptionError, "no variant '7'"),
+    "depth": (lambda: vitrail.explain(tiny_vit(), IMAGES, "gradtoken", depth=9), OptionError, "blocks 1 to 3"),
+    "layer": (lambda: vitrail.explain(tiny_vit(), IMAGES, "raw_attention", layer=9), OptionError, "layer=9"),
+    "head": (lambda: vitrail.explain(tiny_vit(), IMAGES, "raw_attention", head=9), OptionError, "head=9"),
+    "start": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rollout", start=9), OptionError, "start=9"),
+    "methods": (lambda: vitrail.explain(tiny_vit(), IMAGES, methods=[]), OptionError, "no methods"),
+    "both": (lambda: vitrail.explain(tiny_vit(), IMAGES, methods=["rollout"], start=1), OptionError, "each its options"),
+    "pieces": (lambda: vitrail.explain(tiny_vit(), IMAGES, batch_size=0), OptionError, "at least 1"),
+    "layout": (
+        lambda: vitrail.explain(tiny_vit(), IMAGES, layout=vitrail.Layout(prefix=2, grid=(4, 4))), ModelError, "17"
+    ),
+    "readout": (lambda: vitrail.Layout(readout="pooler"), ModelError, "unknown readout"),
+    "source": (lambda: vitrail.load("keras:vit"), ModelError, "timm:"),
+    "timm name": (lambda: vitrail.load("timm:vit_tiny_patch16_225", pretrained=False), ModelError, "did you mean"),
+    "no file": (lambda: vitrail.load("timm:vit_tiny_patch16_224", weights="no.pth"), WeightsError, "not a file"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_in_one_line(case):
+    call, kind, says = REFUSED[case]
+    with pytest.raises(kind, match=says) as caught:
+        call()
+    assert isinstance(caught.value, VitrailError)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", list(vitrail.methods()))
+def test_windowed_models_are_refused_with_a_reason(method):
+    import timm
+
+    swin = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1), num_heads=(2, 2), num_classes=4
+    )
+    with pytest.raises(NotApplicableError, match=f"{method} does not apply to SwinTransformer.*windows"):
+        vitrail.explain(swin, torch.zeros(1, 3, 56, 56), method)
+
+
+def test_a_vit_without_mlps_is_refused_where_they_matter():
+    class Bare(TinyViT):
+        """Blocks of attention only."""
+
+        def forward(self, images):
+            x = self.embed(images).flatten(2).transpose(1, 2)
+            for block in self.blocks:
+                q, k, v = block.qkv(block.norm1(x)).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+                z = nn.functional.scaled_dot_product_attention(q, k, v)
+                x = x + block.proj(z.transpose(1, 2).flatten(2))
+            return self.head(x.mean(1))
+
+    with pytest.raises(NotApplicableError, match="block 0 has no such pair of sums; transformer_mm needs none"):
+        vitrail.explain(Bare(), IMAGES, "vtranm")
+    assert not vitrail.explain(Bare(), torch.randn(2, 3, 32, 32), "vtranm:af", target=1).flat.all()
+
+
+def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
+    model = tiny_vit()
+    nn.init.zeros_(model.head.weight)
+    with pytest.warns(vitrail.errors.MapWarning, match="2 of 2 maps are constant"):
+        found = vitrail.explain(model, torch.randn(2, 3, 32, 32), "transformer_mm")
+    assert found.flat.all()
+    assert not found.maps.any()
+    assert "untrained head" in str(found.anatomy)
+
+
+def test_pictures_that_cannot_be_read(tmp_path):
+    (tmp_path / "text.jpg").write_text("not a picture")
+    huge_png(tmp_path / "huge.png")
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "whole.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:-200])
+    for name, says in (("text.jpg", "not an image"), ("huge.png", "30000×30000.*shrink"), ("cut.jpg", "damaged|cut"),
+                       ("none.jpg", "does not exist"), (".", "is a folder")):  # fmt: skip
+        with pytest.raises(InputError, match=says):
+            open_image(tmp_path / name)
+    assert open_image(tmp_path / "whole.jpg").size == (64, 64)
+
+
+def test_pictures_of_every_mode_become_rgb(tmp_path):
+    deep = Image.fromarray((np.arange(64).reshape(8, 8) * 1000).astype(np.uint16))
+    pictures = {
+        "grey16": deep, "grey": Image.new("L", (8, 8), 100), "cmyk": Image.new("CMYK", (8, 8)),
+        "alpha": Image.new("RGBA", (8, 8), (255, 0, 0, 0)), "palette": Image.new("P", (8, 8)),
+    }  # fmt: skip
+    for name, picture in pictures.items():
+        path = tmp_path / f"{name}.{'tif' if name in ('grey16', 'cmyk') else 'png'}"
+        picture.save(path)
+        found = open_image(path)
+        assert found.mode == "RGB", name
+        if name == "grey16":
+            assert len(np.unique(np.asarray(found))) > 50, "sixteen bits are scaled, not clipped"
+        if name == "alpha":
+            assert found.getpixel((0, 0)) == (255, 255, 255), "what is transparent is white, not black"
+    turned = Image.new("RGB", (8, 4), "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tmp_path / "turned.jpg", exif=exif)
+    assert open_image(tmp_path / "turned.jpg").size == (4, 8)
+
+
+def test_weights_files(tmp_path):
+    from safetensors.torch import save_file
+
+    model = tiny_vit(seed=1)
+    state = model.state_dict()
+    save_file(state, tmp_path / "w.safetensors")
+    torch.save({"model": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, tmp_path / "w.pth")
+    for name in ("w.safetensors", "w.pth"):
+        fresh = tiny_vit(seed=2)
+        fit(fresh, read_weights(tmp_path / name), name)
+        assert all(torch.equal(v, state[k]) for k, v in fresh.state_dict().items())
+    wrong = {k: v for k, v in state.items() if k != "head.bias"} | {"tail.bias": torch.zeros(1), "prefix": torch.zeros(2)}
+    with pytest.raises(WeightsError, match=r"missing: head.bias.*unexpected: tail.bias.*prefix \(2,\) instead of"):
+        fit(tiny_vit(), wrong, "w.pth")
+
+
+def test_weights_that_run_code_are_refused(tmp_path):
+    import pickle
+
+    ran = tmp_path / "ran"
+
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(ran), "w"))
+
+    torch.save({"model": Trap()}, tmp_path / "trap.pth")
+    (tmp_path / "plain.pth").write_bytes(pickle.dumps({"w": Trap()}))
+    (tmp_path / "junk.pth").write_bytes(b"junk" * 100)
+    (tmp_path / "junk.safetensors").write_bytes(b"junk" * 100)
+    torch.save([1, 2], tmp_path / "list.pth")
+    for name in ("trap.pth", "plain.pth", "junk.pth", "junk.safetensors", "list.pth"):
+        with pytest.raises(WeightsError):
+            read_weights(tmp_path / name)
+    assert not ran.exists()
