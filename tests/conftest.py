@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads on top would only get in their way
     torch.set_num_threads(1)
 

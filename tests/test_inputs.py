@@ -12,7 +12,15 @@ from PIL import Image
 from torch import nn
 
 import vitrail
-from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, TargetError, VitrailError, WeightsError
+from vitrail.errors import (
+    InputError,
+    ModelError,
+    NotApplicableError,
+    OptionError,
+    TargetError,
+    VitrailError,
+    WeightsError,
+)
 from vitrail.models.preprocess import open_image
 from vitrail.models.weights import fit, read_weights
 from vitrail.testing import TinyViT, tiny_vit
@@ -44,7 +52,7 @@ class Net(nn.Sequential):
     """A small convolutional network."""
 
     def __init__(self) -> None:
-        super().__init__(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
+        super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
 
 
 REFUSED = {
@@ -79,10 +87,17 @@ REFUSED = {
     "head": (lambda: vitrail.explain(tiny_vit(), IMAGES, "raw_attention", head=9), OptionError, "head=9"),
     "start": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rollout", start=9), OptionError, "start=9"),
     "methods": (lambda: vitrail.explain(tiny_vit(), IMAGES, methods=[]), OptionError, "no methods"),
-    "both": (lambda: vitrail.explain(tiny_vit(), IMAGES, methods=["rollout"], start=1), OptionError, "each its options"),
+    "both": (lambda: vitrail.explain(tiny_vit(), IMAGES, methods=["rollout"], start=1), OptionError, "each its"),
     "pieces": (lambda: vitrail.explain(tiny_vit(), IMAGES, batch_size=0), OptionError, "at least 1"),
     "layout": (
         lambda: vitrail.explain(tiny_vit(), IMAGES, layout=vitrail.Layout(prefix=2, grid=(4, 4))), ModelError, "17"
+    ),
+    "discard": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rollout", discard=1.5), OptionError, "share"),
+    "list": (lambda: vitrail.explain(tiny_vit(), IMAGES, ["rollout"]), OptionError, "methods="),
+    "one and many": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rollout", methods=["gradcam"]), OptionError, "both"),
+    "top0": (lambda: vitrail.explain(tiny_vit(), IMAGES, target="top0"), TargetError, "top1"),
+    "far readout": (
+        lambda: vitrail.explain(tiny_vit(), IMAGES, layout=vitrail.Layout(readout=(0, 99))), ModelError, "has 17"
     ),
     "readout": (lambda: vitrail.Layout(readout="pooler"), ModelError, "unknown readout"),
     "source": (lambda: vitrail.load("keras:vit"), ModelError, "timm:"),
@@ -131,7 +146,10 @@ def test_a_vit_without_mlps_is_refused_where_they_matter():
 def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
     model = tiny_vit()
     nn.init.zeros_(model.head.weight)
-    with pytest.warns(vitrail.errors.MapWarning, match="2 of 2 maps are constant"):
+    with (
+        pytest.warns(vitrail.errors.GuessWarning, match="untrained head"),
+        pytest.warns(vitrail.errors.MapWarning, match="2 of 2 maps are constant"),
+    ):
         found = vitrail.explain(model, torch.randn(2, 3, 32, 32), "transformer_mm")
     assert found.flat.all()
     assert not found.maps.any()
@@ -183,7 +201,8 @@ def test_weights_files(tmp_path):
         fresh = tiny_vit(seed=2)
         fit(fresh, read_weights(tmp_path / name), name)
         assert all(torch.equal(v, state[k]) for k, v in fresh.state_dict().items())
-    wrong = {k: v for k, v in state.items() if k != "head.bias"} | {"tail.bias": torch.zeros(1), "prefix": torch.zeros(2)}
+    wrong = {k: v for k, v in state.items() if k != "head.bias"}
+    wrong |= {"tail.bias": torch.zeros(1), "prefix": torch.zeros(2)}
     with pytest.raises(WeightsError, match=r"missing: head.bias.*unexpected: tail.bias.*prefix \(2,\) instead of"):
         fit(tiny_vit(), wrong, "w.pth")
 

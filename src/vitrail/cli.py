@@ -118,7 +118,9 @@ def methods(
 
     _, found, options = find(name)
     out.print(f"[bold]{found.name}[/bold]  {found.title}, {found.family}; cite {found.cite}")
-    out.print(inspect.getdoc(found.relevance) or "", markup=False, highlight=False)
+    about = (inspect.getdoc(found.relevance) or "").replace("    trace: The pass, with gradients.\n", "")
+    about = about.replace("    trace: The pass.\n", "")
+    out.print(about, markup=False, highlight=False, soft_wrap=True)
     out.print("\nDefaults: " + (", ".join(f"{k}={v}" for k, v in options.items()) or "none"), markup=False)
     for variant, chosen in found.variants.items():
         out.print(f"  {found.name}:{variant}  " + ", ".join(f"{k}={v}" for k, v in chosen.items()), markup=False)

@@ -46,6 +46,10 @@ class MapWarning(UserWarning):
     """A relevance map is constant or not finite: it says nothing about the image."""
 
 
+class GuessWarning(UserWarning):
+    """Something about the model was guessed; give a layout to be sure."""
+
+
 def require(module: str, extra: str, purpose: str) -> ModuleType:
     """Import an optional library, or say which extra brings it.
 

@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import MapWarning, OptionError
+from vitrail.errors import MapWarning, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations
 from vitrail.inputs import Inputs, to_feed
 from vitrail.inside.anatomy import Anatomy, read
@@ -25,7 +25,7 @@ from vitrail.methods import find
 from vitrail.methods.registry import Method
 from vitrail.models import Loaded, describe
 from vitrail.models.loaded import Prepare
-from vitrail.models.preprocess import Preprocess, guess_picture
+from vitrail.models.preprocess import Preprocess
 from vitrail.targets import Aim, Target, aim
 
 DEFAULT = "gradtoken"
@@ -84,7 +84,7 @@ def explain(
         **options: Options of ``method``.
 
     Returns:
-        An :class:`Explanation`, or with ``methods`` a mapping of them by name.
+        An `Explanation`, or with ``methods`` a mapping of them by name.
 
     Example:
         >>> import torch
@@ -93,6 +93,11 @@ def explain(
         >>> e.maps.shape, e.grid.shape
         (torch.Size([2, 1, 32, 32]), torch.Size([2, 1, 4, 4]))
     """
+    if not isinstance(method, str):
+        raise OptionError("several methods go to methods=[…]; method= takes one name")
+    methods = [methods] if isinstance(methods, str) else methods
+    if methods is not None and method != DEFAULT:
+        raise OptionError(f"give either method={method!r} or methods=…, not both")
     if methods is not None and options:
         raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")
     asked: Mapping[str, Mapping[str, Any]]
@@ -104,6 +109,8 @@ def explain(
         raise OptionError("no methods given: see vitrail.methods()")
     about = describe(model)
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
+    if hasattr(about.module, "encode_text") and not callable(target):
+        raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
     feed = to_feed(inputs, about)
     anatomy = read(about.module, feed, layout, target if callable(target) else None)
     for job in jobs:
@@ -171,15 +178,12 @@ def _explanation(
 ) -> Explanation:
     """Relevance of patches, shape (b, K, S), as a result."""
     grid = one.anatomy.layout.grid
-    signed = job.method.signed
+    signed = job.method.is_signed(job.options)
     image = feed.image
-    pictures = None
     if grid is not None and image is not None:
         raw = relevance.reshape(*relevance.shape[:2], *grid)
         big = upsample(raw, (int(image.shape[2]), int(image.shape[3])))
         maps, dull = normalise(big, signed), flat(big)[..., 0, 0]
-        known = isinstance(about.preprocess, Preprocess) and len(about.preprocess.mean) == image.shape[1]
-        pictures = about.preprocess.picture(image) if known else guess_picture(image)  # type: ignore[union-attr]
     else:
         dull = flat(relevance, axes=1)[..., 0]
         raw = torch.nn.functional.pad(relevance, (one.anatomy.layout.prefix or 0, 0))
@@ -187,7 +191,8 @@ def _explanation(
     return Explanation(
         method=job.label, title=job.method.title, maps=maps.float(), grid=raw, targets=aimed.classes,
         logits=one.logits, options=job.options, seconds=seconds, flat=dull, signed=signed, model=about.name,
-        classes=about.classes, pictures=pictures, anatomy=dict(one.anatomy.rows()),
+        classes=about.classes, images=image, anatomy=dict(one.anatomy.rows()),
+        preprocess=about.preprocess if isinstance(about.preprocess, Preprocess) else None,
     )  # fmt: skip
 
 
@@ -200,13 +205,8 @@ def _join(pieces: list[Explanation]) -> Explanation:
         parts = [getattr(piece, name) for piece in pieces]
         return None if parts[0] is None else torch.cat(parts)
 
-    import numpy as np
-
-    pictures = None if pieces[0].pictures is None else np.concatenate([p.pictures for p in pieces])
-    return replace(
-        pieces[0], **{name: cat(name) for name in ("maps", "grid", "targets", "logits", "flat")},
-        pictures=pictures, seconds=sum(p.seconds for p in pieces),
-    )  # fmt: skip
+    joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "flat", "images")}
+    return replace(pieces[0], **joined, seconds=sum(p.seconds for p in pieces))
 
 
 def _warn(found: Mapping[str, Explanation]) -> None:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError, OutputError
+from vitrail.models.preprocess import Preprocess, guess_picture
 from vitrail.picture import overlay, to_image
 from vitrail.targets import class_scores
 
@@ -45,7 +47,8 @@ class Explanation:
         signed: Whether negative relevance means "against".
         model: The model's name.
         classes: Class names, if known.
-        pictures: The images as bytes, shape (B, height, width, 3), or None for text.
+        images: The images as they were fed to the model, shape (B, channels, height, width), or None for text.
+        preprocess: How they were prepared, which says how to turn them back into pictures.
         anatomy: What was found inside the model, for the record.
     """
 
@@ -61,7 +64,8 @@ class Explanation:
     signed: bool = False
     model: str = ""
     classes: tuple[str, ...] | None = None
-    pictures: np.ndarray[Any, Any] | None = field(default=None, repr=False)
+    images: Tensor | None = field(default=None, repr=False)
+    preprocess: Preprocess | None = field(default=None, repr=False)
     anatomy: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
@@ -74,6 +78,14 @@ class Explanation:
         if self.logits is None or self.targets is None:
             return None
         return class_scores(self.logits, "prob").gather(1, self.targets)
+
+    @cached_property
+    def pictures(self) -> np.ndarray[Any, Any] | None:
+        """The images as bytes, shape (B, height, width, 3), or None for text; made when first asked for."""
+        if self.images is None:
+            return None
+        known = self.preprocess is not None and len(self.preprocess.mean) == self.images.shape[1]
+        return self.preprocess.picture(self.images) if known and self.preprocess else guess_picture(self.images)
 
     def label(self, image: int, k: int) -> str:
         """The target in words, with its probability."""
@@ -92,7 +104,7 @@ class Explanation:
         return to_image(overlay(self.pictures[image], relevance, self.signed, opacity))
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure of all targets; see :func:`vitrail.plot.figure`."""
+        """A matplotlib figure of all targets; see `vitrail.plot.figure`."""
         from vitrail.plot import figure
 
         return figure(Explanations({self.method: self}), **options)
@@ -132,7 +144,7 @@ class Explanation:
                 images, count = self.maps.shape[:2]
                 for b in range(images):
                     for k in range(count):
-                        which = "" if images == count == 1 else f"-{b:03d}-{slug(self.label(b, k))}"
+                        which = "" if images == count == 1 else f"-{b:03d}-{k}-{slug(self.label(b, k))}"
                         with into(f"overlay{which}.png") as path:
                             self.overlay(b, k).save(path, format="PNG")
             with into("maps.safetensors") as path:
@@ -161,7 +173,7 @@ class Explanations(Mapping[str, Explanation]):
         return "Explanations(" + ", ".join(map(repr, self._by_method.values())) + ")"
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure, a row for each target and a column for each method; see :func:`vitrail.plot.figure`."""
+        """A matplotlib figure, a row for each target and a column for each method; see `vitrail.plot.figure`."""
         from vitrail.plot import figure
 
         return figure(self, **options)

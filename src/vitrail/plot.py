@@ -30,7 +30,7 @@ def figure(
         cell: Width of a picture in inches.
 
     Returns:
-        A matplotlib figure that belongs to no window: save it with ``savefig``.
+        A matplotlib figure, to be saved with ``savefig``; it belongs to no window.
     """
     require("matplotlib", "plot", "draw figures")
     from matplotlib.figure import Figure as Canvas

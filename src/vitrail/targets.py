@@ -184,7 +184,11 @@ def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
 def _top(target: object) -> int:
     """N for the target "topN", else 0."""
     digits = target[3:] if isinstance(target, str) and target.startswith("top") else ""
-    return int(digits) if digits.isdigit() else 0
+    if not digits.isdigit():
+        return 0
+    if int(digits) == 0:
+        raise TargetError("top0 asks for no class: write top1, top2, …")
+    return int(digits)
 
 
 def _plain(text: str) -> str:

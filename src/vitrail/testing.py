@@ -49,7 +49,7 @@ class TinyViT(nn.Module):
 
 
 def tiny_vit(seed: int = 0, **options: int) -> TinyViT:
-    """A :class:`TinyViT` with the same random weights for the same seed; torch's own generator is left alone.
+    """A ``TinyViT`` with the same random weights for the same seed; torch's own generator is left alone.
 
     Example:
         >>> tiny_vit()(torch.zeros(1, 3, 32, 32)).shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,13 +11,21 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, ModelError, VitrailError
+from vitrail.errors import GuessWarning, InputError, ModelError, VitrailError
 from vitrail.inside.attention import AttentionMode, Call
 from vitrail.inside.feed import Feed, any_output
 from vitrail.inside.layout import Layout, read_layout, read_readout
 from vitrail.inside.still import still
 from vitrail.inside.stream import Stream
 
+#: Kinds of models whose attention is found but whose tokens no single n×n matrix joins, and why.
+KINDS = {
+    "windowed": "attends inside windows, so no attention matrix joins all its patches",
+    "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
+    "class-attention": "reads its patches through several class-attention layers",
+    "parallel": "attends several times side by side in a block, so its layers form no chain",
+    "mixed": "mixes its attention maps with something else before they meet the values",
+}
 _PROBE_BLOCKS = frozenset(range(4096))
 _known: WeakKeyDictionary[nn.Module, dict[Any, Anatomy]] = WeakKeyDictionary()
 
@@ -53,7 +62,7 @@ class Anatomy:
     Attributes:
         model: The model's class.
         library: Where that class comes from.
-        kind: "plain" (every token attends to every token), "windowed", "pyramid" or "class-attention".
+        kind: "plain" (every token attends to every token) or a key of ``KINDS``.
         layout: Prefix, grid and readout.
         tokens: Number of tokens n.
         organs: Blocks in order; an attention pool comes last.
@@ -85,7 +94,8 @@ class Anatomy:
     def rows(self) -> list[tuple[str, str]]:
         """The findings as (what, value) pairs, for printing."""
         blocks = [o for o in self.organs if not o.pool]
-        rows = [("model", f"{self.model} ({self.library})"), ("attention", f"{self.kind}, {len(self.organs)} layers")]
+        layers = "1 layer" if len(self.organs) == 1 else f"{len(self.organs)} layers"
+        rows = [("model", f"{self.model} ({self.library})"), ("attention", f"{self.kind}, {layers}")]
         if blocks:
             rows.append(("heads", ", ".join(str(h) for h in sorted({o.heads for o in blocks}))))
         grid = self.layout.grid
@@ -139,8 +149,15 @@ def read(
 
 
 def _probe(model: nn.Module, feed: Feed, layout: Layout, target: Callable[..., Any] | None) -> Anatomy:
-    # Opening the first attention starts the graph there, which is enough to ask for gradients anywhere behind it.
-    plan = {"dA": frozenset({0}), **dict.fromkeys(("stream", "value_path"), _PROBE_BLOCKS)}
+    # The graph starts at the pixels, so that only attention over the image is part of it; a text has no such start,
+    # and there the first attention serves.
+    plan = dict.fromkeys(("stream", "value_path"), _PROBE_BLOCKS)
+    image = feed.image
+    if image is None:
+        plan["dA"] = frozenset({0})
+    else:
+        pixels = image.detach().clone().requires_grad_()
+        feed = feed.swap(image, pixels)
     mode = AttentionMode(plan, batch=1, keep_output=True)
     with still(model):
         try:
@@ -162,7 +179,7 @@ def _probe(model: nn.Module, feed: Feed, layout: Layout, target: Callable[..., A
 def _describe(model: nn.Module, feed: Feed, mode: AttentionMode, given: Layout, scalar: Tensor) -> Anatomy:
     image = feed.image
     size = None if image is None else (int(image.shape[2]), int(image.shape[3]))
-    calls, kind = _tower(mode.calls, size is not None)
+    calls, kind = _tower(mode)
     base = Anatomy(type(model).__name__, _library(model), kind, given, 0, (), channels=mode.channels)
     names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
     organs = tuple(_organ(i, mode, names) for i in calls)
@@ -176,7 +193,9 @@ def _describe(model: nn.Module, feed: Feed, mode: AttentionMode, given: Layout, 
     if note:
         notes.append(note)
     if size is not None and blocks[0].grid != layout.grid and given.grid is None:
-        notes.append("the grid was inferred from the image's shape: no patch-embedding convolution fits the tokens")
+        notes.append("the grid was inferred from the image's shape: no patch-embedding convolution was seen")
+    for guess in notes:
+        warnings.warn(f"{type(model).__name__}: {guess}", GuessWarning, stacklevel=5)
     X = getattr(blocks[0].block, "X", None) if organs[0].stream else None
     tokens_first = X is not None and X.shape[0] == tokens and X.shape[1] == 1
     return replace(
@@ -184,26 +203,30 @@ def _describe(model: nn.Module, feed: Feed, mode: AttentionMode, given: Layout, 
     )
 
 
-def _tower(calls: list[Call], vision: bool) -> tuple[list[int], str]:
+def _tower(mode: AttentionMode) -> tuple[list[int], str]:
     """Which attention calls form the encoder to be explained, and what kind it is.
 
-    A model of two towers also attends over its text; those calls saw no convolution, or have another length.
+    A model of two towers also attends over its text; those calls do not depend on the pixels.
     """
-    seen = [i for i, c in enumerate(calls) if not vision or c.grid is not None] or list(range(len(calls)))
-    square = [i for i in seen if calls[i].shape[2] == calls[i].shape[3]]
-    if not square:
-        return seen, "class-attention"
-    if any(calls[i].shape[0] != 1 for i in square):
+    calls = mode.calls
+    seen = [i for i, c in enumerate(calls) if c.Z is not None and c.Z.requires_grad] or list(range(len(calls)))
+    shapes = [calls[i].shape for i in seen]
+    tokens = shapes[0][3]
+    pools = [s for s in shapes if s[2] == 1 < s[3]]
+    if mode.unread:
+        return seen, "mixed"
+    if any(s[0] != 1 for s in shapes):
         return seen, "windowed"
-    tokens = calls[square[0]].shape[3]
-    own = [i for i in square if calls[i].shape[3] == tokens]
-    others = [i for i in square if calls[i].shape[3] != tokens]
-    if any(i < own[-1] for i in others):
-        return seen, "pyramid"
-    pools = [i for i in seen if i > own[-1] and calls[i].shape[2] < calls[i].shape[3] == tokens]
-    if len(pools) > 1 or any(calls[i].shape[3] > tokens for i in seen if i > own[-1] and i not in others):
+    if len(pools) > 1:
         return seen, "class-attention"
-    return own + pools, "plain"
+    if any(s[2:] != (tokens, tokens) for s in shapes[:-1]) or shapes[-1][3] != tokens or shapes[-1][2] > tokens:
+        return seen, "pyramid"
+    # Few latent queries read out of all tokens; many would be a stage of a pyramid.
+    if shapes[-1][2] != tokens and (len(shapes) == 1 or shapes[-1][2] > max(8, tokens // 16)):
+        return seen, "pyramid"
+    if any(calls[i].beside for i in seen):
+        return seen, "parallel"
+    return seen, "plain"
 
 
 def _find_readout(layout: Layout, blocks: list[Call], scalar: Tensor, text: bool) -> tuple[Layout, str | None]:
@@ -265,6 +288,11 @@ def _library(model: nn.Module) -> str:
 def _refused(model: nn.Module, feed: Feed, error: Exception) -> VitrailError:
     """The model's own complaint, with what was fed and what it seems to want."""
     reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "nference tensor" in reason:
+        return ModelError(
+            "the model's weights were made under torch.inference_mode(), so nothing can be differentiated through "
+            "them: load the model outside of it"
+        )
     image = feed.image
     if image is None:
         return InputError(f"{type(model).__name__} refused its input: {reason}")

@@ -1,6 +1,6 @@
 """The mode that makes attention explicit.
 
-Under :class:`AttentionMode` every torch function a model calls passes by here. Three of them are doors to
+Under ``AttentionMode`` every torch function a model calls passes by here. Three of them are doors to
 attention: the fused ``scaled_dot_product_attention``, ``multi_head_attention_forward``, and a ``softmax`` whose
 result is multiplied into values. The first two are replaced by the explicit softmax(QKᵀ·scale + mask)·V where
 somebody asked for what is inside, and left alone where nobody did; the third is already explicit and only noted.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -37,15 +38,17 @@ class Call:
 
     Attributes:
         block: What was kept of it.
-        shape: (batch, heads, queries, keys).
+        shape: (batch, heads, queries, keys); axes before the heads count as batch.
         grid: Spatial size of the last convolution seen before it, or None.
         Z: Its output before the projection, shape (b, H, m, dh), kept only on request.
+        beside: Whether the attention before it had not been added to the stream yet.
     """
 
     block: Block
     shape: tuple[int, int, int, int]
     grid: tuple[int, int] | None
     Z: Tensor | None = None
+    beside: bool = False
 
 
 @dataclass
@@ -82,6 +85,7 @@ class AttentionMode(TorchFunctionMode):
         self.calls: list[Call] = []
         self.nodes: dict[tuple[str, int], Tensor] = {}
         self.channels: int | None = None
+        self.unread = 0
         self._plan = plan
         self._batch = batch
         self._dtype = dtype
@@ -140,7 +144,8 @@ class AttentionMode(TorchFunctionMode):
                 setattr(block, kind, tensor.detach().to(self._dtype))
         if A is not None and self._wants("A_mean", index):
             block.A_mean = A.detach().mean(1).to(self._dtype)
-        self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None))
+        beside = self.stream is not None and self.stream.in_branch
+        self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None, beside))
         if self.stream is not None:
             self.stream.attended(index, block, V)
 
@@ -167,8 +172,7 @@ class AttentionMode(TorchFunctionMode):
             Z = A.to(value.dtype) @ value
         else:
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-        shape = (query.shape[0], query.shape[-3], query.shape[-2], key.shape[-2])
-        self._keep(index, query, key, value, A, O, Z, shape)
+        self._keep(index, query, key, value, A, O, Z, _shape(query, key))
         out = Z.flatten(0, 1) if merged else Z
         if self.stream is not None:
             self.stream.branch_from(out)
@@ -220,7 +224,7 @@ class AttentionMode(TorchFunctionMode):
             Z = A.to(V.dtype) @ V
         else:
             Z = F.scaled_dot_product_attention(Q, K, V, attn_mask=mask)
-        self._keep(index, Q, K, V, A, O, Z, (Q.shape[0], num_heads, Q.shape[2], K.shape[2]))
+        self._keep(index, Q, K, V, A, O, Z, _shape(Q, K))
         out = F.linear(Z.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
         if self.stream is not None:
             self.stream.projected(out_proj_weight, out_proj_bias)
@@ -266,6 +270,8 @@ class AttentionMode(TorchFunctionMode):
             return result
         A = self._node("dA", len(self.calls), result)
         scores = self._scores if self._scores is not None and self._scores.result is logits else None
+        if self._pending is not None and self._pending.scores is not None:
+            self.unread += 1  # an attention that was mixed with something before it met the values
         self._pending, self._scores = _Pending(A, logits, scores, A), None
         return A
 
@@ -277,7 +283,7 @@ class AttentionMode(TorchFunctionMode):
         if pending.scores is not None:
             Q, K = self._split(pending.scores.Q), self._split(pending.scores.K).transpose(-2, -1)
         index = len(self.calls)
-        self._keep(index, Q, K, V, A, O, self._split(Z), (A.shape[0], A.shape[1], A.shape[2], A.shape[3]))
+        self._keep(index, Q, K, V, A, O, self._split(Z), _shape(A, V))
         if self.stream is not None:
             self.stream.branch_from(Z)
         return Z
@@ -304,3 +310,7 @@ class AttentionMode(TorchFunctionMode):
             if self.channels is None:
                 self.channels = int(weight.shape[1])
         return result
+
+
+def _shape(queries: Tensor, keys: Tensor) -> tuple[int, int, int, int]:
+    return (prod(queries.shape[:-3]), queries.shape[-3], queries.shape[-2], keys.shape[-2])

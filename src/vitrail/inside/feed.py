@@ -37,10 +37,10 @@ class Feed:
     @property
     def batch(self) -> int:
         """Number of inputs."""
-        tensors = self.tensors
-        if not tensors or tensors[0].dim() == 0:
+        first = self.image if self.image is not None else next(iter(self.tensors), None)
+        if first is None or first.dim() == 0:
             raise InputError("nothing to explain: give a tensor with a batch axis, images, or a dict of tensors")
-        return int(tensors[0].shape[0])
+        return int(first.shape[0])
 
     @property
     def image(self) -> Tensor | None:
@@ -55,6 +55,11 @@ class Feed:
             return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
 
         return Feed(tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()})
+
+    def swap(self, old: Tensor, new: Tensor) -> Feed:
+        """The same with one tensor in place of another."""
+        args = tuple(new if a is old else a for a in self.args)
+        return Feed(args, {k: new if v is old else v for k, v in self.kwargs.items()})
 
     def onto(self, model: nn.Module) -> Feed:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
@@ -95,10 +100,9 @@ def logits_of(output: Any) -> Tensor | None:
         return _as_scores(output)
     if isinstance(output, Mapping):
         found = next((output[name] for name in LOGITS if isinstance(output.get(name), Tensor)), None)
-        if found is None and len(output) == 1:
+        if found is None and len(output) == 1 and not any(name in output for name in EMBEDDINGS):
             found = next(iter(output.values()))
-        named_otherwise = any(name in output for name in EMBEDDINGS)
-        return _as_scores(found) if isinstance(found, Tensor) and not named_otherwise else None
+        return _as_scores(found) if isinstance(found, Tensor) else None
     if isinstance(output, tuple | list):
         return next((s for s in map(logits_of, output) if s is not None), None)
     found = next((getattr(output, name) for name in LOGITS if isinstance(getattr(output, name, None), Tensor)), None)

@@ -57,6 +57,8 @@ class Layout:
             tensor([1.0000, 0.5000, 0.5000])
         """
         prefix = self.prefix or 0
+        if isinstance(self.readout, tuple) and not all(0 <= i < queries for i in self.readout):
+            raise ModelError(f"readout {self.readout} names a token that is not there: the model has {queries}")
         r = torch.zeros(queries, device=device, dtype=dtype)
         if isinstance(self.readout, tuple):
             r[list(self.readout)] = 1 / len(self.readout)
@@ -101,15 +103,17 @@ def read_layout(
     prefix, grid = given.prefix, given.grid
     if grid is None and convolved is not None and 0 <= tokens - convolved[0] * convolved[1] <= max(16, tokens // 4):
         grid = convolved
-    if grid is None and image is not None:
-        for guess in (prefix, stated, *range(17)):
-            grid = _grid_of(tokens - guess, image) if guess is not None and grid is None else grid
     if image is None:
         return Layout(prefix, None, given.readout)
+    known = prefix if prefix is not None else stated
+    if grid is None and (convolved is None or known is not None):
+        guesses = (known,) if known is not None else (0, 1, 2, 5)
+        grid = next((g for guess in guesses if (g := _grid_of(tokens - guess, image)) is not None), None)
     if grid is None:
+        seen = f"a patch embedding of {convolved[0]}×{convolved[1]}" if convolved else "no patch embedding"
         raise ModelError(
-            f"the patch grid was not found: {tokens} tokens for a {image[0]}×{image[1]} image and no patch embedding "
-            "seen; say it with layout=vitrail.Layout(prefix=…, grid=(rows, columns))"
+            f"the patch grid was not found: {tokens} tokens for a {image[0]}×{image[1]} image, and {seen} seen; does "
+            "the model drop or merge patches? If not, give layout=vitrail.Layout(prefix=…, grid=(rows, columns))"
         )
     found = tokens - grid[0] * grid[1]
     if prefix is not None and prefix != found:

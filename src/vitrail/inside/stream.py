@@ -1,10 +1,10 @@
 """Following the residual stream through its sums.
 
-No two libraries name their blocks alike, but all of them add a branch to a stream. So the stream is found by
-what is computed, not by what things are called: whatever descends from an attention's output is its branch, until
-a sum with something that does not; that something is the stream X the branch is added to. From then on the next
-sum that has the new stream (or its norm, in post-norm models) as a term is the MLP's. On the way, the first linear
-map of the branch is the output projection and a product with a vector is LayerScale.
+No two libraries name their blocks alike, but all of them add a branch to a stream. So the stream is found by what is
+computed, not by what things are called: whatever descends from an attention's output is its branch, until a sum with
+something that was there before; that is the stream X the branch is added to. From then on the next sum that has the
+new stream (or its norm, in post-norm models) as a term is the MLP's. On the way, the first linear map of the branch is
+the output projection and a product with a vector is LayerScale.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class Stream:
         self._index = -1
         self._block: Block | None = None
         self._branch: dict[int, Tensor] = {}
+        self._fresh: dict[int, Tensor] = {}
         self._mid: Tensor | None = None
         self._norms: dict[int, _Norm] = {}
         self._linears: list[_Linear] = []
@@ -62,6 +63,11 @@ class Stream:
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
         return (self._index if index is None else index) in self._plan.get(kind, NOWHERE)
+
+    @property
+    def in_branch(self) -> bool:
+        """Whether an attention's branch has not met the stream yet."""
+        return bool(self._branch)
 
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.detach().to(self._dtype)
@@ -77,7 +83,7 @@ class Stream:
 
     def branch_from(self, out: Tensor) -> None:
         """From here on, whatever descends from ``out`` is the attention's branch."""
-        self._branch = {id(out): out}
+        self._branch, self._fresh = {id(out): out}, {}
 
     def projected(self, weight: Tensor, bias: Tensor | None) -> None:
         """The output projection of the current block."""
@@ -133,9 +139,9 @@ class Stream:
             return None
         if self._branch:
             in_left, in_right = id(left) in self._branch, id(right) in self._branch
-            if in_left != in_right:
-                return (right, left) if in_left else (left, right)
-            return None
+            stream, branch = (right, left) if in_left else (left, right)
+            # What was made beside the branch, such as a parallel MLP, is not the stream.
+            return (stream, branch) if in_left != in_right and id(stream) not in self._fresh else None
         if self._mid is not None:
             norm = self._norms.get(id(self._mid))
             for stream, branch in ((left, right), (right, left)):
@@ -155,7 +161,7 @@ class Stream:
             if self._wants("norms"):
                 block.X_norm = None if norm is None else self._full(norm.result)
                 block.X_mid_norm = block.norm_gain = block.F_norm_gain = None
-            self._branch, self._mid = {}, result
+            self._branch, self._fresh, self._mid = {}, {}, result
         else:
             if self._wants("stream"):
                 block.X_mid, block.F = self._full(X), self._full(F_out)
@@ -200,6 +206,8 @@ class Stream:
         if not any(id(a) in self._branch for a in touched):
             touched = [a for group in args if isinstance(group, list | tuple) for a in group if isinstance(a, Tensor)]
             if not any(id(a) in self._branch for a in touched):
+                if isinstance(result, Tensor):
+                    self._fresh[id(result)] = result
                 return
         if func is F.linear and self._block is not None and ("Wo", self._index) not in self.parameters:
             weight = args[1] if len(args) > 1 else kwargs["weight"]

@@ -17,11 +17,15 @@ def _needs(variant: int, depth: int, **_: object) -> Needs:
     return needs
 
 
+def _signed(heads: str, **_: object) -> bool:
+    return heads == "mean"
+
+
 VARIANTS = {**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}, "ii": {"heads": "relu"}}
 
 
 @register("gradtoken", "GradToken", "gradient", needs=_needs, class_specific=True, score="logit",
-          cite="cheng2025gradtoken", variants=VARIANTS)  # fmt: skip
+          signed=_signed, cite="cheng2025gradtoken", variants=VARIANTS)  # fmt: skip
 def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int = 1) -> Tensor:
     """Keys of the last block against the gradient at the readout's query, spread over the patches by attention.
 

@@ -11,16 +11,10 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.errors import NotApplicableError, OptionError
-from vitrail.inside.anatomy import Anatomy
+from vitrail.inside.anatomy import KINDS, Anatomy
 from vitrail.inside.trace import Needs, Trace
 
 Relevance = Callable[..., Tensor]
-
-_ABOUT_KIND = {
-    "windowed": "attends inside windows, so no attention matrix joins all its patches",
-    "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
-    "class-attention": "reads its patches through several class-attention layers",
-}
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class Method:
         family: "attention", "gradient" or another of the catalogue's families.
         needs: What the pass must keep, or a function from the options to that.
         class_specific: Whether the map depends on the class asked for.
-        signed: Whether negative relevance has a meaning.
+        signed: Whether negative relevance has a meaning, or a function from the options to that.
         score: What is differentiated unless the option ``score`` says otherwise: "logit", "prob" or "logprob".
         cite: BibTeX key in ``docs/bibliography.bib``.
         variants: Named sets of options.
@@ -47,7 +41,7 @@ class Method:
     needs: Needs | Callable[..., Needs]
     class_specific: bool
     cite: str
-    signed: bool = False
+    signed: bool | Callable[..., bool] = False
     score: str | None = None
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -68,6 +62,10 @@ class Method:
         own = {k: v for k, v in options.items() if k != "score"}
         return self.needs(**own) if callable(self.needs) else self.needs
 
+    def is_signed(self, options: Mapping[str, Any]) -> bool:
+        """Whether maps made with these options have a sign."""
+        return self.signed(**options) if callable(self.signed) else self.signed
+
     def apply(self, trace: Trace, options: Mapping[str, Any]) -> Tensor:
         """The relevance of patches, shape (b, S)."""
         return self.relevance(trace, **{k: v for k, v in options.items() if k != "score"})
@@ -78,7 +76,7 @@ class Method:
             usable = [m.name for m in METHODS.values() if m.family == "perturbation"]
             instead = f"use {', '.join(usable)} instead" if usable else "it needs a plain ViT"
             raise NotApplicableError(
-                f"{self.name} does not apply to {anatomy.model}: the model {_ABOUT_KIND[anatomy.kind]}; {instead}"
+                f"{self.name} does not apply to {anatomy.model}: the model {KINDS[anatomy.kind]}; {instead}"
             )
         if "stream" in self.needed(options) and not anatomy.has_stream:
             missing = next(
@@ -95,7 +93,7 @@ METHODS: dict[str, Method] = {}
 
 
 def register(name: str, title: str, family: str, **line: Any) -> Callable[[Relevance], Relevance]:
-    """Add a pure function to the registry; the arguments are the fields of :class:`Method`."""
+    """Add a pure function to the registry; the arguments are the fields of `Method`."""
 
     def add(relevance: Relevance) -> Relevance:
         METHODS[name] = Method(name, relevance, title, family, **line)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitrail.errors import OptionError
 from vitrail.inside.trace import Block, Needs, Trace
 from vitrail.methods.flow import batch_of, row
 from vitrail.methods.registry import choose, register, within
@@ -38,6 +39,8 @@ def rollout(
     """
     choose("fusion", fusion, ("mean", "max", "min", "per_head"))
     choose("faults", faults, ("none", "vit_explain"))
+    if not 0 <= discard < 1:
+        raise OptionError(f"discard={discard} is not a share: it must be at least 0 and below 1")
     within("start", start, len(trace.blocks), "blocks")
     blocks = trace.blocks[start:]
     v = trace.readout.expand(batch_of(blocks[-1]), -1)

@@ -64,7 +64,7 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         raise
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = " (no network? give --weights FILE, or --weights random to try things out)" if fetch else ""
+        hint = " (no network? give a weights file, or choose random weights to try things out)" if fetch else ""
         raise ModelError(f"{spec} could not be made: {reason}{hint}") from error
     if state is not None:
         fit(module, state, str(weights))
