@@ -21,9 +21,10 @@ from vitrail.errors import (
     VitrailError,
     WeightsError,
 )
+from vitrail.models.plain import PlainViT
 from vitrail.models.preprocess import open_image
 from vitrail.models.weights import fit, read_weights
-from vitrail.testing import TinyViT, tiny_vit
+from vitrail.testing import tiny_vit
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -127,7 +128,7 @@ def test_windowed_models_are_refused_with_a_reason(method):
 
 
 def test_a_vit_without_mlps_is_refused_where_they_matter():
-    class Bare(TinyViT):
+    class Bare(PlainViT):
         """Blocks of attention only."""
 
         def forward(self, images):

@@ -17,7 +17,7 @@ from vitrail.inside.anatomy import read
 from vitrail.inside.capture import passing
 from vitrail.inside.feed import Feed, any_output
 from vitrail.inside.trace import ALL, KINDS
-from vitrail.testing import TinyViT
+from vitrail.models.plain import PlainViT
 
 IMAGE = (3, 224, 224)
 
@@ -135,7 +135,7 @@ class Encoder(nn.Module):
         return self.head(self.encoder(self.embed(images).flatten(2).transpose(1, 2)).mean(1)), None
 
 
-class FoldedHeads(TinyViT):
+class FoldedHeads(PlainViT):
     """Heads folded into the batch before the fused kernel is called."""
 
     def __init__(self) -> None:
@@ -218,7 +218,7 @@ CASES = {
     "own:einsum": Case(lambda: HandWritten(einsum=True), 1, (4, 4), "cls", 3, size=(3, 32, 32)),
     "own:encoder": Case(Encoder, 0, (4, 4), "mean", 3, size=(3, 32, 32)),
     "own:folded-heads": Case(FoldedHeads, 1, (4, 4), "cls", 3, size=(3, 32, 32)),
-    "own:registers": Case(lambda: TinyViT(prefix=3), 3, (4, 4), "cls", 3, size=(3, 32, 32)),
+    "own:registers": Case(lambda: PlainViT(prefix=3), 3, (4, 4), "cls", 3, size=(3, 32, 32)),
 }  # fmt: skip
 
 

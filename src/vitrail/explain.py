@@ -15,7 +15,7 @@ from vitrail.errors import MapWarning, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations
 from vitrail.inputs import Inputs, to_feed
 from vitrail.inside.anatomy import Anatomy, read
-from vitrail.inside.capture import Pass, passing
+from vitrail.inside.capture import check_finite, passing
 from vitrail.inside.feed import Feed
 from vitrail.inside.layout import Layout
 from vitrail.inside.still import unwrap
@@ -26,7 +26,7 @@ from vitrail.methods.registry import Method
 from vitrail.models import Loaded, describe
 from vitrail.models.loaded import Prepare
 from vitrail.models.preprocess import Preprocess
-from vitrail.targets import Aim, Target, aim
+from vitrail.targets import Target, aim
 
 DEFAULT = "gradtoken"
 
@@ -157,12 +157,22 @@ def _explain(
             for job in jobs:
                 if job.score == score:
                     relevance[job.label] += _timed(job, trace, own)
+        check_finite(about.module, one.logits)
+    joined = torch.stack([torch.stack(relevance[job.label], 1) for job in jobs])
+    finished = _finish(joined, [job.method.is_signed(job.options) for job in jobs], anatomy, feed)
+    common: dict[str, Any] = {
+        "targets": aimed.classes, "logits": one.logits, "model": about.name, "classes": about.classes,
+        "images": feed.image if anatomy.layout.grid else None, "anatomy": dict(anatomy.rows()),
+        "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,
+    }  # fmt: skip
     shared = perf_counter() - started - sum(own.values())
-    found = {}
-    for job in jobs:
-        joined = torch.stack(relevance[job.label], 1)
-        found[job.label] = _explanation(job, joined, one, aimed, feed, about, shared + own[job.label])
-    return found
+    return {
+        job.label: Explanation(
+            method=job.label, title=job.method.title, maps=maps, grid=grid, flat=dull, options=job.options,
+            signed=job.method.is_signed(job.options), seconds=shared + own[job.label], **common,
+        )
+        for job, maps, grid, dull in zip(jobs, *finished, strict=True)
+    }  # fmt: skip
 
 
 def _timed(job: _Job, trace: Trace, own: dict[str, float]) -> list[Tensor]:
@@ -173,27 +183,22 @@ def _timed(job: _Job, trace: Trace, own: dict[str, float]) -> list[Tensor]:
     return [relevance]
 
 
-def _explanation(
-    job: _Job, relevance: Tensor, one: Pass, aimed: Aim, feed: Feed, about: Loaded, seconds: float
-) -> Explanation:
-    """Relevance of patches, shape (b, K, S), as a result."""
-    grid = one.anatomy.layout.grid
-    signed = job.method.is_signed(job.options)
-    image = feed.image
+def _finish(relevance: Tensor, signed: list[bool], anatomy: Anatomy, feed: Feed) -> tuple[Tensor, Tensor, Tensor]:
+    """Relevance of patches by all methods, shape (M, b, K, S), as maps, grids and which maps say nothing."""
+    grid, image = anatomy.layout.grid, feed.image
     if grid is not None and image is not None:
-        raw = relevance.reshape(*relevance.shape[:2], *grid)
+        raw, axes = relevance.reshape(*relevance.shape[:3], *grid), 2
         big = upsample(raw, (int(image.shape[2]), int(image.shape[3])))
-        maps, dull = normalise(big, signed), flat(big)[..., 0, 0]
     else:
-        dull = flat(relevance, axes=1)[..., 0]
-        raw = torch.nn.functional.pad(relevance, (one.anatomy.layout.prefix or 0, 0))
-        maps = normalise(raw, signed, axes=1)
-    return Explanation(
-        method=job.label, title=job.method.title, maps=maps.float(), grid=raw, targets=aimed.classes,
-        logits=one.logits, options=job.options, seconds=seconds, flat=dull, signed=signed, model=about.name,
-        classes=about.classes, images=image, anatomy=dict(one.anatomy.rows()),
-        preprocess=about.preprocess if isinstance(about.preprocess, Preprocess) else None,
-    )  # fmt: skip
+        raw = big = torch.nn.functional.pad(relevance, (anatomy.layout.prefix or 0, 0))
+        axes = 1
+    maps = normalise(big, axes=axes)
+    for i, has_sign in enumerate(signed):
+        if has_sign:
+            maps[i] = normalise(big[i], signed=True, axes=axes)
+    # On a text the prefix is padding, which would lend contrast to relevance that has none.
+    dull = flat(relevance, axes=1)[..., 0]
+    return maps.float(), raw, dull
 
 
 def _join(pieces: list[Explanation]) -> Explanation:
@@ -210,6 +215,8 @@ def _join(pieces: list[Explanation]) -> Explanation:
 
 
 def _warn(found: Mapping[str, Explanation]) -> None:
+    if not bool(torch.stack([e.flat for e in found.values()]).any()):
+        return
     for label, explanation in found.items():
         if bool(explanation.flat.any()):
             where = [tuple(i) for i in explanation.flat.nonzero().tolist()]

@@ -102,16 +102,14 @@ def passing(model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Need
         index_of = {organ.call: i for i, organ in enumerate(organs)}
         nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
         logits = logits_of(output)
-        if logits is not None:
-            logits = logits.detach()
-            check_finite(model, logits)
+        logits = None if logits is None else logits.detach()
         queries = mode.calls[organs[-1].call].shape[2]
         yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, dtype, feed.tensors[0].device)
 
 
-def check_finite(model: nn.Module, logits: Tensor) -> None:
+def check_finite(model: nn.Module, logits: Tensor | None) -> None:
     """Refuse to explain a model that says NaN, and name the weights that make it so."""
-    if bool(torch.isfinite(logits).all()):
+    if logits is None or bool(torch.isfinite(logits).all()):
         return
     broken = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if _broken(p)]
     if broken:

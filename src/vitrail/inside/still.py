@@ -53,12 +53,13 @@ def still(model: nn.Module) -> Iterator[nn.Module]:
         >>> layer.training, layer.weight.requires_grad
         (True, True)
     """
-    training = [(module, module.training) for module in model.modules()]
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    modules = list(model.modules())
+    training = [module for module in modules if module.training]
+    trainable = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]  # noqa: SLF001
     fast_path = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        for module, _ in training:
+        for module in training:
             module.training = False
         for parameter in trainable:
             parameter.requires_grad_(False)
@@ -66,7 +67,7 @@ def still(model: nn.Module) -> Iterator[nn.Module]:
             yield model
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module, was_training in training:
-            module.training = was_training
+        for module in training:
+            module.training = True
         for parameter in trainable:
             parameter.requires_grad_(True)

@@ -70,7 +70,7 @@ class Stream:
         return bool(self._branch)
 
     def _full(self, tensor: Tensor) -> Tensor:
-        return tensor.detach().to(self._dtype)
+        return tensor.detach() if tensor.dtype == self._dtype else tensor.detach().to(self._dtype)
 
     # -- told by the mode ----------------------------------------------------------------------------------------
 

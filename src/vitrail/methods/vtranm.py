@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from vitrail.methods.registry import choose, register, within
 
 VARIANTS = ("baseline", "af", "af+l", "full")
 TINY = 1e-12
+AT_ONCE = 2**24  # numbers of one kind, 64 MiB in single precision
 
 
 @dataclass(frozen=True)
@@ -102,15 +104,13 @@ def vtranm(
         projection_bias, layer_scale, necc_over, post_norm,
     )  # fmt: skip
 
-    def step(v: Tensor, block: Block) -> Tensor:
-        moved = rows(v, _weighted(block))
-        return (moved * attention_weight(trace, block, measure) if measure.length else moved).mean(1)
-
     v = trace.readout.expand(len(trace.blocks[-1].A), -1)
-    for block in reversed(trace.blocks):
-        if measure.length and not block.pool:
-            v = v * (1 + mlp_weight(trace, block, measure))  # the MLP acts after attention, so it comes first here
-        moved = step(v, block)
+    weights = measured(trace, measure) if measure.length else [(None, None)] * len(trace.blocks)
+    for block, (w, w_mlp) in zip(reversed(trace.blocks), reversed(weights), strict=True):
+        if w_mlp is not None:
+            v = v * (1 + w_mlp)  # the MLP acts after attention, so it comes first on the way down
+        moved = rows(v, _weighted(block))
+        moved = (moved if w is None else moved * w).mean(1)
         v = moved if block.pool else v + moved
     if init == "norm" or (init is None and measure.length):
         v = v * trace.blocks[0].X.norm(dim=-1)
@@ -121,56 +121,83 @@ def _weighted(block: Block) -> Tensor:
     return (block.dA * block.A).clamp_min_(0)  # A ≥ 0, so this is dA⁺ ⊙ A
 
 
-def attention_weight(trace: Trace, block: Block, measure: Measure) -> Tensor:
-    """The weight w of an attention layer, shape (b, H, n), or (b, 1, n) where heads are measured together.
+def measured(trace: Trace, measure: Measure) -> list[tuple[Tensor, Tensor | None]]:
+    """The weights w of every block: of its attention, shape (b, H, n), and of its MLP, shape (b, n); a pool has none.
+
+    Blocks are taken several at a time while they are small: a dozen launches on all beat a dozen on each.
+    """
+    found: list[tuple[Tensor, Tensor | None]] = []
+    at_once = max(1, AT_ONCE // trace.blocks[0].V.numel())
+    chain = [block for block in trace.blocks if not block.pool]
+    for start in range(0, len(chain), at_once):
+        group = chain[start : start + at_once]
+        found += zip(attention_weights(trace, group, measure), mlp_weights(trace, group, measure), strict=True)
+    for pool in trace.blocks[len(chain) :]:
+        found += [(attention_weights(trace, [pool], measure)[0], None)]
+    return found
+
+
+def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -> Tensor:
+    """The weights w of attention layers, shape (layers, b, H, n), or (layers, b, 1, n) where heads go together.
 
     The vectors Ẽ_h = V_h·Wo_h are never formed: their lengths come from the Gram matrix of Wo_h, dh×dh, and their
     products with E from E·Wo_hᵀ, which is as small as V.
     """
-    E = _embedding(block, "X", measure)
-    V = _values(block, measure)
-    heads, dh = V.shape[1], V.shape[3]
-    Wo = block.Wo if not (measure.layer_scale and block.gamma is not None) else block.gamma[:, None] * block.Wo
+    E = torch.stack([_embedding(block, "X", measure) for block in blocks])
+    V = torch.stack([_values(block, measure).transpose(0, 1) for block in blocks])  # (layers, H, b, n, dh)
+    Wo = torch.stack([block.Wo for block in blocks])
     bias = None
-    if measure.projection_bias and block.bo is not None:
-        bias = block.bo if not (measure.layer_scale and block.gamma is not None) else block.gamma * block.bo
-    if measure.post_norm == "fold" and block.norm_gain is not None:
-        Wo, bias = _fold(Wo, block.norm_gain, 0), None if bias is None else _fold(bias, block.norm_gain, 0)
-        E = _fold(E, block.norm_gain, -1)
+    if measure.projection_bias and blocks[0].bo is not None:
+        bias = torch.stack([block.bo for block in blocks if block.bo is not None])
+    if measure.layer_scale and blocks[0].gamma is not None:
+        gamma = torch.stack([block.gamma for block in blocks if block.gamma is not None])
+        Wo, bias = gamma[..., None] * Wo, None if bias is None else gamma * bias
+    if measure.post_norm == "fold" and blocks[0].norm_gain is not None:
+        gain = torch.stack([block.norm_gain for block in blocks if block.norm_gain is not None])
+        E = _fold(E, gain[:, None, None], -1)
+        Wo, bias = _fold(Wo, gain[..., None], 1), None if bias is None else _fold(bias, gain, -1)
+    layers, heads, b, n, dh = V.shape
+    length = E.norm(dim=-1)
     if not measure.per_head:
-        changed = torch.nn.functional.linear(V.transpose(1, 2).flatten(2), Wo, bias)
-        return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), (changed * E).sum(-1), measure)[:, None]
-    split = Wo.reshape(-1, heads, dh).permute(1, 2, 0)  # (H, dh, d)
-    gram = split @ split.transpose(1, 2)
-    square = ((V @ gram) * V).sum(-1)
-    product = ((E @ Wo).reshape(*E.shape[:2], heads, dh).transpose(1, 2) * V).sum(-1)
+        joined = V.permute(0, 2, 3, 1, 4).reshape(layers, b * n, heads * dh)
+        changed = (joined @ Wo.transpose(1, 2)).view_as(E)
+        changed = changed if bias is None else changed + bias[:, None, None]
+        return _weigh(trace, length, changed.norm(dim=-1), (changed * E).sum(-1), measure).unsqueeze(2)
+    split = Wo.view(layers, -1, heads, dh).permute(0, 2, 3, 1)  # (layers, H, dh, d)
+    flat = V.flatten(2, 3)
+    square = ((flat @ (split @ split.transpose(-2, -1))) * flat).sum(-1)
+    projected = (E.flatten(1, 2) @ Wo).view(layers, b * n, heads, dh).transpose(1, 2)
+    product = (projected * flat).sum(-1)
     if bias is not None:
         share = bias / heads
-        square = square + 2 * (V @ (split @ share)[:, :, None]).squeeze(-1) + share.dot(share)
-        product = product + (E @ share)[:, None]
-    return _weigh(trace, E.norm(dim=-1)[:, None], square.clamp_min(0).sqrt(), product, measure)
+        square = square + 2 * (flat @ (split @ share[:, None, :, None])).squeeze(-1) + (share**2).sum(-1)[:, None, None]
+        product = product + (E.flatten(1, 2) @ share[..., None]).transpose(1, 2)
+    after, product = (t.view(layers, heads, b, n).transpose(1, 2) for t in (square.clamp_min(0).sqrt(), product))
+    return _weigh(trace, length.unsqueeze(2), after, product, measure)
 
 
-def mlp_weight(trace: Trace, block: Block, measure: Measure) -> Tensor:
-    """The weight w of an MLP layer, shape (b, n)."""
-    E = _embedding(block, "X_mid", measure)
-    assert block.F is not None
-    changed = block.F
-    if not measure.layer_scale and block.F_gamma is not None:
-        changed = torch.where(block.F_gamma == 0, 0.0, changed / block.F_gamma)
-    if measure.post_norm == "fold" and block.F_norm_gain is not None:
-        E, changed = _fold(E, block.F_norm_gain, -1), _fold(changed, block.F_norm_gain, -1)
+def mlp_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -> Tensor:
+    """The weights w of MLP layers, shape (layers, b, n)."""
+    E = torch.stack([_embedding(block, "X_mid", measure) for block in blocks])
+    changed = torch.stack([block.F for block in blocks if block.F is not None])
+    if not measure.layer_scale and blocks[0].F_gamma is not None:
+        gamma = torch.stack([block.F_gamma for block in blocks if block.F_gamma is not None])[:, None, None]
+        changed = torch.where(gamma == 0, 0.0, changed / gamma)
+    if measure.post_norm == "fold" and blocks[0].F_norm_gain is not None:
+        gain = torch.stack([block.F_norm_gain for block in blocks if block.F_norm_gain is not None])[:, None, None]
+        E, changed = _fold(E, gain, -1), _fold(changed, gain, -1)
     return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), (changed * E).sum(-1), measure)
 
 
 def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor, measure: Measure) -> Tensor:
-    """Ratio of lengths, times NECC if directions are measured."""
+    """Ratio of lengths, times NECC if directions are measured; tokens are the last axis."""
     ratio = after / before.clamp_min(TINY)
     if not measure.direction:
         return ratio
-    necc = (product / (before * after).clamp_min(TINY)).exp()
-    over = necc if measure.necc_over == "all" else trace.patches(necc)
-    return ratio * necc / over.sum(-1, keepdim=True)
+    cosine = product / (before * after).clamp_min(TINY)
+    if measure.necc_over == "all":
+        return ratio * cosine.softmax(-1)
+    return ratio * (cosine - trace.patches(cosine).logsumexp(-1, keepdim=True)).exp()
 
 
 def _embedding(block: Block, name: str, measure: Measure) -> Tensor:
@@ -205,5 +232,4 @@ def _values(block: Block, measure: Measure) -> Tensor:
 
 def _fold(vectors: Tensor, gain: Tensor, axis: int) -> Tensor:
     """Centre along the width and apply a norm's gain; its scale is common to both vectors compared and cancels."""
-    centred = vectors - vectors.mean(axis, keepdim=True)
-    return centred * (gain if axis == -1 or vectors.dim() == 1 else gain[:, None])
+    return (vectors - vectors.mean(axis, keepdim=True)) * gain
