@@ -29,7 +29,13 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             from safetensors.torch import load_file
 
             return dict(load_file(path))
+        with path.open("rb") as file:
+            start = file.read(2)
+        if start not in (b"PK", b"\x80\x02"):  # what torch writes: a zip archive, or a pickle of the old kind
+            raise WeightsError(f"{path} cannot be read as weights: it is neither a safetensors nor a torch file")
         loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except WeightsError:
+        raise
     except pickle.UnpicklingError as error:
         raise WeightsError(
             f"{path} holds more than tensors, and reading it could run code: save it as safetensors, or as "
