@@ -21,9 +21,9 @@ from vitrail.errors import (
     VitrailError,
     WeightsError,
 )
+from vitrail.models.checkpoint import fit, read_weights
 from vitrail.models.plain import PlainViT
 from vitrail.models.preprocess import open_image
-from vitrail.models.weights import fit, read_weights
 from vitrail.testing import tiny_vit
 
 IMAGES = torch.zeros(2, 3, 32, 32)

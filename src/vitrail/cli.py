@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +25,12 @@ err = Console(stderr=True)
 
 ModelOption = Annotated[
     str,
-    typer.Option("--model", "-m", help="timm:NAME, hf:NAME, torchvision:NAME or open_clip:NAME", show_default=False),
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="SOURCE:NAME",
+        help="timm:NAME, hf:NAME, torchvision:NAME, open_clip:NAME, or an embedded model. See `vitrail models`.",
+    ),
 ]
 WeightsOption = Annotated[
     str,
@@ -40,8 +47,10 @@ DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: cpu, 
 
 @app.command()
 def explain(
-    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
-    model: ModelOption,
+    images: Annotated[
+        list[Path] | None, typer.Argument(help="Image files; without any, the embedded scenes.", show_default=False)
+    ] = None,
+    model: ModelOption = "scenes",
     weights: WeightsOption = "pretrained",
     method: Annotated[
         list[str],
@@ -66,25 +75,24 @@ def explain(
 
     For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
     """
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
     from vitrail.explain import explain as run
     from vitrail.models.preprocess import open_image
 
+    if not images:
+        _demo(to, list(dict.fromkeys(method)), model)
+        return
     for path in images:  # every file is looked at before the first is worked on
         open_image(path)
     about = _load(model, weights, device)
     aimed = _aim(about, target)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     done: list[tuple[Path, Any]] = []
     names = _folders(images)
-    with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task("Explaining", total=len(images))
+    with _progress("Explaining", len(images)) as advance:
         for path in images:
             found = run(about, path, methods=list(dict.fromkeys(method)), target=aimed)
             _figure(found, found.save(to / names[path]))
             done.append((path, found))
-            progress.advance(task)
+            advance()
     table = Table("image", "explained", "method", "seconds", "maps", box=None, header_style="bold")
     for path, found in done:
         for name, e in found.items():
@@ -133,10 +141,13 @@ def models(
     """List model sources, whether they are installed, and names to use with --model."""
     from importlib.util import find_spec
 
+    from vitrail.models.embedded import EMBEDDED
     from vitrail.models.sources import EXTRAS, TRIED, names
 
     table = Table("source", "installed", "names tried in the tests" if pattern is None else f"names with {pattern!r}",
                   box=None, header_style="bold")  # fmt: skip
+    if pattern is None:
+        table.add_row("embedded", "yes", "\n".join(f"{name}  [dim]{what}[/dim]" for name, what in EMBEDDED.items()))
     for source, (module, extra) in EXTRAS.items():
         there = find_spec(module) is not None
         listed = TRIED[source] if pattern is None else names(source, pattern) if there else ()
@@ -147,7 +158,7 @@ def models(
 
 
 @app.command()
-def doctor(model: ModelOption, weights: WeightsOption = "pretrained", device: DeviceOption = "cpu") -> None:
+def doctor(model: ModelOption = "scenes", weights: WeightsOption = "pretrained", device: DeviceOption = "cpu") -> None:
     """Look inside a model: what was found, what it wants, and which methods work on it."""
     from vitrail.checkup import examine
 
@@ -163,10 +174,40 @@ def doctor(model: ModelOption, weights: WeightsOption = "pretrained", device: De
     out.print(verdicts)
 
 
+@app.command()
+def demo(
+    to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out/demo"),
+) -> None:
+    """Explain four embedded scenes with every method: one figure and one page, no network, no data."""
+    _demo(to, None, "scenes")
+
+
+def _demo(to: Path, methods: list[str] | None, model: str) -> None:
+    from vitrail import demo as scenes
+
+    with _progress("Explaining scenes", len(scenes.SHOWN)) as advance:
+        shown = scenes.run(methods, model, advance)
+    picture, page = scenes.write(shown, to)
+    out.print(f"Figure: [bold]{picture}[/bold]\nPage:   [bold]{page}[/bold]", soft_wrap=True)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=err, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda: progress.advance(task)
+
+
 def _load(model: str, weights: str, device: str) -> Any:
     from vitrail.models import load
+    from vitrail.models.embedded import EMBEDDED
 
     file = None if weights in ("pretrained", "random") else weights
+    if model in EMBEDDED and weights != "pretrained":
+        raise InputError(f"{model} has weights of its own: leave --weights out")
     about = load(model, file, pretrained=weights == "pretrained")
     try:
         about.module.to(device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,12 +19,13 @@ MOST_ROWS = 40
 
 
 def figure(
-    explanations: Mapping[str, Explanation], *, raw: bool = False, opacity: float = 0.75, cell: float = 1.7
-) -> Figure:
+    explanations: Mapping[str, Explanation] | Sequence[Mapping[str, Explanation]], *, raw: bool = False,
+    opacity: float = 0.75, cell: float = 1.7,
+) -> Figure:  # fmt: skip
     """Input and maps side by side: one row for each target of each image, one column for each method.
 
     Args:
-        explanations: Explanations of the same inputs, by method.
+        explanations: Explanations of the same inputs, by method; or several of these, by the same methods.
         raw: Show the maps alone, patch by patch as the methods gave them, instead of laid over the picture.
         opacity: How much colour covers the picture where relevance is greatest.
         cell: Width of a picture in inches.
@@ -35,16 +36,21 @@ def figure(
     require("matplotlib", "plot", "draw figures")
     from matplotlib.figure import Figure as Canvas
 
-    first = next(iter(explanations.values()))
-    if first.pictures is None:
+    groups = [explanations] if isinstance(explanations, Mapping) else list(explanations)
+    firsts = [next(iter(group.values())) for group in groups]
+    if any(first.images is None for first in firsts):
         raise InputError("a text has no pictures: print its token scores instead")
-    images, count = first.maps.shape[:2]
-    rows = [(b, k) for b in range(images) for k in range(count)]
+    rows = [
+        (group, b, k)
+        for group, first in zip(groups, firsts, strict=True)
+        for b in range(first.maps.shape[0])
+        for k in range(first.maps.shape[1])
+    ]
     if len(rows) > MOST_ROWS:
         raise InputError(f"{len(rows)} rows are too many for one figure: explain at most {MOST_ROWS} targets at a time")
-    height, width = first.pictures.shape[1:3]
-    tall, columns = cell * height / width, 1 + len(explanations)
-    headings = [_heading(e) for e in explanations.values()]
+    height, width = firsts[0].maps.shape[2:]
+    tall, columns = cell * height / width, 1 + len(groups[0])
+    headings = [_heading(e) for e in groups[0].values()]
     top = 0.24 + 0.13 * max(text.count("\n") for text in headings)
     total = (columns * (cell + 0.06) + 0.65, len(rows) * (tall + 0.26) + top - 0.16)
     drawing = Canvas(figsize=total, dpi=200)
@@ -54,15 +60,16 @@ def figure(
         gridspec_kw={"left": 0.05 / total[0], "right": across, "bottom": 0.05 / total[1],
                      "top": 1 - top / total[1], "wspace": 0.04, "hspace": 0.26 / tall},
     )  # fmt: skip
-    for line, (b, k) in zip(axes, rows, strict=True):
+    for line, (group, b, k) in zip(axes, rows, strict=True):
+        first = next(iter(group.values()))
+        assert first.pictures is not None
         _show(line[0], first.pictures[b])
         line[0].set_title(first.label(b, k), fontsize=7.5, loc="left", pad=3)
-        for spot, explanation in zip(line[1:], explanations.values(), strict=True):
+        for spot, explanation in zip(line[1:], group.values(), strict=True):
             _show_map(spot, explanation, b, k, raw, opacity)
     for spot, text in zip(axes[0, 1:], headings, strict=True):
         spot.set_title(text, fontsize=8, pad=3)
-    signed = any(e.signed for e in explanations.values())
-    _bar(drawing, axes, across, total, signed)
+    _bar(drawing, axes, across, total, any(e.signed for e in groups[0].values()))
     return drawing
 
 

@@ -155,11 +155,10 @@ def _probe(model: nn.Module, feed: Feed, layout: Layout, target: Callable[..., A
     image = feed.image
     if image is None:
         plan["dA"] = frozenset({0})
-    else:
-        pixels = image.detach().clone().requires_grad_()
-        feed = feed.swap(image, pixels)
     mode = AttentionMode(plan, batch=1, keep_output=True)
     with still(model):
+        if image is not None:
+            feed = feed.swap(image, image.detach().clone().requires_grad_())
         try:
             with mode:
                 output = feed.into(model)

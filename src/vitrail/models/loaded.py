@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from vitrail.errors import ModelError, VitrailError
 from vitrail.models import sources
+from vitrail.models.checkpoint import fit, read_weights
 from vitrail.models.classes import classes_of
 from vitrail.models.preprocess import CLIP_MEAN, CLIP_STD, HALF, Preprocess
-from vitrail.models.weights import fit, read_weights
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -39,10 +39,10 @@ class Loaded:
 
 
 def load(spec: str, weights: str | Path | None = None, pretrained: bool | None = None) -> Loaded:
-    """A model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME`` or ``open_clip:NAME``.
+    """A model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, ``open_clip:NAME``, or an embedded one.
 
     Args:
-        spec: Library and name.
+        spec: Library and name, or "scenes", "scenes-gap", "scenes-tagged" or "cifar10", which need no network.
         weights: A file to load instead of the library's own weights: safetensors, or a torch file of tensors.
         pretrained: Fetch the library's weights; by default yes, unless ``weights`` is given.
 
@@ -50,11 +50,15 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         >>> load("keras:vit")
         Traceback (most recent call last):
         ...
-        vitrail.errors.ModelError: unknown source 'keras' in 'keras:vit': use timm:, hf:, torchvision:, open_clip:
+        vitrail.errors.ModelError: unknown source 'keras' in 'keras:vit': use timm:, hf:, torchvision:, open_clip:, ...
     """
+    from vitrail.models.embedded import EMBEDDED, load_embedded
+
+    if spec in EMBEDDED and weights is None:
+        return load_embedded(spec)
     library, colon, name = spec.partition(":")
     if not colon or library not in sources.SOURCES:
-        known = ", ".join(f"{s}:" for s in sources.SOURCES)
+        known = ", ".join([*(f"{s}:" for s in sources.SOURCES), *EMBEDDED])
         raise ModelError(f"unknown source {library!r} in {spec!r}: use {known}")
     fetch = weights is None if pretrained is None else pretrained
     state = None if weights is None else read_weights(weights)
