@@ -81,7 +81,8 @@ def in_parallel(work: Callable[[Job], Done], jobs: Sequence[Job], workers: int) 
     if workers <= 1:
         yield from map(work, jobs)
         return
-    method = "fork" if sys.platform == "linux" and not torch.cuda.is_initialized() else "spawn"
+    untouched = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    method = "fork" if sys.platform == "linux" and untouched else "spawn"
     with multiprocessing.get_context(method).Pool(min(workers, max(1, len(jobs)))) as pool:
         yield from pool.imap(work, jobs)
 
@@ -150,7 +151,7 @@ class TrainedViT(PlainViT):
         if prefix:  # the compiler should not have to see tensors without elements
             x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1)
         x = self.norm(self.blocks(x + self.position))
-        return self.head(x[:, prefix:].mean(1) if self.pool else x[:, 0])
+        return self.head(x[:, prefix:].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]
 
 
 def waves(side: int, width: int) -> Tensor:
@@ -235,7 +236,7 @@ def smooth(targets: Tensor, amount: float) -> Tensor:
 def predict(model: nn.Module, images: Tensor, about: Mapping[str, Any], device: torch.device, fast: bool) -> Tensor:
     """Logits of byte pictures, shape (n, classes); ``fast`` uses bfloat16 on a GPU, otherwise all is float32."""
     logits = []
-    for part in images.split(1000):
+    for part in torch.split(images, 1000):
         with torch.autocast(device.type, torch.bfloat16, enabled=fast and device.type == "cuda"):
             logits.append(model(normalise(part.to(device), about["mean"], about["std"])).float())
     return torch.cat(logits)
@@ -450,7 +451,7 @@ def train(
     while progress < 1:
         epoch_began, total, steps = Clock.now(), torch.zeros((), device=device), 0
         order = torch.randperm(task.count, device=device)
-        for indices in order[: each * recipe.batch].split(recipe.batch):
+        for indices in torch.split(order[: each * recipe.batch], recipe.batch):
             lr = recipe.rate(progress)
             total += stepper(*task.batch(indices, progress), lr)
             step, steps = step + 1, steps + 1

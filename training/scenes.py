@@ -23,6 +23,7 @@ from vitrail.data import CLASSES, Scenes
 from vitrail.models.plain import PlainViT
 
 HALF = (0.5, 0.5, 0.5)
+PREPROCESS = {"mean": HALF, "std": HALF}
 SIZE = 128
 ARCHITECTURE = {"size": SIZE, "patch": 8, "width": 144, "depth": 7, "heads": 6, "classes": len(CLASSES), "mlp": 4}
 TINY = {"width": 48, "depth": 2, "heads": 2}
@@ -206,9 +207,6 @@ def measure(model: PlainViT, sets: dict[str, Pictures], names: Sequence[str], de
     return found
 
 
-PREPROCESS = {"mean": HALF, "std": HALF}
-
-
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
@@ -236,7 +234,8 @@ def main() -> None:
     journal = Journal(args.out, vars(args))
     sets, data = draw_all(args)  # before the first use of the GPU: processes are forked
     data = {key: pictures.to(device) for key, pictures in data.items()}
-    for left, which in zip(range(len(args.which), 0, -1), args.which, strict=True):
+    in_order = sorted(args.which, key=lambda which: which != "tagged")  # it ends early and leaves time to the others
+    for left, which in zip(range(len(in_order), 0, -1), in_order, strict=True):
         seconds = 60 * args.minutes
         if args.total_minutes is not None:
             seconds = min(seconds, (STARTED + 60 * args.total_minutes - Clock.now()) / left)
@@ -251,7 +250,7 @@ def draw_all(args: argparse.Namespace) -> tuple[dict[str, Pictures], dict[str, P
     for which in args.which:
         names += [name for name in (*FOR_MODEL[which], _val(which)) if name not in names]
     sets = {
-        name: draw(jobs_of(scenes), args.workers, math.inf, f"{name}, held out")
+        name: draw(jobs_of(scenes), args.workers, math.inf, f"{scenes.split} split, {name}")
         for name, scenes in held_out(names, args.test).items()
     }
     if {"cls", "gap"} & set(args.which):
