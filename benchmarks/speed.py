@@ -10,6 +10,7 @@ least a gradient method could cost. Weights are random: they change no timing.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import platform
 import statistics
@@ -56,6 +57,7 @@ class Clock:
         if self.device.type != "cuda":
             return None
         self.sync()
+        gc.collect()
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated(self.device)
         torch.cuda.reset_peak_memory_stats(self.device)
@@ -148,7 +150,7 @@ def measure(args: argparse.Namespace, batch: int, dtype: torch.dtype) -> dict[st
     clock = Clock(device, args.repeats)
     calls = bare_calls(model, images)
     calls["six together"] = lambda: vitrail.explain(model, images, methods=SIX, target=0)
-    for name in SIX:
+    for name in args.alone:
         calls[name] = lambda name=name: vitrail.explain(model, images, name, target=0)
     found = clock.compare(calls)
     forward = found["bare forward"]["seconds"]
@@ -174,6 +176,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[8])
     parser.add_argument("--dtypes", nargs="+", default=["float32"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--alone", nargs="*", default=SIX, help="methods to measure by themselves as well")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     torch.manual_seed(0)

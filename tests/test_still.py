@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import nn
@@ -149,6 +151,23 @@ def test_torchscript_is_refused():
     traced = torch.jit.trace(tiny_vit(), torch.randn(1, 3, 32, 32))
     with pytest.raises(ModelError, match="TorchScript"):
         vitrail.explain(traced, torch.randn(1, 3, 32, 32))
+
+
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_nothing_is_left_behind():
+    """Memory is given back at once, not when the garbage collector gets to it: a loop over a dataset must not grow."""
+    model, images = tiny_vit(), torch.randn(2, 3, 32, 32)
+    vitrail.explain(model, images, methods=list(vitrail.methods()), target="top2")
+    gc.collect()
+    gc.disable()
+    try:
+        before = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+        for _ in range(3):
+            vitrail.explain(model, images, methods=list(vitrail.methods()), target="top2")
+        after = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+    finally:
+        gc.enable()
+    assert after == before
 
 
 def test_the_graph_starts_where_it_must():

@@ -29,15 +29,15 @@ from training.common import Clock, Journal, Recipe, Task, logger
 NAME = "cifar10"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 SIZE, PAD = 32, 4
-#: An eighth block would take the model past four million parameters.
+#: A ninth block would take the model past four million parameters.
 ARCHITECTURE = {
-    "size": SIZE, "patch": 4, "width": 256, "depth": 7, "heads": 8, "classes": 10, "prefix": 1, "pool": False, "mlp": 2,
+    "size": SIZE, "patch": 4, "width": 192, "depth": 8, "heads": 6, "classes": 10, "prefix": 1, "pool": False, "mlp": 4,
 }  # fmt: skip
 TINY = {"width": 48, "depth": 2, "heads": 2}
-RECIPE = Recipe(batch=256, lr=8e-4, decay=0.06, ema=0.9998, ema_share=0.015, drop_path=0.1, evaluate=10)
+RECIPE = Recipe(batch=1024, lr=1.5e-3, ema=0.9998, ema_share=0.015, drop_path=0.1, evaluate=10)
 SMOOTHING, MIXUP = 0.1, 0.8
 #: Share of the schedule, at its end, without mixing and without strong augmentation.
-CALM = 0.0
+CALM = 0.1
 #: Seconds that are left for the last evaluation and for writing.
 RESERVE = 10.0
 _CHUNK = 1000

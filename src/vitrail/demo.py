@@ -48,7 +48,7 @@ class Shown:
     def on_object(self, method: str, k: int) -> float:
         """Share of the relevance that lies on the asked object."""
         relevance = self.explanations[method].maps[0, k].clamp_min(0)
-        mask = torch.from_numpy(mask_of(self.scene, self.targets[k])).to(relevance.device)
+        mask = torch.from_numpy(mask_of(self.scene, self.targets[k]).copy()).to(relevance.device)
         return float((relevance * mask).sum() / relevance.sum().clamp_min(1e-12))
 
 
@@ -60,7 +60,7 @@ def mask_of(scene: Scene, label: int) -> NDArray[np.bool_]:
 
 def pixels(scene: Scene) -> Tensor:
     """A scene's image as the embedded models want it, shape (3, height, width)."""
-    return torch.from_numpy(scene.image).permute(2, 0, 1).float() / 127.5 - 1
+    return torch.from_numpy(scene.image.copy()).permute(2, 0, 1).float() / 127.5 - 1
 
 
 def run(

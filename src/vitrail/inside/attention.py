@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -96,14 +96,6 @@ class AttentionMode(TorchFunctionMode):
         self._opened = NOWHERE.union(*(plan.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         follows = ("stream", "norms", "value_path")
         self.stream = Stream(plan, dtype) if any(kind in plan for kind in follows) else None
-        self._doors: dict[Any, Callable[..., Any]] = {
-            F.scaled_dot_product_attention: self._fused,
-            F.multi_head_attention_forward: self._multi_head,
-            F.conv2d: self._convolve,
-            torch.conv2d: self._convolve,
-        }
-        self._doors |= dict.fromkeys(SOFTMAX, self._softmax) | dict.fromkeys(MATMUL, self._matmul)
-        self._doors[torch.einsum] = self._einsum
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -112,13 +104,13 @@ class AttentionMode(TorchFunctionMode):
         stream = self.stream
         if stream is not None:
             stream.before(func, args)
-        door = self._doors.get(func)
+        door = self.DOORS.get(func)
         if door is None:
             result = func(*args, **kwargs)
             if self._scores is not None or self._pending is not None:
                 self._relabel(func, args, result)
         else:
-            result = door(func, *args, **kwargs)
+            result = door(self, func, *args, **kwargs)
         if stream is not None:
             stream.after(func, args, kwargs, result)
         return result
@@ -310,6 +302,17 @@ class AttentionMode(TorchFunctionMode):
             if self.channels is None:
                 self.channels = int(weight.shape[1])
         return result
+
+    # Functions, not bound methods: a mode that held its own methods would keep itself, and the graph, alive.
+    DOORS: ClassVar[dict[Any, Callable[..., Any]]] = {
+        F.scaled_dot_product_attention: _fused,
+        F.multi_head_attention_forward: _multi_head,
+        F.conv2d: _convolve,
+        torch.conv2d: _convolve,
+        torch.einsum: _einsum,
+        **dict.fromkeys(SOFTMAX, _softmax),
+        **dict.fromkeys(MATMUL, _matmul),
+    }
 
 
 def _shape(queries: Tensor, keys: Tensor) -> tuple[int, int, int, int]:

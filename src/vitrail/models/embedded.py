@@ -16,7 +16,6 @@ EMBEDDED = {
     "scenes": "a ViT with a CLS token, trained on the embedded scenes",
     "scenes-gap": "the same without CLS: its head reads the mean of the patches",
     "scenes-tagged": "the same as scenes, trained where a corner tag gives the class away",
-    "cifar10": "a ViT for 32×32 photographs, trained on CIFAR-10",
 }
 
 

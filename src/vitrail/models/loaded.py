@@ -42,7 +42,7 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     """A model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, ``open_clip:NAME``, or an embedded one.
 
     Args:
-        spec: Library and name, or "scenes", "scenes-gap", "scenes-tagged" or "cifar10", which need no network.
+        spec: Library and name, or "scenes", "scenes-gap" or "scenes-tagged", which need no network.
         weights: A file to load instead of the library's own weights: safetensors, or a torch file of tensors.
         pretrained: Fetch the library's weights; by default yes, unless ``weights`` is given.
 
