@@ -45,6 +45,16 @@ def test_explain_writes_pictures_maps_and_manifests(picture, tmp_path):
     assert len(manifest["targets"][0]) == 2
 
 
+def test_without_an_image_the_embedded_scenes_are_explained(tmp_path):
+    done = vitrail("explain", "--out", tmp_path / "here", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "here" / "index.html").read_text()
+    assert (tmp_path / "here" / "figure.png").is_file()
+    assert page.count("GradToken") >= 6
+    assert "http" not in page.replace("http-equiv", ""), "the page fetches nothing"
+    assert str(tmp_path / "here" / "index.html") in done.stdout.replace("\n", "")
+
+
 def test_explain_by_name(picture, tmp_path):
     done = vitrail("explain", picture, *MODEL, "--target", "zebra", "--target", "386", "--out", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -196,7 +196,7 @@ def test_save_writes_what_it_says(tmp_path):
     assert manifest["targets"] == [[1, 3], [0, 2]]
     assert manifest["options"] == {"start": 0, "score": "logit"}
     assert np.allclose(manifest["probabilities"], found.probabilities.tolist())
-    assert {"python", "torch", "vitrail"} <= set(manifest["versions"])
+    assert {"python", "torch", "numpy"} <= set(manifest["versions"])
     assert manifest["model"] == "tiny"
     assert Image.open(tmp_path / "deep" / "er" / "overlay-000-0-bee.png").size == (32, 32)
 
