@@ -120,7 +120,8 @@ def write(shown: Sequence[Shown], folder: Path) -> tuple[Path, Path]:
     introduction = (
         "Four scenes the model has not seen, two of them with two objects, each asked for in turn. Under each map: the "
         "share of its relevance that lies on the asked object, which is known exactly. Six maps decide nothing; "
-        "the benchmark uses hundreds."
+        "the benchmark uses hundreds. With two objects in the picture, this model's gradients do not single out the "
+        "asked one: its card says more."
     )
     picture, sheet = folder / "figure.png", folder / "index.html"
     try:
