@@ -23,8 +23,12 @@ from PIL import Image
 from torch import Tensor
 from torch.distributions import Beta
 
-from training import STARTED, common
-from training.common import Clock, Journal, Recipe, Task, logger
+from training import STARTED
+from training.journal import Journal, describe
+from training.loop import Task, train
+from training.pictures import box_mask, constant, erase, normalise, predict, reflect, smooth
+from training.schedule import Clock, Recipe
+from training.start import add_options, in_parallel, logger, set_up
 
 NAME = "cifar10"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -67,7 +71,7 @@ def read(data: Path, workers: int) -> tuple[dict[str, Split], tuple[str, ...]]:
     chunks = [blobs[i : i + _CHUNK] for i in range(0, len(blobs), _CHUNK)]
     if not chunks:
         raise SystemExit(f"{data} holds no train/<class>/NNNN.jpg and test/<class>/NNNN.jpg")
-    images = np.concatenate(list(common.in_parallel(_decode, chunks, workers)))
+    images = np.concatenate(list(in_parallel(_decode, chunks, workers)))
     labels = np.array([classes.index(label) for _, label, _ in files])
     splits = {}
     for name in ("train", "test"):
@@ -129,8 +133,8 @@ def crop_and_flip(images: Tensor, indices: Tensor) -> Tensor:
     line = torch.arange(SIZE, device=device)
     shift = torch.randint(-PAD, PAD + 1, (2, b, 1), device=device)
     flip = torch.rand(b, 1, device=device) < 0.5
-    rows = common.reflect(line + shift[0], SIZE)
-    columns = common.reflect(torch.where(flip, SIZE - 1 - line, line) + shift[1], SIZE)
+    rows = reflect(line + shift[0], SIZE)
+    columns = reflect(torch.where(flip, SIZE - 1 - line, line) + shift[1], SIZE)
     picked = images[indices[:, None, None], rows[:, :, None], columns[:, None, :]]
     return picked.permute(0, 3, 1, 2).contiguous().float() / 255
 
@@ -154,7 +158,7 @@ def warp(images: Tensor, probability: float = 0.2) -> Tensor:
 
 def recolour(images: Tensor, probability: float = 0.2, rare: float = 0.12) -> Tensor:
     """Brightness, contrast, saturation, sharpness, stretching, posterising and solarising, each at random."""
-    grey = (images * common.constant((0.299, 0.587, 0.114), images.device)).sum(1, keepdim=True)
+    grey = (images * constant((0.299, 0.587, 0.114), images.device)).sum(1, keepdim=True)
     images = sometimes(probability, images * uniform(images, 0.4, 1.6), images)
     mean = grey.mean((2, 3), keepdim=True)
     images = sometimes(probability, mean + (images - mean) * uniform(images, 0.3, 1.7), images)
@@ -180,7 +184,7 @@ def mix(images: Tensor, targets: Tensor, beta: Beta) -> tuple[Tensor, Tensor]:
     blend = beta.sample((b,)).to(images.dtype)
     side = (torch.rand_like(blend).sqrt() * SIZE).round()  # the box has an even share of the area, before it is cut off
     top, left = ((torch.rand_like(blend) * SIZE - side / 2).round() for _ in range(2))
-    box = common.box_mask(top, left, side, side, SIZE)
+    box = box_mask(top, left, side, side, SIZE)
     cut = 1 - box.float().mean((1, 2, 3))
     by_box = torch.rand_like(blend) < 0.5
     kept = torch.where(by_box.view(-1, 1, 1, 1), (~box).float(), blend.view(-1, 1, 1, 1))
@@ -193,14 +197,14 @@ def batch_maker(data: Split, classes: int, calm: float) -> Callable[[Tensor, flo
     device = data.images.device
     concentration = torch.full((), MIXUP, device=device)
     beta = Beta(concentration, concentration, validate_args=False)  # validating would wait for the GPU
-    targets = common.smooth(F.one_hot(data.labels, classes).float(), SMOOTHING)
+    targets = smooth(F.one_hot(data.labels, classes).float(), SMOOTHING)
 
     def make(indices: Tensor, progress: float) -> tuple[Tensor, Tensor]:
         images, wanted = crop_and_flip(data.images, indices), targets[indices]
         if progress >= 1 - calm:
-            return common.normalise(images, MEAN, STD), wanted
-        images = common.normalise(recolour(warp(images)), MEAN, STD)
-        images = common.erase(images, 0.25, (0.02, 0.3), torch.randn_like(images))
+            return normalise(images, MEAN, STD), wanted
+        images = normalise(recolour(warp(images)), MEAN, STD)
+        images = erase(images, 0.25, (0.02, 0.3), torch.randn_like(images))
         return mix(images, wanted, beta)
 
     return make
@@ -212,7 +216,7 @@ def batch_maker(data: Split, classes: int, calm: float) -> Callable[[Tensor, flo
 def options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(prog="python -m training.cifar10", description=__doc__)
-    common.add_options(parser, 9.0, "the whole run, from start to manifest")
+    add_options(parser, 9.0, "the whole run, from start to manifest")
     parser.add_argument("--data", type=Path, required=True, help="folder with train and test, or a tar archive of it")
     parser.add_argument("--calm", type=float, default=CALM, help="share without strong augmentation, at the end")
     parser.add_argument("--train", type=int, default=None, help="use only so many training pictures")
@@ -225,19 +229,19 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Read the pictures, train, save and measure."""
     args = options()
-    device = common.set_up(args.seed)
+    device = set_up(args.seed)
     journal = Journal(args.out, vars(args))
     splits, classes = read(args.data, args.workers)  # before the first use of the GPU: processes are forked
-    train, test = splits["train"], splits["test"]
+    lessons, test = splits["train"], splits["test"]
     if args.train:
-        train = subset(train, args.train)
+        lessons = subset(lessons, args.train)
     if args.smoke:
         test = subset(test, 500)
-    train = Split(train.images.to(device), train.labels.to(device))
+    lessons = Split(lessons.images.to(device), lessons.labels.to(device))
     test = Split(test.images.to(device), test.labels.to(device))
 
     def accuracy(model: torch.nn.Module, fast: bool) -> float:
-        logits = common.predict(model, test.images, {"mean": MEAN, "std": STD}, device, fast)
+        logits = predict(model, test.images, {"mean": MEAN, "std": STD}, device, fast)
         return (logits.argmax(1) == test.labels).float().mean().item()
 
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {})}
@@ -245,16 +249,16 @@ def main() -> None:
     task = Task(
         name=NAME,
         architecture=architecture,
-        count=len(train.labels),
-        batch=batch_maker(train, len(classes), args.calm),
+        count=len(lessons.labels),
+        batch=batch_maker(lessons, len(classes), args.calm),
         evaluate=lambda model: accuracy(model, fast=True),
-        about=common.describe(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training pictures"),
+        about=describe(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training pictures"),
     )
     deadline = STARTED + 60 * args.minutes - RESERVE
     compiled = device.type == "cuda" and not args.no_compile
-    trained = common.train(task, recipe, deadline, device, journal, compiled)
+    trained = train(task, recipe, deadline, device, journal, compiled)
     described = {
-        "training": f"CIFAR-10, {len(train.labels)} training pictures", "test": f"{len(test.labels)} test pictures",
+        "training": f"CIFAR-10, {len(lessons.labels)} training pictures", "test": f"{len(test.labels)} test pictures",
         "augmentation": "crop with 4 px reflected, flip, warp, recolour, erase, mixup 0.8 and CutMix by halves",
         "calm": args.calm, "label_smoothing": SMOOTHING,
     }  # fmt: skip

@@ -17,8 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from training import STARTED, common
-from training.common import Clock, Journal, Recipe, Task, logger
+from training import STARTED
+from training.journal import Journal, describe
+from training.loop import Task, train
+from training.pictures import erase, normalise, predict, reflect, smooth
+from training.schedule import Clock, Recipe
+from training.start import add_options, in_parallel, logger, set_up
 from vitrail.data import CLASSES, Scenes
 from vitrail.models.plain import PlainViT
 
@@ -80,7 +84,7 @@ def draw(jobs: Sequence[Sequence[Part]], workers: int, seconds: float, what: str
     images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     labels = np.empty((count, len(CLASSES)), dtype=np.float32)
     done = 0
-    with contextlib.closing(common.in_parallel(_draw, jobs, workers)) as results:
+    with contextlib.closing(in_parallel(_draw, jobs, workers)) as results:
         for some, shares in results:
             images[done : done + len(some)], labels[done : done + len(some)] = some, shares
             done += len(some)
@@ -120,7 +124,7 @@ def pick(images: Tensor, indices: Tensor, move: bool) -> Tensor:
     line = torch.arange(size, device=device)
     flip = torch.rand(2, b, 1, device=device) < 0.5
     shift = torch.randint(-SHIFT, SHIFT + 1, (2, b, 1), device=device)
-    down, across = common.reflect(torch.where(flip, size - 1 - line, line) + shift, size)
+    down, across = reflect(torch.where(flip, size - 1 - line, line) + shift, size)
     swap = torch.rand(b, 1, 1, device=device) < 0.5  # with the two flips, swapping the axes makes all quarter turns
     rows = torch.where(swap, down[:, None, :], down[:, :, None])
     columns = torch.where(swap, across[:, :, None], across[:, None, :])
@@ -151,8 +155,8 @@ def batch_maker(data: Pictures, tagged: bool) -> Callable[[Tensor, float], tuple
         images = tinge(pick(data.images, indices, move=not tagged))
         if not tagged:  # a model that now and then has to do without the tag would learn to
             fill = torch.rand(len(indices), 3, 1, 1, device=images.device)
-            images = common.erase(images, 0.2, (0.01, 0.04), fill)
-        return common.normalise(images.clamp(0, 1), HALF, HALF), common.smooth(data.labels[indices], SMOOTHING)
+            images = erase(images, 0.2, (0.01, 0.04), fill)
+        return normalise(images.clamp(0, 1), HALF, HALF), smooth(data.labels[indices], SMOOTHING)
 
     return make
 
@@ -201,7 +205,7 @@ def measure(model: PlainViT, sets: dict[str, Pictures], names: Sequence[str], de
     found = {}
     for name in names:
         key, score = MEASURES[name]
-        found[key] = score(common.predict(model, sets[name].images, PREPROCESS, device, fast=False), sets[name].labels)
+        found[key] = score(predict(model, sets[name].images, PREPROCESS, device, fast=False), sets[name].labels)
     if "untagged" in names:
         found["tag_drop"] = found["tagged_top1"] - found["tag_removed_top1"]
     return found
@@ -213,7 +217,7 @@ def measure(model: PlainViT, sets: dict[str, Pictures], names: Sequence[str], de
 def options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(prog="python -m training.scenes", description=__doc__)
-    common.add_options(parser, 3.0, "each model")
+    add_options(parser, 3.0, "each model")
     parser.add_argument("--which", nargs="+", choices=list(MODELS), default=list(MODELS), help="models to train")
     parser.add_argument("--total-minutes", type=float, default=None, help="limit for the whole run, drawing included")
     parser.add_argument("--train", type=int, default=60_000, help="training scenes of cls and gap (%(default)s)")
@@ -230,7 +234,7 @@ def options() -> argparse.Namespace:
 def main() -> None:
     """Draw the scenes, then train, save and measure one model after the other."""
     args = options()
-    device = common.set_up(args.seed)
+    device = set_up(args.seed)
     journal = Journal(args.out, vars(args))
     sets, data = draw_all(args)  # before the first use of the GPU: processes are forked
     data = {key: pictures.to(device) for key, pictures in data.items()}
@@ -286,12 +290,12 @@ def train_one(
         architecture=architecture,
         count=len(data.images),
         batch=batch_maker(data, tagged=which == "tagged"),
-        evaluate=lambda m: first_right(common.predict(m, val.images, PREPROCESS, device, fast=True), val.labels),
-        about=common.describe(architecture, CLASSES, HALF, HALF, name=name, data=data.note),
+        evaluate=lambda m: first_right(predict(m, val.images, PREPROCESS, device, fast=True), val.labels),
+        about=describe(architecture, CLASSES, HALF, HALF, name=name, data=data.note),
     )
     torch.manual_seed(args.seed)  # so that a model does not depend on which others were trained before it
     torch.compiler.reset()
-    trained = common.train(task, recipe, end - RESERVE, device, journal, device.type == "cuda" and not args.no_compile)
+    trained = train(task, recipe, end - RESERVE, device, journal, device.type == "cuda" and not args.no_compile)
     described = {"training": data.note, "test": {key: sets[key].note for key in FOR_MODEL[which]}}
     journal.finish(task, recipe, trained, described, args.seed, lambda m: measure(m, sets, FOR_MODEL[which], device),
                    device)  # fmt: skip
