@@ -67,7 +67,6 @@ class Anatomy:
         tokens: Number of tokens n.
         organs: Blocks in order; an attention pool comes last.
         tokens_first: Whether the residual stream is laid out (n, b, d) instead of (b, n, d).
-        channels: Channels the first convolution expects, if one was seen.
         notes: What was guessed or is unusual.
     """
 
@@ -78,7 +77,6 @@ class Anatomy:
     tokens: int
     organs: tuple[Organ, ...]
     tokens_first: bool = False
-    channels: int | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -179,7 +177,7 @@ def _describe(model: nn.Module, feed: Feed, mode: AttentionMode, given: Layout, 
     image = feed.image
     size = None if image is None else (int(image.shape[2]), int(image.shape[3]))
     calls, kind = _tower(mode)
-    base = Anatomy(type(model).__name__, _library(model), kind, given, 0, (), channels=mode.channels)
+    base = Anatomy(type(model).__name__, _library(model), kind, given, 0, ())
     names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
     organs = tuple(_organ(i, mode, names) for i in calls)
     if kind != "plain":

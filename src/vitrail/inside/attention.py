@@ -84,7 +84,6 @@ class AttentionMode(TorchFunctionMode):
         super().__init__()
         self.calls: list[Call] = []
         self.nodes: dict[tuple[str, int], Tensor] = {}
-        self.channels: int | None = None
         self.unread = 0
         self._plan = plan
         self._batch = batch
@@ -299,8 +298,6 @@ class AttentionMode(TorchFunctionMode):
         result: Tensor = func(input, weight, *args, **kwargs)
         if result.dim() == 4:
             self._grid = (result.shape[2], result.shape[3])
-            if self.channels is None:
-                self.channels = int(weight.shape[1])
         return result
 
     # Functions, not bound methods: a mode that held its own methods would keep itself, and the graph, alive.

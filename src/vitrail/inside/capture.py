@@ -62,9 +62,7 @@ class Pass:
                 value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
                 blocks[index] = blocks[index].having(**{kind: value})
         readout = self.anatomy.layout.weights(self.queries, self.device, self.dtype)
-        return Trace(
-            tuple(blocks), readout, self.anatomy.layout.prefix or 0, self.logits, target is not None, self.device
-        )
+        return Trace(tuple(blocks), readout, self.anatomy.layout.prefix or 0, self.logits, self.device)
 
 
 @contextmanager

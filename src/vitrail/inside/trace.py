@@ -100,14 +100,13 @@ class Trace:
         readout: Weights r over the queries of the last block, shape (m,): how the head reads them.
         prefix: Number of tokens before the patches (CLS, distillation, registers).
         logits: What the model said, shape (b, C), or None for outputs that are not logits.
-        has_target: Whether gradients of a target are present.
+        device: Where its tensors are.
     """
 
     blocks: tuple[Block, ...]
     readout: Tensor
     prefix: int
     logits: Tensor | None = None
-    has_target: bool = False
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
     def reading(self, queries: int, tokens: int) -> Tensor:

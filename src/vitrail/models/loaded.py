@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from vitrail.errors import ModelError, VitrailError
-from vitrail.models import sources
-from vitrail.models.checkpoint import fit, read_weights
 from vitrail.models.classes import classes_of
 from vitrail.models.preprocess import CLIP_MEAN, CLIP_STD, HALF, Preprocess
 
@@ -36,43 +32,6 @@ class Loaded:
     preprocess: Prepare | None = None
     classes: tuple[str, ...] | None = None
     name: str = ""
-
-
-def load(spec: str, weights: str | Path | None = None, pretrained: bool | None = None) -> Loaded:
-    """A model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, ``open_clip:NAME``, or an embedded one.
-
-    Args:
-        spec: Library and name, or "scenes", "scenes-gap" or "scenes-tagged", which need no network.
-        weights: A file to load instead of the library's own weights: safetensors, or a torch file of tensors.
-        pretrained: Fetch the library's weights; by default yes, unless ``weights`` is given.
-
-    Example:
-        >>> load("keras:vit")
-        Traceback (most recent call last):
-        ...
-        vitrail.errors.ModelError: unknown source 'keras' in 'keras:vit': use timm:, hf:, torchvision:, open_clip:, ...
-    """
-    from vitrail.models.embedded import EMBEDDED, load_embedded
-
-    if spec in EMBEDDED and weights is None:
-        return load_embedded(spec)
-    library, colon, name = spec.partition(":")
-    if not colon or library not in sources.SOURCES:
-        known = ", ".join([*(f"{s}:" for s in sources.SOURCES), *EMBEDDED])
-        raise ModelError(f"unknown source {library!r} in {spec!r}: use {known}")
-    fetch = weights is None if pretrained is None else pretrained
-    state = None if weights is None else read_weights(weights)
-    try:
-        module = sources.SOURCES[library](name, fetch)
-    except VitrailError:
-        raise
-    except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = " (no network? give a weights file, or choose random weights to try things out)" if fetch else ""
-        raise ModelError(f"{spec} could not be made: {reason}{hint}") from error
-    if state is not None:
-        fit(module, state, str(weights))
-    return describe(module.eval(), spec)
 
 
 def describe(model: nn.Module | Loaded, name: str | None = None) -> Loaded:
