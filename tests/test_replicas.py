@@ -8,6 +8,7 @@ from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 
 import vitrail
+from replica_cases_a import CASES_A
 from replicas import gradcam, gradtoken, raw_attention, rollout, transformer_mm, vit, vtranm
 
 SIZE = {"patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
@@ -63,6 +64,7 @@ CASES = {
     "gradtoken:i": lambda p, c: gradtoken.replica(p, c, heads="mean"),
     **{f"gradtoken:{v},depth=3": lambda p, c, v=v: gradtoken.replica(p, c, variant=v, depth=3) for v in range(1, 5)},
     "gradtoken:depth=4": lambda p, c: gradtoken.replica(p, c, depth=4),
+    **CASES_A,
 }
 
 
@@ -87,6 +89,7 @@ def test_agrees_with_replica(one, case, size):
     found, slow, classes = one[size]
     expected = CASES[case](slow, classes)
     ours = found[case].grid.flatten(2)[:, 0]
+    expected = expected.flatten(1)  # patches, or pixels
     scale = expected.abs().max()
     assert torch.allclose(ours, expected, rtol=1e-8, atol=1e-9 * float(scale))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, overload
@@ -16,8 +16,9 @@ from vitrail.explanation import Explanation, Explanations
 from vitrail.inputs import Inputs, to_feed
 from vitrail.inside.anatomy import Anatomy, read
 from vitrail.inside.capture import check_finite, passing
-from vitrail.inside.feed import Feed
+from vitrail.inside.feed import Feed, logits_of
 from vitrail.inside.layout import Layout
+from vitrail.inside.probe import Probe, Scorer
 from vitrail.inside.still import unwrap
 from vitrail.inside.trace import Trace
 from vitrail.maps import flat, normalise, upsample
@@ -26,7 +27,7 @@ from vitrail.methods.registry import Method
 from vitrail.models import Loaded, describe
 from vitrail.models.loaded import Prepare
 from vitrail.models.preprocess import Preprocess
-from vitrail.targets import Target, aim
+from vitrail.targets import Aim, Target, aim, class_scores
 
 DEFAULT = "gradtoken"
 
@@ -43,11 +44,31 @@ class _Job:
     def score(self) -> str | None:
         return self.options.get("score")
 
+    @property
+    def round(self) -> tuple[str, bool] | None:
+        """Which backward it shares: what is differentiated, and whether attention is cut; None if it needs none."""
+        return None if self.score is None else (self.score, self.method.cut)
+
+
+@dataclass(frozen=True)
+class _Run:
+    """How a call is carried out."""
+
+    most: int
+    keep: bool
+    advance: Callable[[int], None]
+
+
+Found = dict[str, Explanation]
+#: Pictures in a forward pass of methods that look at many, where the user sets no limit.
+MOST = 32
+
 
 @overload
 def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
-    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., **options: Any,
+    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
+    advance: Callable[[int], None] = ..., **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
 
@@ -55,14 +76,16 @@ def explain(
 def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
-    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ...,
+    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
+    advance: Callable[[int], None] = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
 def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = DEFAULT, *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None, target: Target = None,
-    preprocess: Prepare | None = None, layout: Layout | None = None, batch_size: int | None = None, **options: Any,
+    preprocess: Prepare | None = None, layout: Layout | None = None, batch_size: int | None = None,
+    keep: bool = False, advance: Callable[[int], None] = lambda _: None, **options: Any,
 ) -> Explanation | Explanations:  # fmt: skip
     """Why did the model say that?
 
@@ -80,7 +103,10 @@ def explain(
             from the model's output to one or K numbers per image.
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
-        batch_size: Work through the inputs in pieces of this size, to bound memory.
+        batch_size: Work through the inputs in pieces of this size, to bound memory; methods that look at many changed
+            pictures look at no more than this at a time (32 by default).
+        keep: Also keep what the methods computed on the way, in ``parts`` of the result.
+        advance: Called with a number of pictures whenever a method has looked at that many more, for progress.
         **options: Options of ``method``.
 
     Returns:
@@ -115,9 +141,8 @@ def explain(
     anatomy = read(about.module, feed, layout, target if callable(target) else None)
     for job in jobs:
         job.method.check(anatomy, job.options)
-    pieces = [
-        _explain(about, piece, piece_target, anatomy, jobs) for piece, piece_target in _cut(feed, target, batch_size)
-    ]
+    run = _Run(batch_size or MOST, keep, advance)
+    pieces = [_explain(about, piece, aimed, anatomy, jobs, run) for piece, aimed in _cut(feed, target, batch_size)]
     found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
     _warn(found)
     return Explanations(found) if methods is not None else found[jobs[0].label]
@@ -137,68 +162,115 @@ def _cut(feed: Feed, target: Target, size: int | None) -> list[tuple[Feed, Targe
     ]
 
 
-def _explain(
-    about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: Sequence[_Job]
-) -> dict[str, Explanation]:
-    """All methods on one batch, from one forward and one backward for each target and kind of score."""
+def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: Sequence[_Job], run: _Run) -> Found:
+    """All methods on one batch, from one forward and one backward for each target, kind of score and kind of graph."""
     started = perf_counter()
+    relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
+    own: dict[str, float] = dict.fromkeys(relevance, 0.0)
+    parts: dict[str, list[dict[str, Any]]] = {job.label: [] for job in jobs}
     with passing(about.module, feed, anatomy, [job.method.needed(job.options) for job in jobs]) as one:
         aimed = aim(target, one.output, feed.batch, about.classes)
-        scores = list(dict.fromkeys(job.score for job in jobs if job.score is not None))
-        relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
-        own: dict[str, float] = dict.fromkeys(relevance, 0.0)
+        probe = Probe(about.module, feed, anatomy, _scorer(aimed, target), aimed.count, most=run.most)
+        by_trace = [job for job in jobs if "trace" in job.method.takes]
         agnostic = one.trace()
-        for job in jobs:
-            if job.score is None:
-                relevance[job.label] = _timed(job, agnostic, own) * aimed.count
-        rounds = [(k, score) for k in range(aimed.count) for score in scores]
-        for k, score in rounds:
-            trace = one.trace(aimed.scalar(k, score), keep_graph=(k, score) != rounds[-1])
-            for job in jobs:
-                if job.score == score:
-                    relevance[job.label] += _timed(job, trace, own)
+        for job in by_trace:
+            if not job.round:
+                relevance[job.label] = [_timed(job, agnostic, probe, own, parts, run)] * aimed.count
+                parts[job.label] *= aimed.count
+        rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(job.round for job in by_trace) if r]
+        for k, (score, cut) in rounds:
+            last = (k, (score, cut)) == rounds[-1]
+            trace = one.trace(aimed.scalar(k, score), keep_graph=not last, cut=cut)
+            for job in by_trace:
+                if job.round == (score, cut):
+                    relevance[job.label].append(_timed(job, trace, probe.of(k), own, parts, run))
         check_finite(about.module, one.logits)
-    joined = torch.stack([torch.stack(relevance[job.label], 1) for job in jobs])
-    finished = _finish(joined, [job.method.is_signed(job.options) for job in jobs], anatomy, feed)
+    for job in jobs:
+        if job.method.takes == ("probe",):
+            relevance[job.label] = list(_timed(job, None, probe, own, parts, run).unbind(1))
+    shared = perf_counter() - started - sum(own.values())
+    finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, anatomy, feed)
     common: dict[str, Any] = {
         "targets": aimed.classes, "logits": one.logits, "model": about.name, "classes": about.classes,
-        "images": feed.image if anatomy.layout.grid else None, "anatomy": dict(anatomy.rows()),
+        "images": feed.image, "anatomy": dict(anatomy.rows()),
         "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,
     }  # fmt: skip
-    shared = perf_counter() - started - sum(own.values())
     return {
         job.label: Explanation(
             method=job.label, title=job.method.title, maps=maps, grid=grid, flat=dull, options=job.options,
-            signed=job.method.is_signed(job.options), seconds=shared + own[job.label], **common,
+            signed=job.method.is_signed(job.options), seconds=shared + own[job.label],
+            parts=_merge(parts[job.label]), **common,
         )
-        for job, maps, grid, dull in zip(jobs, *finished, strict=True)
+        for job, (maps, grid, dull) in zip(jobs, finished, strict=True)
     }  # fmt: skip
 
 
-def _timed(job: _Job, trace: Trace, own: dict[str, float]) -> list[Tensor]:
-    started = perf_counter()
-    with torch.no_grad(), torch.autocast(trace.device.type, enabled=False):
-        relevance = job.method.apply(trace, job.options)
-    own[job.label] += perf_counter() - started
-    return [relevance]
+def _scorer(aimed: Aim, target: Target) -> Scorer:
+    """All targets as a function of the model's output for any pictures made from the inputs."""
+
+    def score(output: Any, owner: Tensor, kind: str) -> Tensor:
+        if callable(target):
+            values = target(output)
+            return values[:, None] if values.dim() == 1 else values
+        assert aimed.classes is not None
+        logits = logits_of(output)
+        assert logits is not None
+        return class_scores(logits, kind).gather(1, aimed.classes[owner])
+
+    return score
 
 
-def _finish(relevance: Tensor, signed: list[bool], anatomy: Anatomy, feed: Feed) -> tuple[Tensor, Tensor, Tensor]:
-    """Relevance of patches by all methods, shape (M, b, K, S), as maps, grids and which maps say nothing."""
+def _timed(
+    job: _Job, trace: Trace | None, probe: Probe, own: dict[str, float], parts: dict[str, list[dict[str, Any]]],
+    run: _Run,
+) -> Tensor:  # fmt: skip
+    """Run a method on what it takes, and keep its notes if they are wanted."""
+    began = perf_counter()
+    notes: dict[str, list[Any]] | None = {} if run.keep else None
+    looking = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
+    given = {"trace": None if trace is None else replace(trace, notes=notes), "probe": looking}
+    with torch.no_grad(), torch.autocast(probe.feed.tensors[0].device.type, enabled=False):
+        relevance = job.method.apply([given[name] for name in job.method.takes], job.options)
+    own[job.label] += perf_counter() - began
+    if notes is not None:
+        parts[job.label].append(notes)
+    return relevance
+
+
+def _merge(notes: list[dict[str, list[Any]]]) -> dict[str, list[list[Any]]]:
+    """What was noted for each target, as name → target → notes in order."""
+    return {name: [note[name] for note in notes] for name in (notes[0] if notes else ())}
+
+
+def _finish(
+    jobs: Sequence[_Job], relevance: Mapping[str, Tensor], anatomy: Anatomy, feed: Feed
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Relevance by each method as maps, grids and which maps say nothing; methods alike in shape go together."""
+    finished: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    kinds: dict[Any, list[_Job]] = {}
+    for job in jobs:
+        kinds.setdefault((relevance[job.label].shape, job.method.is_signed(job.options)), []).append(job)
+    for (_, signed), alike in kinds.items():
+        joined = torch.stack([relevance[job.label] for job in alike])
+        for job, *triple in zip(alike, *_to_maps(joined, signed, anatomy, feed), strict=True):
+            finished[job.label] = (triple[0], triple[1], triple[2])
+    return [finished[job.label] for job in jobs]
+
+
+def _to_maps(relevance: Tensor, signed: bool, anatomy: Anatomy, feed: Feed) -> tuple[Tensor, Tensor, Tensor]:
+    """Relevance of patches, shape (M, b, K, S), or of a grid, (M, b, K, rows, columns), as maps over the input."""
     grid, image = anatomy.layout.grid, feed.image
-    if grid is not None and image is not None:
-        raw, axes = relevance.reshape(*relevance.shape[:3], *grid), 2
+    # On a text the prefix is padding, which would lend contrast to relevance that has none.
+    dull = flat(relevance.flatten(3), axes=1)[..., 0]
+    if relevance.dim() == 4 and grid is not None and image is not None:
+        relevance = relevance.reshape(*relevance.shape[:3], *grid)
+    if relevance.dim() == 5 and image is not None:
+        raw, axes = relevance, 2
         big = upsample(raw, (int(image.shape[2]), int(image.shape[3])))
     else:
         raw = big = torch.nn.functional.pad(relevance, (anatomy.layout.prefix or 0, 0))
         axes = 1
-    maps = normalise(big, axes=axes)
-    for i, has_sign in enumerate(signed):
-        if has_sign:
-            maps[i] = normalise(big[i], signed=True, axes=axes)
-    # On a text the prefix is padding, which would lend contrast to relevance that has none.
-    dull = flat(relevance, axes=1)[..., 0]
-    return maps.float(), raw, dull
+    return normalise(big, signed=signed, axes=axes).float(), raw, dull
 
 
 def _join(pieces: list[Explanation]) -> Explanation:
@@ -211,7 +283,8 @@ def _join(pieces: list[Explanation]) -> Explanation:
         return None if parts[0] is None else torch.cat(parts)
 
     joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "flat", "images")}
-    return replace(pieces[0], **joined, seconds=sum(p.seconds for p in pieces))
+    parts = {name: [part for piece in pieces for part in piece.parts[name]] for name in pieces[0].parts}
+    return replace(pieces[0], **joined, parts=parts, seconds=sum(p.seconds for p in pieces))
 
 
 def _warn(found: Mapping[str, Explanation]) -> None:

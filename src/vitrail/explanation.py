@@ -50,6 +50,8 @@ class Explanation:
         images: The images as they were fed to the model, shape (B, channels, height, width), or None for text.
         preprocess: How they were prepared, which says how to turn them back into pictures.
         anatomy: What was found inside the model, for the record.
+        parts: What the method computed on the way, where that was asked for: by name, for each target a list of what
+            was noted, in order (the method's page says what). Methods that treat all targets at once note once.
     """
 
     method: str
@@ -67,6 +69,7 @@ class Explanation:
     images: Tensor | None = field(default=None, repr=False)
     preprocess: Preprocess | None = field(default=None, repr=False)
     anatomy: Mapping[str, str] = field(default_factory=dict, repr=False)
+    parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))

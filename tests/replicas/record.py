@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -64,6 +65,8 @@ class Pass:
         grid: Rows and columns of the patch grid.
         r: Weights with which the head reads the final tokens, shape n.
         score: What ``grads`` differentiates when it is not told otherwise.
+        model: The model that was run, for replicas that run it again.
+        images: Its pixels in float64, the leaf of the graph, shape b, channels, height, width.
     """
 
     blocks: list[BlockPass]
@@ -73,6 +76,8 @@ class Pass:
     grid: tuple[int, int]
     r: Tensor
     score: str
+    model: Any
+    images: Tensor
 
     def read(self, matrix: Tensor) -> Tensor:
         """Read a token-by-token matrix, shape n, n, the way the head reads tokens; keep patch columns, shape S."""
@@ -85,12 +90,11 @@ def softmax_rows(x: Tensor) -> Tensor:
     return e / e.sum(dim=-1, keepdim=True)
 
 
-def target(pass_: Pass, classes: Classes, score: str | None = None) -> Tensor:
+def score_of(logits: Tensor, classes: Classes, score: str) -> Tensor:
     """Sum over the batch of the score of one class per image; images do not mix, so one backward serves them all."""
-    score = score or pass_.score
     total = torch.zeros((), dtype=torch.float64)
     for i, c in enumerate(classes):
-        z = pass_.logits[i]
+        z = logits[i]
         if score == "logit":
             total = total + z[int(c)]
         elif score == "prob":
@@ -100,6 +104,16 @@ def target(pass_: Pass, classes: Classes, score: str | None = None) -> Tensor:
         else:
             raise ValueError(f"unknown score {score!r}")
     return total
+
+
+def target(pass_: Pass, classes: Classes, score: str | None = None) -> Tensor:
+    """The score of ``score_of`` for the logits of a pass."""
+    return score_of(pass_.logits, classes, score or pass_.score)
+
+
+def gradients_at(nodes: list[Tensor], pass_: Pass, classes: Classes, score: str | None = None) -> list[Tensor]:
+    """Gradients of the score at any nodes of the graph of a pass, one tensor of the node's shape each."""
+    return list(torch.autograd.grad(target(pass_, classes, score), nodes, retain_graph=True))
 
 
 def grads(pass_: Pass, classes: Classes, score: str | None = None) -> tuple[list[Tensor], list[Tensor]]:

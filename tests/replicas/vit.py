@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .record import BlockPass, Classes, Pass, grads, softmax_rows, target
+from .record import BlockPass, Classes, Pass, gradients_at, grads, score_of, softmax_rows, target
 
-__all__ = ["BlockPass", "Classes", "Pass", "grads", "run", "target"]
+__all__ = ["BlockPass", "Classes", "Pass", "gradients_at", "grads", "read_as_last", "run", "score_of", "target"]
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
@@ -96,8 +96,16 @@ def embed(weights: Weights, pixels: Tensor) -> tuple[Tensor, int, tuple[int, int
     return weights.norm(x, "norm_pre"), x.shape[1] - gh * gw, (gh, gw)
 
 
-def run_block(weights: Weights, i: int, x: Tensor) -> BlockPass:
-    """Run block i on the residual stream x, shape b, n, d; the stream after it is X_mid + F of the record."""
+def run_block(weights: Weights, i: int, x: Tensor, cut: bool = False, attention: Tensor | None = None) -> BlockPass:
+    """Run block i on the residual stream x; the stream after it is X_mid + F of the record.
+
+    Args:
+        weights: The model's weights.
+        i: Which block.
+        x: Stream entering it, shape b, n, d.
+        cut: Whether no gradient passes from the attention module back into its first layer norm.
+        attention: Attention to put in the place of the softmax, shape b, H, n, n.
+    """
     name = f"blocks.{i}"
     d = x.shape[-1]
     H = weights.model.blocks[0].attn.num_heads
@@ -106,6 +114,8 @@ def run_block(weights: Weights, i: int, x: Tensor) -> BlockPass:
     zeros = torch.zeros(d, dtype=torch.float64)
 
     ln1 = weights.norm(x, f"{name}.norm1")
+    if cut:
+        ln1 = ln1.detach().requires_grad_(True)
     Wq, Wk, Wv = (part.T for part in weights.get(f"{name}.attn.qkv.weight").chunk(3, dim=0))
     qkv_bias = weights.optional(f"{name}.attn.qkv.bias")
     bq, bk, bv = (zeros, zeros, zeros) if qkv_bias is None else qkv_bias.chunk(3)
@@ -113,7 +123,7 @@ def run_block(weights: Weights, i: int, x: Tensor) -> BlockPass:
     K = torch.stack([ln1 @ Wk[:, s] + bk[s] for s in heads], dim=1)
     V = torch.stack([ln1 @ Wv[:, s] + bv[s] for s in heads], dim=1)
     scaled = Q @ K.transpose(-1, -2) / math.sqrt(dh)
-    A = softmax_rows(scaled)
+    A = softmax_rows(scaled) if attention is None else attention
     Z = A @ V
     Wo = weights.get(f"{name}.attn.proj.weight").T
     proj_bias = weights.optional(f"{name}.attn.proj.bias")
@@ -158,7 +168,21 @@ def read_out(weights: Weights, x: Tensor, prefix: int) -> tuple[Tensor, Tensor]:
     return weights.linear(weights.norm(pooled, "fc_norm"), "head"), r
 
 
-def run(model: nn.Module, images: Tensor, score: str = "logit") -> Pass:
+def read_as_last(pass_: Pass, x: Tensor) -> Tensor:
+    """Logits, shape b, classes, that the model's tail gives for tokens x, shape b, n, d, in place of the last block's.
+
+    The tail is the final norm, the pooling and the head (or the mean of the two heads of a distilled model).
+    """
+    return read_out(Weights(pass_.model), x, pass_.prefix)[0]
+
+
+def run(
+    model: nn.Module,
+    images: Tensor,
+    score: str = "logit",
+    cut: bool = False,
+    attention: dict[int, Tensor] | None = None,
+) -> Pass:
     """Run a timm-style plain ViT by hand, in float64.
 
     Args:
@@ -166,18 +190,21 @@ def run(model: nn.Module, images: Tensor, score: str = "logit") -> Pass:
             of pooling, which are not in it, are read from the modules.
         images: Pixels, shape b, channels, height, width.
         score: Default score of ``grads`` for this pass: "logit", "prob" or "logprob".
+        cut: Whether the output of every norm1 is detached, so that gradients flow only through skips and MLPs.
+        attention: For some blocks, by index from 0, attention that takes the place of the softmax.
 
     Raises:
         ValueError: If the model has weights this forward does not use, or pools in a way it does not know.
     """
     weights = Weights(model)
     # Gradients need a graph: the weights are constants here, so the pixels carry it.
-    x, prefix, grid = embed(weights, images.detach().double().requires_grad_(True))
+    pixels = images.detach().double().requires_grad_(True)
+    x, prefix, grid = embed(weights, pixels)
     blocks = []
     for i in range(len(weights.model.blocks)):
-        blocks.append(run_block(weights, i, x))
+        blocks.append(run_block(weights, i, x, cut, (attention or {}).get(i)))
         x = blocks[-1].X_mid + blocks[-1].F
     logits, r = read_out(weights, x, prefix)
     if weights.unused:
         raise ValueError(f"weights this forward does not use: {sorted(weights.unused)}")
-    return Pass(blocks, x, logits, prefix, grid, r, score)
+    return Pass(blocks, x, logits, prefix, grid, r, score, model, pixels)

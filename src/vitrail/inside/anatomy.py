@@ -195,9 +195,7 @@ def _describe(model: nn.Module, feed: Feed, mode: AttentionMode, given: Layout, 
         warnings.warn(f"{type(model).__name__}: {guess}", GuessWarning, stacklevel=5)
     X = getattr(blocks[0].block, "X", None) if organs[0].stream else None
     tokens_first = X is not None and X.shape[0] == tokens and X.shape[1] == 1
-    return replace(
-        base, layout=layout, tokens=tokens, organs=organs, tokens_first=tokens_first, notes=tuple(notes)
-    )
+    return replace(base, layout=layout, tokens=tokens, organs=organs, tokens_first=tokens_first, notes=tuple(notes))
 
 
 def _tower(mode: AttentionMode) -> tuple[list[int], str]:

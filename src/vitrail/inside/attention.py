@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import ModelError
 from vitrail.inside.explicit import attention_logits, attention_weights, causal_mask, merge_masks
-from vitrail.inside.stream import Stream
+from vitrail.inside.stream import NORM, Stream, Tail
 from vitrail.inside.trace import Block
 
 SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
@@ -29,7 +29,19 @@ MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 SAME = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.contiguous, Tensor.clone}
 
 Plan = Mapping[str, frozenset[int]]
+Edit = Callable[[Tensor], Tensor]
 NOWHERE: frozenset[int] = frozenset()
+
+
+class Gate:
+    """A hook before queries, keys and values; while closed, no gradient passes through attention."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __call__(self, gradient: Tensor) -> Tensor | None:
+        """What goes on: nothing while closed, everything else."""
+        return torch.zeros_like(gradient) if self.closed else None
 
 
 @dataclass
@@ -78,9 +90,14 @@ class AttentionMode(TorchFunctionMode):
         batch: Number of inputs, to split a merged batch-and-heads axis.
         dtype: Precision of what is kept: products over a dozen layers lose their meaning in half precision.
         keep_output: Keep each call's output Z as a node of the graph; used once, to find the readout.
+        edits: Functions that replace the attention of some calls before it meets the values.
+        tail: Replaces what leaves the last block: from the outputs of all blocks, which are in the graph, to it.
     """
 
-    def __init__(self, plan: Plan, batch: int, dtype: torch.dtype = torch.float32, keep_output: bool = False) -> None:
+    def __init__(
+        self, plan: Plan, batch: int, dtype: torch.dtype = torch.float32, keep_output: bool = False,
+        edits: Mapping[int, Edit] | None = None, tail: tuple[int, Tail] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.calls: list[Call] = []
         self.nodes: dict[tuple[str, int], Tensor] = {}
@@ -92,9 +109,13 @@ class AttentionMode(TorchFunctionMode):
         self._grid: tuple[int, int] | None = None
         self._scores: _Scores | None = None
         self._pending: _Pending | None = None
-        self._opened = NOWHERE.union(*(plan.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
-        follows = ("stream", "norms", "value_path")
-        self.stream = Stream(plan, dtype) if any(kind in plan for kind in follows) else None
+        self._edits = edits or {}
+        self._opened = NOWHERE.union(self._edits, *(plan.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
+        self.gate = Gate()
+        self._norm: Tensor | None = None
+        follows = ("stream", "branch", "norms", "value_path", "dX")
+        watched = tail is not None or any(kind in plan for kind in follows)
+        self.stream = Stream(plan, dtype, self.nodes, tail) if watched else None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -111,7 +132,7 @@ class AttentionMode(TorchFunctionMode):
         else:
             result = door(self, func, *args, **kwargs)
         if stream is not None:
-            stream.after(func, args, kwargs, result)
+            result = stream.after(func, args, kwargs, result)
         return result
 
     # -- nodes ---------------------------------------------------------------------------------------------------
@@ -127,6 +148,18 @@ class AttentionMode(TorchFunctionMode):
         self.nodes[kind, index] = node
         return node
 
+    def _weigh(self, index: int, A: Tensor) -> Tensor:
+        """Attention weights as the values will meet them."""
+        edit = self._edits.get(index)
+        return self._node("dA", index, A if edit is None else edit(A))
+
+    def _gated(self, index: int, *tensors: Tensor) -> None:
+        """Put the gate before what enters an attention."""
+        if self._wants("cut", index):
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    tensor.register_hook(self.gate)  # type: ignore[no-untyped-call]
+
     def _keep(self, index: int, Q: Tensor | None, K: Tensor | None, V: Tensor, A: Tensor | None, O: Tensor | None,  # noqa: E741
               Z: Tensor, shape: tuple[int, int, int, int]) -> None:  # fmt: skip
         block = Block()
@@ -135,6 +168,10 @@ class AttentionMode(TorchFunctionMode):
                 setattr(block, kind, tensor.detach().to(self._dtype))
         if A is not None and self._wants("A_mean", index):
             block.A_mean = A.detach().mean(1).to(self._dtype)
+        if self._norm is not None and self._wants("Y", index):
+            block.Y = self._norm.detach().to(self._dtype)
+        if self._norm is not None and self._wants("dY", index):
+            self.nodes["dY", index] = self._norm
         beside = self.stream is not None and self.stream.in_branch
         self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None, beside))
         if self.stream is not None:
@@ -151,6 +188,7 @@ class AttentionMode(TorchFunctionMode):
         if merged:
             query, key, value = (self._split(t) for t in (query, key, value))
             attn_mask = self._unfold_mask(attn_mask)
+        self._gated(index, query, key, value)
         query = self._node("dQ", index, query)
         A = O = None  # noqa: E741
         if index in self._opened:
@@ -159,7 +197,7 @@ class AttentionMode(TorchFunctionMode):
                 key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
             mask = causal_mask(query, key) if is_causal else attn_mask
             O = attention_logits(query, key, mask, scale)  # noqa: E741
-            A = self._node("dA", index, attention_weights(O, mask))
+            A = self._weigh(index, attention_weights(O, mask))
             Z = A.to(value.dtype) @ value
         else:
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
@@ -207,11 +245,12 @@ class AttentionMode(TorchFunctionMode):
         )
         mask = merge_masks(attn_mask, key_padding_mask, Q.shape[0], num_heads, Q.dtype)
         index = len(self.calls)
+        self._gated(index, Q, K, V)
         Q = self._node("dQ", index, Q)
         A = O = None  # noqa: E741
         if need_weights or index in self._opened:
             O = attention_logits(Q, K, mask, None)  # noqa: E741
-            A = self._node("dA", index, attention_weights(O, mask))
+            A = self._weigh(index, attention_weights(O, mask))
             Z = A.to(V.dtype) @ V
         else:
             Z = F.scaled_dot_product_attention(Q, K, V, attn_mask=mask)
@@ -237,6 +276,7 @@ class AttentionMode(TorchFunctionMode):
             return self._meet_values(func, pending, left, right, kwargs)
         if left.dim() < 3 or right.dim() < 3:  # a weight matrix, not keys
             return func(left, right, **kwargs)  # type: ignore[no-any-return]
+        self._gated(len(self.calls), left, right)
         left = self._node("dQ", len(self.calls), left)
         result: Tensor = func(left, right, **kwargs)
         self._scores = _Scores(result, left, right)
@@ -259,7 +299,7 @@ class AttentionMode(TorchFunctionMode):
         result: Tensor = func(logits, *args, **kwargs)
         if logits.dim() < 3 or dim not in (-1, logits.dim() - 1):
             return result
-        A = self._node("dA", len(self.calls), result)
+        A = self._weigh(len(self.calls), result)
         scores = self._scores if self._scores is not None and self._scores.result is logits else None
         if self._pending is not None and self._pending.scores is not None:
             self.unread += 1  # an attention that was mixed with something before it met the values
@@ -267,6 +307,7 @@ class AttentionMode(TorchFunctionMode):
         return A
 
     def _meet_values(self, func: Any, pending: _Pending, left: Tensor, right: Tensor, kwargs: Any) -> Tensor:
+        self._gated(len(self.calls), right)
         Z: Tensor = func(left, right, **kwargs)
         self._pending = None
         A, O, V = (self._split(t) for t in (pending.A, pending.O, right))  # noqa: E741
@@ -292,7 +333,29 @@ class AttentionMode(TorchFunctionMode):
         elif scores is not None and result.shape == scores.result.shape and any(a is scores.result for a in args[:2]):
             scores.result = result
 
+    # -- feature maps --------------------------------------------------------------------------------------------
+
+    def _normalise(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Remember the last norm over the stream: what comes before an attention is its block's feature map."""
+        result: Tensor = func(*args, **kwargs)
+        index = len(self.calls)
+        if self._wants("dY", index) and not result.requires_grad:
+            result = result.detach().requires_grad_()
+        # Norms of queries and keys run over the width of a head, in which case heads stand in the second axis.
+        if (self._wants("Y", index) or self._wants("dY", index)) and (self._norm is None or not self._is_head(result)):
+            self._norm = result
+        return result
+
+    def _is_head(self, result: Tensor) -> bool:
+        assert self._norm is not None
+        return result.dim() == 4 and result.shape[-1] < self._norm.shape[-1]
+
     # -- the patch embedding -------------------------------------------------------------------------------------
+
+    def _embed(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """A text has no pixels for the graph to start at; the vectors of its words serve."""
+        result: Tensor = func(*args, **kwargs)
+        return result.detach().requires_grad_() if "dX" in self._plan and not result.requires_grad else result
 
     def _convolve(self, func: Any, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
         result: Tensor = func(input, weight, *args, **kwargs)
@@ -307,6 +370,8 @@ class AttentionMode(TorchFunctionMode):
         F.conv2d: _convolve,
         torch.conv2d: _convolve,
         torch.einsum: _einsum,
+        F.embedding: _embed,
+        **dict.fromkeys(NORM, _normalise),
         **dict.fromkeys(SOFTMAX, _softmax),
         **dict.fromkeys(MATMUL, _matmul),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from vitrail.errors import ModelError, TargetError
 from vitrail.inside.anatomy import Anatomy
-from vitrail.inside.attention import AttentionMode
+from vitrail.inside.attention import AttentionMode, Edit, Gate
 from vitrail.inside.feed import Feed, logits_of
 from vitrail.inside.still import still
+from vitrail.inside.stream import Tail
 from vitrail.inside.trace import Block, Needs, Trace, plan
 
-_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in")
+_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch")
+_FROM_THE_INPUT = ("dX",)
 
 
 @dataclass(frozen=True)
@@ -40,33 +42,41 @@ class Pass:
     queries: int
     dtype: torch.dtype
     device: torch.device
+    gate: Gate
 
-    def trace(self, target: Tensor | None = None, keep_graph: bool = False) -> Trace:
+    def trace(self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False) -> Trace:
         """The pass as methods see it; with a target, a scalar a sample, also its gradients.
 
         Args:
             target: What to differentiate, shape (b,), in the graph of ``output``.
             keep_graph: Whether more targets will be asked for.
+            cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
         """
         blocks = list(self.blocks)
-        if target is not None and self.nodes:
+        nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA"} if cut else self.nodes
+        if target is not None and nodes:
             if not target.requires_grad:
                 raise TargetError(
                     "the target does not depend on the model's attention, so it has no gradient: "
                     "it must be computed from the model's output without detaching it"
                 )
-            found = torch.autograd.grad(
-                target.sum(), list(self.nodes.values()), retain_graph=keep_graph, allow_unused=True
-            )
-            for ((kind, index), node), gradient in zip(self.nodes.items(), found, strict=True):
+            self.gate.closed = cut
+            found = torch.autograd.grad(target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True)
+            self.gate.closed = False
+            for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
                 value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
+                if self.anatomy.tokens_first and kind in ("dX", "dY"):
+                    value = value.transpose(0, 1)
                 blocks[index] = blocks[index].having(**{kind: value})
         readout = self.anatomy.layout.weights(self.queries, self.device, self.dtype)
         return Trace(tuple(blocks), readout, self.anatomy.layout.prefix or 0, self.logits, self.device)
 
 
 @contextmanager
-def passing(model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Needs]) -> Iterator[Pass]:
+def passing(
+    model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Needs], edits: Mapping[int, Edit] | None = None,
+    tail: Tail | None = None,
+) -> Iterator[Pass]:  # fmt: skip
     """Run one forward and keep what is needed; the model is held still until the gradients have been taken.
 
     Args:
@@ -74,14 +84,21 @@ def passing(model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Need
         feed: Inputs on its device.
         anatomy: As read from it.
         needs: What each of the methods to come needs.
+        edits: Functions that replace the attention of some blocks, by block.
+        tail: Replaces what leaves the last block, from what leaves all of them.
     """
     organs = anatomy.organs
-    by_call = {
-        kind: frozenset(organs[i].call for i in where) for kind, where in plan(needs, len(organs)).items()
-    }
+    by_call = {kind: frozenset(organs[i].call for i in where) for kind, where in plan(needs, len(organs)).items()}
     weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     dtype = torch.promote_types(weight.dtype, torch.float32)
-    mode = AttentionMode(by_call, feed.batch, dtype)
+    mode = AttentionMode(
+        by_call, feed.batch, dtype,
+        edits={organs[i].call: edit for i, edit in (edits or {}).items()},
+        tail=None if tail is None else ([o for o in organs if not o.pool][-1].call, tail),
+    )  # fmt: skip
+    image = feed.image
+    if image is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
+        feed = feed.swap(image, image.detach().clone().requires_grad_())
     with still(model):
         with mode:
             output = feed.into(model)
@@ -102,7 +119,7 @@ def passing(model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Need
         logits = logits_of(output)
         logits = None if logits is None else logits.detach()
         queries = mode.calls[organs[-1].call].shape[2]
-        yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, dtype, feed.tensors[0].device)
+        yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, dtype, feed.tensors[0].device, mode.gate)
 
 
 def check_finite(model: nn.Module, logits: Tensor | None) -> None:

@@ -56,6 +56,17 @@ class Feed:
 
         return Feed(tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()})
 
+    def pick(self, rows: Tensor, images: Tensor) -> Feed:
+        """Some of the inputs by index, any of them as often as it is named, with other images."""
+        batch, image = self.batch, self.image
+
+        def index(value: Any) -> Any:
+            if value is image:
+                return images
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
+
+        return Feed(tuple(index(a) for a in self.args), {k: index(v) for k, v in self.kwargs.items()})
+
     def swap(self, old: Tensor, new: Tensor) -> Feed:
         """The same with one tensor in place of another."""
         args = tuple(new if a is old else a for a in self.args)

@@ -108,7 +108,7 @@ def read_layout(
     known = prefix if prefix is not None else stated
     if grid is None and (convolved is None or known is not None):
         guesses = (known,) if known is not None else (0, 1, 2, 5)
-        grid = next((g for guess in guesses if (g := _grid_of(tokens - guess, image)) is not None), None)
+        grid = next((g for guess in guesses if (g := grid_of(tokens - guess, image)) is not None), None)
     if grid is None:
         seen = f"a patch embedding of {convolved[0]}×{convolved[1]}" if convolved else "no patch embedding"
         raise ModelError(
@@ -126,7 +126,7 @@ def read_layout(
     return Layout(found, grid, given.readout)
 
 
-def _grid_of(patches: int, image: tuple[int, int]) -> tuple[int, int] | None:
+def grid_of(patches: int, image: tuple[int, int]) -> tuple[int, int] | None:
     """The grid with square patches that tiles the image, if there is one."""
     if patches <= 0:
         return None

@@ -9,7 +9,7 @@ the output projection and a product with a vector is LayerScale.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.errors import ModelError
 from vitrail.inside.trace import Block
 
 # Operators reach a mode as methods (a + b as Tensor.add, a += b as Tensor.add_), in some versions as operators.
@@ -24,6 +25,9 @@ ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 MUL = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__}
 NORM = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
 NOWHERE: frozenset[int] = frozenset()
+
+#: From what left each block, in order, to what the rest of the model is to read.
+Tail = Callable[[list[Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,15 @@ class _Linear:
 class Stream:
     """Watches every function call between attention calls; see the module's docstring."""
 
-    def __init__(self, plan: Mapping[str, frozenset[int]], dtype: torch.dtype) -> None:
+    def __init__(
+        self, plan: Mapping[str, frozenset[int]], dtype: torch.dtype, nodes: dict[tuple[str, int], Tensor],
+        tail: tuple[int, Tail] | None = None,
+    ) -> None:  # fmt: skip
         self._plan = plan
         self._dtype = dtype
+        self._nodes = nodes
+        self._tail = tail
+        self._outputs: list[Tensor] = []
         self._index = -1
         self._block: Block | None = None
         self._branch: dict[int, Tensor] = {}
@@ -106,36 +116,40 @@ class Stream:
         if func is Tensor.add_:
             parts = self._parts(args)
             if parts is not None:
+                if parts[0] is args[0] and self._branch and self._wants("dX"):
+                    raise ModelError(
+                        "the model adds to its residual stream in place, which leaves no stream to differentiate at; "
+                        "use a method that does not (see `vitrail methods`)"
+                    )
                 X, branch = (term.clone() if term is args[0] else term for term in parts)
                 self._copies = (*parts, X, branch)
 
-    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-        """Look at one function call and its result."""
+    def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Look at one function call and its result; gives the result, or what the tail puts in its place."""
         if func in NORM:
             self._note_norm(args, kwargs, result)
         if func in ADD:
             parts = self._parts(args)
             if parts is not None:
-                self._note_sum(*parts, *parts, result)
-                return
+                return self._note_sum(*parts, *parts, result)
         elif func is Tensor.add_:
             if self._copies is not None:
                 copies, self._copies = self._copies, None
-                self._note_sum(*copies, result)
-                return
+                return self._note_sum(*copies, result)
         elif func is F.linear:
             self._note_linear(args, kwargs, result)
         elif self._mid is not None and func in MUL and self._wants("stream"):
             self._note_mlp_scale(args, result)
         if self._branch:
             self._note_branch(func, args, kwargs, result)
+        return result
 
     def _parts(self, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
         """Which term of a sum is the stream and which the branch, or None if the sum is neither's."""
         if len(args) < 2 or not (isinstance(args[0], Tensor) and isinstance(args[1], Tensor)):
             return None
         left, right = args[0], args[1]
-        if left.shape != right.shape or left.dim() != 3:
+        if left.shape != right.shape or (left.dim() != 3 and not self._is_map(left)):
             return None
         if self._branch:
             in_left, in_right = id(left) in self._branch, id(right) in self._branch
@@ -149,13 +163,21 @@ class Stream:
                     return stream, branch
         return None
 
-    def _note_sum(self, stream: Tensor, branch: Tensor, X: Tensor, F_out: Tensor, result: Tensor) -> None:
+    def _is_map(self, term: Tensor) -> bool:
+        """Whether a term of four axes is a stream laid out as a map, not heads before their projection."""
+        return term.dim() == 4 and ("Wo", self._index) in self.parameters
+
+    def _note_sum(self, stream: Tensor, branch: Tensor, X: Tensor, F_out: Tensor, result: Tensor) -> Tensor:
         """A sum of stream and branch, whose values are X and F_out: the attention's, or else the MLP's."""
         block = self._block
         if block is None:
-            return
+            return result
         norm = self._norms.get(id(stream))
         if self._branch:
+            if self._wants("branch"):
+                block.branch = self._full(F_out)
+            if self._wants("dX"):
+                self._nodes["dX", self._index] = stream
             if self._wants("stream"):
                 block.X, block.F = self._full(X), None
             if self._wants("norms"):
@@ -171,7 +193,17 @@ class Stream:
             if self._wants("norms"):
                 self._note_mlp_norms(block, stream, result)
             self._mid = None
+            result = self._leave(result)
         self._norms.clear()
+        return result
+
+    def _leave(self, output: Tensor) -> Tensor:
+        """A block is complete; the last one's output may be replaced."""
+        if self._tail is None:
+            return output
+        self._outputs.append(output)
+        last, put = self._tail
+        return put(self._outputs) if self._index == last else output
 
     def _note_mlp_norms(self, block: Block, stream: Tensor, result: Tensor) -> None:
         norm = self._norms.get(id(self._mid))

@@ -16,8 +16,26 @@ BUT_LAST = slice(None, -1)
 
 #: What a method may ask of a block. ``stream`` stands for the residual stream and the projections
 #: (X, X_mid, F, Wo, bo, gamma), ``norms`` for the normalised stream (X_norm, X_mid_norm and the gains of
-#: norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA`` and ``dQ`` for gradients.
-KINDS = ("A", "A_mean", "O", "Q", "K", "V", "dA", "dQ", "stream", "norms", "value_path")
+#: norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``, ``dX`` and ``dY`` for gradients,
+#: ``cut`` for a backward that can be told not to pass through attention.
+KINDS = (
+    "A",
+    "A_mean",
+    "O",
+    "Q",
+    "K",
+    "V",
+    "Y",
+    "dA",
+    "dQ",
+    "dX",
+    "dY",
+    "stream",
+    "branch",
+    "norms",
+    "value_path",
+    "cut",
+)
 
 Needs = Mapping[str, slice]
 
@@ -37,6 +55,11 @@ class Block:
         V: Values, shape (b, H, n, dh).
         dA: Gradient of the target at A.
         dQ: Gradient of the target at Q.
+        Y: Result of the norm in front of the attention: the feature map of the block, shape (b, n, d), or
+            (b, rows, columns, d) where the model keeps it so.
+        dY: Gradient of the target at Y.
+        dX: Gradient of the target at X.
+        branch: What the attention adds to the stream, LayerScale included, in the shape of X.
         X: Residual stream entering the attention sub-layer, shape (b, n, d).
         X_norm: X after the norm in front of the attention, if there is one.
         X_mid: Residual stream entering the MLP sub-layer.
@@ -61,6 +84,10 @@ class Block:
     V: Tensor
     dA: Tensor
     dQ: Tensor
+    Y: Tensor
+    dY: Tensor
+    dX: Tensor
+    branch: Tensor
     X: Tensor
     X_norm: Tensor | None
     X_mid: Tensor
@@ -101,6 +128,7 @@ class Trace:
         prefix: Number of tokens before the patches (CLS, distillation, registers).
         logits: What the model said, shape (b, C), or None for outputs that are not logits.
         device: Where its tensors are.
+        notes: Where a method puts what it computed on the way, or None if nobody asked for it.
     """
 
     blocks: tuple[Block, ...]
@@ -108,6 +136,12 @@ class Trace:
     prefix: int
     logits: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    notes: dict[str, list[Tensor]] | None = None
+
+    def note(self, name: str, tensor: Tensor) -> None:
+        """Hand out something computed on the way; what is noted several times under a name is one entry a block."""
+        if self.notes is not None:
+            self.notes.setdefault(name, []).append(tensor)
 
     def reading(self, queries: int, tokens: int) -> Tensor:
         """The readout over the queries of any block, shape (queries,).

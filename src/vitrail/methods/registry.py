@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
-from typing import Any
+from functools import cached_property
+from typing import Any, NoReturn
 
 from torch import Tensor
 
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.inside.anatomy import KINDS, Anatomy
-from vitrail.inside.trace import Needs, Trace
+from vitrail.inside.trace import Needs
 
 Relevance = Callable[..., Tensor]
+
+#: What a method works with, which says on what models it can.
+READS = {
+    "chain": "multiplies or reads attention between all patches",
+    "features": "reads a feature map",
+    "input": "needs the model's answers only",
+}
+#: The kinds of models of the applicability table.
+MODEL_KINDS = ("CLS", "distilled", "registers", "mean", "pool", "Swin", "text")
 
 
 @dataclass(frozen=True)
@@ -23,15 +33,22 @@ class Method:
 
     Attributes:
         name: What users type.
-        relevance: The method itself: from a trace and its options to the relevance of patches, shape (b, S).
+        relevance: The method itself, a function of what it takes and its options. Taking ``trace``: what one pass left
+            behind, with the gradients of one target. Taking ``trace, probe``: also more looks at the model. Taking
+            ``probe``: all targets at once. Gives the relevance of patches, shape (b, S), or of any grid up to the
+            pixels, shape (b, rows, columns); with all targets at once, (b, K, S) or (b, K, rows, columns).
         title: Its name in print.
         family: "attention", "gradient" or another of the catalogue's families.
         needs: What the pass must keep, or a function from the options to that.
         class_specific: Whether the map depends on the class asked for.
         signed: Whether negative relevance has a meaning, or a function from the options to that.
         score: What is differentiated unless the option ``score`` says otherwise: "logit", "prob" or "logprob".
-        cite: BibTeX key in ``docs/bibliography.bib``.
+        cite: BibTeX key in ``docs/bibliography.bib``, or "" for what needs no reference.
         variants: Named sets of options.
+        reads: A key of ``READS``.
+        cut: Whether its gradients do not pass through attention.
+        unfit: Kinds of models it does not apply to although it could read them, and why.
+        made: For methods made from others: from all options to the line of the one that was made.
     """
 
     name: str
@@ -44,6 +61,15 @@ class Method:
     signed: bool | Callable[..., bool] = False
     score: str | None = None
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    reads: str = "chain"
+    cut: bool = False
+    unfit: Mapping[str, str] = field(default_factory=dict)
+    made: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
+
+    @cached_property
+    def takes(self) -> tuple[str, ...]:
+        """What the function is given: "trace", "probe" or both."""
+        return tuple(p for p in inspect.signature(self.relevance).parameters if p in ("trace", "probe"))
 
     @property
     def summary(self) -> str:
@@ -52,9 +78,9 @@ class Method:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its options with their defaults; gradient methods also take ``score``."""
-        parameters = list(inspect.signature(self.relevance).parameters.values())[1:]
-        options = {p.name: p.default for p in parameters}
+        """Its options with their defaults; methods that read off a score also take ``score``."""
+        parameters = inspect.signature(self.relevance).parameters.values()
+        options = {p.name: p.default for p in parameters if p.name not in self.takes}
         return options if self.score is None else {**options, "score": self.score}
 
     def needed(self, options: Mapping[str, Any]) -> Needs:
@@ -66,19 +92,29 @@ class Method:
         """Whether maps made with these options have a sign."""
         return self.signed(**options) if callable(self.signed) else self.signed
 
-    def apply(self, trace: Trace, options: Mapping[str, Any]) -> Tensor:
-        """The relevance of patches, shape (b, S)."""
-        return self.relevance(trace, **{k: v for k, v in options.items() if k != "score"})
+    def apply(self, given: Sequence[Any], options: Mapping[str, Any]) -> Tensor:
+        """The relevance of patches, from what the method takes."""
+        return self.relevance(*given, **{k: v for k, v in options.items() if k != "score"})
+
+    def reason_against(self, kind: str) -> str | None:
+        """Why the method does not apply to a kind of model of ``MODEL_KINDS``, or None if it does."""
+        if kind in self.unfit:
+            return self.unfit[kind]
+        if kind == "Swin" and self.reads == "chain":
+            return "attends inside windows, so no attention matrix joins all its patches"
+        if kind == "text" and self.reads != "chain":
+            return "a text has no pixels and no grid"
+        return None
 
     def check(self, anatomy: Anatomy, options: Mapping[str, Any]) -> None:
-        """Refuse a model the method is not defined on, and say why."""
-        if anatomy.kind != "plain":
-            usable = [m.name for m in METHODS.values() if m.family == "perturbation"]
-            instead = f"use {', '.join(usable)} instead" if usable else "it needs a plain ViT"
-            raise NotApplicableError(
-                f"{self.name} does not apply to {anatomy.model}: the model {KINDS[anatomy.kind]}; {instead}"
-            )
-        if "stream" in self.needed(options) and not anatomy.has_stream:
+        """Refuse a model the method is not defined on, and say why and what to use instead."""
+        if self.reads == "chain" and anatomy.kind != "plain":
+            self._refuse(anatomy, f"the model {KINDS[anatomy.kind]}", "Swin")
+        kind = kind_of(anatomy)
+        reason = self.reason_against(kind)
+        if reason is not None:
+            self._refuse(anatomy, reason, kind)
+        if "stream" in self.needed(options) and self.reads == "chain" and not anatomy.has_stream:
             missing = next(
                 i for i, o in enumerate(anatomy.organs)
                 if o.projection is None or not (o.pool or (o.stream and o.mlp))
@@ -87,6 +123,28 @@ class Method:
                 f"{self.name} does not apply to {anatomy.model}: it follows the residual stream through each block's "
                 f"attention and MLP, and block {missing} has no such pair of sums; transformer_mm needs none"
             )
+
+    def _refuse(self, anatomy: Anatomy, reason: str, kind: str) -> NoReturn:
+        usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
+        raise NotApplicableError(
+            f"{self.name} does not apply to {anatomy.model}: {reason}; use {', '.join(usable[:6])} instead"
+        )
+
+
+def kind_of(anatomy: Anatomy) -> str:
+    """A model's kind among ``MODEL_KINDS``; whatever is no plain encoder counts as Swin does."""
+    if anatomy.kind != "plain":
+        return "Swin"
+    layout = anatomy.layout
+    if layout.grid is None:
+        return "text"
+    if anatomy.pooled:
+        return "pool"
+    if layout.readout in ("mean", "all"):
+        return "mean"
+    if layout.readout == "distilled":
+        return "distilled"
+    return "registers" if (layout.prefix or 0) > 1 else "CLS"
 
 
 METHODS: dict[str, Method] = {}
@@ -139,7 +197,10 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
     if unknown:
         takes = ", ".join(f"{k}={v!r}" for k, v in defaults.items()) or "no options"
         raise OptionError(f"{name} does not take {', '.join(unknown)}; it takes {takes}")
-    return f"{name}{':' + tail if tail else ''}", method, {**defaults, **chosen}
+    chosen = {**defaults, **chosen}
+    if method.made is not None:
+        method, chosen = method.made(chosen)
+    return f"{name}{':' + tail if tail else ''}", method, chosen
 
 
 def choose(option: str, value: object, allowed: Iterable[object]) -> None:

@@ -47,7 +47,7 @@ def rollout(
     if fusion == "per_head":
         v = v[:, None].expand(-1, blocks[-1].A.shape[1], -1)
     for block in reversed(blocks):
-        M = _drop_smallest(_fuse(block, fusion), discard, keep_first=faults == "vit_explain")
+        M = drop_smallest(_fuse(block, fusion), discard, keep_first=faults == "vit_explain")
         if faults == "vit_explain":
             M = (M + torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device)) / 2
             v = row(v, M / M.sum(-1).unsqueeze(-2))
@@ -66,7 +66,8 @@ def _fuse(block: Block, fusion: str) -> Tensor:
     return block.A.amax(1) if fusion == "max" else block.A.amin(1)
 
 
-def _drop_smallest(M: Tensor, share: float, keep_first: bool) -> Tensor:
+def drop_smallest(M: Tensor, share: float, keep_first: bool = False) -> Tensor:
+    """Set a share of each matrix's entries, the smallest, to zero; the first may be spared."""
     if not share:
         return M
     flat = M.flatten(-2)
@@ -75,4 +76,3 @@ def _drop_smallest(M: Tensor, share: float, keep_first: bool) -> Tensor:
     if keep_first:
         dropped[..., 0] = flat[..., 0]
     return dropped.reshape(M.shape)
-

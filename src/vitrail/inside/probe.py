@@ -1,0 +1,243 @@
+"""More looks at the same model and inputs, for methods that one pass is not enough for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import NotApplicableError
+from vitrail.inside.anatomy import Anatomy
+from vitrail.inside.attention import Edit
+from vitrail.inside.capture import passing
+from vitrail.inside.feed import Feed
+from vitrail.inside.layout import grid_of
+from vitrail.inside.still import still
+from vitrail.inside.trace import ALL, Needs, Trace
+
+if TYPE_CHECKING:
+    from vitrail.inside.relevance import Relevances
+    from vitrail.inside.rules import RuleSet
+
+#: From the output for some images, and which inputs they were made from, shape (N,), to all K targets, shape (N, K).
+Scorer = Callable[[Any, Tensor, str], Tensor]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A model, its inputs and what is asked of them, to be looked at again with changed pictures or another graph.
+
+    Methods that ask for every target at once get one probe; methods that work target by target get one for each.
+
+    Attributes:
+        model: The user's model, unwrapped.
+        feed: The inputs, on its device.
+        anatomy: What it is made of.
+        scorer: The targets as a function of the model's output.
+        count: Number of targets an input, K.
+        score: "logit", "prob" or "logprob": what is read off for a class.
+        k: Which target is in hand, for methods that work target by target.
+        most: Most pictures in one forward pass.
+        notes: Where a method puts what it computed on the way, or None if nobody asked for it.
+        advance: Called with the number of pictures that were just looked at, for progress.
+    """
+
+    model: nn.Module
+    feed: Feed
+    anatomy: Anatomy
+    scorer: Scorer
+    count: int
+    score: str = "prob"
+    k: int = 0
+    most: int = 32
+    notes: dict[str, list[Any]] | None = None
+    advance: Callable[[int], None] = field(default=lambda _: None)
+
+    @property
+    def images(self) -> Tensor:
+        """The pictures as the model takes them, shape (b, channels, height, width)."""
+        image = self.feed.image
+        if image is None:
+            raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
+        return image.detach()
+
+    @property
+    def batch(self) -> int:
+        """Number of inputs."""
+        return self.feed.batch
+
+    def of(self, k: int) -> Probe:
+        """The same with another target in hand."""
+        return replace(self, k=k)
+
+    def note(self, name: str, value: Any) -> None:
+        """Hand out something computed on the way."""
+        if self.notes is not None:
+            self.notes.setdefault(name, []).append(value)
+
+    def pieces(self, count: int) -> Iterator[slice]:
+        """``count`` pictures in pieces of at most ``most``."""
+        for start in range(0, count, self.most):
+            yield slice(start, min(start + self.most, count))
+
+    # -- changed pictures ----------------------------------------------------------------------------------------
+
+    def fed(self, images: Tensor, owner: Tensor) -> Feed:
+        """Other pictures, each with whatever else its owner was fed with."""
+        return self.feed.pick(owner, images)
+
+    def scores(self, images: Tensor, owner: Tensor | int = 0, precision: torch.dtype | None = None) -> Tensor:
+        """All targets of changed pictures, shape (N, K), without gradients; one forward pass, so mind N.
+
+        Args:
+            images: Pictures as the model takes them, shape (N, channels, height, width).
+            owner: Which input each was made from, shape (N,), or one for all.
+            precision: Run the model in this precision by autocast instead of its own.
+        """
+        owner = self._owner(owner, len(images))
+        cast = nullcontext() if precision is None else torch.autocast(images.device.type, precision)
+        with still(self.model), torch.inference_mode(), cast:
+            output = self.fed(images, owner).into(self.model)
+            values = self.scorer(output, owner, self.score)
+        self.advance(len(images))
+        return values.clone() if values.is_inference() else values
+
+    def gradient(self, images: Tensor, owner: Tensor | int = 0) -> Tensor:
+        """Gradient of the target in hand at changed pictures, in the shape of the pictures."""
+        owner = self._owner(owner, len(images))
+        with still(self.model):
+            leaf = images.detach().clone().requires_grad_()
+            value = self.scorer(self.fed(leaf, owner).into(self.model), owner, self.score)[:, self.k]
+            (found,) = torch.autograd.grad(value.sum(), leaf)
+        self.advance(len(images))
+        return found
+
+    def trace(
+        self, images: Tensor, needs: Needs, owner: Tensor | int = 0, edits: Mapping[int, Edit] | None = None
+    ) -> Trace:
+        """A pass over changed pictures, with the gradients of the target in hand.
+
+        Args:
+            images: Pictures as the model takes them, shape (N, channels, height, width).
+            needs: What to keep, as in a registry line.
+            owner: Which input each was made from, shape (N,), or one for all.
+            edits: Functions that replace the attention of some blocks, by block.
+        """
+        owner = self._owner(owner, len(images))
+        with passing(self.model, self.fed(images, owner), self.anatomy, [needs], edits) as one:
+            found = one.trace(self.scorer(one.output, owner, self.score)[:, self.k])
+        self.advance(len(images))
+        return found
+
+    def _owner(self, owner: Tensor | int, count: int) -> Tensor:
+        if isinstance(owner, Tensor):
+            return owner
+        return torch.full((count,), owner, dtype=torch.long, device=self.feed.tensors[0].device)
+
+    # -- other graphs --------------------------------------------------------------------------------------------
+
+    def layer_gradients(self, count: int, pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Gradients at the attention of the last blocks, each of the target as if the model ended with that block.
+
+        The outputs of these blocks are stacked in the batch where the last block's output goes on, so that the
+        model's own tail, its last norm and head, reads all of them.
+
+        Args:
+            count: How many blocks.
+            pool: Applied to a block's output, shape (b, n, d), before the tail.
+
+        Returns:
+            One gradient a block, in order, each of shape (b, H, n, n).
+        """
+        organs = [i for i, o in enumerate(self.anatomy.organs) if not o.pool][-count:]
+        needs = {"dA": slice(organs[0], organs[-1] + 1)}
+        owner = torch.arange(self.batch, device=self.feed.tensors[0].device).repeat(len(organs))
+        found = []
+
+        def stack(outputs: list[Tensor]) -> Tensor:
+            # Whether tokens or pictures come first, pictures are stacked.
+            axis = 1 if self.anatomy.tokens_first else 0
+            return torch.cat([pool(x) for x in outputs[-len(organs) :]], axis)
+
+        with passing(self.model, self.feed, self.anatomy, [needs], tail=stack) as one:
+            values = self.scorer(one.output, owner, self.score)[:, self.k].view(len(organs), -1)
+            for i, index in enumerate(organs):
+                node = one.nodes["dA", index]
+                (gradient,) = torch.autograd.grad(values[i].sum(), node, retain_graph=i + 1 < len(organs))
+                found.append(gradient.to(one.dtype))
+        return found
+
+    def relevances(self, rules: RuleSet, want: frozenset[str], contrast: bool = False) -> Relevances:
+        """Relevance of the target in hand, carried back by other rules than the gradient's.
+
+        Args:
+            rules: What each operation does with relevance.
+            want: Which of the fields of ``Relevances`` to fill.
+            contrast: Start with all classes but the asked one, alike, instead of the asked one.
+        """
+        from vitrail.inside.relevance import propagate
+
+        owner = torch.arange(self.batch, device=self.feed.tensors[0].device)
+
+        def start(logits: Tensor) -> Tensor:
+            with torch.enable_grad():
+                leaf = logits.detach().requires_grad_()
+                value = self.scorer(leaf, owner, "logit")[:, self.k]
+                (one_hot,) = torch.autograd.grad(value.sum(), leaf)
+            if not contrast:
+                return one_hot
+            return (1 - one_hot) / max(1, logits.shape[1] - 1)
+
+        return propagate(self.model, self.feed, self.anatomy, rules, start, want)
+
+    # -- feature maps --------------------------------------------------------------------------------------------
+
+    def features(self, kind: str = "Y", stage: int = -1) -> Tensor:
+        """Feature maps of a block, shape (b, width, rows, columns).
+
+        Args:
+            kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds.
+            stage: Of models whose grid shrinks, which stage's last block: −1 the last, −2 the last but one. In a plain
+                model the last block.
+        """
+        needs: dict[str, slice] = {kind: ALL, "stream": ALL} if kind == "branch" else {kind: ALL}
+        with passing(self.model, self.feed, self.anatomy, [needs]) as one, torch.no_grad():
+            blocks = [b for b in one.trace().blocks if kind in vars(b) and not b.pool]
+        if not blocks:
+            raise NotApplicableError(f"no feature map was found in {self.anatomy.model}: none of its blocks shows one")
+        maps = []
+        for block in blocks if self.anatomy.kind != "plain" else blocks[-1:]:
+            value = getattr(block, kind)
+            scale = getattr(block, "gamma", None) if kind == "branch" else None
+            maps.append(value if scale is None else value / scale)
+        return self.as_map(_at_stage(maps, stage))
+
+    def as_map(self, value: Tensor) -> Tensor:
+        """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
+        if value.dim() == 4:
+            return value.permute(0, 3, 1, 2)
+        size = (int(self.images.shape[2]), int(self.images.shape[3]))
+        grid, prefix = self.anatomy.layout.grid, self.anatomy.layout.prefix or 0
+        if grid is None or value.shape[1] != prefix + grid[0] * grid[1]:
+            for prefix in (0, 1, 2):
+                grid = grid_of(value.shape[1] - prefix, size)
+                if grid is not None:
+                    break
+            else:
+                raise NotApplicableError(
+                    f"the features of {self.anatomy.model} do not lie on a grid: {value.shape[1]} tokens for an image "
+                    f"of {size[0]}×{size[1]}"
+                )
+        return value[:, prefix:].transpose(1, 2).reshape(len(value), -1, *grid)
+
+
+def _at_stage(maps: Sequence[Tensor], stage: int) -> Tensor:
+    """The last map of a stage, counted from the end; a stage is a run of maps with the same number of positions."""
+    sizes = [m.shape[1:-1].numel() for m in maps]
+    starts = [i for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
+    ends = [*(i - 1 for i in starts[1:]), len(maps) - 1]
+    return maps[ends[max(stage, -len(ends))]]

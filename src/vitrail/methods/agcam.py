@@ -1,0 +1,31 @@
+"""AGCAM: positive gradients of attention, taken past all attention below, times the sigmoid of its logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitrail.inside.trace import ALL, Trace
+from vitrail.methods.flow import rows
+from vitrail.methods.registry import register
+
+
+@register("agcam", "AGCAM", "gradient", needs={"O": ALL, "dA": ALL, "cut": ALL}, class_specific=True, score="logit",
+          cite="leem2024attention", cut=True)  # fmt: skip
+def agcam(trace: Trace) -> Tensor:
+    """The readout's row of (dA)⁺ ⊙ sigmoid(O), summed over heads and blocks, with gradients that skip attention.
+
+    The gradient reaches lower blocks by skip connections and MLPs alone: the input of every attention is cut off.
+
+    Args:
+        trace: The pass, with gradients cut at attention.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    total = torch.zeros((), device=trace.device)
+    for block in trace.blocks:
+        m, n = block.O.shape[-2:]
+        r = trace.reading(m, n).expand(len(block.O), -1)
+        total = total + trace.patches(rows(r, block.dA.clamp_min(0) * block.O.sigmoid()).sum(1))
+    return total

@@ -1,0 +1,44 @@
+"""AttCAT: the gradient of each block's input times that input, weighted by the attention it receives."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitrail.inside.trace import ALL, Trace
+from vitrail.methods.flow import row
+from vitrail.methods.registry import choose, register
+
+
+def _signed(sign: str, **_: object) -> bool:
+    return sign == "signed"
+
+
+@register("attcat", "AttCAT", "gradient", needs={"stream": ALL, "dX": ALL, "A_mean": ALL}, class_specific=True,
+          score="logit", signed=_signed, cite="qiang2022attcat")  # fmt: skip
+def attcat(trace: Trace, *, query: str = "mean", sign: str = "signed") -> Tensor:
+    """Gradient times input of every token at every block, weighted by the attention the token receives there, summed.
+
+    Args:
+        trace: The pass, with gradients.
+        query: Whose attention counts: the "mean" of all tokens, as released, or that of the "readout".
+        sign: What is kept of the sum: "signed", "positive" or "abs".
+
+    Returns:
+        Relevance of patches, shape (b, S).
+    """
+    choose("query", query, ("mean", "readout"))
+    choose("sign", sign, ("signed", "positive", "abs"))
+    total = torch.zeros((), device=trace.device)
+    for block in trace.blocks:
+        if block.pool:  # what it reads leaves the last block and has no attention of its own
+            continue
+        cat = (block.X * block.dX).sum(-1)
+        m, n = block.A_mean.shape[-2:]
+        received = block.A_mean.mean(-2)
+        if query == "readout":
+            received = row(trace.reading(m, n).expand(len(cat), -1), block.A_mean)
+        trace.note("cat", trace.patches(cat))
+        total = total + received * cat
+    relevance = trace.patches(total)
+    return relevance.clamp_min(0) if sign == "positive" else relevance.abs() if sign == "abs" else relevance

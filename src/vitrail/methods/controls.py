@@ -1,0 +1,108 @@
+"""Controls: maps that know nothing of the model, and the opposite of a method. What does not beat them fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import wraps
+from typing import Any
+from zlib import crc32
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.inside.probe import Probe
+from vitrail.methods.registry import Method, find, register
+
+
+def _grid(probe: Probe) -> tuple[int, int]:
+    return probe.anatomy.layout.grid or (14, 14)
+
+
+@register("random", "Random", "control", needs={}, class_specific=False, cite="", reads="input")
+def random(probe: Probe, *, seed: int = 0) -> Tensor:
+    """Even noise on the grid of the patches, drawn from the seed and the picture's own bytes.
+
+    A picture's map does not depend on the pictures beside it, and differs from theirs.
+
+    Args:
+        probe: The pictures.
+        seed: Of the noise.
+
+    Returns:
+        Relevance of patches, shape (b, K, rows, columns).
+    """
+    grid = _grid(probe)
+    maps = []
+    for image in probe.images:
+        own = crc32(image.detach().float().cpu().numpy().tobytes())
+        generator = torch.Generator().manual_seed((seed << 32) + own)
+        maps.append(torch.rand(grid, generator=generator))
+    return torch.stack(maps).to(probe.images)[:, None].expand(-1, probe.count, -1, -1)
+
+
+@register("centre", "Centre", "control", needs={}, class_specific=False, cite="", reads="input")
+def centre(probe: Probe) -> Tensor:
+    """Closeness to the middle of the picture, where photographers put what matters.
+
+    Args:
+        probe: The pictures.
+
+    Returns:
+        Relevance of patches, shape (b, K, rows, columns).
+    """
+    rows, columns = _grid(probe)
+    y, x = (((torch.arange(n) + 0.5) / n - 0.5).to(probe.images) for n in (rows, columns))
+    closeness = 1 - (y[:, None].square() + x[None].square()).sqrt()
+    return closeness.expand(len(probe.images), probe.count, -1, -1).clone()
+
+
+@register("edges", "Edges", "control", needs={}, class_specific=False, cite="", reads="input")
+def edges(probe: Probe) -> Tensor:
+    """How fast brightness changes at each pixel (Sobel), blind to the model.
+
+    Args:
+        probe: The pictures.
+
+    Returns:
+        Relevance of pixels, shape (b, K, height, width).
+    """
+    grey = F.pad(probe.images.mean(1, keepdim=True), (1, 1, 1, 1), mode="replicate")
+    across = torch.tensor([[-1.0, 0.0, 1.0], [-2.0, 0.0, 2.0], [-1.0, 0.0, 1.0]]).to(grey)
+    slopes = F.conv2d(grey, torch.stack([across, across.T])[:, None])
+    return slopes.square().sum(1, keepdim=True).sqrt().expand(-1, probe.count, -1, -1)
+
+
+def _make_inverted(options: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
+    chosen = dict(options)
+    of = chosen.pop("of")
+    _, inner, settings = find(of)
+
+    @wraps(inner.relevance)
+    def relevance(*given: Any, **own: Any) -> Tensor:
+        return -inner.relevance(*given, **_without(own))
+
+    line = replace(
+        inner, name="inverted", title=f"Inverted {inner.title}", family="control", relevance=relevance, variants={},
+        needs=lambda **own: inner.needed(_without(own)), signed=lambda **own: inner.is_signed(_without(own)),
+    )  # fmt: skip
+    return line, {"of": of, **settings}
+
+
+def _without(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in options.items() if k != "of"}
+
+
+@register("inverted", "Inverted", "control", needs={}, class_specific=True, cite="", reads="input", made=_make_inverted)
+def inverted(probe: Probe, *, of: str = "gradtoken") -> Tensor:
+    """The opposite of a method: what it finds most relevant is least.
+
+    Args:
+        probe: The pictures.
+        of: The method, as users type it.
+
+    Returns:
+        Whatever the method gives, with the other sign.
+    """
+    raise NotImplementedError(f"the registry makes this from {of} for {probe.anatomy.model}")

@@ -1,0 +1,28 @@
+"""Grad-CAM on features: channels of the last feature map weighted by their mean gradient."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitrail.inside.probe import Probe
+from vitrail.inside.trace import LAST, Trace
+from vitrail.methods.registry import register
+
+
+@register("gradcam_features", "Grad-CAM (features)", "gradient", needs={"Y": LAST, "dY": LAST}, class_specific=True,
+          score="logit", cite="selvaraju2020gradcam", reads="features")  # fmt: skip
+def gradcam_features(trace: Trace, probe: Probe) -> Tensor:
+    """The last block's feature map, its channels weighted by the gradient's mean over the patches, kept where positive.
+
+    The feature map is what the last attention reads, the result of the norm before it: what leaves the last block has
+    no gradient at the patches of a model that reads a class token.
+
+    Args:
+        trace: The pass, with gradients.
+        probe: Where the features lie.
+
+    Returns:
+        Relevance on the grid of the features, shape (b, rows, columns), not negative.
+    """
+    Y, dY = probe.as_map(trace.blocks[-1].Y), probe.as_map(trace.blocks[-1].dY)
+    return (dY.mean((2, 3), keepdim=True) * Y).sum(1).clamp_min(0)

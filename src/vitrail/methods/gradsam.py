@@ -1,0 +1,24 @@
+"""Grad-SAM: attention times positive gradient, averaged over everything but the patches."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from vitrail.inside.trace import ALL, Trace
+from vitrail.methods.registry import register
+
+
+@register("gradsam", "Grad-SAM", "gradient", needs={"A": ALL, "dA": ALL}, class_specific=True, score="logit",
+          cite="barkan2021gradsam")  # fmt: skip
+def gradsam(trace: Trace) -> Tensor:
+    """How much attention with positive gradient each patch receives: the mean over blocks, heads and queries.
+
+    Args:
+        trace: The pass, with gradients.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    received = [(block.A * block.dA.clamp_min(0)).mean((1, 2)) for block in trace.blocks]
+    return trace.patches(torch.stack(received).mean(0))

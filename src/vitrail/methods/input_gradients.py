@@ -1,0 +1,132 @@
+"""Gradients at the pixels: times the picture, along a path to it, or around it."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside.probe import Probe
+from vitrail.methods.registry import choose, register
+
+REDUCE = ("sum", "abs", "max")
+
+
+def _signed(reduce: str, **_: object) -> bool:
+    return reduce == "sum"
+
+
+def _over_channels(values: Tensor, reduce: str) -> Tensor:
+    """(b, channels, height, width) to (b, height, width)."""
+    if reduce == "sum":
+        return values.sum(1)
+    return values.abs().sum(1) if reduce == "abs" else values.abs().amax(1)
+
+
+@register("gradient_x_input", "Gradient × input", "input", needs={}, class_specific=True, score="logit",
+          signed=_signed, cite="shrikumar2016not", reads="input")  # fmt: skip
+def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
+    """Each pixel times the gradient at it.
+
+    Args:
+        probe: Looks at the model.
+        reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
+
+    Returns:
+        Relevance of pixels, shape (b, K, height, width).
+    """
+    choose("reduce", reduce, REDUCE)
+    images = probe.images
+    owner = torch.arange(len(images), device=images.device)
+    maps = []
+    for k in range(probe.count):
+        parts = [probe.of(k).gradient(images[piece], owner[piece]) for piece in probe.pieces(len(images))]
+        maps.append(_over_channels(images * torch.cat(parts), reduce))
+    return torch.stack(maps, 1)
+
+
+@register("integrated_gradients", "Integrated gradients", "input", needs={}, class_specific=True, score="logit",
+          signed=_signed, cite="sundararajan2017axiomatic", reads="input",
+          variants={"interpretdl": {"rule": "ends", "score": "prob", "reduce": "abs"}})  # fmt: skip
+def integrated_gradients(
+    probe: Probe, *, steps: int = 50, rule: str = "gauss", baseline: float = 0.0, reduce: str = "sum"
+) -> Tensor:
+    """The way from a baseline to the picture, times the mean gradient along it.
+
+    Args:
+        probe: Looks at the model.
+        steps: Number of pictures on the path.
+        rule: Where they lie and what each weighs: "gauss" (Gauss-Legendre), "midpoint" of even pieces, or even steps
+            with both "ends", as some libraries have it.
+        baseline: The value of every pixel at the start, as the model takes it; 0 is the mean colour.
+        reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
+
+    Returns:
+        Relevance of pixels, shape (b, K, height, width).
+    """
+    choose("reduce", reduce, REDUCE)
+    choose("rule", rule, ("gauss", "midpoint", "ends"))
+    if steps < 1:
+        raise OptionError(f"steps={steps} must be at least 1")
+    images = probe.images
+    alphas, weights = (torch.from_numpy(t).to(images) for t in _nodes(steps, rule))
+    way = images - baseline
+    maps = []
+    for k in range(probe.count):
+        mean = torch.zeros_like(images)
+        for piece in probe.pieces(steps * len(images)):
+            at = torch.arange(piece.start, piece.stop, device=images.device)
+            step, owner = at // len(images), at % len(images)
+            gradient = probe.of(k).gradient(baseline + alphas[step].view(-1, 1, 1, 1) * way[owner], owner)
+            mean.index_add_(0, owner, weights[step].view(-1, 1, 1, 1) * gradient)
+        maps.append(_over_channels(way * mean, reduce))
+    return torch.stack(maps, 1)
+
+
+def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Where the path is looked at, between 0 and 1, and what each look weighs."""
+    even = np.full(steps, 1 / steps)
+    if rule == "gauss":
+        points, weights = np.polynomial.legendre.leggauss(steps)
+        return (points + 1) / 2, weights / 2
+    if rule == "midpoint":
+        return (np.arange(steps) + 0.5) / steps, even
+    return np.linspace(0, 1, steps), even
+
+
+@register("smoothgrad", "SmoothGrad", "input", needs={}, class_specific=True, score="logit", signed=_signed,
+          cite="smilkov2017smoothgrad", reads="input",
+          variants={"interpretdl": {"sigma": 0.1, "score": "prob"}})  # fmt: skip
+def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: int = 0, reduce: str = "abs") -> Tensor:
+    """The gradient at the pixels, averaged over noisy copies of the picture.
+
+    Args:
+        probe: Looks at the model.
+        samples: Number of copies.
+        sigma: Standard deviation of the noise, as a share of the picture's range of values.
+        seed: Of the noise, which is the same for every picture.
+        reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
+
+    Returns:
+        Relevance of pixels, shape (b, K, height, width).
+    """
+    choose("reduce", reduce, REDUCE)
+    if samples < 1:
+        raise OptionError(f"samples={samples} must be at least 1")
+    images = probe.images
+    spread = sigma * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))
+    totals = [torch.zeros_like(images) for _ in range(probe.count)]
+    generator = torch.Generator().manual_seed(seed)
+    each = max(1, probe.most // len(images))
+    for start in range(0, samples, each):
+        count = min(each, samples - start)
+        noise = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(count)]).to(images)
+        for piece in probe.pieces(count * len(images)):
+            at = torch.arange(piece.start, piece.stop, device=images.device)
+            sample, owner = at // len(images), at % len(images)
+            noisy = images[owner] + spread[owner] * noise[sample]
+            for k, total in enumerate(totals):
+                total.index_add_(0, owner, probe.of(k).gradient(noisy, owner))
+    return torch.stack([_over_channels(total / samples, reduce) for total in totals], 1)

@@ -1,0 +1,72 @@
+"""Leadlight: class-aware relevance of patches, joined by what they attend to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside.trace import LAST, Needs, Trace
+from vitrail.methods.flow import rows
+from vitrail.methods.registry import METHODS, choose, register
+
+#: Where the relevance to be joined comes from: a method and its options, none for the last block alone.
+SOURCES: dict[str, dict[str, Any]] = {"transformer_mm": {"start": 0}, "vtranm": {"variant": "af+l"}, "last": {}}
+
+
+def _needs(source: str, depth: int, **_: object) -> Needs:
+    choose("source", source, SOURCES)
+    panes: Needs = {"A": LAST, "dA": LAST}
+    if source != "last":
+        method = METHODS[source]
+        panes = method.needed({**method.options, **SOURCES[source]})
+    return {**panes, "A_mean": slice(depth - 1, -1)}
+
+
+@register("leadlight", "Leadlight", "gradient", needs=_needs, class_specific=True, score="logit", cite="vitrail",
+          variants={"fast": {"source": "last"}})  # fmt: skip
+def leadlight(trace: Trace, *, source: str = "transformer_mm", mix: float = 0.5, depth: int = 1) -> Tensor:
+    """Relevance of the patches, mixed with itself spread over the patches each attends to.
+
+    A window of small panes held together by lead: R' = Ā·R with Ā the mean attention between patches over the blocks
+    below the last; both are scaled to a maximum of one and mixed.
+
+    Args:
+        trace: The pass, with gradients.
+        source: Where the relevance R comes from: "transformer_mm", "vtranm" (with lengths, without cosines), or "last"
+            for the last block alone, which needs a backward through one block only.
+        mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone).
+        depth: First block of the mean, counted from 1.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    choose("source", source, SOURCES)
+    if not 0 <= mix <= 1:
+        raise OptionError(f"mix={mix} is not a share: it must lie between 0 and 1")
+    total = len(trace.blocks)
+    if not 1 <= depth < total:
+        raise OptionError(f"depth={depth} is not a block below the last: this model has blocks 1 to {total}")
+    R = _panes(trace, source)
+    below = trace.blocks[depth - 1 : -1]
+    P = trace.prefix
+    lead = sum((b.A_mean for b in below[1:]), start=below[0].A_mean.clone())[:, P:, P:] / len(below)
+    spread = (lead @ R.unsqueeze(-1)).squeeze(-1)
+    trace.note("panes", R)
+    trace.note("spread", spread)
+    return (1 - mix) * _scaled(R) + mix * _scaled(spread)
+
+
+def _panes(trace: Trace, source: str) -> Tensor:
+    if source == "last":
+        last = trace.blocks[-1]
+        r = trace.readout.expand(len(last.A), -1)
+        return trace.patches(rows(r, (last.dA * last.A).clamp_min(0)).mean(1))
+    method = METHODS[source]
+    return method.apply((trace,), {**method.options, **SOURCES[source]})
+
+
+def _scaled(relevance: Tensor) -> Tensor:
+    top = relevance.amax(-1, keepdim=True)
+    return relevance / top.where(top > 0, top.new_ones(()))

@@ -1,0 +1,40 @@
+"""LeGrad: positive gradients of attention, each block judged by what the model would say if it ended there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside.probe import Probe
+from vitrail.inside.trace import Trace
+from vitrail.methods.registry import choose, register
+
+
+@register("legrad", "LeGrad", "gradient", needs={}, class_specific=True, score="logit", cite="bousselham2024legrad",
+          unfit={"text": "the head of a post-norm encoder does not read what leaves a block"})  # fmt: skip
+def legrad(trace: Trace, probe: Probe, *, blocks: int = 2, pool: str = "model") -> Tensor:
+    """The mean over heads and queries of (∂s/∂A)⁺, summed over the last blocks; s is the score read off that block.
+
+    Args:
+        trace: Where the patches stand.
+        probe: Reads each block's output with the model's own last norm and head.
+        blocks: How many of the last blocks take part.
+        pool: What of a block's output is read: as the "model" reads it, or the "mean" of all tokens, as in the
+            released code for CLIP.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    choose("pool", pool, ("model", "mean"))
+    if blocks < 1:
+        raise OptionError(f"blocks={blocks} must be at least 1")
+    tokens = 0 if probe.anatomy.tokens_first else 1
+    keep: Callable[[Tensor], Tensor] = lambda x: x  # noqa: E731
+    mean: Callable[[Tensor], Tensor] = lambda x: x.mean(tokens, keepdim=True).expand_as(x)  # noqa: E731
+    gradients = probe.layer_gradients(blocks, keep if pool == "model" else mean)
+    layers = [trace.patches(g.clamp_min(0).mean((1, 2))) for g in gradients]
+    for layer in layers:
+        trace.note("layer", layer)
+    return sum(layers[1:], start=layers[0])

@@ -1,0 +1,46 @@
+"""Transition attention maps: a walk down the attention, weighted by gradients along a path of pictures."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitrail.inside.probe import Probe
+from vitrail.inside.trace import ALL, LAST, Needs, Trace
+from vitrail.methods.flow import row
+from vitrail.methods.path import path_gradient
+from vitrail.methods.registry import register
+
+
+def _needs(integral: bool, **_: object) -> Needs:
+    needs = {"A_mean": ALL}
+    return needs if integral else {**needs, "dA": LAST}
+
+
+@register("tam", "TAM", "path", needs=_needs, class_specific=True, score="logit", cite="yuan2021explaining",
+          unfit={"text": "its path leads from an empty picture"})  # fmt: skip
+def tam(
+    trace: Trace, probe: Probe, *, start: int = 4, steps: int = 20, integral: bool = True, first_state: bool = False
+) -> Tensor:
+    """The readout's attention walked down the blocks, times the mean over heads of (path-averaged dA)⁺ of the last.
+
+    Args:
+        trace: The pass.
+        probe: Looks at pictures on the path from zero to the picture.
+        start: Lowest block of the walk; the last block always takes part.
+        steps: Number of pictures on the path, both ends included.
+        integral: Average the gradient over the path; if not, take it at the picture.
+        first_state: Do not walk: use the last block's attention alone.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    last = trace.blocks[-1]
+    r = trace.readout.expand(len(last.A_mean), -1)
+    v = row(r, last.A_mean)
+    for block in reversed(trace.blocks[start:-1] if not first_state else ()):
+        v = v + row(v, block.A_mean)
+    gradient = path_gradient(probe, steps) if integral else last.dA
+    W = row(r, gradient.clamp_min(0).mean(1))
+    trace.note("state", trace.patches(v))
+    trace.note("gradient", trace.patches(W))
+    return trace.patches(v * W)

@@ -1,0 +1,45 @@
+"""Replicas of the relevance-propagation and perturbation methods, by the spec a user would type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from replicas import gradient_lrp, leadlight, lrp, occlusion, rise, scorecam, vit_cx
+from replicas.vit import Classes, Pass
+
+CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
+    "lrp": lrp.full,
+    "partial_lrp": lrp.partial,
+    "transformer_attribution": lrp.transformer_attribution,
+    "transformer_attribution:start=1": lambda p, c: lrp.transformer_attribution(p, c, start=1),
+    "conservative_lrp": gradient_lrp.conservative_lrp,
+    "conservative_lrp:gelu=identity": lambda p, c: gradient_lrp.conservative_lrp(p, c, gelu="identity"),
+    "conservative_lrp:where=pixels": lambda p, c: gradient_lrp.conservative_lrp(p, c, where="pixels"),
+    "attnlrp": gradient_lrp.attnlrp,
+    "attnlrp:gamma_conv=0,gamma_linear=0,where=tokens": lambda p, c: gradient_lrp.attnlrp(
+        p, c, gamma_conv=0.0, gamma_linear=0.0, where="tokens"
+    ),
+    "abslrp": gradient_lrp.abslrp,
+    "occlusion": occlusion.replica,
+    "occlusion:window=2": lambda p, c: occlusion.replica(p, c, window=2),
+    "rise:masks=20": lambda p, c: rise.replica(p, c, masks=20),
+    "scorecam": scorecam.replica,
+    "scorecam:scoring=official": lambda p, c: scorecam.replica(p, c, scoring="official"),
+    "scorecam:scoring=softmax": lambda p, c: scorecam.replica(p, c, scoring="softmax"),
+    "vit_cx": lambda p, c: vit_cx.replica(p, c)[0],
+    "vit_cx:released": lambda p, c: vit_cx.replica(p, c, mode="released")[0],
+    "vit_cx:paper": lambda p, c: vit_cx.replica(p, c, mode="paper")[0],
+    "vit_cx:1": lambda p, c: vit_cx.replica(p, c, variant=1)[0],
+    "vit_cx:2,masks=20": lambda p, c: vit_cx.replica(p, c, variant=2, n_random=20)[0],
+    "vit_cx:3": lambda p, c: vit_cx.replica(p, c, variant=3)[0],
+    "vit_cx:4": lambda p, c: vit_cx.replica(p, c, variant=4)[0],
+    "vit_cx:5": lambda p, c: vit_cx.replica(p, c, variant=5)[0],
+    "vit_cx:draws=2": lambda p, c: vit_cx.replica(p, c, draws=2)[0],
+}
+
+LEADLIGHT: dict[str, Callable[[Pass, Classes], Tensor]] = {
+    "leadlight": leadlight.replica,
+    "leadlight:mix=1": lambda p, c: leadlight.replica(p, c, mix=1.0),
+}
