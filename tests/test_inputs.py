@@ -21,10 +21,11 @@ from vitrail.errors import (
     VitrailError,
     WeightsError,
 )
+from vitrail.methods import find
 from vitrail.models.checkpoint import fit, read_weights
 from vitrail.models.plain import PlainViT
 from vitrail.models.preprocess import open_image
-from vitrail.testing import tiny_vit
+from vitrail.testing import quick, tiny_vit
 
 IMAGES = torch.zeros(2, 3, 32, 32)
 
@@ -117,14 +118,23 @@ def test_refused_in_one_line(case):
 
 
 @pytest.mark.parametrize("method", list(vitrail.methods()))
-def test_windowed_models_are_refused_with_a_reason(method):
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_windowed_models_are_refused_with_a_reason_or_explained(method):
     import timm
 
+    torch.manual_seed(0)
     swin = timm.create_model(
-        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(1, 1), num_heads=(2, 2), num_classes=4
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 2), num_classes=4
     )
-    with pytest.raises(NotApplicableError, match=f"{method} does not apply to SwinTransformer.*windows"):
-        vitrail.explain(swin, torch.zeros(1, 3, 56, 56), method)
+    images = torch.randn(2, 3, 56, 56)
+    _, line, _ = find(method)
+    if line.reads == "chain":
+        with pytest.raises(NotApplicableError, match=f"{line.name} does not apply to SwinTransformer.*windows.*use "):
+            vitrail.explain(swin, images, method)
+    else:
+        found = vitrail.explain(swin, images, method, target=[[1, 2]], **quick()[method])
+        assert found.maps.shape == (2, 2, 56, 56)
+        assert not found.flat.all()
 
 
 def test_a_vit_without_mlps_is_refused_where_they_matter():

@@ -14,6 +14,7 @@ from vitrail.inside.anatomy import read
 from vitrail.inside.capture import passing
 from vitrail.inside.feed import Feed, any_output
 from vitrail.inside.trace import ALL, KINDS
+from vitrail.methods.registry import kind_of
 from zoo import (
     CASES,
     IMAGE,
@@ -21,6 +22,7 @@ from zoo import (
     build,
     inputs_of,
     open_clip_vit_b_32,
+    quick,
     similar,
     timm_model,
     torchvision_vit_b_16,
@@ -80,17 +82,20 @@ def test_every_method_gives_maps(one):
     case, model, feed = one
     outputs = any_output(feed.into(model)).shape[-1]
     target = case.target or [list(range(min(6, outputs)))]
+    methods = quick(model, feed, target)
+    kind = kind_of(read(model, feed, None, case.target))
+    assert {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None} == set(methods)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty
-        found = vitrail.explain(model, inputs_of(feed), methods=list(vitrail.methods()), target=target)
+        found = vitrail.explain(model, inputs_of(feed), methods=methods, target=target)
     for name, explanation in found.items():
         assert torch.isfinite(explanation.grid).all(), name
         assert torch.isfinite(explanation.maps).all(), name
         assert not explanation.flat.all(), name
-        assert float(explanation.maps.max()) == 1.0, name
+        assert float(explanation.maps.abs().max()) == 1.0, name
         if case.grid is not None:
             assert explanation.maps.shape[2:] == feed.args[0].shape[2:]
-            assert explanation.grid.shape[2:] == case.grid
+            assert explanation.grid.shape[2:] in (case.grid, feed.args[0].shape[2:])
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
@@ -98,7 +103,7 @@ def test_batch_is_its_images_one_by_one(one):
     case, model, feed = one
     if case.grid is None:
         pytest.skip("texts of different lengths are another matter: padding enters the attention")
-    methods = list(vitrail.methods())
+    methods = quick(model, feed, case.target)
     images = feed.args[0]
     target = case.target or [0, 1]
     together = vitrail.explain(model, images, methods=methods, target=target)
@@ -115,12 +120,14 @@ def test_several_targets_are_single_calls(one):
     case, model, feed = one
     if case.target is not None:
         pytest.skip("the target is a function")
-    methods = list(vitrail.methods())
+    methods = quick(model, feed)
     together = vitrail.explain(model, inputs_of(feed), methods=methods, target=[[0, 1], [1, 0]])
     for k in range(2):
         alone = vitrail.explain(model, inputs_of(feed), methods=methods, target=[k, 1 - k])
         for name in methods:
-            assert torch.equal(together[name].grid[:, k], alone[name].grid[:, 0]), name
+            scale = float(alone[name].grid.abs().max())
+            same = torch.allclose(together[name].grid[:, k], alone[name].grid[:, 0], rtol=1e-9, atol=1e-9 * scale)
+            assert same, name
 
 
 OTHERS = {

@@ -16,7 +16,7 @@ from vitrail.inside.capture import passing
 from vitrail.inside.feed import Feed
 from vitrail.inside.still import still, unwrap
 from vitrail.inside.trace import ALL, KINDS
-from vitrail.testing import tiny_vit
+from vitrail.testing import quick, tiny_vit
 
 
 def untidy() -> nn.Module:
@@ -78,7 +78,7 @@ def test_explaining_changes_nothing(method):
     for index in (1, 2):
         model.blocks[index].train()
     before = state(model)
-    vitrail.explain(model, images, method, target=[1, 2])
+    vitrail.explain(model, images, method, target=[1, 2], **quick()[method])
     assert changes(before, state(model)) == []
     model.eval()
     assert torch.equal(model(images), bare)
@@ -158,13 +158,13 @@ def test_torchscript_is_refused():
 def test_nothing_is_left_behind():
     """Memory is given back at once, not when the garbage collector gets to it: a loop over a dataset must not grow."""
     model, images = tiny_vit(), torch.randn(2, 3, 32, 32)
-    vitrail.explain(model, images, methods=list(vitrail.methods()), target="top2")
+    vitrail.explain(model, images, methods=quick(), target="top2")
     gc.collect()
     gc.disable()
     try:
         before = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
         for _ in range(3):
-            vitrail.explain(model, images, methods=list(vitrail.methods()), target="top2")
+            vitrail.explain(model, images, methods=quick(), target="top2")
         after = sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
     finally:
         gc.enable()

@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 import vitrail
+from vitrail.errors import NotApplicableError
+from vitrail.inside.anatomy import read
 from vitrail.inside.feed import Feed
+from vitrail.methods import find
 from vitrail.models.plain import PlainViT
 
 IMAGE = (3, 224, 224)
@@ -230,6 +233,20 @@ def build(name: str) -> tuple[Case, nn.Module, Feed]:
         mask[1, 8:] = 0
         return case, model, Feed((), {"input_ids": ids, "attention_mask": mask})
     return case, model, Feed((torch.randn(2, *case.size, dtype=torch.float64),))
+
+
+def quick(model: nn.Module, feed: Feed, target: Any = None) -> dict[str, dict[str, Any]]:
+    """Every method that applies to a model, with options that make it quick."""
+    anatomy = read(model, feed, None, target if callable(target) else None)
+    chosen = {}
+    for name, method in vitrail.methods().items():
+        _, line, options = find(name)
+        try:
+            line.check(anatomy, options)
+        except NotApplicableError:
+            continue
+        chosen[name] = dict(method.quick)
+    return chosen
 
 
 def inputs_of(feed: Feed) -> Any:

@@ -17,7 +17,7 @@ from vitrail.inside.capture import passing
 from vitrail.inside.feed import Feed, any_output
 from vitrail.inside.still import still, unwrap
 from vitrail.inside.trace import ALL
-from vitrail.methods import METHODS
+from vitrail.methods import METHODS, Method
 from vitrail.models import Loaded
 from vitrail.models.preprocess import Preprocess
 
@@ -63,7 +63,7 @@ def examine(about: Loaded) -> Checkup:
     rows.append(("images", f"{height}×{width}, mean {prepare.mean}, deviation {prepare.std}; {prepare.origin}"))
     rows.append(("classes", f"{len(about.classes)} names known" if about.classes else "names unknown"))
     rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions().items())))
-    return Checkup(tuple(rows), tuple(_try(name, about, feed, target) for name in METHODS))
+    return Checkup(tuple(rows), tuple(_try(method, about, feed, target) for method in METHODS.values()))
 
 
 def _has_scores(model: torch.nn.Module, feed: Feed) -> bool:
@@ -80,12 +80,13 @@ def _first_outputs(output: Any) -> Tensor:
     return value.flatten(1)[:, :1]
 
 
-def _try(name: str, about: Loaded, feed: Feed, target: Any) -> tuple[str, bool, str]:
+def _try(method: Method, about: Loaded, feed: Feed, target: Any) -> tuple[str, bool, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = explain(about, feed.args[0], name, target=target)
+            found = explain(about, feed.args[0], method.name, target=target, **method.quick)
     except VitrailError as error:
-        return name, False, str(error)
+        return method.name, False, str(error)
     remark = "no relevance on noise, which may be right" if bool(found.flat.any()) else f"{found.seconds:.2f} s"
-    return name, True, remark
+    settings = ", ".join(f"{k}={v}" for k, v in method.quick.items())
+    return method.name, True, f"{remark} with {settings}" if settings else remark

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
+from vitrail.methods import METHODS
 from vitrail.models.plain import PlainViT
 
 
@@ -17,3 +20,13 @@ def tiny_vit(seed: int = 0, **options: int) -> PlainViT:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return PlainViT(**options).eval()  # type: ignore[arg-type]
+
+
+def quick() -> dict[str, dict[str, Any]]:
+    """Every method with options that make it quick, as ``explain(…, methods=quick())`` takes them.
+
+    Example:
+        >>> quick()["tam"]
+        {'steps': 3}
+    """
+    return {name: dict(method.quick) for name, method in METHODS.items()}

@@ -21,7 +21,8 @@ def _signed(start: int, **_: object) -> bool:
 
 
 @register("attattr", "AttAttr", "path", needs=_needs, class_specific=True, score="logit", signed=_signed,
-          cite="hao2021self", unfit={"text": "its passes over changed inputs are made for pictures"})  # fmt: skip
+          cite="hao2021self", quick={"steps": 3},
+          unfit={"text": "its passes over changed inputs are made for pictures"})  # fmt: skip
 def attattr(trace: Trace, probe: Probe, *, start: int = -1, steps: int = 20) -> Tensor:
     """The readout's row of A ⊙ mean over t of ∂F/∂A at t/T·A, in the last block or flowing through several.
 

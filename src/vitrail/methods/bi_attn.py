@@ -18,7 +18,7 @@ def _needs(variant: str, **_: object) -> Needs:
 
 
 @register("bi_attn", "Bi-attn", "path", needs=_needs, class_specific=True, score="logit", cite="chen2023beyond",
-          variants={v: {"variant": v} for v in STARTS},
+          variants={v: {"variant": v} for v in STARTS}, quick={"steps": 3},
           unfit={"text": "its path leads from an empty picture",
                  "pool": "an attention pool has no skip connection"})  # fmt: skip
 def bi_attn(

@@ -49,6 +49,12 @@ def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int
     G = (trace.readout[:, None] * last.dQ).sum(-2)
     M = trace.patches((last.K @ G.unsqueeze(-1)).squeeze(-1))
     spread = _spread(trace, M, variant, depth) if depth < total else M
+    if trace.notes is not None:
+        trace.note("heads", M)
+        trace.note("heads_spread", spread)
+        for first in range(depth, total + 1):  # each map as it would be with a later first block
+            reached = _spread(trace, M, variant, first) if first < total else M
+            trace.note("depth", (reached.clamp_min(0) if heads == "relu" else reached).mean(1))
     return (spread.clamp_min(0) if heads == "relu" else spread).mean(1)
 
 

@@ -48,7 +48,7 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
 
 
 @register("integrated_gradients", "Integrated gradients", "input", needs={}, class_specific=True, score="logit",
-          signed=_signed, cite="sundararajan2017axiomatic", reads="input",
+          signed=_signed, cite="sundararajan2017axiomatic", reads="input", quick={"steps": 3},
           variants={"interpretdl": {"rule": "ends", "score": "prob", "reduce": "abs"}})  # fmt: skip
 def integrated_gradients(
     probe: Probe, *, steps: int = 50, rule: str = "gauss", baseline: float = 0.0, reduce: str = "sum"
@@ -97,7 +97,7 @@ def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float
 
 
 @register("smoothgrad", "SmoothGrad", "input", needs={}, class_specific=True, score="logit", signed=_signed,
-          cite="smilkov2017smoothgrad", reads="input",
+          cite="smilkov2017smoothgrad", reads="input", quick={"samples": 3},
           variants={"interpretdl": {"sigma": 0.1, "score": "prob"}})  # fmt: skip
 def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: int = 0, reduce: str = "abs") -> Tensor:
     """The gradient at the pixels, averaged over noisy copies of the picture.

@@ -48,6 +48,7 @@ class Method:
         reads: A key of ``READS``.
         cut: Whether its gradients do not pass through attention.
         unfit: Kinds of models it does not apply to although it could read them, and why.
+        quick: Options for a rough answer in a fraction of the time, where the method looks at many pictures.
         made: For methods made from others: from all options to the line of the one that was made.
     """
 
@@ -64,6 +65,7 @@ class Method:
     reads: str = "chain"
     cut: bool = False
     unfit: Mapping[str, str] = field(default_factory=dict)
+    quick: Mapping[str, Any] = field(default_factory=dict)
     made: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
 
     @cached_property

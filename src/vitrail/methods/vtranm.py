@@ -106,6 +106,8 @@ def vtranm(
 
     v = trace.readout.expand(len(trace.blocks[-1].A), -1)
     weights = measured(trace, measure) if measure.length else [(None, None)] * len(trace.blocks)
+    if trace.notes is not None:
+        _note(trace, weights)
     for block, (w, w_mlp) in zip(reversed(trace.blocks), reversed(weights), strict=True):
         if w_mlp is not None:
             v = v * (1 + w_mlp)  # the MLP acts after attention, so it comes first on the way down
@@ -115,6 +117,18 @@ def vtranm(
     if init == "norm" or (init is None and measure.length):
         v = v * trace.blocks[0].X.norm(dim=-1)
     return trace.patches(v)
+
+
+def _note(trace: Trace, weights: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
+    """Hand out attention and transformation apart, block by block: what the readout attends to, and the weights w."""
+    for block, (w, w_mlp) in zip(trace.blocks, weights, strict=True):
+        r = trace.reading(*block.A.shape[-2:]).expand(len(block.A), -1)
+        trace.note("attention", trace.patches(rows(r, block.A).mean(1)))
+        trace.note("attention_gradient", trace.patches(rows(r, _weighted(block)).mean(1)))
+        if w is not None:
+            trace.note("transformation", trace.patches(w.mean(1)))
+        if w_mlp is not None:
+            trace.note("transformation_mlp", trace.patches(w_mlp))
 
 
 def _weighted(block: Block) -> Tensor:
