@@ -34,6 +34,10 @@ class OptionError(VitrailError, ValueError):
     """Unknown method, or an option the method does not take."""
 
 
+class DataError(VitrailError, ValueError):
+    """A data set is missing, not complete, damaged, or not laid out as expected."""
+
+
 class OutputError(VitrailError, OSError):
     """Results could not be written."""
 
@@ -44,6 +48,10 @@ class MissingExtraError(VitrailError, ImportError):
 
 class MapWarning(UserWarning):
     """A relevance map is constant or not finite: it says nothing about the image."""
+
+
+class DataWarning(UserWarning):
+    """A data set can be used but holds fewer or more samples than the published one."""
 
 
 class GuessWarning(UserWarning):
