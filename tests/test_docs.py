@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.methods import METHODS
+from vitrail.methods.table import renewed
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -33,10 +34,22 @@ def test_every_method_has_its_page_and_is_cited():
     index = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
     for method in METHODS.values():
         page = (ROOT / "docs" / "methods" / f"{method.name}.md").read_text(encoding="utf-8")
-        assert f"{{{method.cite}," in bibliography, method.cite
+        if method.cite or method.family != "control":  # controls need no reference
+            assert f"{{{method.cite}," in bibliography, f"{method.name}: {method.cite or 'nothing to cite'}"
         assert f"{method.name}.md" in index
         for option in method.options:
             assert f"`{option}" in page, f"{method.name}: option {option} is not documented"
+
+
+REFRESH = (
+    'python -c "from pathlib import Path; from vitrail.methods.table import renewed; '
+    "p = Path('docs/methods/index.md'); p.write_text(renewed(p.read_text('utf-8')), 'utf-8')\""
+)
+
+
+def test_the_applicability_table_says_what_the_registry_says():
+    page = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
+    assert page == renewed(page), f"the table in docs/methods/index.md is out of date; to refresh it: {REFRESH}"
 
 
 def test_links_between_pages_lead_somewhere():

@@ -21,6 +21,8 @@ from vitrail.inside.layout import Layout
 from vitrail.inside.probe import Probe, Scorer
 from vitrail.inside.still import unwrap
 from vitrail.inside.trace import Trace
+from vitrail.inside.windows import Places, find_places, stitched_layout
+from vitrail.inside.windows import stitch as join_windows
 from vitrail.maps import flat, normalise, upsample
 from vitrail.methods import find
 from vitrail.methods.registry import Method
@@ -57,6 +59,12 @@ class _Run:
     most: int
     keep: bool
     advance: Callable[[int], None]
+    places: Places | None
+
+
+    def stitched(self, trace: Trace) -> Trace:
+        """The pass, with windows joined if that was asked for."""
+        return trace if self.places is None else join_windows(trace, self.places)
 
 
 Found = dict[str, Explanation]
@@ -68,7 +76,7 @@ MOST = 32
 def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
     preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    advance: Callable[[int], None] = ..., **options: Any,
+    stitch: bool = ..., advance: Callable[[int], None] = ..., **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
 
@@ -77,7 +85,7 @@ def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
     preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    advance: Callable[[int], None] = ...,
+    stitch: bool = ..., advance: Callable[[int], None] = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -85,7 +93,7 @@ def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = DEFAULT, *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None, target: Target = None,
     preprocess: Prepare | None = None, layout: Layout | None = None, batch_size: int | None = None,
-    keep: bool = False, advance: Callable[[int], None] = lambda _: None, **options: Any,
+    keep: bool = False, stitch: bool = False, advance: Callable[[int], None] = lambda _: None, **options: Any,
 ) -> Explanation | Explanations:  # fmt: skip
     """Why did the model say that?
 
@@ -105,6 +113,8 @@ def explain(
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Work through the inputs in pieces of this size, to bound memory; methods that look at many changed
             pictures look at no more than this at a time (32 by default).
+        stitch: Join attention inside windows (Swin) into attention between all patches, for the methods that take it
+            (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
         keep: Also keep what the methods computed on the way, in ``parts`` of the result.
         advance: Called with a number of pictures whenever a method has looked at that many more, for progress.
         **options: Options of ``method``.
@@ -139,9 +149,10 @@ def explain(
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
     feed = to_feed(inputs, about)
     anatomy = read(about.module, feed, layout, target if callable(target) else None)
+    stitch = stitch and anatomy.kind == "windowed"
     for job in jobs:
-        job.method.check(anatomy, job.options)
-    run = _Run(batch_size or MOST, keep, advance)
+        job.method.check(anatomy, job.options, stitch)
+    run = _Run(batch_size or MOST, keep, advance, find_places(about.module, feed, anatomy) if stitch else None)
     pieces = [_explain(about, piece, aimed, anatomy, jobs, run) for piece, aimed in _cut(feed, target, batch_size)]
     found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
     _warn(found)
@@ -172,7 +183,7 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
         aimed = aim(target, one.output, feed.batch, about.classes)
         probe = Probe(about.module, feed, anatomy, _scorer(aimed, target), aimed.count, most=run.most)
         by_trace = [job for job in jobs if "trace" in job.method.takes]
-        agnostic = one.trace()
+        agnostic = run.stitched(one.trace())
         for job in by_trace:
             if not job.round:
                 relevance[job.label] = [_timed(job, agnostic, probe, own, parts, run)] * aimed.count
@@ -180,7 +191,7 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
         rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(job.round for job in by_trace) if r]
         for k, (score, cut) in rounds:
             last = (k, (score, cut)) == rounds[-1]
-            trace = one.trace(aimed.scalar(k, score), keep_graph=not last, cut=cut)
+            trace = run.stitched(one.trace(aimed.scalar(k, score), keep_graph=not last, cut=cut))
             for job in by_trace:
                 if job.round == (score, cut):
                     relevance[job.label].append(_timed(job, trace, probe.of(k), own, parts, run))
@@ -189,6 +200,8 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
         if job.method.takes == ("probe",):
             relevance[job.label] = list(_timed(job, None, probe, own, parts, run).unbind(1))
     shared = perf_counter() - started - sum(own.values())
+    if run.places is not None:
+        anatomy = replace(anatomy, layout=stitched_layout(run.places))
     finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, anatomy, feed)
     common: dict[str, Any] = {
         "targets": aimed.classes, "logits": one.logits, "model": about.name, "classes": about.classes,

@@ -112,7 +112,7 @@ class AttentionMode(TorchFunctionMode):
         self._edits = edits or {}
         self._opened = NOWHERE.union(self._edits, *(plan.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         self.gate = Gate()
-        self._norm: Tensor | None = None
+        self._norms: dict[int, Tensor] = {}
         follows = ("stream", "branch", "norms", "value_path", "dX")
         watched = tail is not None or any(kind in plan for kind in follows)
         self.stream = Stream(plan, dtype, self.nodes, tail) if watched else None
@@ -168,10 +168,12 @@ class AttentionMode(TorchFunctionMode):
                 setattr(block, kind, tensor.detach().to(self._dtype))
         if A is not None and self._wants("A_mean", index):
             block.A_mean = A.detach().mean(1).to(self._dtype)
-        if self._norm is not None and self._wants("Y", index):
-            block.Y = self._norm.detach().to(self._dtype)
-        if self._norm is not None and self._wants("dY", index):
-            self.nodes["dY", index] = self._norm
+        norm = self._norms.get(V.shape[-3] * V.shape[-1], self._norms.get(max(self._norms, default=0)))
+        self._norms = {}
+        if norm is not None and self._wants("Y", index):
+            block.Y = norm.detach().to(self._dtype)
+        if norm is not None and self._wants("dY", index):
+            self.nodes["dY", index] = norm
         beside = self.stream is not None and self.stream.in_branch
         self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None, beside))
         if self.stream is not None:
@@ -336,19 +338,17 @@ class AttentionMode(TorchFunctionMode):
     # -- feature maps --------------------------------------------------------------------------------------------
 
     def _normalise(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Remember the last norm over the stream: what comes before an attention is its block's feature map."""
+        """Remember the last norm of each width: the one over the stream before an attention is its feature map.
+
+        Norms of queries and keys run over the width of a head, those where patches are merged over four patches.
+        """
         result: Tensor = func(*args, **kwargs)
         index = len(self.calls)
         if self._wants("dY", index) and not result.requires_grad:
             result = result.detach().requires_grad_()
-        # Norms of queries and keys run over the width of a head, in which case heads stand in the second axis.
-        if (self._wants("Y", index) or self._wants("dY", index)) and (self._norm is None or not self._is_head(result)):
-            self._norm = result
+        if self._wants("Y", index) or self._wants("dY", index):
+            self._norms[result.shape[-1]] = result
         return result
-
-    def _is_head(self, result: Tensor) -> bool:
-        assert self._norm is not None
-        return result.dim() == 4 and result.shape[-1] < self._norm.shape[-1]
 
     # -- the patch embedding -------------------------------------------------------------------------------------
 

@@ -36,8 +36,8 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
     grid = _grid(probe)
     maps = []
     for image in probe.images:
-        own = crc32(image.detach().float().cpu().numpy().tobytes())
-        generator = torch.Generator().manual_seed((seed << 32) + own)
+        own = crc32(image.detach().float().cpu().numpy().tobytes(), seed)
+        generator = torch.Generator().manual_seed(own)
         maps.append(torch.rand(grid, generator=generator))
     return torch.stack(maps).to(probe.images)[:, None].expand(-1, probe.count, -1, -1)
 

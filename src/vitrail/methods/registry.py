@@ -48,6 +48,7 @@ class Method:
         reads: A key of ``READS``.
         cut: Whether its gradients do not pass through attention.
         unfit: Kinds of models it does not apply to although it could read them, and why.
+        stitches: Whether it works on windows joined into attention between all patches.
         quick: Options for a rough answer in a fraction of the time, where the method looks at many pictures.
         made: For methods made from others: from all options to the line of the one that was made.
     """
@@ -65,6 +66,7 @@ class Method:
     reads: str = "chain"
     cut: bool = False
     unfit: Mapping[str, str] = field(default_factory=dict)
+    stitches: bool = False
     quick: Mapping[str, Any] = field(default_factory=dict)
     made: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
 
@@ -108,8 +110,10 @@ class Method:
             return "a text has no pixels and no grid"
         return None
 
-    def check(self, anatomy: Anatomy, options: Mapping[str, Any]) -> None:
+    def check(self, anatomy: Anatomy, options: Mapping[str, Any], stitch: bool = False) -> None:
         """Refuse a model the method is not defined on, and say why and what to use instead."""
+        if stitch and self.stitches:
+            return
         if self.reads == "chain" and anatomy.kind != "plain":
             self._refuse(anatomy, f"the model {KINDS[anatomy.kind]}", "Swin")
         kind = kind_of(anatomy)
@@ -128,8 +132,9 @@ class Method:
 
     def _refuse(self, anatomy: Anatomy, reason: str, kind: str) -> NoReturn:
         usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
+        more = " or stitch=True" if self.stitches and anatomy.kind == "windowed" else ""
         raise NotApplicableError(
-            f"{self.name} does not apply to {anatomy.model}: {reason}; use {', '.join(usable[:6])} instead"
+            f"{self.name} does not apply to {anatomy.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
         )
 
 

@@ -17,6 +17,7 @@ def _needs(start: int, fusion: str, **_: object) -> Needs:
 
 
 @register("rollout", "Rollout", "attention", needs=_needs, class_specific=False, cite="abnar2020quantifying",
+          stitches=True,
           variants={"chefer": {"start": 1}, "per_head": {"fusion": "per_head"},
                     "vit_explain": {"discard": 0.9, "faults": "vit_explain"}})  # fmt: skip
 def rollout(

@@ -14,7 +14,7 @@ def _needs(start: int) -> Needs:
 
 
 @register("transformer_mm", "Transformer-MM", "gradient", needs=_needs, class_specific=True, score="logit",
-          cite="chefer2021generic", variants={"last": {"start": -1}})  # fmt: skip
+          cite="chefer2021generic", stitches=True, variants={"last": {"start": -1}})  # fmt: skip
 def transformer_mm(trace: Trace, *, start: int = 0) -> Tensor:
     """Relevance that starts at the readout and grows by R ← R + Ā·R, with Ā the mean over heads of (dA ⊙ A)⁺.
 

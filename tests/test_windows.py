@@ -1,0 +1,83 @@
+"""Attention inside windows, stitched into attention between all patches."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.errors import NotApplicableError
+from vitrail.inside.anatomy import read
+from vitrail.inside.capture import passing
+from vitrail.inside.feed import Feed
+from vitrail.inside.trace import ALL
+from vitrail.inside.windows import find_places, stitch
+
+WINDOW = 7
+
+
+def timm_swin():
+    import timm
+
+    return timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 3), num_classes=4
+    )
+
+
+def torchvision_swin():
+    from torchvision.models.swin_transformer import SwinTransformer
+
+    return SwinTransformer([4, 4], 24, [2, 3], [2, 3], [WINDOW, WINDOW], num_classes=4)
+
+
+def hf_swin():
+    import transformers
+
+    return transformers.SwinForImageClassification(
+        transformers.SwinConfig(
+            image_size=56, patch_size=4, embed_dim=24, depths=[2, 2], num_heads=[2, 3], num_labels=4
+        )
+    )
+
+
+@pytest.fixture(params=[timm_swin, torchvision_swin, hf_swin])
+def swin(request):
+    torch.manual_seed(2)
+    return request.param().double().eval()
+
+
+def test_patches_are_found_where_rolling_and_cutting_put_them(swin):
+    feed = Feed((torch.randn(1, 3, 56, 56, dtype=torch.float64),))
+    places = find_places(swin, feed, read(swin, feed))
+
+    def cut(shift):
+        grid = torch.arange(14 * 14).view(14, 14).roll((-shift, -shift), (0, 1))
+        return grid.view(2, WINDOW, 2, WINDOW).permute(0, 2, 1, 3).reshape(4, WINDOW**2)
+
+    assert torch.equal(places[0], cut(0))
+    assert torch.equal(places[1], cut(WINDOW // 2))
+    assert places[2].shape == (1, 49)
+
+
+def test_stitched_rows_sum_to_one_and_read_everything(swin):
+    images = torch.randn(2, 3, 56, 56, dtype=torch.float64)
+    feed = Feed((images,))
+    anatomy = read(swin, feed)
+    with passing(swin, feed, anatomy, [{"A": ALL, "A_mean": ALL}]) as one:
+        trace = stitch(one.trace(), find_places(swin, feed, anatomy))
+    for block in trace.blocks:
+        assert torch.allclose(block.A_mean.sum(-1), torch.ones_like(block.A_mean[..., 0]))
+        assert torch.allclose(block.A.mean(1), block.A_mean)
+    assert [b.pool for b in trace.blocks].count(True) == 1
+    found = vitrail.explain(swin, images, methods=["rollout", "transformer_mm"], target=[[0, 1]], stitch=True)
+    assert found["rollout"].grid.shape == (2, 2, 14, 14)
+    assert torch.allclose(found["rollout"].grid.sum((-2, -1)), torch.ones(2, 2, dtype=torch.float64))
+    assert not torch.allclose(found["transformer_mm"].grid[:, 0], found["transformer_mm"].grid[:, 1])
+
+
+def test_stitching_is_asked_for_and_only_where_it_helps():
+    images = torch.randn(1, 3, 56, 56)
+    with pytest.raises(NotApplicableError, match="or stitch=True"):
+        vitrail.explain(timm_swin(), images, "rollout")
+    with pytest.raises(NotApplicableError, match="gradtoken does not apply"):
+        vitrail.explain(timm_swin(), images, "gradtoken", stitch=True)
