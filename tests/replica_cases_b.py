@@ -32,7 +32,7 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "vit_cx:released": lambda p, c: vit_cx.replica(p, c, mode="released")[0],
     "vit_cx:paper": lambda p, c: vit_cx.replica(p, c, mode="paper")[0],
     "vit_cx:1": lambda p, c: vit_cx.replica(p, c, variant=1)[0],
-    "vit_cx:2,masks=20": lambda p, c: vit_cx.replica(p, c, variant=2, n_random=20)[0],
+    "vit_cx:2,random_masks=20": lambda p, c: vit_cx.replica(p, c, variant=2, n_random=20)[0],
     "vit_cx:3": lambda p, c: vit_cx.replica(p, c, variant=3)[0],
     "vit_cx:4": lambda p, c: vit_cx.replica(p, c, variant=4)[0],
     "vit_cx:5": lambda p, c: vit_cx.replica(p, c, variant=5)[0],

@@ -9,6 +9,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 import vitrail
 from replica_cases_a import CASES_A
+from replica_cases_b import CASES_B, LEADLIGHT
 from replicas import gradcam, gradtoken, raw_attention, rollout, transformer_mm, vit, vtranm
 
 SIZE = {"patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
@@ -65,6 +66,8 @@ CASES = {
     **{f"gradtoken:{v},depth=3": lambda p, c, v=v: gradtoken.replica(p, c, variant=v, depth=3) for v in range(1, 5)},
     "gradtoken:depth=4": lambda p, c: gradtoken.replica(p, c, depth=4),
     **CASES_A,
+    **CASES_B,
+    **LEADLIGHT,
 }
 
 

@@ -109,29 +109,42 @@ def methods(
         str | None, typer.Argument(help="One method, for its options and variants.", show_default=False)
     ] = None,
 ) -> None:
-    """List the methods, or describe one with its options."""
+    """List the methods and the kinds of models each applies to, or describe one with its options."""
     from vitrail.methods import METHODS, find
+    from vitrail.methods.registry import MODEL_KINDS
 
     if name is None:
-        heads = ("method", "title", "family", "class", "gradient", "variants")
-        table = Table(*heads, box=None, header_style="bold")
-        table.columns[0].no_wrap = table.columns[1].no_wrap = True
-        for m in METHODS.values():
-            specific = "aware" if m.class_specific else "blind"
-            table.add_row(m.name, m.title, m.family, specific, m.score or "–", ", ".join(m.variants))
+        kinds = [{"distilled": "dist.", "registers": "reg."}.get(kind, kind) for kind in MODEL_KINDS]
+        table = Table("method", "class", *kinds, box=None, header_style="bold", padding=(0, 1))
+        for column in table.columns:
+            column.no_wrap = True
+        for family in dict.fromkeys(m.family for m in METHODS.values()):
+            table.add_row(f"[dim]{family}[/dim]")
+            for m in (m for m in METHODS.values() if m.family == family):
+                fits = ("–" if m.reason_against(kind) else "✓" for kind in MODEL_KINDS)
+                table.add_row(f"  {m.name}", "aware" if m.class_specific else "blind", *fits)
         out.print(table)
-        out.print("`vitrail methods NAME` tells what a method computes and which options it takes.", highlight=False)
+        out.print(
+            "Kinds of models: heads that read a CLS token, CLS and distillation token, CLS beside registers, the mean "
+            "of the patches, an attention pool; Swin; texts. `vitrail methods NAME` tells what a method computes, its "
+            "options and variants.",
+            highlight=False,
+        )
         return
     import inspect
 
     _, found, options = find(name)
     out.print(f"[bold]{found.name}[/bold]  {found.title}, {found.family}; cite {found.cite}")
-    about = (inspect.getdoc(found.relevance) or "").replace("    trace: The pass, with gradients.\n", "")
-    about = about.replace("    trace: The pass.\n", "")
-    out.print(about, markup=False, highlight=False, soft_wrap=True)
+    lines = (inspect.getdoc(found.relevance) or "").splitlines()
+    about = [line for line in lines if not line.strip().startswith(("trace:", "probe:"))]
+    out.print("\n".join(about), markup=False, highlight=False, soft_wrap=True)
     out.print("\nDefaults: " + (", ".join(f"{k}={v}" for k, v in options.items()) or "none"), markup=False)
     for variant, chosen in found.variants.items():
         out.print(f"  {found.name}:{variant}  " + ", ".join(f"{k}={v}" for k, v in chosen.items()), markup=False)
+    for kind in MODEL_KINDS:
+        reason = found.reason_against(kind)
+        if reason:
+            out.print(f"Not on {kind}: {reason}.", markup=False)
 
 
 @app.command()

@@ -21,8 +21,7 @@ def _signed(start: int, **_: object) -> bool:
 
 
 @register("attattr", "AttAttr", "path", needs=_needs, class_specific=True, score="logit", signed=_signed,
-          cite="hao2021self", quick={"steps": 3},
-          unfit={"text": "its passes over changed inputs are made for pictures"})  # fmt: skip
+          cite="hao2021self", quick={"steps": 3})  # fmt: skip
 def attattr(trace: Trace, probe: Probe, *, start: int = -1, steps: int = 20) -> Tensor:
     """The readout's row of A ⊙ mean over t of ∂F/∂A at t/T·A, in the last block or flowing through several.
 
@@ -54,7 +53,7 @@ def attattr(trace: Trace, probe: Probe, *, start: int = -1, steps: int = 20) -> 
 
 def _gradient(probe: Probe, index: int, steps: int) -> Tensor:
     """Gradient at a block's attention, averaged over scaled-down copies of its attention, shape (b, H, m, n)."""
-    images = probe.images
+    images = probe.inputs
     total: Tensor | None = None
     for piece in probe.pieces(steps * len(images)):
         at = torch.arange(piece.start, piece.stop, device=images.device)

@@ -35,7 +35,7 @@ def attcat(trace: Trace, *, query: str = "mean", sign: str = "signed") -> Tensor
             continue
         cat = (block.X * block.dX).sum(-1)
         m, n = block.A_mean.shape[-2:]
-        received = block.A_mean.mean(-2)
+        received = trace.mean(block.A_mean.transpose(-2, -1))
         if query == "readout":
             received = row(trace.reading(m, n).expand(len(cat), -1), block.A_mean)
         trace.note("cat", trace.patches(cat))

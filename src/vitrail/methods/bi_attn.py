@@ -18,9 +18,8 @@ def _needs(variant: str, **_: object) -> Needs:
 
 
 @register("bi_attn", "Bi-attn", "path", needs=_needs, class_specific=True, score="logit", cite="chen2023beyond",
-          variants={v: {"variant": v} for v in STARTS}, quick={"steps": 3},
-          unfit={"text": "its path leads from an empty picture",
-                 "pool": "an attention pool has no skip connection"})  # fmt: skip
+          variants={**{v: {"variant": v} for v in STARTS}, "bert": {"start": -1}}, quick={"steps": 3},
+          unfit={"pool": "an attention pool has no skip connection"})  # fmt: skip
 def bi_attn(
     trace: Trace, probe: Probe, *, variant: str = "head", start: int | None = None, steps: int = 20,
     feedback: bool = True,
@@ -31,7 +30,8 @@ def bi_attn(
         trace: The pass, with gradients.
         probe: Looks at pictures on the path from zero to the picture.
         variant: M weighs heads by the mean of |Aᵀ·dA| ("head"), or tokens by ‖V·Wo‖/‖X‖ ("token").
-        start: First block; 3 for heads and 6 for tokens by default, but never beyond the last.
+        start: First block; 3 for heads and 6 for tokens by default, but never beyond the last. −1 keeps the last block
+            only, as the released code for text models has it.
         steps: Number of pictures on the path, both ends included.
         feedback: Whether W takes part; without it the map of the tokens is blind to the class.
 

@@ -20,19 +20,21 @@ def _grid(probe: Probe) -> tuple[int, int]:
     return probe.anatomy.layout.grid or (14, 14)
 
 
-@register("random", "Random", "control", needs={}, class_specific=False, cite="", reads="input")
+@register("random", "Random", "control", needs={}, class_specific=False, cite="", reads="input", words=True)
 def random(probe: Probe, *, seed: int = 0) -> Tensor:
     """Even noise on the grid of the patches, drawn from the seed and the picture's own bytes.
 
-    A picture's map does not depend on the pictures beside it, and differs from theirs.
+    A picture's map does not depend on the pictures beside it, and differs from theirs; a text's, on its words.
 
     Args:
         probe: The pictures.
         seed: Of the noise.
 
     Returns:
-        Relevance of patches, shape (b, K, rows, columns).
+        Relevance of patches, shape (b, K, rows, columns); of a text's tokens, shape (b, K, S).
     """
+    if probe.feed.words is not None:
+        return _random_words(probe, probe.feed.words, seed)
     grid = _grid(probe)
     maps = []
     for image in probe.images:
@@ -40,6 +42,17 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
         generator = torch.Generator().manual_seed(own)
         maps.append(torch.rand(grid, generator=generator))
     return torch.stack(maps).to(probe.images)[:, None].expand(-1, probe.count, -1, -1)
+
+
+def _random_words(probe: Probe, words: Tensor, seed: int) -> Tensor:
+    valid = probe.feed.valid
+    maps = torch.zeros(words.shape)
+    for i, own in enumerate(words.cpu()):
+        there = torch.ones_like(own, dtype=torch.bool) if valid is None else valid[i].cpu()
+        generator = torch.Generator().manual_seed(crc32(own[there].long().numpy().tobytes(), seed))
+        maps[i, there] = torch.rand(int(there.sum()), generator=generator)
+    maps = maps[:, probe.anatomy.layout.prefix or 0 :].to(words.device)
+    return maps[:, None].expand(-1, probe.count, -1)
 
 
 @register("centre", "Centre", "control", needs={}, class_specific=False, cite="", reads="input")
@@ -94,7 +107,8 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if k != "of"}
 
 
-@register("inverted", "Inverted", "control", needs={}, class_specific=True, cite="", reads="input", made=_make_inverted)
+@register("inverted", "Inverted", "control", needs={}, class_specific=True, cite="", reads="input", words=True,
+          made=_make_inverted)  # fmt: skip
 def inverted(probe: Probe, *, of: str = "gradtoken") -> Tensor:
     """The opposite of a method: what it finds most relevant is least.
 

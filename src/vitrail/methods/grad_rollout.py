@@ -29,7 +29,7 @@ def grad_rollout(trace: Trace, *, discard: float = 0.9) -> Tensor:
         raise OptionError(f"discard={discard} is not a share: it must be at least 0 and below 1")
     v = trace.readout.expand(len(trace.blocks[-1].A), -1)
     for block in reversed(trace.blocks):
-        M = drop_smallest((block.A * block.dA).mean(1).clamp_min(0), discard)
+        M = drop_smallest((block.A * block.dA).mean(1).clamp_min(0), discard, valid=trace.valid)
         M = (M + torch.eye(M.shape[-1], dtype=M.dtype, device=M.device)) / 2
         v = row(v, M / M.sum(-1, keepdim=True))
     return trace.patches(v)

@@ -26,5 +26,5 @@ def gradcam(trace: Trace, *, weights: str = "row") -> Tensor:
     block = trace.blocks[-1]
     r = trace.readout.expand(len(block.A), -1)
     a = trace.patches(rows(r, block.A))
-    w = block.dA.mean((-2, -1)) if weights == "matrix" else trace.patches(rows(r, block.dA)).mean(-1)
+    w = trace.mean(trace.mean(block.dA) if weights == "matrix" else trace.patches(rows(r, block.dA)))
     return (w.unsqueeze(-1) * a).mean(1).clamp_min(0)

@@ -20,5 +20,5 @@ def gradsam(trace: Trace) -> Tensor:
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
-    received = [(block.A * block.dA.clamp_min(0)).mean((1, 2)) for block in trace.blocks]
+    received = [trace.mean((block.A * block.dA.clamp_min(0)).mean(1).transpose(-2, -1)) for block in trace.blocks]
     return trace.patches(torch.stack(received).mean(0))

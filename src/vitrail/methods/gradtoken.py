@@ -46,7 +46,7 @@ def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int
     if not 1 <= depth <= total:
         raise OptionError(f"depth={depth} is not a block: this model has blocks 1 to {total}")
     last = trace.blocks[-1]
-    G = (trace.readout[:, None] * last.dQ).sum(-2)
+    G = (trace.readout.view(-1, 1, trace.readout.shape[-1], 1) * last.dQ).sum(-2)
     M = trace.patches((last.K @ G.unsqueeze(-1)).squeeze(-1))
     spread = _spread(trace, M, variant, depth) if depth < total else M
     if trace.notes is not None:

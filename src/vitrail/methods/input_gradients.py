@@ -1,4 +1,4 @@
-"""Gradients at the pixels: times the picture, along a path to it, or around it."""
+"""Gradients at the pixels, or at the vectors of words: times these, along a path to them, or around them."""
 
 from __future__ import annotations
 
@@ -18,37 +18,39 @@ def _signed(reduce: str, **_: object) -> bool:
     return reduce == "sum"
 
 
-def _over_channels(values: Tensor, reduce: str) -> Tensor:
-    """(b, channels, height, width) to (b, height, width)."""
+def _over_channels(values: Tensor, reduce: str, prefix: int = 0) -> Tensor:
+    """(b, channels, height, width) to (b, height, width); vectors of words, (b, n, d), to (b, n − prefix)."""
+    axis = 1 if values.dim() == 4 else 2
+    values = values if values.dim() == 4 else values[:, prefix:]
     if reduce == "sum":
-        return values.sum(1)
-    return values.abs().sum(1) if reduce == "abs" else values.abs().amax(1)
+        return values.sum(axis)
+    return values.abs().sum(axis) if reduce == "abs" else values.abs().amax(axis)
 
 
 @register("gradient_x_input", "Gradient × input", "input", needs={}, class_specific=True, score="logit",
-          signed=_signed, cite="shrikumar2016not", reads="input")  # fmt: skip
+          signed=_signed, cite="shrikumar2016not", reads="input", words=True)  # fmt: skip
 def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
-    """Each pixel times the gradient at it.
+    """Each pixel times the gradient at it; of a text, each token's vector times the gradient at it.
 
     Args:
         probe: Looks at the model.
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:
-        Relevance of pixels, shape (b, K, height, width).
+        Relevance of pixels, shape (b, K, height, width); of a text's tokens, shape (b, K, S).
     """
     choose("reduce", reduce, REDUCE)
-    images = probe.images
+    images = probe.inputs
     owner = torch.arange(len(images), device=images.device)
     maps = []
     for k in range(probe.count):
         parts = [probe.of(k).gradient(images[piece], owner[piece]) for piece in probe.pieces(len(images))]
-        maps.append(_over_channels(images * torch.cat(parts), reduce))
+        maps.append(_over_channels(images * torch.cat(parts), reduce, probe.anatomy.layout.prefix or 0))
     return torch.stack(maps, 1)
 
 
 @register("integrated_gradients", "Integrated gradients", "input", needs={}, class_specific=True, score="logit",
-          signed=_signed, cite="sundararajan2017axiomatic", reads="input", quick={"steps": 3},
+          signed=_signed, cite="sundararajan2017axiomatic", reads="input", words=True, quick={"steps": 3},
           variants={"interpretdl": {"rule": "ends", "score": "prob", "reduce": "abs"}})  # fmt: skip
 def integrated_gradients(
     probe: Probe, *, steps: int = 50, rule: str = "gauss", baseline: float = 0.0, reduce: str = "sum"
@@ -60,17 +62,19 @@ def integrated_gradients(
         steps: Number of pictures on the path.
         rule: Where they lie and what each weighs: "gauss" (Gauss-Legendre), "midpoint" of even pieces, or even steps
             with both "ends", as some libraries have it.
-        baseline: The value of every pixel at the start, as the model takes it; 0 is the mean colour.
+        baseline: The value of every pixel at the start, as the model takes it; 0 is the mean colour. For a text, every
+            number of every token's vector; positions stay what they are.
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:
-        Relevance of pixels, shape (b, K, height, width).
+        Relevance of pixels, shape (b, K, height, width); of a text's tokens, shape (b, K, S).
     """
     choose("reduce", reduce, REDUCE)
     choose("rule", rule, ("gauss", "midpoint", "ends"))
     if steps < 1:
         raise OptionError(f"steps={steps} must be at least 1")
-    images = probe.images
+    images = probe.inputs
+    each = (-1, *[1] * (images.dim() - 1))
     alphas, weights = (torch.from_numpy(t).to(images) for t in _nodes(steps, rule))
     way = images - baseline
     maps = []
@@ -79,9 +83,9 @@ def integrated_gradients(
         for piece in probe.pieces(steps * len(images)):
             at = torch.arange(piece.start, piece.stop, device=images.device)
             step, owner = at // len(images), at % len(images)
-            gradient = probe.of(k).gradient(baseline + alphas[step].view(-1, 1, 1, 1) * way[owner], owner)
-            mean.index_add_(0, owner, weights[step].view(-1, 1, 1, 1) * gradient)
-        maps.append(_over_channels(way * mean, reduce))
+            gradient = probe.of(k).gradient(baseline + alphas[step].view(each) * way[owner], owner)
+            mean.index_add_(0, owner, weights[step].view(each) * gradient)
+        maps.append(_over_channels(way * mean, reduce, probe.anatomy.layout.prefix or 0))
     return torch.stack(maps, 1)
 
 
@@ -98,7 +102,8 @@ def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float
 
 @register("smoothgrad", "SmoothGrad", "input", needs={}, class_specific=True, score="logit", signed=_signed,
           cite="smilkov2017smoothgrad", reads="input", quick={"samples": 3},
-          variants={"interpretdl": {"sigma": 0.1, "score": "prob"}})  # fmt: skip
+          variants={"interpretdl": {"sigma": 0.1, "score": "prob"}},
+          unfit={"text": "its noise is drawn for the whole input, so that padding would change it"})  # fmt: skip
 def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: int = 0, reduce: str = "abs") -> Tensor:
     """The gradient at the pixels, averaged over noisy copies of the picture.
 

@@ -13,6 +13,8 @@ from vitrail.inside.trace import LAST
 def path_gradient(probe: Probe, steps: int) -> Tensor:
     """Gradient at the last attention, averaged over pictures α·x for even α from 0 to 1, both ends included.
 
+    For a text, x are the vectors of its tokens; positions stay what they are.
+
     Args:
         probe: Looks at the model.
         steps: Number of pictures on the path.
@@ -22,14 +24,15 @@ def path_gradient(probe: Probe, steps: int) -> Tensor:
     """
     if steps < 1:
         raise OptionError(f"steps={steps} must be at least 1")
-    images = probe.images
+    images = probe.inputs
     alphas = torch.linspace(0, 1, steps, dtype=images.dtype, device=images.device)
     total: Tensor | None = None
     # The path is walked in pieces over (step, picture), so that memory does not grow with the number of steps.
     for piece in probe.pieces(steps * len(images)):
         index = torch.arange(piece.start, piece.stop, device=images.device)
         step, owner = index // len(images), index % len(images)
-        dA = probe.trace(images[owner] * alphas[step].view(-1, 1, 1, 1), {"dA": LAST}, owner).blocks[-1].dA
+        scaled = images[owner] * alphas[step].view(-1, *[1] * (images.dim() - 1))
+        dA = probe.trace(scaled, {"dA": LAST}, owner).blocks[-1].dA
         if total is None:
             total = dA.new_zeros(len(images), *dA.shape[1:])
         total.index_add_(0, owner, dA)

@@ -50,6 +50,7 @@ class Method:
         unfit: Kinds of models it does not apply to although it could read them, and why.
         stitches: Whether it works on windows joined into attention between all patches.
         quick: Options for a rough answer in a fraction of the time, where the method looks at many pictures.
+        words: Whether it also works on the vectors of a text's words, where it does not read attention.
         made: For methods made from others: from all options to the line of the one that was made.
     """
 
@@ -68,6 +69,7 @@ class Method:
     unfit: Mapping[str, str] = field(default_factory=dict)
     stitches: bool = False
     quick: Mapping[str, Any] = field(default_factory=dict)
+    words: bool = False
     made: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
 
     @cached_property
@@ -106,7 +108,7 @@ class Method:
             return self.unfit[kind]
         if kind == "Swin" and self.reads == "chain":
             return "attends inside windows, so no attention matrix joins all its patches"
-        if kind == "text" and self.reads != "chain":
+        if kind == "text" and self.reads != "chain" and not self.words:
             return "a text has no pixels and no grid"
         return None
 

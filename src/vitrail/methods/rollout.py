@@ -48,7 +48,7 @@ def rollout(
     if fusion == "per_head":
         v = v[:, None].expand(-1, blocks[-1].A.shape[1], -1)
     for block in reversed(blocks):
-        M = drop_smallest(_fuse(block, fusion), discard, keep_first=faults == "vit_explain")
+        M = drop_smallest(_fuse(block, fusion), discard, keep_first=faults == "vit_explain", valid=trace.valid)
         if faults == "vit_explain":
             M = (M + torch.eye(*M.shape[-2:], dtype=M.dtype, device=M.device)) / 2
             v = row(v, M / M.sum(-1).unsqueeze(-2))
@@ -67,13 +67,19 @@ def _fuse(block: Block, fusion: str) -> Tensor:
     return block.A.amax(1) if fusion == "max" else block.A.amin(1)
 
 
-def drop_smallest(M: Tensor, share: float, keep_first: bool = False) -> Tensor:
-    """Set a share of each matrix's entries, the smallest, to zero; the first may be spared."""
+def drop_smallest(M: Tensor, share: float, keep_first: bool = False, valid: Tensor | None = None) -> Tensor:
+    """Set a share of each matrix's entries, the smallest, to zero; the first may be spared, padding does not count."""
     if not share:
         return M
     flat = M.flatten(-2)
-    smallest = flat.topk(int(flat.shape[-1] * share), largest=False).indices
-    dropped = flat.scatter(-1, smallest, 0.0)
+    if valid is None:
+        smallest = flat.topk(int(flat.shape[-1] * share), largest=False).indices
+        dropped = flat.scatter(-1, smallest, 0.0)
+    else:
+        there = (valid[:, :, None] & valid[:, None, :]).flatten(-2).view(len(M), *[1] * (flat.dim() - 2), -1)
+        most = torch.tensor([int(count**2 * share) for count in valid.sum(-1).tolist()], device=M.device)
+        place = torch.where(there, flat, torch.inf).argsort(-1, stable=True).argsort(-1)
+        dropped = torch.where(place < most.view(len(M), *[1] * (flat.dim() - 1)), 0.0, flat)
     if keep_first:
         dropped[..., 0] = flat[..., 0]
     return dropped.reshape(M.shape)

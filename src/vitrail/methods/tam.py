@@ -17,7 +17,7 @@ def _needs(integral: bool, **_: object) -> Needs:
 
 
 @register("tam", "TAM", "path", needs=_needs, class_specific=True, score="logit", cite="yuan2021explaining",
-          quick={"steps": 3}, unfit={"text": "its path leads from an empty picture"})  # fmt: skip
+          quick={"steps": 3})  # fmt: skip
 def tam(
     trace: Trace, probe: Probe, *, start: int = 4, steps: int = 20, integral: bool = True, first_state: bool = False
 ) -> Tensor:

@@ -209,6 +209,9 @@ def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor, measure
     if not measure.direction:
         return ratio
     cosine = product / (before * after).clamp_min(TINY)
+    if trace.valid is not None:
+        valid = trace.valid if cosine.dim() == 3 else trace.valid[:, None]
+        cosine = cosine.masked_fill(~valid, -torch.inf)
     if measure.necc_over == "all":
         return ratio * cosine.softmax(-1)
     return ratio * (cosine - trace.patches(cosine).logsumexp(-1, keepdim=True)).exp()

@@ -1,0 +1,136 @@
+"""Every family of transformer classifiers in timm: what is found in it, and which methods work.
+
+``python benchmarks/sweep.py --out benchmarks/results/sweep-timm.csv`` makes the smallest variant of each family with
+random weights, lets noise through it and tries every method with its quick settings. Nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from timm.models import list_models
+from torch import nn
+
+import vitrail
+from vitrail.errors import ModelError, VitrailError
+from vitrail.inside.anatomy import read
+from vitrail.inside.feed import Feed
+from vitrail.methods.registry import kind_of
+
+FIELDS = (
+    "family", "model", "millions", "attention", "layers", "kind", "works", "refused", "failed", "remark", "seconds",
+)  # fmt: skip
+#: Words and numbers in a name that tell sizes of a family apart, not families.
+SIZES = re.compile(
+    r"(?<![a-z])(test|nano|pico|femto|atto|wee|pwee|dwee|dpwee|tiny|mini|little|small|xsmall|medium|mediumd|betwixt|base|"
+    r"large|huge|giant|gigantic|xlarge|so150m2?|so400m|[tsmblhg]|xs|xxs|[0-9]+[a-z]?[0-9]*)(?![a-z])"
+)
+
+
+def variants(limit: float) -> Iterator[tuple[str, str, int]]:
+    """The smallest model of each family: (family, name, parameters); a family of large models only is left out."""
+    families: dict[str, list[str]] = {}
+    for name in list_models():
+        words = SIZES.sub("", name.replace("_", " ")).split()
+        families.setdefault("_".join(words), []).append(name)
+    for family, names in families.items():
+        sizes = sorted((size, name) for name in names if (size := _size(name)))
+        if sizes and sizes[0][0] <= limit * 1e6:
+            yield family, sizes[0][1], sizes[0][0]
+
+
+def _size(name: str) -> int:
+    """Number of parameters, 0 for what cannot be made here or has no attention by the names of its modules."""
+    try:
+        with torch.device("meta"):
+            model = timm.create_model(name)
+    except Exception:  # noqa: BLE001 - some entry points need weights, other libraries or a real device
+        return 0
+    names = " ".join(type(m).__name__ for m in model.modules())
+    return sum(p.numel() for p in model.parameters()) if "tten" in names or "Lsa" in names else 0
+
+
+def look(name: str) -> dict[str, Any] | None:
+    """One model's row, or None if it is no transformer."""
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=10).eval()
+    _wake(model)
+    size = model.pretrained_cfg.get("input_size", (3, 224, 224))
+    feed = Feed((torch.randn(1, *size),))
+    try:
+        anatomy = read(model, feed)
+    except ModelError as error:
+        return None if "no attention was found" in str(error) else {"remark": str(error)}
+    except VitrailError as error:
+        return {"remark": str(error)}
+    row: dict[str, Any] = {"attention": anatomy.kind, "layers": len(anatomy.organs), "kind": kind_of(anatomy)}
+    verdicts: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
+    reasons = []
+    for method in vitrail.methods().values():
+        try:
+            found = vitrail.explain(model, feed.args[0], method.name, target=3, **method.quick)
+            fine = bool(torch.isfinite(found.maps).all())
+            verdicts["works" if fine else "failed"].append(method.name)
+        except VitrailError as error:
+            verdicts["refused"].append(method.name)
+            reasons.append(str(error).partition(": ")[2].partition(";")[0])
+        except Exception as error:  # noqa: BLE001 - the point of a sweep is to see them all
+            verdicts["failed"].append(f"{method.name} ({type(error).__name__})")
+    row |= {key: " ".join(names) for key, names in verdicts.items()}
+    row["remark"] = "; ".join(dict.fromkeys(reasons))
+    return row
+
+
+def _wake(model: nn.Module) -> None:
+    """Heads of zeros and tiny LayerScales would hide whether a method works."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if float(parameter.abs().max()) < 0.05:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+
+
+def main() -> None:
+    """Look at one model of each family and write a row for each as soon as it is known."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--millions", type=float, default=90, help="largest model to make, in millions of parameters")
+    parser.add_argument("--only", nargs="*", help="families to look at")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(os.cpu_count() or 1)
+    rows = []
+    for family, name, size in variants(args.millions):
+        if args.only and family not in args.only:
+            continue
+        began = time.perf_counter()
+        try:
+            found = look(name)
+        except Exception as error:  # noqa: BLE001
+            found = {"remark": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        gc.collect()
+        if found is None:
+            continue
+        spent = time.perf_counter() - began
+        row = {"family": family, "model": name, "millions": f"{size / 1e6:.1f}", "seconds": f"{spent:.1f}", **found}
+        rows.append(row)
+        print(f"{name:40} {row.get('attention', '?'):16} {len(row.get('works', '').split()):3} work, "
+              f"failed: {row.get('failed', '')} {spent:.0f} s", flush=True)  # fmt: skip
+        with args.out.open("w", newline="", encoding="utf-8") as file:  # after each, so that nothing is lost
+            writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+if __name__ == "__main__":
+    main()

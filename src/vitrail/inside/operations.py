@@ -1,0 +1,151 @@
+"""Operations as rules of relevance see them, and how a rule puts a backward of its own into the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+EPS = 1e-9
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Where the inputs of a batch lie in a tensor; nothing is ever summed over two of them.
+
+    Attributes:
+        count: Number of inputs.
+        second: Whether tensors of three axes have the batch in their second axis.
+    """
+
+    count: int
+    second: bool = False
+
+    def total(self, t: Tensor) -> Tensor:
+        """The sum for each input, in a shape that broadcasts to t's.
+
+        Example:
+            >>> Samples(2).total(torch.ones(2, 3, 4)).flatten()
+            tensor([12., 12.])
+            >>> Samples(2).total(torch.ones(8, 3, 3)).flatten()  # four heads folded into the batch
+            tensor([36., 36., 36., 36., 36., 36., 36., 36.])
+        """
+        if self.count == 1:
+            return t.sum()
+        if self.second and t.dim() == 3 and t.shape[1] == self.count:
+            return t.sum((0, 2), keepdim=True)
+        if t.shape[0] == self.count:
+            return t.sum(tuple(range(1, t.dim())), keepdim=True)
+        sums = t.reshape(self.count, -1).sum(1).repeat_interleave(t.shape[0] // self.count)
+        return sums.view(-1, *[1] * (t.dim() - 1))
+
+    def unit(self, t: Tensor) -> Tensor:
+        """Each input divided by its sum of absolute values; zeros stay zeros."""
+        size = self.total(t.abs())
+        return t / size.masked_fill(size == 0, 1.0)
+
+
+@dataclass(frozen=True)
+class Linear:
+    """y = xW + b, where only x depends on the input.
+
+    Attributes:
+        run: From x to y, as the model computes it.
+        apply: From x and W to xW.
+        adjoint: From s, in the shape of y, and W to sWᵀ, in the shape of x.
+        weight: W.
+        bias: b in a shape that broadcasts to y, or None.
+        samples: Where the batch lies.
+    """
+
+    run: Callable[[Tensor], Tensor]
+    apply: Callable[[Tensor, Tensor], Tensor]
+    adjoint: Callable[[Tensor, Tensor], Tensor]
+    weight: Tensor
+    bias: Tensor | None
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Product:
+    """z = uv, linear in each: ``left`` takes s, like z, and v to the shape of u; ``right`` s and u to that of v."""
+
+    run: Callable[[Tensor, Tensor], Tensor]
+    left: Callable[[Tensor, Tensor], Tensor]
+    right: Callable[[Tensor, Tensor], Tensor]
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Sum:
+    """z = u + v; ``constant`` says that v does not depend on the input, and may be infinite, as masks are."""
+
+    run: Callable[[Tensor, Tensor], Tensor]
+    samples: Samples
+    constant: bool = False
+
+
+@dataclass(frozen=True)
+class Norm:
+    """y = (x − mean)/scale · gain + bias over the axes ``dims``; the mean is left out unless ``centred``."""
+
+    run: Callable[[Tensor], Tensor]
+    scale: Callable[[Tensor], Tensor]
+    gain: Tensor | None
+    dims: tuple[int, ...]
+    centred: bool
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The mean over the axes ``dims``, which ``run`` leaves out unless ``keepdim``."""
+
+    run: Callable[[Tensor], Tensor]
+    dims: tuple[int, ...]
+    keepdim: bool
+    samples: Samples
+
+
+@dataclass(frozen=True)
+class Plain:
+    """Any operation of one input whose result has its shape."""
+
+    run: Callable[[Tensor], Tensor]
+
+
+class _Carry(torch.autograd.Function):
+    """An operation with a backward of our own; what it needs is kept by autograd, and so freed on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., Tensor], back: Callable[..., Any], kept: Any, *inputs: Tensor) -> Tensor:
+        ctx.back = back
+        ctx.save_for_backward(*kept)
+        return run(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *R: Tensor) -> Any:
+        return (None, None, None, *ctx.back(*R, *ctx.saved_tensors))
+
+
+def carry(run: Callable[..., Tensor], back: Callable[..., Any], kept: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+    """``run(*inputs)``, whose backward is ``back(R, *kept)``, one entry an input."""
+    return _Carry.apply(run, back, kept, *inputs)  # type: ignore[no-any-return]
+
+
+def safe(a: Tensor, b: Tensor) -> Tensor:
+    """The quotient a / (b + 1e-9), and 0 where b is exactly 0.
+
+    Example:
+        >>> safe(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
+        tensor([0.5000, 0.0000])
+    """
+    return (a / (b + EPS)).masked_fill_(b == 0, 0.0)
+
+
+def away(x: Tensor) -> Tensor:
+    """Entries moved by 1e-9 away from zero; zero itself moves up."""
+    return x + torch.where(x >= 0, EPS, -EPS).to(x.dtype)

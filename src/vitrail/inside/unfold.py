@@ -1,0 +1,145 @@
+"""Attention, unfolded into operations that rules know."""
+# ruff: noqa: A002, ARG001 - the doors take what torch's functions take
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.errors import ModelError
+from vitrail.inside.attention import MATMUL, SOFTMAX
+from vitrail.inside.doors import depends, multiply, plain
+from vitrail.inside.explicit import attention_weights, causal_mask, merge_masks
+from vitrail.inside.trace import Block
+
+if TYPE_CHECKING:
+    from vitrail.inside.relevance import RelevanceMode
+
+
+def attend(mode: RelevanceMode, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Attention step by step; the scale goes onto the finished product, which is what the rules divide by."""
+    O = (Q @ K.transpose(-2, -1)) * (Q.shape[-1] ** -0.5 if scale is None else scale)  # noqa: E741
+    if mask is not None:
+        O = O.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else O + mask  # noqa: E741
+    A = attention_weights(O, mask).to(V.dtype)
+    assert mode.pending is not None
+    mode.pending = (mode.pending[0], A)
+    return A @ V
+
+
+def fused(
+    mode: RelevanceMode, func: Any, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> Tensor:  # fmt: skip
+    """The fused kernel, step by step."""
+    if not any(map(depends, (query, key, value))):  # a tower that reads something else
+        mode.attention.append(query)
+        options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+        return func(query, key, value, **options)  # type: ignore[no-any-return]
+    with mode:
+        if enable_gqa and key.shape[-3] != query.shape[-3]:
+            repeats = query.shape[-3] // key.shape[-3]
+            key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
+        return attend(mode, query, key, value, causal_mask(query, key) if is_causal else attn_mask, scale)
+
+
+def multi_head(
+    mode: RelevanceMode, func: Any, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
+    in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None,
+    add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None,
+    training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True,
+    attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None,
+    k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
+    static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """The function behind ``nn.MultiheadAttention``, step by step and batch first."""
+    if any(t is not None for t in (bias_k, bias_v, static_k, static_v)) or add_zero_attn:
+        raise ModelError(
+            "nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys is not read: "
+            "these add keys that belong to no token"
+        )
+    batched = query.dim() == 3
+    with mode:
+        inputs = [t.transpose(0, 1) if batched else t[None] for t in (query, key, value)]
+        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+        if in_proj_weight is not None and query is key is value:
+            parts = F.linear(inputs[0], in_proj_weight, in_proj_bias).chunk(3, -1)
+        else:
+            own = (q_proj_weight, k_proj_weight, v_proj_weight)
+            weights: Any = own if in_proj_weight is None else in_proj_weight.chunk(3)
+            parts = tuple(F.linear(t, w, b) for t, w, b in zip(inputs, weights, biases, strict=True))
+        Q, K, V = (t.reshape(*t.shape[:2], num_heads, -1).transpose(1, 2) for t in parts)
+        mask = merge_masks(attn_mask, key_padding_mask, Q.shape[0], num_heads, Q.dtype)
+        Z = attend(mode, Q, K, V, mask, None)
+        out = F.linear(Z.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+        out = out.transpose(0, 1) if batched else out[0]
+    if not need_weights:
+        return out, None
+    A = mode.attention[-1].detach()
+    A = A.mean(1) if average_attn_weights else A
+    return out, A if batched else A[0]
+
+
+def softmax(mode: RelevanceMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """A softmax, which is attention if its result meets values."""
+    dim = kwargs.get("dim", args[0] if args else None)
+    attends = input.dim() >= 3 and dim in (-1, input.dim() - 1)
+    if depends(input) and (attends or not mode.rules.gradient):
+        A = plain(mode, "softmax", lambda x: func(x, *args, **kwargs), input)
+    else:
+        A = func(input, *args, **kwargs)
+    if attends:
+        mode.pending = (A, A)
+    return A
+
+
+def matmul(mode: RelevanceMode, func: Any, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+    """A matrix product: of queries and keys, of attention and values, or with a matrix of weights."""
+    pending = mode.pending
+    if right.dim() == 1:
+        return multiply(mode, left, right[:, None]).squeeze(-1)
+    Z = multiply(mode, left, right)
+    if pending is not None and left is pending[1]:
+        mode.pending = None
+        mode.turned.clear()
+        mode.stream.attended(len(mode.attention), Block(), right)
+        mode.stream.branch_from(Z)
+        mode.attention.append(pending[0])
+    return Z
+
+
+def einsum(mode: RelevanceMode, func: Any, equation: Any, *operands: Any) -> Tensor:
+    """Any product of two tensors; one whose first axes agree is the matmul it stands for."""
+    pair = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
+    inner, _, outer = equation.replace(" ", "").partition("->") if isinstance(equation, str) else ("", "", "")
+    left, _, right = inner.partition(",")
+    alone = (set(left) ^ set(right)) - set(outer)
+    if len(pair) != 2 or not outer or "." in inner or alone:
+        return func(equation, *operands)  # type: ignore[no-any-return]
+    if len(left) == len(right) == len(outer) and left[:-2] == right[:-2] == outer[:-2] and left[-2] == outer[-2]:
+        if left[-1] == right[-2]:
+            return matmul(mode, torch.matmul, *pair)
+        if left[-1] == right[-1]:
+            return matmul(mode, torch.matmul, pair[0], pair[1].transpose(-2, -1))
+    return multiply(
+        mode, pair[0], pair[1], lambda u, v: torch.einsum(equation, u, v),
+        lambda s, v: torch.einsum(f"{outer},{right}->{left}", s, v),
+        lambda s, u: torch.einsum(f"{left},{outer}->{right}", u, s),
+    )  # fmt: skip
+
+
+#: Doors whose parts come back through the mode one by one.
+WHOLES: dict[Any, Callable[..., Any]] = {
+    F.scaled_dot_product_attention: fused,
+    F.multi_head_attention_forward: multi_head,
+}
+#: Doors that are always taken: attention is counted whatever it reads.
+DOORS: dict[Any, Callable[..., Tensor]] = {
+    **dict.fromkeys(SOFTMAX, softmax),
+    **dict.fromkeys(MATMUL, matmul),
+    torch.einsum: einsum,
+}

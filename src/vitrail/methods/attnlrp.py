@@ -1,0 +1,37 @@
+"""AttnLRP: input times gradient with products shared by their factors and the gamma rule in linear maps."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside import rules
+from vitrail.inside.probe import Probe
+from vitrail.inside.trace import Trace
+from vitrail.methods.registry import choose, register
+
+
+@register("attnlrp", "AttnLRP", "relevance", needs={}, class_specific=True, cite="achtibat2024attnlrp",
+          signed=True)  # fmt: skip
+def attnlrp(
+    trace: Trace, probe: Probe, *, gamma_conv: float = 0.25, gamma_linear: float = 0.05, where: str = "pixels"
+) -> Tensor:
+    """Relevance through attention as well as around it: softmax by its derivative, products halved between factors.
+
+    Args:
+        trace: The pass.
+        probe: The model, to propagate through.
+        gamma_conv: How much more positive weights count in the patch embedding; 0 is the plain gradient.
+        gamma_linear: The same in linear maps.
+        where: "pixels", or "tokens" for the tokens that enter the first block; a text has tokens only.
+
+    Returns:
+        Relevance of pixels, shape (b, height, width), or of patches, shape (b, S), with a sign.
+    """
+    choose("where", where, ["pixels", "tokens"])
+    for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
+        if gamma < 0:
+            raise OptionError(f"{name}={gamma} is negative: it says how much more positive weights count")
+    if probe.feed.image is None:
+        where = "tokens"
+    return probe.relevances(rules.attnlrp(gamma_conv, gamma_linear), frozenset({where})).map(trace)

@@ -1,0 +1,59 @@
+"""Occlusion: what the class loses when a window of the picture is covered."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside.probe import Probe
+from vitrail.methods.registry import register
+from vitrail.methods.rise import whole
+
+#: Side of a patch, in pixels, where a model's own is unknown or changes on the way.
+PATCH = 16
+
+
+@register("occlusion", "Occlusion", "perturbation", needs={}, class_specific=True, score="prob", signed=True,
+          cite="zeiler2014visualizing", reads="input", variants={"2x2": {"window": 2}})  # fmt: skip
+def occlusion(probe: Probe, *, window: int = 1, stride: int = 1, fill: float = 0.0) -> Tensor:
+    """Loss of the class's score when a window is covered, averaged over the windows that cover a pixel.
+
+    Args:
+        probe: The model and its inputs.
+        window: Side of the square window, in patches; of models without one grid, in patches of 16 pixels.
+        stride: Step between windows, in patches. Windows stay inside the grid.
+        fill: What is written into the window, in the model's normalised space: 0 is the mean colour.
+
+    Returns:
+        Relevance of pixels, shape (b, K, height, width); 0 where no window came.
+    """
+    whole(1, window=window, stride=stride)
+    images = probe.images
+    height, width = int(images.shape[2]), int(images.shape[3])
+    rows, columns = probe.anatomy.layout.grid or (ceil(height / PATCH), ceil(width / PATCH))
+    if window > min(rows, columns):
+        raise OptionError(f"window={window} is larger than the grid of {rows}×{columns} patches")
+    down = _spans(rows, ceil(height / rows), window, stride, height, images.device)
+    across = _spans(columns, ceil(width / columns), window, stride, width, images.device)
+    count = len(down) * len(across)
+    dtype = torch.promote_types(images.dtype, torch.float32)
+    total = torch.zeros(len(images), probe.count, height * width, dtype=dtype, device=images.device)
+    whole_scores = [probe.scores(images[i : i + 1], i) for i in range(len(images))]
+    for piece in probe.pieces(count):
+        index = torch.arange(piece.start, piece.stop, device=images.device)
+        covered = down[index // len(across), :, None] & across[index % len(across), None, :]
+        for i, image in enumerate(images):
+            loss = whole_scores[i] - probe.scores(torch.where(covered[:, None], fill, image), i)
+            total[i].addmm_(loss.T.to(dtype), covered.flatten(1).to(dtype))
+    times = (down.sum(0)[:, None] * across.sum(0)).flatten()
+    return (total / times.clamp_min(1)).view(len(images), probe.count, height, width)
+
+
+def _spans(patches: int, side: int, window: int, stride: int, length: int, device: torch.device) -> Tensor:
+    """Which pixels of a line each window covers, shape (windows, length)."""
+    start = torch.arange(0, patches - window + 1, stride, device=device)[:, None] * side
+    pixel = torch.arange(length, device=device)
+    return (pixel >= start) & (pixel < start + window * side)

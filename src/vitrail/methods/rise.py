@@ -1,0 +1,116 @@
+"""RISE: the average of random masks, weighed by what the model says of the picture behind each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside.probe import Probe
+from vitrail.methods.clusters import interpolation
+from vitrail.methods.registry import choose, register
+
+PRECISIONS = {"model": None, "bfloat16": torch.bfloat16}
+
+
+def whole(least: int, **values: int) -> None:
+    """Refuse options that must be whole numbers, of at least so much.
+
+    Example:
+        >>> whole(1, masks=0)
+        Traceback (most recent call last):
+        ...
+        vitrail.errors.OptionError: masks=0 must be a whole number of at least 1
+    """
+    for option, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"{option}={value!r} must be a whole number of at least {least}")
+
+
+@dataclass(frozen=True)
+class RandomMasks:
+    """Random grids, stretched by interpolation and cut out at random shifts; ``masks[slice]`` makes some of them.
+
+    Attributes:
+        grids: Zeros and ones, shape (N, cells, cells).
+        shifts: Where each is cut, down and across, shape (N, 2).
+        down: Interpolation along the height, shape (height and one cell, cells).
+        across: Interpolation along the width.
+        size: Height and width of the picture.
+    """
+
+    grids: Tensor
+    shifts: Tensor
+    down: Tensor
+    across: Tensor
+    size: tuple[int, int]
+
+    @classmethod
+    def draw(cls, count: int, cells: int, keep: float, seed: int, images: Tensor) -> RandomMasks:
+        """Masks for pictures, from a generator of their own: first all grids, then all shifts.
+
+        Args:
+            count: Number of masks.
+            cells: Cells of a grid along each side.
+            keep: Probability that a cell is shown.
+            seed: Seed of the generator, which is on the CPU so that masks do not depend on the device.
+            images: The pictures, shape (b, channels, height, width).
+        """
+        height, width = int(images.shape[2]), int(images.shape[3])
+        cell = (ceil(height / cells), ceil(width / cells))
+        generator = torch.Generator().manual_seed(seed)
+        grids = torch.rand(count, cells, cells, generator=generator, dtype=torch.float32) < keep
+        places = torch.rand(count, 2, generator=generator, dtype=torch.float32)
+        shifts = (places * torch.tensor(cell)).floor().long()
+        like = torch.empty(0, device=images.device, dtype=torch.promote_types(images.dtype, torch.float32))
+        down, across = (interpolation(cells, (cells + 1) * side, like) for side in cell)
+        return cls(grids.to(like), shifts.to(images.device), down, across, (height, width))
+
+    def __len__(self) -> int:
+        return len(self.grids)
+
+    def __getitem__(self, piece: slice) -> Tensor:
+        """Masks between 0 and 1, shape (n, height, width)."""
+        # A cut of the stretched grid is the grid between cuts of the two matrices that stretch it.
+        top, left = self.shifts[piece].T
+        rows, columns = (torch.arange(length, device=top.device) for length in self.size)
+        down, across = self.down[top[:, None] + rows], self.across[left[:, None] + columns]
+        return (down @ self.grids[piece]) @ across.mT
+
+
+@register("rise", "RISE", "perturbation", needs={}, class_specific=True, score="prob", cite="petsiuk2018rise",
+          reads="input", quick={"masks": 64},
+          variants={"paper": {"cells": 7, "masks": 8000}, "notebook": {"keep": 0.1, "masks": 6000}})  # fmt: skip
+def rise(
+    probe: Probe, *, masks: int = 4000, cells: int = 8, keep: float = 0.5, seed: int = 0, precision: str = "model"
+) -> Tensor:
+    """Random masks weighed by the class's score behind them; all targets share the forward passes.
+
+    Args:
+        probe: The model and its inputs.
+        masks: How many masks; all pictures get the same ones.
+        cells: Cells of each mask along each side, before it is stretched.
+        keep: Probability that a cell is shown.
+        seed: Seed of the masks.
+        precision: "model": as the model is. "bfloat16": by autocast, which is faster where the hardware has it.
+
+    Returns:
+        Relevance of pixels, shape (b, K, height, width).
+    """
+    whole(1, masks=masks, cells=cells)
+    whole(0, seed=seed)
+    if not 0 < keep < 1:
+        raise OptionError(f"keep={keep} is a probability: it must lie between 0 and 1, both left out")
+    choose("precision", precision, PRECISIONS)
+    images = probe.images
+    drawn = RandomMasks.draw(masks, cells, keep, seed, images)
+    total = drawn.grids.new_zeros(len(images), probe.count, drawn.size[0] * drawn.size[1])
+    for piece in probe.pieces(masks):
+        M = drawn[piece]
+        for i, image in enumerate(images):
+            scores = probe.scores((image * M[:, None]).to(image.dtype), i, PRECISIONS[precision])
+            total[i].addmm_(scores.T.to(M), M.flatten(1))
+    return (total / (masks * keep)).view(len(images), probe.count, *drawn.size)

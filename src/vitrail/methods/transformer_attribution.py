@@ -1,0 +1,38 @@
+"""Transformer Attribution: relevance of attention weighted by its gradient, multiplied through the blocks."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from vitrail.inside.probe import Probe
+from vitrail.inside.rules import OURS
+from vitrail.inside.trace import Block, Needs, Trace
+from vitrail.methods.flow import flow, rows
+from vitrail.methods.registry import register, within
+
+
+def _needs(start: int) -> Needs:
+    return {"dA": slice(start, None)}
+
+
+@register("transformer_attribution", "Transformer Attribution", "relevance", needs=_needs, class_specific=True,
+          score="logit", cite="chefer2021transformer", variants={"script": {"start": 1}})  # fmt: skip
+def transformer_attribution(trace: Trace, probe: Probe, *, start: int = 0) -> Tensor:
+    """Rollout of I + the mean over heads of (dA ⊙ R_A)⁺, with R_A the relevance of attention by rules that conserve it.
+
+    Args:
+        trace: The pass, with gradients at attention.
+        probe: The model, to propagate through.
+        start: First block; negative from the end.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    within("start", start, len(trace.blocks), "blocks")
+    relevances = probe.relevances(OURS, frozenset({"A"})).A
+    found = {id(block): R for block, R in zip(trace.blocks, relevances, strict=True)}
+
+    def step(v: Tensor, block: Block) -> Tensor:
+        return rows(v, (block.dA * found[id(block)]).clamp_min_(0)).mean(1)
+
+    return trace.patches(flow(trace, step, trace.blocks[start:]))

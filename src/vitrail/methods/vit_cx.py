@@ -1,0 +1,197 @@
+"""ViT-CX: clustered feature maps as masks, their causal impact freed of artefacts, the map of uneven coverage."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import OptionError
+from vitrail.inside.probe import Probe
+from vitrail.methods.clusters import FeatureMasks, complete_linkage, joined, similarity, stretched
+from vitrail.methods.registry import choose, register
+from vitrail.methods.rise import RandomMasks, whole
+
+Masks = FeatureMasks | RandomMasks
+
+#: Cells and share of shown cells of the random masks.
+CELLS, KEEP = 8, 0.5
+#: Kinds of models whose maps get finer clusters unless told otherwise, as the paper does for Swin.
+FINER = ("windowed", "pyramid")
+VARIANTS: dict[str, dict[str, object]] = {
+    "released": {"mode": "released"},
+    "paper": {"mode": "paper"},
+    "1": {"masks": "all"},
+    "2": {"masks": "random"},
+    "3": {"debias": False},
+    "4": {"coverage": False},
+    "5": {"debias": False, "coverage": False},
+}
+
+
+@register("vit_cx", "ViT-CX", "perturbation", needs={}, class_specific=True, score="prob", cite="xie2023vitcx",
+          reads="features", variants=VARIANTS)  # fmt: skip
+def vit_cx(
+    probe: Probe, *, mode: str = "released", delta: float | None = None, sigma: float = 0.1, masks: str = "clustered",
+    debias: bool = True, coverage: bool = True, draws: int = 1, antithetic: bool = False, random_masks: int = 5000,
+    seed: int = 0,
+) -> Tensor:  # fmt: skip
+    """Clusters of feature maps as masks; what each shows is scored with noise on what it hides.
+
+    Args:
+        probe: The model and its inputs.
+        mode: "released": as the authors' program. "paper": as the paper's text. They differ in the feature map, in how
+            a cluster becomes a mask, in whether masks share their noise, and by a factor.
+        delta: Cosine distance from which on clusters are not joined; None for 0.1, or 0.05 where the grid shrinks.
+        sigma: Standard deviation of the noise, in the model's normalised space.
+        masks: "clustered" feature maps, "all" of them, or "random" ones as in RISE.
+        debias: Hide under noise and take out what the noise does to the whole picture; otherwise the plain score.
+        coverage: Divide by how much the masks together show of a pixel.
+        draws: How many noises to average over.
+        antithetic: Look at each noise and at its negative, which cancels what is linear in it.
+        random_masks: How many random masks.
+        seed: Seed of the noise, from which every picture starts anew, and of random masks.
+
+    Returns:
+        Relevance of pixels, shape (b, K, height, width).
+    """
+    choose("mode", mode, ("released", "paper"))
+    choose("masks", masks, ("clustered", "all", "random"))
+    whole(1, draws=draws, random_masks=random_masks)
+    whole(0, seed=seed)
+    if sigma < 0:
+        raise OptionError(f"sigma={sigma} is a standard deviation: it cannot be negative")
+    if delta is not None and delta <= 0:
+        raise OptionError(f"delta={delta} would join nothing: it must be positive; masks='all' leaves maps apart")
+    if not debias and (draws > 1 or antithetic):
+        raise OptionError("debias=False takes no noise: draws and antithetic have nothing to average")
+    if delta is None:
+        delta = 0.05 if probe.anatomy.kind in FINER else 0.1
+    chosen: Iterator[Masks]
+    if masks == "random":
+        drawn = RandomMasks.draw(random_masks, CELLS, KEEP, seed, probe.images)
+        chosen = iter([drawn] * probe.batch)
+    else:
+        chosen = _from_features(probe, mode, None if masks == "all" else delta)
+    impact: Callable[[Probe, int, Masks], Tensor] = _plain
+    if debias:
+        impact = partial(_debiased, shared=mode == "paper", sigma=sigma, draws=draws, twice=antithetic, seed=seed)
+    return torch.stack([_map(probe, i, m, impact(probe, i, m), mode, coverage) for i, m in enumerate(chosen)])
+
+
+def _from_features(probe: Probe, mode: str, delta: float | None) -> Iterator[FeatureMasks]:
+    """The masks of each picture; without ``delta`` one for each feature map."""
+    features = probe.features("Y" if mode == "released" else "branch", stage=-2)
+    size = (int(probe.images.shape[2]), int(probe.images.shape[3]))
+    single = [stretched(grids, size, probe.pieces) for grids in features]
+    if delta is None:
+        for masks in single:
+            _note_clusters(probe, masks, masks, torch.ones(len(masks), dtype=torch.long))
+            yield masks
+        return
+    # All distances leave the device before the first mask is looked at: so the joining, which is the CPU's, goes on
+    # while the device is busy with the picture before.
+    distances = [(1 - similarity(masks)).cpu().numpy() for masks in single]
+    for masks, distance in zip(single, distances, strict=True):
+        labels = torch.as_tensor(complete_linkage(distance, delta))
+        clusters = joined(masks, labels, mode == "paper", probe.pieces) if len(masks) else masks
+        _note_clusters(probe, masks, clusters, labels.bincount())
+        yield clusters
+
+
+def _plain(probe: Probe, i: int, masks: Masks) -> Tensor:
+    """The score behind each mask, shape (1, N, K)."""
+    image = probe.images[i]
+    scores = [probe.scores((image * masks[p][:, None]).to(image.dtype), i) for p in probe.pieces(len(masks))]
+    return torch.cat([image.new_zeros(0, probe.count), *scores])[None]
+
+
+def _debiased(
+    probe: Probe, i: int, masks: Masks, *, shared: bool, sigma: float, draws: int, twice: bool, seed: int
+) -> Tensor:
+    """The score behind each mask with noise on what it hides, less what the noise alone changes.
+
+    Returns:
+        Impact of masks, shape (draws, N, K).
+    """
+    image = probe.images[i]
+    before = probe.scores(image[None], i)
+    # A GPU draws its own noise: the CPU's would take longer than the model.
+    home = image.device if image.device.type == "cuda" else torch.device("cpu")
+    generator = torch.Generator(home).manual_seed(seed)
+
+    def noise() -> Tensor:
+        # One mask after the other, so that the noise does not depend on how many are looked at together.
+        drawn = torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32)
+        return (drawn * sigma).to(image)
+
+    def look(M: Tensor, Z: Tensor) -> Tensor:
+        hidden = (1 - M) * Z
+        behind = probe.scores((image * M + hidden).to(image.dtype), i)
+        return behind - probe.scores((image + hidden).to(image.dtype), i)
+
+    found = []
+    for _ in range(draws):
+        Z = noise() if shared else None
+        scores = [image.new_zeros(0, probe.count)]
+        for piece in probe.pieces(len(masks)):
+            M = masks[piece][:, None]
+            each = torch.stack([noise() for _ in range(len(M))]) if Z is None else Z
+            change = (look(M, each) + look(M, -each)) / 2 if twice else look(M, each)
+            scores.append(change + before)
+        found.append(torch.cat(scores))
+    return torch.stack(found)
+
+
+def _map(probe: Probe, i: int, masks: Masks, impact: Tensor, mode: str, coverage: bool) -> Tensor:
+    """Masks summed by their impact, shape (draws, N, K), and divided by what they cover; shape (K, height, width)."""
+    draws, count, targets = impact.shape
+    impact = impact.to(torch.promote_types(impact.dtype, torch.float32))
+    weights = impact.mT.flatten(0, 1)
+    total = weights.new_zeros(len(weights), masks.size[0] * masks.size[1])
+    covered = total.new_zeros(masks.size[0] * masks.size[1])
+    for piece in probe.pieces(count):
+        M = masks[piece].flatten(1).to(total)
+        total.addmm_(weights[:, piece], M)
+        covered += M.sum(0)
+    if coverage and count:
+        # Nothing is said of a pixel that all masks hide, be it up to rounding.
+        seen = covered > 64 * torch.finfo(covered.dtype).eps * count
+        scale = 1 / count if mode == "released" else count
+        total = torch.where(seen, scale * total / torch.where(seen, covered, 1.0), 0.0)
+    maps = total.view(draws, targets, *masks.size)
+    if probe.notes is not None:
+        probe.note("count", count)
+        probe.note("impact", impact.mean(0).T)
+        probe.note("impact_plain", _plain(probe, i, masks)[0].T)
+        probe.note("coverage", covered.view(masks.size))
+        if draws > 1:
+            probe.note("stability", torch.stack([_agreement(maps[:, k]) for k in range(targets)]))
+    return maps.mean(0)
+
+
+def _agreement(maps: Tensor) -> Tensor:
+    """Mean correlation between every two of some maps, shape (draws, height, width)."""
+    between = torch.corrcoef(maps.flatten(1))
+    first, second = torch.triu_indices(len(maps), len(maps), 1, device=maps.device)
+    return between[first, second].mean()
+
+
+def _note_clusters(probe: Probe, single: FeatureMasks, clusters: FeatureMasks, sizes: Tensor) -> None:
+    """Hand out the masks, how many maps went into each, and how alike maps and masks are."""
+    if probe.notes is None:
+        return
+    probe.note("masks", torch.cat([clusters[p].cpu() for p in probe.pieces(len(clusters))]) if len(clusters) else None)
+    probe.note("cluster_sizes", sizes)
+    probe.note("similarity", {"before": _pairs(single), "after": _pairs(clusters)})
+
+
+def _pairs(masks: FeatureMasks) -> dict[str, float]:
+    """Mean and highest cosine between two different masks; of a single one both are 1."""
+    if len(masks) < 2:
+        return {"mean": 1.0, "max": 1.0}
+    first, second = torch.triu_indices(len(masks), len(masks), 1)
+    between = similarity(masks).cpu()[first, second]
+    return {"mean": float(between.mean()), "max": float(between.max())}

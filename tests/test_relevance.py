@@ -1,0 +1,256 @@
+"""Relevance through unmodified models: what is conserved, per sample, and on every kind of model."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import zoo
+from vitrail.errors import NotApplicableError
+from vitrail.inside.anatomy import read
+from vitrail.inside.feed import Feed
+from vitrail.inside.operations import Linear, Samples
+from vitrail.inside.relevance import Relevances, propagate
+from vitrail.inside.rules import ABSLRP, ORIG, OURS, RuleSet, attnlrp, conservative, linear_joint, linear_split
+from vitrail.models.plain import PlainViT
+
+EVERYTHING = frozenset({"A", "tokens", "pixels", "totals"})
+RULES = {r.name: r for r in (OURS, ORIG, ABSLRP, conservative("identity"), attnlrp())}
+
+
+def one_hot(scores: torch.Tensor) -> torch.Tensor:
+    return F.one_hot(torch.ones(len(scores), dtype=torch.long), scores.shape[1]).to(scores)
+
+
+def embeds(output):
+    return output[0] if isinstance(output, tuple) else output.image_embeds
+
+
+def timm_small(**options):
+    from timm.models.vision_transformer import VisionTransformer
+
+    return VisionTransformer(img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=4, num_classes=5, **options)
+
+
+def distilled():
+    from timm.models.deit import VisionTransformerDistilled
+
+    return VisionTransformerDistilled(32, 8, embed_dim=32, depth=3, num_heads=4, num_classes=5)
+
+
+class Thrifty(PlainViT):
+    """Sums, scales and activations in place, as thrifty code does."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1)
+        x += self.position
+        for block in self.blocks:
+            q, k, v = block.qkv(block.norm1(x)).unflatten(-1, (3, block.heads, -1)).permute(2, 0, 3, 1, 4)
+            z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+            branch = block.proj(z).mul_(1.0)
+            branch += x
+            x = block.mlp(block.norm2(branch)).add_(branch)
+        return self.head(self.norm(x)[:, 0])
+
+
+MAKERS = {
+    "plain": PlainViT,
+    "plain mean": lambda: PlainViT(prefix=0, pool=True),
+    "thrifty": Thrifty,
+    "timm": timm_small,
+    "timm registers, LayerScale, q/k norms": lambda: timm_small(reg_tokens=4, init_values=0.3, qk_norm=True),
+    "timm pool": lambda: timm_small(class_token=False, global_pool="map"),
+    "timm distilled": distilled,
+}
+ZOO = (
+    "hf:vit", "hf:vit-eager", "hf:deit-teacher", "hf:dinov2-registers", "hf:clip-vision", "hf:bert", "torchvision:vit",
+    "open_clip:vit", "own:handwritten", "own:einsum", "own:encoder", "own:folded-heads",
+)  # fmt: skip
+
+
+def made(name: str):
+    """A model in double precision, and a feed of three inputs."""
+    if name in ZOO:
+        case, model, feed = zoo.build(name)
+        if case.grid is None:
+            again = {k: torch.cat([v, v[:1].flip(1) if k == "input_ids" else v[:1]]) for k, v in feed.kwargs.items()}
+            return model, Feed((), again)
+        return model, Feed((torch.randn(3, *case.size, dtype=torch.float64),))
+    torch.manual_seed(4)
+    model = MAKERS[name]().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model, Feed((torch.randn(3, 3, 32, 32, dtype=torch.float64),))
+
+
+def run(model: nn.Module, feed: Feed, rules: RuleSet, want: frozenset[str] = EVERYTHING) -> Relevances:
+    if feed.image is None:
+        want = want - {"pixels"}
+    if rules.name == "conservative":
+        want = want - {"A"}
+    extra = {"read": embeds} if type(model).__name__ in ("CLIP", "CLIPVisionModelWithProjection") else {}
+    return propagate(model, feed, read(model, feed), rules, one_hot, want, **extra)
+
+
+def parts_of(found: Relevances) -> list[torch.Tensor]:
+    return [t for t in (*found.A, found.tokens, found.pixels, *found.blocks) if t is not None]
+
+
+@pytest.mark.parametrize("name", [*MAKERS, *ZOO])
+def test_every_model(name):
+    """Totals stay by the rules that say so, a batch is its inputs one by one, and the model is left as it was."""
+    model, feed = made(name)
+    with torch.no_grad():
+        before = feed.into(model)
+    state = {k: v.clone() for k, v in model.state_dict().items()}
+    all_found = {}
+    for i, rules in enumerate(RULES.values()):
+        found = all_found[rules.name] = run(model, feed, rules)
+        assert all(torch.isfinite(t).all() for t in parts_of(found))
+        assert float(found.tokens.abs().sum()) > 0
+        alone = run(model, feed.take(slice(i % 3, i % 3 + 1)), rules)
+        for together, single in zip(parts_of(found), parts_of(alone), strict=True):
+            scale = single.abs().max().clamp_min(1e-12)
+            assert float((together[i % 3] - single[0]).abs().max() / scale) < 1e-9, rules.name
+    ours = all_found["ours"]
+    # A mean gives no share where no token is positive, nor a pool's fixed query where no product with a key is, so
+    # there less than 1 may arrive; from then on totals stay.
+    lossy = name in ("plain mean", "own:encoder", "hf:dinov2-registers", "timm pool")
+    arrived = ours.blocks[-1] if lossy else torch.ones(3, dtype=torch.float64)
+    assert ((arrived > 0.5) & (arrived < 1 + 1e-4)).all()
+    for total in ours.blocks:
+        assert torch.allclose(total, arrived, rtol=1e-4)
+    assert torch.allclose(ours.tokens.sum(1), ours.blocks[0])
+    for k, v in model.state_dict().items():
+        assert torch.equal(v, state[k])
+    assert all(p.requires_grad for p in model.parameters())
+    with torch.no_grad():
+        after = feed.into(model)
+    for old, new in zip(tensors_of(before), tensors_of(after), strict=True):
+        assert torch.equal(old, new)
+
+
+def tensors_of(output) -> list[torch.Tensor]:
+    values = [output] if isinstance(output, torch.Tensor) else output.values() if hasattr(output, "values") else output
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def test_in_place_sums_change_nothing():
+    torch.manual_seed(4)
+    plain = PlainViT().double().eval()
+    thrifty = Thrifty().double().eval()
+    thrifty.load_state_dict(plain.state_dict())
+    feed = Feed((torch.randn(2, 3, 32, 32, dtype=torch.float64),))
+    for rules in RULES.values():
+        for expected, found in zip(parts_of(run(plain, feed, rules)), parts_of(run(thrifty, feed, rules)), strict=True):
+            assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12), rules.name
+
+
+def test_attention_and_values_get_half_each():
+    """With the output projection alone between them, half of what the branch got arrives at attention."""
+    model, feed = made("plain")
+    found = run(model, feed, OURS)
+    assert len(found.A) == 3
+    assert found.A[0].shape == (3, 4, 17, 17)
+    # In the last block all relevance is at the readout: what the skip connection kept and the branch got make 1.
+    for A in found.A:
+        assert (A.sum((1, 2, 3)).abs() <= 0.5 + 1e-9).all()
+    assert float(found.A[-1][:, :, 1:].abs().max()) == 0
+
+
+@pytest.mark.parametrize(("rule", "factor"), [(linear_joint, 1), (linear_split, 2)])
+def test_linear_totals(rule, factor):
+    x = torch.randn(3, 7, 64, dtype=torch.float64, requires_grad=True)
+    W, b = torch.randn(12, 64, dtype=torch.float64), torch.randn(12, dtype=torch.float64)
+    y = rule(Linear(lambda x: F.linear(x, W, b), F.linear, torch.matmul, W, b, Samples(3)), x)
+    assert torch.equal(y, F.linear(x, W, b))
+    R = torch.rand_like(y)
+    (found,) = torch.autograd.grad(y, x, R)
+    assert torch.allclose(found.sum((1, 2)), factor * R.sum((1, 2)), rtol=1e-6)
+
+
+def test_conservative_sums_to_the_logit():
+    """Without biases, with output over input at activations: the relevance of all tokens is the logit."""
+    model, feed = made("plain")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.zero_()
+        logits = feed.into(model)[:, 1]
+    want = frozenset({"tokens"})
+    assert torch.allclose(run(model, feed, conservative("identity"), want).tokens.sum(1), logits, rtol=1e-6)
+    assert not torch.allclose(run(model, feed, conservative(), want).tokens.sum(1), logits, rtol=1e-3)
+
+
+def test_gamma_zero_is_the_gradient():
+    model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(36, 2)).double()
+    from vitrail.inside.relevance import RelevanceMode
+
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(model(x).sum(), x)
+    model.requires_grad_(False)
+    for gamma, same in ((0.0, True), (0.3, False)):
+        with RelevanceMode(attnlrp(gamma, gamma), Samples(2)):
+            y = model(x)
+        (found,) = torch.autograd.grad(y.sum(), x)
+        assert torch.allclose(found, expected) is same
+
+
+def test_absolute_rules_bring_everything_to_one():
+    model, feed = made("timm")
+    found = run(model, feed, ABSLRP)
+    for t in (found.pixels, *found.A):
+        assert torch.allclose(t.flatten(1).sum(1), torch.ones(3, dtype=torch.float64))
+        assert (t >= 0).all()
+
+
+def test_two_heads_get_half_each():
+    model, feed = made("timm distilled")
+    tokens = torch.zeros(3, 18, dtype=torch.float64)
+    for head, token in ((model.head, 0), (model.head_dist, 1)):
+        x = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(feed.image)))))[:, token]
+        x, W = x.detach().requires_grad_(), head.weight.detach()
+        y = linear_joint(Linear(lambda x, W=W: x @ W.T, F.linear, torch.matmul, W, None, Samples(3)), x)
+        tokens[:, token] = torch.autograd.grad(y, x, one_hot(y) / 2)[0].sum(1)
+    assert torch.allclose(tokens.sum(1), torch.ones(3, dtype=torch.float64))
+    from vitrail.inside.relevance import RelevanceMode
+
+    with RelevanceMode(OURS, Samples(3)):
+        x = torch.randn(3, 2, 32, dtype=torch.float64, requires_grad=True)
+        model.requires_grad_(False)
+        y = model.forward_head(x)
+    (R,) = torch.autograd.grad(y, x, one_hot(y))
+    assert torch.allclose(R.sum(2), torch.full((3, 2), 0.5, dtype=torch.float64))
+
+
+def test_a_batch_as_large_as_the_tokens():
+    """Where tokens come first, a batch of n makes a square; the axes must not be mixed up."""
+    model, _ = made("own:handwritten")
+    feed = Feed((torch.randn(17, 3, 32, 32, dtype=torch.float64),))
+    found, alone = run(model, feed, OURS), run(model, feed.take(slice(3, 4)), OURS)
+    for together, single in zip(parts_of(found), parts_of(alone), strict=True):
+        assert torch.allclose(together[3], single[0], rtol=1e-7, atol=1e-12)
+
+
+def test_what_cannot_be_asked():
+    model, feed = made("plain")
+    with pytest.raises(NotApplicableError, match="hold attention fixed"):
+        propagate(model, feed, read(model, feed), conservative(), one_hot, frozenset({"A"}))
+    model, feed = made("hf:bert")
+    with pytest.raises(NotApplicableError, match="no pixels"):
+        propagate(model, feed, read(model, feed), OURS, one_hot, frozenset({"pixels"}))
+
+
+def test_half_precision_is_carried_in_single():
+    torch.manual_seed(4)
+    model, images = PlainViT().eval(), torch.randn(2, 3, 32, 32)
+    expected = run(model, Feed((images,)), OURS)
+    found = run(model.to(torch.bfloat16), Feed((images.to(torch.bfloat16),)), OURS)
+    assert found.pixels.dtype == torch.float32
+    close = torch.corrcoef(torch.stack([found.tokens.flatten(), expected.tokens.flatten()]))[0, 1]
+    assert close > 0.95
+    assert next(model.parameters()).dtype == torch.bfloat16
