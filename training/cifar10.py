@@ -1,18 +1,19 @@
 """Train the model of CIFAR-10 from scratch: ``python -m training.cifar10 --data ARCHIVE --out DIR``.
 
-The data are JPEG files, ``train/<class>/NNNN.jpg`` and ``test/<class>/NNNN.jpg``, in a folder or in a tar archive. All
-of them are held on the GPU as bytes, and all augmentation is done there. Nothing is chosen by the test pictures: they
-are only measured, every few epochs for the log and at the end for the manifest.
+A convolutional net comes first, then the transformer, which learns from its answers; both see the same augmented
+pictures. The data are JPEG files, ``train/<class>/NNNN.jpg`` and ``test/<class>/NNNN.jpg``, in a folder or in a tar
+archive. All of them are held on the GPU as bytes, and all augmentation is done there. Nothing is chosen by the test
+pictures: they are only measured, every few epochs for the log and at the end for the manifest.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import io
 import math
 import tarfile
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,17 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from torch import Tensor
-from torch.distributions import Beta
+from torch import Tensor, nn
 
 from training import STARTED
 from training.journal import Journal, describe
 from training.loop import Task, train
-from training.pictures import box_mask, constant, erase, normalise, predict, reflect, smooth
+from training.net import TrainedViT, plain_copy
+from training.pictures import box_mask, erase, normalise, predict, reflect, smooth
 from training.schedule import Clock, Recipe
 from training.start import add_options, in_parallel, logger, set_up
+from training.step import Loss
+from training.teacher import Teacher
 
 NAME = "cifar10"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -38,10 +41,11 @@ ARCHITECTURE = {
     "size": SIZE, "patch": 4, "width": 192, "depth": 8, "heads": 6, "classes": 10, "prefix": 1, "pool": False, "mlp": 4,
 }  # fmt: skip
 TINY = {"width": 48, "depth": 2, "heads": 2}
-RECIPE = Recipe(batch=1024, lr=1.5e-3, ema=0.9998, ema_share=0.015, drop_path=0.1, evaluate=10)
-SMOOTHING, MIXUP = 0.1, 0.8
-#: Share of the schedule, at its end, without mixing and without strong augmentation.
-CALM = 0.1
+TEACHING = Recipe(batch=512, lr=2e-3, ema=0.9998, ema_share=0.015, evaluate=10)
+RECIPE = Recipe(batch=512, lr=1e-3, ema=0.9999, ema_share=0.015, drop_path=0.05, evaluate=10)
+SMOOTHING = 0.1
+#: Share of a teacher's answer in what the student is asked for; the rest is the truth.
+TRUST = 0.75
 #: Seconds that are left for the last evaluation and for writing.
 RESERVE = 10.0
 _CHUNK = 1000
@@ -158,7 +162,7 @@ def warp(images: Tensor, probability: float = 0.2) -> Tensor:
 
 def recolour(images: Tensor, probability: float = 0.2, rare: float = 0.12) -> Tensor:
     """Brightness, contrast, saturation, sharpness, stretching, posterising and solarising, each at random."""
-    grey = (images * constant((0.299, 0.587, 0.114), images.device)).sum(1, keepdim=True)
+    grey = 0.299 * images[:, :1] + 0.587 * images[:, 1:2] + 0.114 * images[:, 2:]
     images = sometimes(probability, images * uniform(images, 0.4, 1.6), images)
     mean = grey.mean((2, 3), keepdim=True)
     images = sometimes(probability, mean + (images - mean) * uniform(images, 0.3, 1.7), images)
@@ -173,15 +177,14 @@ def recolour(images: Tensor, probability: float = 0.2, rare: float = 0.12) -> Te
     return sometimes(rare, torch.where(images > uniform(images, 0.4, 1), 1 - images, images), images)
 
 
-def mix(images: Tensor, targets: Tensor, beta: Beta) -> tuple[Tensor, Tensor]:
-    """Mixup for one half of the samples and CutMix for the other, each with a share of its own.
+def mix(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Mixup for one half of the samples and CutMix for the other, each with an even share of its own.
 
-    The shares are a Beta(0.8, 0.8) for mixup and even for CutMix. The partner is the sample next to it in the batch,
-    which was shuffled.
+    The partner is the sample next to it in the batch, which was shuffled.
     """
     b = images.shape[0]
     other, others = images.roll(1, 0), targets.roll(1, 0)
-    blend = beta.sample((b,)).to(images.dtype)
+    blend = torch.rand(b, device=images.device)
     side = (torch.rand_like(blend).sqrt() * SIZE).round()  # the box has an even share of the area, before it is cut off
     top, left = ((torch.rand_like(blend) * SIZE - side / 2).round() for _ in range(2))
     box = box_mask(top, left, side, side, SIZE)
@@ -192,22 +195,43 @@ def mix(images: Tensor, targets: Tensor, beta: Beta) -> tuple[Tensor, Tensor]:
     return other + kept * (images - other), others + share * (targets - others)
 
 
-def batch_maker(data: Split, classes: int, calm: float) -> Callable[[Tensor, float], tuple[Tensor, Tensor]]:
-    """From indices to augmented pictures and soft targets; calmer once progress reaches ``1 - calm``."""
-    device = data.images.device
-    concentration = torch.full((), MIXUP, device=device)
-    beta = Beta(concentration, concentration, validate_args=False)  # validating would wait for the GPU
-    targets = smooth(F.one_hot(data.labels, classes).float(), SMOOTHING)
+# --- losses -----------------------------------------------------------------------------------------------------------
 
-    def make(indices: Tensor, progress: float) -> tuple[Tensor, Tensor]:
-        images, wanted = crop_and_flip(data.images, indices), targets[indices]
-        if progress >= 1 - calm:
-            return normalise(images, MEAN, STD), wanted
-        images = normalise(recolour(warp(images)), MEAN, STD)
-        images = erase(images, 0.25, (0.02, 0.3), torch.randn_like(images))
-        return mix(images, wanted, beta)
 
-    return make
+class Lessons:
+    """The training pictures with their classes, and what is asked about them."""
+
+    def __init__(self, data: Split, classes: int) -> None:
+        self._images = data.images
+        self._targets = F.one_hot(data.labels, classes).float()
+
+    def _half(self) -> torch.autocast:
+        return torch.autocast(self._images.device.type, torch.bfloat16, enabled=self._images.is_cuda)
+
+    def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
+        """Augmented and mixed pictures, and the shares of the classes in them."""
+        images = normalise(recolour(warp(crop_and_flip(self._images, indices))), MEAN, STD)
+        return mix(erase(images, 0.25, (0.02, 0.3), torch.randn_like(images)), self._targets[indices])
+
+    def alone(self, net: nn.Module, indices: Tensor) -> Tensor:
+        """The loss of a net that learns from the classes."""
+        images, targets = self.batch(indices)
+        with self._half():
+            logits = net(images)
+        return F.cross_entropy(logits.float(), smooth(targets, SMOOTHING))
+
+    def taught(self, teacher: nn.Module) -> Loss:
+        """The loss of a net that learns from a teacher's answers to the very same pictures, and from the classes."""
+
+        def loss(net: nn.Module, indices: Tensor) -> Tensor:
+            images, targets = self.batch(indices)
+            with self._half():
+                with torch.no_grad():
+                    answers = teacher(images)
+                logits = net(images)
+            return F.cross_entropy(logits.float(), TRUST * answers.float().softmax(1) + (1 - TRUST) * targets)
+
+        return loss
 
 
 # --- the script -------------------------------------------------------------------------------------------------------
@@ -216,9 +240,9 @@ def batch_maker(data: Split, classes: int, calm: float) -> Callable[[Tensor, flo
 def options() -> argparse.Namespace:
     """What the command line says."""
     parser = argparse.ArgumentParser(prog="python -m training.cifar10", description=__doc__)
-    add_options(parser, 9.0, "the whole run, from start to manifest")
+    add_options(parser, 9.5, "the whole run, from start to manifest")
     parser.add_argument("--data", type=Path, required=True, help="folder with train and test, or a tar archive of it")
-    parser.add_argument("--calm", type=float, default=CALM, help="share without strong augmentation, at the end")
+    parser.add_argument("--teacher-minutes", type=float, default=1.5, help="of these, for the teacher (%(default)s)")
     parser.add_argument("--train", type=int, default=None, help="use only so many training pictures")
     args = parser.parse_args()
     if args.smoke:
@@ -227,40 +251,47 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Read the pictures, train, save and measure."""
+    """Read the pictures, train the teacher, then the student, save and measure it."""
     args = options()
     device = set_up(args.seed)
     journal = Journal(args.out, vars(args))
     splits, classes = read(args.data, args.workers)  # before the first use of the GPU: processes are forked
-    lessons, test = splits["train"], splits["test"]
     if args.train:
-        lessons = subset(lessons, args.train)
+        splits["train"] = subset(splits["train"], args.train)
     if args.smoke:
-        test = subset(test, 500)
-    lessons = Split(lessons.images.to(device), lessons.labels.to(device))
-    test = Split(test.images.to(device), test.labels.to(device))
+        splits["test"] = subset(splits["test"], 500)
+    data, test = (Split(s.images.to(device), s.labels.to(device)) for s in (splits["train"], splits["test"]))
+    lessons, compiled = Lessons(data, len(classes)), device.type == "cuda" and not args.no_compile
 
-    def accuracy(model: torch.nn.Module, fast: bool) -> float:
+    def accuracy(model: nn.Module, fast: bool) -> float:
         logits = predict(model, test.images, {"mean": MEAN, "std": STD}, device, fast)
         return (logits.argmax(1) == test.labels).float().mean().item()
 
+    def shown(model: nn.Module) -> float:
+        return accuracy(model, fast=True)
+
+    count = len(data.labels)
+    net: nn.Module = Teacher(len(classes), *((8, 16),) * args.smoke).to(device)
+    teacher = copy.deepcopy(net).eval().requires_grad_(False)
+    recipe = replace(TEACHING, batch=args.batch or TEACHING.batch, epochs=args.epochs)
+    task = Task("teacher", net, teacher, count, lessons.alone, shown, None)
+    taught = train(task, recipe, Clock.now() + 60 * args.teacher_minutes, device, journal, compiled=False)
+    teaching = {
+        "parameters": sum(p.numel() for p in teacher.parameters()), "test_top1": accuracy(teacher, fast=False),
+        "recipe": asdict(recipe), **asdict(taught), "label_smoothing": SMOOTHING,
+    }  # fmt: skip
+
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {})}
     recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=args.epochs)
-    task = Task(
-        name=NAME,
-        architecture=architecture,
-        count=len(lessons.labels),
-        batch=batch_maker(lessons, len(classes), args.calm),
-        evaluate=lambda model: accuracy(model, fast=True),
-        about=describe(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training pictures"),
-    )
-    deadline = STARTED + 60 * args.minutes - RESERVE
-    compiled = device.type == "cuda" and not args.no_compile
-    trained = train(task, recipe, deadline, device, journal, compiled)
+    net = TrainedViT(architecture, recipe.drop_path)
+    model = plain_copy(net, architecture).to(device)
+    about = describe(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training pictures")
+    task = Task(NAME, net.to(device), model, count, lessons.taught(teacher), shown, about)
+    trained = train(task, recipe, STARTED + 60 * args.minutes - RESERVE, device, journal, compiled)
     described = {
-        "training": f"CIFAR-10, {len(lessons.labels)} training pictures", "test": f"{len(test.labels)} test pictures",
-        "augmentation": "crop with 4 px reflected, flip, warp, recolour, erase, mixup 0.8 and CutMix by halves",
-        "calm": args.calm, "label_smoothing": SMOOTHING,
+        "training": f"CIFAR-10, {count} training pictures", "test": f"{len(test.labels)} test pictures",
+        "augmentation": "crop with 4 px reflected, flip, warp, recolour, erase, mixup and CutMix by halves",
+        "teacher": teaching, "trust_in_teacher": TRUST,
     }  # fmt: skip
     journal.finish(task, recipe, trained, described, args.seed, lambda m: {"test_top1": accuracy(m, False)}, device)
 

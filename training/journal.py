@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from training import STARTED
 from training.loop import Task, Trained
@@ -41,7 +42,7 @@ class Journal:
                     100 * record["progress"], record["lr"], record["train_loss"],
                     "-" if accuracy is None else f"{accuracy:.4f}", record["seconds"])  # fmt: skip
 
-    def weights(self, name: str, model: PlainViT, about: Mapping[str, Any]) -> Path:
+    def weights(self, name: str, model: nn.Module, about: Mapping[str, Any]) -> Path:
         """Write a model's weights in float16, with what is needed to use them as JSON beside them.
 
         Raises:
@@ -61,15 +62,18 @@ class Journal:
     def finish(self, task: Task, recipe: Recipe, trained: Trained, data: Mapping[str, Any], seed: int,
                measure: Callable[[PlainViT], dict[str, float]], device: torch.device) -> dict[str, float]:  # fmt: skip
         """Write the weights, read them back, measure what was read, and enter it in the manifest."""
-        path = self.weights(task.name, trained.model, task.about)
+        assert task.about is not None
+        path = self.weights(task.name, task.model, task.about)
         accuracies = measure(load_back(path, device))
         entry = {
             "file": path.name, "bytes": path.stat().st_size, "dtype": "float16",
-            "parameters": sum(p.numel() for p in trained.model.parameters()), "architecture": task.architecture,
-            "accuracy": accuracies, "data": dict(data), "recipe": asdict(recipe), "seed": seed, "options": self.options,
+            "parameters": sum(p.numel() for p in task.model.parameters()),
+            "architecture": task.about["architecture"], "accuracy": accuracies, "data": dict(data),
+            "recipe": asdict(recipe), "seed": seed, "options": self.options,
             "epochs": trained.epochs, "steps": trained.steps, "train_loss": trained.train_loss,
             "training_seconds": round(trained.seconds, 1), "run_seconds": round(Clock.now() - STARTED, 1),
-            "compiled": trained.compiled, "device": device_name(device), "versions": versions(),
+            "compiled": trained.compiled, "captured": trained.captured, "device": device_name(device),
+            "versions": versions(),
         }  # fmt: skip
         manifest = self.out / "manifest.json"
         whole = json.loads(manifest.read_text()) if manifest.is_file() else {"models": {}}

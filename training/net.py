@@ -26,10 +26,15 @@ class DropBlock(Block):
         kept = torch.rand(branch.shape[0], 1, 1, device=branch.device) >= self.rate
         return branch * (kept.to(branch.dtype) / (1 - self.rate))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, d)."""
+    def forward(self, x: Tensor, seen: Tensor | None = None) -> Tensor:
+        """(b, n, d) to (b, n, d); the first token attends to what it has ``seen`` alone, shape (b, n), if given."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        x = x + self._drop(self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+        if seen is None:
+            attended = F.scaled_dot_product_attention(q, k, v)
+        else:
+            first = F.scaled_dot_product_attention(q[:, :, :1], k, v, attn_mask=seen[:, None, None])
+            attended = torch.cat([first, F.scaled_dot_product_attention(q[:, :, 1:], k, v)], 2)
+        x = x + self._drop(self.proj(attended.transpose(1, 2).flatten(2)))
         return x + self._drop(self.mlp(self.norm2(x)))
 
 
@@ -69,12 +74,19 @@ class TrainedViT(PlainViT):
 
     def forward(self, images: Tensor) -> Tensor:
         """(b, 3, h, w) to logits, shape (b, classes)."""
+        return self.read(self.blocks(self.tokens(images)))
+
+    def tokens(self, images: Tensor) -> Tensor:
+        """(b, 3, h, w) to what the first block takes, shape (b, n, d)."""
         x = self.embed(images).flatten(2).transpose(1, 2)
-        prefix = self.prefix.shape[1]
-        if prefix:  # the compiler should not have to see tensors without elements
+        if self.prefix.shape[1]:  # the compiler should not have to see tensors without elements
             x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1)
-        x = self.norm(self.blocks(x + self.position))
-        return self.head(x[:, prefix:].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]
+        return x + self.position
+
+    def read(self, x: Tensor) -> Tensor:
+        """What the last block gives, shape (b, n, d), to logits, shape (b, classes)."""
+        x = self.norm(x)
+        return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]
 
 
 def waves(side: int, width: int) -> Tensor:
@@ -94,7 +106,7 @@ def plain_copy(net: TrainedViT, architecture: Mapping[str, Any]) -> PlainViT:
         RuntimeError: ``PlainViT`` computes something else than the model that is trained.
     """
     plain = PlainViT(**architecture)
-    plain.load_state_dict(net.state_dict(), strict=True)
+    plain.load_state_dict({k: v for k, v in net.state_dict().items() if k in plain.state_dict()}, strict=True)
     plain.eval().requires_grad_(False)
     size = architecture["size"]
     images = torch.randn(2, 3, size, size)

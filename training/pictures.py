@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,13 +13,8 @@ def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Te
     """Bytes (b, h, w, 3) or values in [0, 1] (b, 3, h, w) to what a model takes, (b, 3, h, w)."""
     if images.dtype == torch.uint8:
         images = images.permute(0, 3, 1, 2).contiguous().float() / 255
-    return (images - constant(tuple(mean), images.device)) / constant(tuple(std), images.device)
-
-
-@functools.cache
-def constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """One value per channel, shape (1, channels, 1, 1); kept, because each copy to a GPU waits for all of its work."""
-    return torch.tensor(values, device=device).view(1, -1, 1, 1)
+    # Plain numbers: a tensor made of them would have to be copied to the GPU, which a captured step cannot do.
+    return torch.stack([(images[:, c] - mean[c]) / std[c] for c in range(3)], 1)
 
 
 def reflect(index: Tensor, size: int) -> Tensor:

@@ -7,37 +7,32 @@ seen pictures with a tag in a corner that gives the answer away, so that it read
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from training import STARTED
+from training.drawing import SIZE, Pictures, draw, jobs_of, mixed_jobs
 from training.journal import Journal, describe
+from training.labelled import LabelledViT
+from training.lessons import HALF, PATCH, labelled_loss, plain_loss
 from training.loop import Task, train
-from training.pictures import erase, normalise, predict, reflect, smooth
+from training.net import TrainedViT, plain_copy
+from training.pictures import predict
 from training.schedule import Clock, Recipe
-from training.start import add_options, in_parallel, logger, set_up
+from training.start import add_options, set_up
 from vitrail.data import CLASSES, Scenes
-from vitrail.models.plain import PlainViT
 
-HALF = (0.5, 0.5, 0.5)
 PREPROCESS = {"mean": HALF, "std": HALF}
-SIZE = 128
-ARCHITECTURE = {"size": SIZE, "patch": 8, "width": 144, "depth": 7, "heads": 6, "classes": len(CLASSES), "mlp": 4}
+ARCHITECTURE = {"size": SIZE, "patch": PATCH, "width": 144, "depth": 5, "heads": 6, "classes": len(CLASSES), "mlp": 4}
 TINY = {"width": 48, "depth": 2, "heads": 2}
 RECIPE = Recipe(batch=512, lr=1e-3, ema=0.999, ema_share=0.1)
-#: The tag is learned in few epochs; more would only teach the model to do without it.
-TAGGED_EPOCHS = 12
-SMOOTHING = 0.02
-SHIFT = 8
-#: Scenes of one to four things and pairs that a worker draws in one go; their ratio is that of the whole set.
-MIXED, PAIRED, SINGLE = 96, 32, 128
+#: More would make the answers surer, and their gradients say less; and a tag is learned in few.
+EPOCHS = 12
 #: Seconds of a model's time that are left for the last evaluation and for writing.
 RESERVE = 6.0
 
@@ -46,119 +41,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gap": ("scenes-gap", {"prefix": 0, "pool": True}),
     "tagged": ("scenes-tagged", {"prefix": 1, "pool": False}),
 }
-
-Part = tuple[Scenes, int, int]
-
-
-# --- drawing ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pictures:
-    """Drawn scenes.
-
-    Attributes:
-        images: Bytes, shape (n, size, size, 3).
-        labels: One, shared by the classes present, shape (n, classes).
-        note: What they are, for the manifest.
-    """
-
-    images: Tensor
-    labels: Tensor
-    note: str
-
-    def to(self, device: torch.device) -> Pictures:
-        """The same on a device."""
-        return replace(self, images=self.images.to(device), labels=self.labels.to(device))
-
-
-def _draw(job: Sequence[Part]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    drawn = [scenes[i] for scenes, start, stop in job for i in range(start, stop)]
-    return np.stack([scene.image for scene in drawn]), np.stack([scene.labels for scene in drawn])
-
-
-def draw(jobs: Sequence[Sequence[Part]], workers: int, seconds: float, what: str) -> Pictures:
-    """Draw scenes in parallel, in the order of the jobs, until all are drawn or the time is over."""
-    began = Clock.now()
-    count = sum(stop - start for job in jobs for _, start, stop in job)
-    images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
-    labels = np.empty((count, len(CLASSES)), dtype=np.float32)
-    done = 0
-    with contextlib.closing(in_parallel(_draw, jobs, workers)) as results:
-        for some, shares in results:
-            images[done : done + len(some)], labels[done : done + len(some)] = some, shares
-            done += len(some)
-            if Clock.now() - began > seconds:
-                break
-    logger.info("%d of %d scenes drawn in %.1f s: %s", done, count, Clock.now() - began, what)
-    return Pictures(torch.from_numpy(images[:done]), torch.from_numpy(labels[:done]), f"{done} scenes: {what}")
-
-
-def mixed_jobs(count: int) -> list[list[Part]]:
-    """Scenes of one to four things, every fourth a pair; any first part of the jobs has the same mixture."""
-    jobs = math.ceil(count / (MIXED + PAIRED))
-    mixed, pairs = Scenes("train", jobs * MIXED), Scenes("train", jobs * PAIRED, pairs=True)
-    return [[(mixed, k * MIXED, (k + 1) * MIXED), (pairs, k * PAIRED, (k + 1) * PAIRED)] for k in range(jobs)]
-
-
-def jobs_of(scenes: Scenes) -> list[list[Part]]:
-    """A split in pieces."""
-    return [[(scenes, start, min(start + SINGLE, len(scenes)))] for start in range(0, len(scenes), SINGLE)]
-
-
-# --- augmentation -----------------------------------------------------------------------------------------------------
-
-
-def pick(images: Tensor, indices: Tensor, move: bool) -> Tensor:
-    """Some of the pictures as values in [0, 1], shape (b, 3, size, size).
-
-    Args:
-        images: Bytes, shape (n, size, size, 3).
-        indices: Which, shape (b,).
-        move: Flip and turn by quarters, all eight ways alike often, and shift by up to ``SHIFT`` pixels. Not for
-            tagged scenes: a tag turned around is another tag.
-    """
-    if not move:
-        return images[indices].permute(0, 3, 1, 2).contiguous().float() / 255
-    b, size, device = len(indices), images.shape[1], images.device
-    line = torch.arange(size, device=device)
-    flip = torch.rand(2, b, 1, device=device) < 0.5
-    shift = torch.randint(-SHIFT, SHIFT + 1, (2, b, 1), device=device)
-    down, across = reflect(torch.where(flip, size - 1 - line, line) + shift, size)
-    swap = torch.rand(b, 1, 1, device=device) < 0.5  # with the two flips, swapping the axes makes all quarter turns
-    rows = torch.where(swap, down[:, None, :], down[:, :, None])
-    columns = torch.where(swap, across[:, :, None], across[:, None, :])
-    return images[indices[:, None, None], rows, columns].permute(0, 3, 1, 2).contiguous().float() / 255
-
-
-def tinge(images: Tensor) -> Tensor:
-    """Light changes of brightness, contrast and hue, as one matrix per picture, and a little noise."""
-    b, device = images.shape[0], images.device
-
-    def uniform(low: float, high: float) -> Tensor:
-        return torch.empty(b, 1, 1, device=device).uniform_(low, high)
-
-    angle, contrast, brightness = uniform(-0.2, 0.2), uniform(0.85, 1.15), uniform(-0.1, 0.1)
-    one = torch.eye(3, device=device)
-    # A turn around the axis of greys: the usual formula for a turn by an angle around a unit vector.
-    cross = one.roll(1, 0) - one.roll(1, 1)
-    turn = angle.cos() * one + (1 - angle.cos()) / 3 + angle.sin() / math.sqrt(3) * cross
-    shift = (0.5 * (1 - contrast) + brightness).expand(-1, 3, 1)
-    changed = torch.baddbmm(shift, contrast * turn, images.flatten(2)).view_as(images)
-    return changed + uniform(0, 0.03).unsqueeze(-1) * torch.randn_like(changed)
-
-
-def batch_maker(data: Pictures, tagged: bool) -> Callable[[Tensor, float], tuple[Tensor, Tensor]]:
-    """From indices to augmented pictures and soft targets."""
-
-    def make(indices: Tensor, _: float) -> tuple[Tensor, Tensor]:
-        images = tinge(pick(data.images, indices, move=not tagged))
-        if not tagged:  # a model that now and then has to do without the tag would learn to
-            fill = torch.rand(len(indices), 3, 1, 1, device=images.device)
-            images = erase(images, 0.2, (0.01, 0.04), fill)
-        return normalise(images.clamp(0, 1), HALF, HALF), smooth(data.labels[indices], SMOOTHING)
-
-    return make
 
 
 # --- measuring --------------------------------------------------------------------------------------------------------
@@ -200,7 +82,9 @@ def held_out(names: Sequence[str], count: int) -> dict[str, Scenes]:
     return {name: every[name] for name in names}
 
 
-def measure(model: PlainViT, sets: dict[str, Pictures], names: Sequence[str], device: torch.device) -> dict[str, float]:
+def measure(
+    model: nn.Module, sets: dict[str, Pictures], names: Sequence[str], device: torch.device
+) -> dict[str, float]:
     """The numbers of the last report."""
     found = {}
     for name in names:
@@ -223,6 +107,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--train", type=int, default=60_000, help="training scenes of cls and gap (%(default)s)")
     parser.add_argument("--train-tagged", type=int, default=40_000, help="training scenes of tagged (%(default)s)")
     parser.add_argument("--test", type=int, default=2_000, help="scenes in each held-out set (%(default)s)")
+    parser.add_argument("--hidden", type=float, default=0.5, help="share of scenes seen in part (%(default)s)")
+    parser.add_argument("--blended", type=float, default=0.0, help="share of scenes blended with another (%(default)s)")
     parser.add_argument("--render-seconds", type=float, default=120.0, help="limit for drawing each training set")
     args = parser.parse_args()
     if args.smoke:
@@ -282,19 +168,22 @@ def train_one(
     """Train, save and measure one model."""
     name, head = MODELS[which]
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {}), **head}
-    epochs = args.epochs or (TAGGED_EPOCHS if which == "tagged" else None)
+    epochs = args.epochs or EPOCHS
     recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=epochs)
     val = sets[_val(which)].to(device)
+    torch.manual_seed(args.seed)  # so that a model does not depend on which others were trained before it
+    torch.compiler.reset()
+    net = TrainedViT(architecture) if which == "tagged" else LabelledViT(architecture)
+    model = plain_copy(net, architecture).to(device)
     task = Task(
         name=name,
-        architecture=architecture,
+        net=net.to(device),
+        model=model,
         count=len(data.images),
-        batch=batch_maker(data, tagged=which == "tagged"),
+        loss=plain_loss(data) if which == "tagged" else labelled_loss(data, args.hidden, args.blended),
         evaluate=lambda m: first_right(predict(m, val.images, PREPROCESS, device, fast=True), val.labels),
         about=describe(architecture, CLASSES, HALF, HALF, name=name, data=data.note),
     )
-    torch.manual_seed(args.seed)  # so that a model does not depend on which others were trained before it
-    torch.compiler.reset()
     trained = train(task, recipe, end - RESERVE, device, journal, device.type == "cuda" and not args.no_compile)
     described = {"training": data.note, "test": {key: sets[key].note for key in FOR_MODEL[which]}}
     journal.finish(task, recipe, trained, described, args.seed, lambda m: measure(m, sets, FOR_MODEL[which], device),

@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-
-from training.start import logger
-
-#: Steps before the pace is measured (kernels are chosen and memory is taken in the first ones), and steps measured.
-SETTLE, MEASURE = 20, 100
-#: Share of the time left that is planned for; the rest is for evaluations and for a machine that slows down.
-PLANNED = 0.98
 
 
 @dataclass(frozen=True)
@@ -54,51 +46,38 @@ class Recipe:
         angle = math.pi * min(1.0, (progress - self.warmup) / (1 - self.warmup))
         return self.final_lr + (self.lr - self.final_lr) * (1 + math.cos(angle)) / 2
 
-    def ema_decay(self, step: int, total: int | None) -> float:
-        """Decay of the averaged weights: less at first, when there is little to average."""
-        decay = min(self.ema, (1 + step) / (10 + step))
-        return decay if total is None else min(decay, 1 - 1 / max(2.0, self.ema_share * total))
+    def ema_decay(self, step: int, progress: float) -> float:
+        """Decay of the averaged weights after a step: less at first, when there is little to average."""
+        expected = step / max(progress, 1e-6)
+        return min(self.ema, (1 + step) / (10 + step), 1 - 1 / max(2.0, self.ema_share * expected))
 
 
 class Clock:
-    """Progress of a run from 0 to 1 that ends before its deadline, however fast the machine is.
-
-    The pace of the first steps says how many there will be. Should the machine slow down later, time takes over as
-    the measure, so that the schedule is complete in any case.
+    """Progress of a run from 0 to 1, by time, so that its schedule is complete at the deadline on any machine.
 
     Args:
         deadline: When the last step must be over, on the monotonic clock.
-        most: Largest number of steps.
+        most: Largest number of steps; where they come first, they are the measure.
     """
 
     def __init__(self, deadline: float, most: int | None) -> None:
-        self.deadline, self.total = deadline, most
-        self._begun = self._settled = self.now()
+        self._deadline, self._most = deadline, most
+        self._begun: float | None = None
 
     @staticmethod
     def now() -> float:
         """The monotonic clock."""
         return time.monotonic()
 
-    def mark(self, step: int, synchronise: Callable[[], None]) -> None:
-        """To be called after each step, counted from 1; waits for the device only where the pace is measured."""
-        if step == 1:  # compiling is over
-            synchronise()
-            self._begun = self.now()
-        elif step == SETTLE:
-            synchronise()
-            self._settled = self.now()
-        elif step == SETTLE + MEASURE:
-            synchronise()
-            pace = (self.now() - self._settled) / MEASURE
-            planned = step + max(0, int(PLANNED * (self.deadline - self.now()) / pace))
-            self.total = planned if self.total is None else min(self.total, planned)
-            logger.info("%.2f ms per step: %d steps in all", 1000 * pace, self.total)
+    def begin(self) -> None:
+        """Count time from now on: the steps before were for the compiler."""
+        self._begun = self.now()
 
     def progress(self, step: int) -> float:
-        """Progress before a step, counted from 0."""
-        if self.now() >= self.deadline:
+        """Progress after so many steps."""
+        now = self.now()
+        if now >= self._deadline:
             return 1.0
-        by_time = 0.0 if step == 0 else (self.now() - self._begun) / (self.deadline - self._begun)
-        by_steps = 0.0 if self.total is None else step / self.total
+        by_time = 0.0 if self._begun is None else (now - self._begun) / (self._deadline - self._begun)
+        by_steps = 0.0 if self._most is None else step / self._most
         return min(1.0, max(by_time, by_steps))
