@@ -21,6 +21,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from training import STARTED
@@ -243,6 +244,7 @@ def options() -> argparse.Namespace:
     add_options(parser, 9.5, "the whole run, from start to manifest")
     parser.add_argument("--data", type=Path, required=True, help="folder with train and test, or a tar archive of it")
     parser.add_argument("--teacher-minutes", type=float, default=1.5, help="of these, for the teacher (%(default)s)")
+    parser.add_argument("--start", type=Path, default=None, help="weights of an earlier run to start the student from")
     parser.add_argument("--train", type=int, default=None, help="use only so many training pictures")
     args = parser.parse_args()
     if args.smoke:
@@ -284,6 +286,8 @@ def main() -> None:
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {})}
     recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=args.epochs)
     net = TrainedViT(architecture, recipe.drop_path)
+    if args.start:
+        net.load_state_dict({name: value.float() for name, value in load_file(args.start).items()})
     model = plain_copy(net, architecture).to(device)
     about = describe(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training pictures")
     task = Task(NAME, net.to(device), model, count, lessons.taught(teacher), shown, about)
@@ -291,7 +295,7 @@ def main() -> None:
     described = {
         "training": f"CIFAR-10, {count} training pictures", "test": f"{len(test.labels)} test pictures",
         "augmentation": "crop with 4 px reflected, flip, warp, recolour, erase, mixup and CutMix by halves",
-        "teacher": teaching, "trust_in_teacher": TRUST,
+        "teacher": teaching, "trust_in_teacher": TRUST, "started_from": args.start and args.start.name,
     }  # fmt: skip
     journal.finish(task, recipe, trained, described, args.seed, lambda m: {"test_top1": accuracy(m, False)}, device)
 
