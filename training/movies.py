@@ -3,8 +3,8 @@
 Without ``--from`` everything is made here from the training reviews alone: a WordPiece vocabulary, then an encoder of
 BERT's kind that first learns to fill in masked words and then to tell NEG from POS. With ``--from DIR`` an encoder and
 its tokenizer, which the user has on disk, are trained on the verdicts only. A review is learnt from by a random stretch
-of it, and judged as a whole, by the mean of the logits over windows. Of the epochs the one with the best accuracy on the
-validation reviews is kept; the test reviews are measured once, at the end.
+of it, and judged as a whole, by the mean of the logits over windows. Of the epochs the one with the best accuracy on
+the validation reviews is kept; the test reviews are measured once, at the end.
 """
 
 from __future__ import annotations
