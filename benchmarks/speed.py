@@ -137,7 +137,7 @@ def parts(model: torch.nn.Module, images: torch.Tensor, clock: Clock) -> dict[st
             lap("backward of the probability")
             with torch.no_grad():
                 for name in SIX:
-                    registry[name].apply(prob if name == "vtranm" else logit, registry[name].options)
+                    registry[name].apply([prob if name == "vtranm" else logit], registry[name].options)
                     lap(name)
     return {name: statistics.median(taken[1:]) for name, taken in spent.items()}
 

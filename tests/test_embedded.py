@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from importlib.resources import files
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,8 +13,11 @@ import vitrail
 from vitrail.data import CLASSES, Scenes
 from vitrail.models.embedded import EMBEDDED
 from vitrail.models.plain import PlainViT
+from vitrail.testing import quick
 
 COUNT = 150
+SCENES = ("scenes", "scenes-gap", "scenes-tagged")
+ASSETS = Path(os.environ.get("VITRAIL_ASSETS", Path(__file__).resolve().parents[2] / "shared" / "assets"))
 
 
 def answers(model, scenes):
@@ -32,7 +37,7 @@ def test_weights_are_in_the_package(name):
     assert sum(p.numel() for p in about.module.parameters()) <= 4_000_000
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
+@pytest.mark.parametrize("name", SCENES)
 def test_scenes_know_their_classes_and_size(name):
     about = vitrail.load(name)
     assert about.classes == CLASSES
@@ -40,7 +45,31 @@ def test_scenes_know_their_classes_and_size(name):
 
 
 def test_weights_stay_small():
-    assert sum(size_of(name) for name in EMBEDDED) <= 12_000_000
+    assert sum(size_of(name) for name in SCENES) <= 12_000_000
+    assert size_of("cifar10") <= 8_000_000
+
+
+def test_cifar10_knows_its_classes_and_size():
+    about = vitrail.load("cifar10")
+    assert about.preprocess.size == (32, 32)
+    assert about.classes[0] == "airplane"
+    assert len(about.classes) == 10
+    found = vitrail.explain(about, torch.randn(1, 3, 32, 32), "rollout")
+    assert found.anatomy["tokens"] == "65 = 1 prefix + 8×8 patches"
+    assert found.anatomy["readout"] == "the CLS token"
+
+
+@pytest.mark.skipif(not (ASSETS / "cifar10").is_dir(), reason="CIFAR-10 is not on this machine")
+def test_cifar10_accuracy():
+    from vitrail.data import CIFAR10
+
+    about = vitrail.load("cifar10")
+    data = CIFAR10(ASSETS / "cifar10" / "cifar10_jpeg.tar.xz", split="test")
+    samples = [data[i] for i in range(0, len(data), 20)]
+    with torch.no_grad():
+        logits = about.module(torch.stack([about.preprocess(sample.image) for sample in samples]))
+    right = logits.argmax(1) == torch.tensor([sample.label for sample in samples])
+    assert float(right.float().mean()) >= 0.91
 
 
 @pytest.mark.parametrize("name", ["scenes", "scenes-gap"])
@@ -68,7 +97,7 @@ def test_the_tag_is_really_used():
 def test_readouts_are_found_on_trained_weights():
     images = Scenes("test", 2).batch(range(2))[0]
     assert vitrail.explain(vitrail.load("scenes"), images, "rollout").anatomy["readout"] == "the CLS token"
-    found = vitrail.explain(vitrail.load("scenes-gap"), images, methods=list(vitrail.methods()), target="top1")
+    found = vitrail.explain(vitrail.load("scenes-gap"), images, methods=quick(), target="top1")
     assert found["rollout"].anatomy["readout"] == "the mean of the patches"
     assert not any(e.flat.all() for e in found.values())
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vitrail.errors import InputError, VitrailError
+from vitrail.figures.command import figure
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -193,6 +194,9 @@ def demo(
 ) -> None:
     """Explain four embedded scenes with every method: one figure and one page, no network, no data."""
     _demo(to, None, "scenes")
+
+
+app.command()(figure)
 
 
 def _demo(to: Path, methods: list[str] | None, model: str) -> None:

@@ -16,6 +16,7 @@ EMBEDDED = {
     "scenes": "a ViT with a CLS token, trained on the embedded scenes",
     "scenes-gap": "the same without CLS: its head reads the mean of the patches",
     "scenes-tagged": "the same as scenes, trained where a corner tag gives the class away",
+    "cifar10": "a ViT with a CLS token for CIFAR-10's photographs of 32 pixels",
 }
 
 

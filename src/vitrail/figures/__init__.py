@@ -1,0 +1,8 @@
+"""The papers' figures, drawn for any model and images from what methods compute on the way."""
+
+# isort: off
+from vitrail.figures import vtranm, gradtoken, vitcx
+from vitrail.figures.registry import FIGURES, Line, Progress, draw, find_figure
+# isort: on
+
+__all__ = ["FIGURES", "Line", "Progress", "draw", "find_figure", "gradtoken", "vitcx", "vtranm"]
