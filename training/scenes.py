@@ -10,9 +10,11 @@ import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from training import STARTED
@@ -109,6 +111,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--test", type=int, default=2_000, help="scenes in each held-out set (%(default)s)")
     parser.add_argument("--hidden", type=float, default=0.5, help="share of scenes seen in part (%(default)s)")
     parser.add_argument("--blended", type=float, default=0.0, help="share of scenes blended with another (%(default)s)")
+    parser.add_argument("--start", type=Path, default=None, help="weights of an earlier run to start from")
     parser.add_argument("--render-seconds", type=float, default=120.0, help="limit for drawing each training set")
     args = parser.parse_args()
     if args.smoke:
@@ -174,6 +177,8 @@ def train_one(
     torch.manual_seed(args.seed)  # so that a model does not depend on which others were trained before it
     torch.compiler.reset()
     net = TrainedViT(architecture) if which == "tagged" else LabelledViT(architecture)
+    if args.start:  # the head that names patches is not part of the weights and starts anew
+        net.load_state_dict({key: value.float() for key, value in load_file(args.start).items()}, strict=False)
     model = plain_copy(net, architecture).to(device)
     task = Task(
         name=name,

@@ -69,16 +69,28 @@ def explain(
             "For open_clip models, a text. Default: the predicted class.",
         ),
     ] = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", help="A text instead of images, for hf: models; repeat it for several."),
+    ] = None,
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out"),
     device: DeviceOption = "cpu",
 ) -> None:
-    """Explain images: overlays, maps and a manifest for each, and one figure that compares the methods.
+    """Explain images: overlays, maps and a manifest for each, and one figure that compares the methods. Or texts.
 
     For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
     """
     from vitrail.explain import explain as run
     from vitrail.models.preprocess import open_image
 
+    if text:
+        from vitrail.text.command import explain_texts, tokenizer_of
+
+        if images:
+            raise InputError("give either image files or --text, not both")
+        tokenizer, about = tokenizer_of(model), _load(model, weights, device)
+        explain_texts(text, about, tokenizer, list(dict.fromkeys(method)), _aim(about, target), to, out)
+        return
     if not images:
         _demo(to, list(dict.fromkeys(method)), model)
         return

@@ -76,7 +76,7 @@ MOST = 32
 def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
     preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., advance: Callable[[int], None] = ..., **options: Any,
+    stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ..., **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
 
@@ -85,7 +85,7 @@ def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
     preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., advance: Callable[[int], None] = ...,
+    stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -93,7 +93,8 @@ def explain(
     model: nn.Module | Loaded, inputs: Inputs, method: str = DEFAULT, *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None, target: Target = None,
     preprocess: Prepare | None = None, layout: Layout | None = None, batch_size: int | None = None,
-    keep: bool = False, stitch: bool = False, advance: Callable[[int], None] = lambda _: None, **options: Any,
+    keep: bool = False, stitch: bool = False, advance: Callable[[int], None] = lambda _: None, tokenizer: Any = None,
+    **options: Any,
 ) -> Explanation | Explanations:  # fmt: skip
     """Why did the model say that?
 
@@ -103,7 +104,7 @@ def explain(
     Args:
         model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
         inputs: A batch of images as a tensor, one or several PIL images or paths, or a dict of tensors that is passed
-            to the model as keyword arguments.
+            to the model as keyword arguments; with a tokenizer, a text or several.
         method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well.
         methods: Several methods, which share one pass: names, or a dict from names to options.
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
@@ -117,6 +118,8 @@ def explain(
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
         keep: Also keep what the methods computed on the way, in ``parts`` of the result.
         advance: Called with a number of pictures whenever a method has looked at that many more, for progress.
+        tokenizer: For texts: the model's fast Hugging Face tokenizer, or a `vitrail.text.Reading` of it, which also
+            says how pieces of words are joined and long texts are cut. The result's ``text`` has a score for each word.
         **options: Options of ``method``.
 
     Returns:
@@ -147,6 +150,18 @@ def explain(
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
+    if tokenizer is not None:
+        from vitrail.text.windows import explain_texts
+
+        asked = asked if methods is not None else {method: options}
+
+        def run_texts(ready: Mapping[str, Tensor], aimed: Target) -> Explanations:
+            given = {"target": aimed, "layout": layout, "keep": keep, "advance": advance}
+            return explain(about, ready, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
+
+        found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
+        _warn(found)
+        return Explanations(found) if methods is not None else found[jobs[0].label]
     feed = to_feed(inputs, about)
     anatomy = read(about.module, feed, layout, target if callable(target) else None)
     stitch = stitch and anatomy.kind == "windowed"
@@ -181,11 +196,15 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
     parts: dict[str, list[dict[str, Any]]] = {job.label: [] for job in jobs}
     with passing(about.module, feed, anatomy, [job.method.needed(job.options) for job in jobs]) as one:
         aimed = aim(target, one.output, feed.batch, about.classes)
-        probe = Probe(about.module, feed, anatomy, _scorer(aimed, target), aimed.count, most=run.most)
+        probe = Probe(about.module, feed, anatomy, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most)
         by_trace = [job for job in jobs if "trace" in job.method.takes]
         agnostic = run.stitched(one.trace())
         for job in by_trace:
-            if not job.round:
+            if job.round is None and job.method.class_specific:
+                relevance[job.label] = [
+                    _timed(job, agnostic, probe.of(k), own, parts, run) for k in range(aimed.count)
+                ]
+            elif job.round is None:
                 relevance[job.label] = [_timed(job, agnostic, probe, own, parts, run)] * aimed.count
                 parts[job.label] *= aimed.count
         rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(job.round for job in by_trace) if r]
@@ -273,6 +292,9 @@ def _finish(
 def _to_maps(relevance: Tensor, signed: bool, anatomy: Anatomy, feed: Feed) -> tuple[Tensor, Tensor, Tensor]:
     """Relevance of patches, shape (M, b, K, S), or of a grid, (M, b, K, rows, columns), as maps over the input."""
     grid, image = anatomy.layout.grid, feed.image
+    valid = feed.valid
+    if relevance.dim() == 4 and valid is not None:
+        return _to_token_maps(relevance, signed, valid, anatomy.layout.prefix or 0)
     # On a text the prefix is padding, which would lend contrast to relevance that has none.
     dull = flat(relevance.flatten(3), axes=1)[..., 0]
     if relevance.dim() == 4 and grid is not None and image is not None:
@@ -284,6 +306,18 @@ def _to_maps(relevance: Tensor, signed: bool, anatomy: Anatomy, feed: Feed) -> t
         raw = big = torch.nn.functional.pad(relevance, (anatomy.layout.prefix or 0, 0))
         axes = 1
     return normalise(big, signed=signed, axes=axes).float(), raw, dull
+
+
+def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Relevance of tokens of texts with padding, shape (M, b, K, S): as of each text alone, and zero at padding."""
+    raw = torch.nn.functional.pad(relevance.masked_fill(~valid[None, :, None, prefix:], 0.0), (prefix, 0))
+    maps, dull = torch.zeros_like(raw), raw.new_zeros(raw.shape[:3], dtype=torch.bool)
+    for b, count in enumerate(valid.sum(-1).tolist()):
+        there = valid[b].nonzero()[:, 0]
+        own = raw[:, b][..., there]
+        dull[:, b] = flat(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
+        maps[:, b, :, there] = normalise(own, signed=signed, axes=1)
+    return maps.float(), raw, dull
 
 
 def _join(pieces: list[Explanation]) -> Explanation:

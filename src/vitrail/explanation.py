@@ -25,6 +25,8 @@ from vitrail.targets import class_scores
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from vitrail.text.result import TextMap
+
 UPSAMPLING = "bilinear, corners not aligned, then scaled to [0, 1] (signed maps to [-1, 1]) for each map"
 
 
@@ -36,7 +38,7 @@ class Explanation:
         method: What was asked for, variant and options included.
         title: The method's name in print.
         maps: Relevance at input resolution, shape (B, K, height, width), each map scaled to [0, 1], or to [-1, 1]
-            where ``signed``; for text, relevance of tokens, shape (B, K, n).
+            where ``signed``; for text, relevance of tokens, shape (B, K, n), 0 at special tokens and padding.
         grid: Relevance of the patches as the method gave it, shape (B, K, rows, columns); for text, as ``maps``,
             but not scaled.
         targets: Class indices, shape (B, K), or None where the target was a function.
@@ -52,6 +54,7 @@ class Explanation:
         anatomy: What was found inside the model, for the record.
         parts: What the method computed on the way, where that was asked for: by name, for each target a list of what
             was noted, in order (the method's page says what). Methods that treat all targets at once note once.
+        text: For texts that were given with a tokenizer, the scores of each text's words; else None.
     """
 
     method: str
@@ -70,6 +73,7 @@ class Explanation:
     preprocess: Preprocess | None = field(default=None, repr=False)
     anatomy: Mapping[str, str] = field(default_factory=dict, repr=False)
     parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    text: tuple[TextMap, ...] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -107,10 +111,8 @@ class Explanation:
         return to_image(overlay(self.pictures[image], relevance, self.signed, opacity))
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure of all targets; see `vitrail.plot.figure`."""
-        from vitrail.plot import figure
-
-        return figure(Explanations({self.method: self}), **options)
+        """A matplotlib figure of all targets; see `vitrail.plot.figure`, for texts `vitrail.text.show.figure`."""
+        return Explanations({self.method: self}).figure(**options)
 
     def manifest(self) -> dict[str, Any]:
         """All that is needed to repeat this explanation, ready for JSON."""
@@ -150,6 +152,13 @@ class Explanation:
                         which = "" if images == count == 1 else f"-{b:03d}-{k}-{slug(self.label(b, k))}"
                         with into(f"overlay{which}.png") as path:
                             self.overlay(b, k).save(path, format="PNG")
+            if self.text is not None:
+                from vitrail.text.show import html, record
+
+                with into("words.json") as path:
+                    path.write_text(json.dumps(record(self), ensure_ascii=False) + "\n", encoding="utf-8")
+                with into("text.html") as path:
+                    path.write_text(html(Explanations({self.method: self})), encoding="utf-8")
             with into("maps.safetensors") as path:
                 save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
             with into("manifest.json") as path:
@@ -176,7 +185,14 @@ class Explanations(Mapping[str, Explanation]):
         return "Explanations(" + ", ".join(map(repr, self._by_method.values())) + ")"
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure, a row for each target and a column for each method; see `vitrail.plot.figure`."""
+        """A matplotlib figure, a row for each target and a column for each method; see `vitrail.plot.figure`.
+
+        Of texts, see `vitrail.text.show.figure`.
+        """
+        if all(e.text is not None for e in self._by_method.values()):
+            from vitrail.text.show import figure as text_figure
+
+            return text_figure(self, **options)
         from vitrail.plot import figure
 
         return figure(self, **options)

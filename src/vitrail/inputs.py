@@ -73,9 +73,11 @@ def _batched(tensor: Tensor) -> Tensor:
 
 def _prepare(pictures: Sequence[Any], model: Loaded) -> Tensor:
     if model.preprocess is None:
+        written = next((p for p in pictures if isinstance(p, str) and not Path(p).exists()), None)
         raise InputError(
             f"how {model.name} wants its images is unknown: pass tensors, or "
             "preprocess=vitrail.Preprocess(size, mean, std)"
+            + ("" if written is None else f"; if {written[:30]!r} is a text, pass tokenizer=…")
         )
     prepared = []
     for picture in pictures:

@@ -186,7 +186,7 @@ def _describe(model: nn.Module, feed: Feed, mode: AttentionMode, given: Layout, 
     tokens = blocks[0].shape[3]
     notes: list[str] = []
     layout = read_layout(given, tokens, size, blocks[0].grid if size else None, _stated_prefix(model))
-    layout, note = _find_readout(layout, blocks, scalar, text=size is None)
+    layout, note = _find_readout(layout, blocks, scalar, text=size is None, valid=feed.valid)
     if note:
         notes.append(note)
     if size is not None and blocks[0].grid != layout.grid and given.grid is None:
@@ -224,7 +224,9 @@ def _tower(mode: AttentionMode) -> tuple[list[int], str]:
     return seen, "plain"
 
 
-def _find_readout(layout: Layout, blocks: list[Call], scalar: Tensor, text: bool) -> tuple[Layout, str | None]:
+def _find_readout(
+    layout: Layout, blocks: list[Call], scalar: Tensor, text: bool, valid: Tensor | None
+) -> tuple[Layout, str | None]:
     last = blocks[-1]
     pool = last.shape[2] < last.shape[3]
     prefix = layout.prefix
@@ -237,6 +239,7 @@ def _find_readout(layout: Layout, blocks: list[Call], scalar: Tensor, text: bool
             (gradient,) = torch.autograd.grad((scalar * direction).sum(), last.Z, allow_unused=True)
             if gradient is not None:
                 reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
+                reach = reach if valid is None else reach[valid[0]]
                 readout = read_readout(reach, 1 if pool else (prefix or 0) if not text else 0)
         if pool:
             readout = readout if isinstance(readout, tuple) else "pool"

@@ -43,6 +43,7 @@ class Pass:
     dtype: torch.dtype
     device: torch.device
     gate: Gate
+    valid: Tensor | None = None
 
     def trace(self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False) -> Trace:
         """The pass as methods see it; with a target, a scalar a sample, also its gradients.
@@ -52,7 +53,7 @@ class Pass:
             keep_graph: Whether more targets will be asked for.
             cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
         """
-        blocks = list(self.blocks)
+        blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
         nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA"} if cut else self.nodes
         if target is not None and nodes:
             if not target.requires_grad:
@@ -67,9 +68,15 @@ class Pass:
                 value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
                 if self.anatomy.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
+                if self.valid is not None and kind == "dA":
+                    value = _between(value, self.valid)
                 blocks[index] = blocks[index].having(**{kind: value})
         readout = self.anatomy.layout.weights(self.queries, self.device, self.dtype)
-        return Trace(tuple(blocks), readout, self.anatomy.layout.prefix or 0, self.logits, self.device)
+        if self.valid is not None and self.anatomy.layout.readout in ("mean", "all"):
+            readout = self.valid.to(readout) / self.valid.sum(-1, keepdim=True)
+        return Trace(
+            tuple(blocks), readout, self.anatomy.layout.prefix or 0, self.logits, self.device, valid=self.valid
+        )
 
 
 @contextmanager
@@ -119,7 +126,21 @@ def passing(
         logits = logits_of(output)
         logits = None if logits is None else logits.detach()
         queries = mode.calls[organs[-1].call].shape[2]
-        yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, dtype, feed.tensors[0].device, mode.gate)
+        device = feed.tensors[0].device
+        yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, dtype, device, mode.gate, feed.valid)
+
+
+def _unpadded(block: Block, valid: Tensor) -> Block:
+    return block.having(**{name: _between(vars(block)[name], valid) for name in ("A", "A_mean") if name in vars(block)})
+
+
+def _between(attention: Tensor, valid: Tensor) -> Tensor:
+    """Attention between tokens that are no padding, shape (b, [H,] n, n); all else is zero.
+
+    Nothing attends to padding, but padding itself attends, and gradients at attention to it are not zero.
+    """
+    both = valid[:, :, None] & valid[:, None, :]
+    return attention * (both if attention.dim() == 3 else both[:, None])
 
 
 def check_finite(model: nn.Module, logits: Tensor | None) -> None:

@@ -47,6 +47,32 @@ class Feed:
         """The images, shape (b, channels, height, width), or None for text."""
         return next((t for t in self.tensors if t.dim() == 4 and t.is_floating_point()), None)
 
+    @property
+    def words(self) -> Tensor | None:
+        """The numbers of a text's tokens, shape (b, n), or None for images."""
+        given = self.kwargs.get("input_ids", self.args[0] if self.args else None)
+        text = isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point()
+        return given if text and self.image is None else None
+
+    @property
+    def valid(self) -> Tensor | None:
+        """Which tokens of a text are no padding, by its attention mask, shape (b, n); None where all are."""
+        mask = self.kwargs.get("attention_mask")
+        if self.image is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
+            return None
+        valid = mask.bool()
+        return None if bool(valid.all()) else valid
+
+    def embedded(self, rows: Tensor, vectors: Tensor) -> Feed:
+        """Some of the texts by index, any of them as often as it is named, with vectors in place of words."""
+        batch = self.batch
+
+        def index(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
+
+        kept = {k: index(v) for k, v in self.kwargs.items() if k != "input_ids"}
+        return Feed((), {**kept, "inputs_embeds": vectors})
+
     def take(self, rows: slice) -> Feed:
         """Some of the inputs."""
         batch = self.batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -38,6 +39,7 @@ class Probe:
         feed: The inputs, on its device.
         anatomy: What it is made of.
         scorer: The targets as a function of the model's output.
+        classes: Class indices asked for, shape (b, K), or None where the target is a function.
         count: Number of targets an input, K.
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Which target is in hand, for methods that work target by target.
@@ -51,6 +53,7 @@ class Probe:
     anatomy: Anatomy
     scorer: Scorer
     count: int
+    classes: Tensor | None = None
     score: str = "prob"
     k: int = 0
     most: int = 32
@@ -64,6 +67,21 @@ class Probe:
         if image is None:
             raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
         return image.detach()
+
+    @property
+    def inputs(self) -> Tensor:
+        """What can be changed little by little: the pictures, or the vectors of a text's tokens, shape (b, n, d)."""
+        words = self.feed.words
+        if words is None:
+            return self.images
+        embed = getattr(self.model, "get_input_embeddings", None)
+        if embed is None or "inputs_embeds" not in signature(self.model.forward).parameters:
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and {self.anatomy.model} cannot be fed with vectors: it "
+                "has no get_input_embeddings, or takes no inputs_embeds"
+            )
+        with torch.no_grad():
+            return embed()(words)  # type: ignore[no-any-return]
 
     @property
     def batch(self) -> int:
@@ -87,8 +105,8 @@ class Probe:
     # -- changed pictures ----------------------------------------------------------------------------------------
 
     def fed(self, images: Tensor, owner: Tensor) -> Feed:
-        """Other pictures, each with whatever else its owner was fed with."""
-        return self.feed.pick(owner, images)
+        """Other pictures or vectors of words, each with whatever else its owner was fed with."""
+        return self.feed.pick(owner, images) if self.feed.words is None else self.feed.embedded(owner, images)
 
     def scores(self, images: Tensor, owner: Tensor | int = 0, precision: torch.dtype | None = None) -> Tensor:
         """All targets of changed pictures, shape (N, K), without gradients; one forward pass, so mind N.
@@ -183,16 +201,20 @@ class Probe:
 
         owner = torch.arange(self.batch, device=self.feed.tensors[0].device)
 
-        def start(logits: Tensor) -> Tensor:
-            with torch.enable_grad():
-                leaf = logits.detach().requires_grad_()
-                value = self.scorer(leaf, owner, "logit")[:, self.k]
-                (one_hot,) = torch.autograd.grad(value.sum(), leaf)
-            if not contrast:
-                return one_hot
-            return (1 - one_hot) / max(1, logits.shape[1] - 1)
+        def start(values: Tensor) -> Tensor:
+            if self.classes is None:
+                asked = torch.zeros_like(values)
+                asked[:, self.k] = 1
+            else:
+                asked = torch.zeros_like(values).scatter(1, self.classes[:, self.k : self.k + 1], 1)
+            return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
 
-        return propagate(self.model, self.feed, self.anatomy, rules, start, want)
+        if self.classes is not None:
+            return propagate(self.model, self.feed, self.anatomy, rules, start, want)
+        # The targets are a function of the output: they are what relevance starts at.
+        return propagate(
+            self.model, self.feed, self.anatomy, rules, start, want, lambda output: self.scorer(output, owner, "logit")
+        )
 
     # -- feature maps --------------------------------------------------------------------------------------------
 

@@ -124,11 +124,14 @@ class Trace:
 
     Attributes:
         blocks: One entry a block.
-        readout: Weights r over the queries of the last block, shape (m,): how the head reads them.
+        readout: Weights r over the queries of the last block, shape (m,): how the head reads them; shape (b, m) where
+            a head averages over texts of different lengths.
         prefix: Number of tokens before the patches (CLS, distillation, registers).
         logits: What the model said, shape (b, C), or None for outputs that are not logits.
         device: Where its tensors are.
         notes: Where a method puts what it computed on the way, or None if nobody asked for it.
+        valid: Which tokens are no padding, shape (b, n), or None where all are. Attention and its gradient are zero
+            from and to padding, so sums need no care; means do, see ``mean``.
     """
 
     blocks: tuple[Block, ...]
@@ -137,6 +140,7 @@ class Trace:
     logits: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     notes: dict[str, list[Tensor]] | None = None
+    valid: Tensor | None = None
 
     def note(self, name: str, tensor: Tensor) -> None:
         """Hand out something computed on the way; what is noted several times under a name is one entry a block."""
@@ -149,7 +153,7 @@ class Trace:
         Behind an attention pool the last block's queries are not tokens; in the blocks below it all patches are read
         alike.
         """
-        if queries == len(self.readout):
+        if queries == self.readout.shape[-1]:
             return self.readout
         r = self.readout.new_zeros(queries)
         r[self.prefix :] = 1 / (tokens - self.prefix)
@@ -158,6 +162,14 @@ class Trace:
     def patches(self, tokens: Tensor) -> Tensor:
         """Drop the prefix from the last axis."""
         return tokens[..., self.prefix :]
+
+    def mean(self, tokens: Tensor) -> Tensor:
+        """Mean over the last axis, which holds all tokens or the patches, shape (b, …, n); padding is left out."""
+        if self.valid is None:
+            return tokens.mean(-1)
+        valid = self.valid[:, -tokens.shape[-1] :]
+        valid = valid.view(len(valid), *[1] * (tokens.dim() - 2), -1)
+        return (tokens * valid).sum(-1) / valid.sum(-1)
 
 
 def plan(needs: Iterable[Needs], blocks: int) -> dict[str, frozenset[int]]:

@@ -78,7 +78,7 @@ def drop_smallest(M: Tensor, share: float, keep_first: bool = False, valid: Tens
     else:
         there = (valid[:, :, None] & valid[:, None, :]).flatten(-2).view(len(M), *[1] * (flat.dim() - 2), -1)
         most = torch.tensor([int(count**2 * share) for count in valid.sum(-1).tolist()], device=M.device)
-        place = torch.where(there, flat, torch.inf).argsort(-1, stable=True).argsort(-1)
+        place = torch.where(there, flat, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
         dropped = torch.where(place < most.view(len(M), *[1] * (flat.dim() - 1)), 0.0, flat)
     if keep_first:
         dropped[..., 0] = flat[..., 0]

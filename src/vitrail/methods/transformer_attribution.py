@@ -7,23 +7,25 @@ from torch import Tensor
 from vitrail.inside.probe import Probe
 from vitrail.inside.rules import OURS
 from vitrail.inside.trace import Block, Needs, Trace
-from vitrail.methods.flow import flow, rows
+from vitrail.methods.flow import flow, row, rows
 from vitrail.methods.registry import register, within
 
 
-def _needs(start: int) -> Needs:
+def _needs(start: int, **_: object) -> Needs:
     return {"dA": slice(start, None)}
 
 
 @register("transformer_attribution", "Transformer Attribution", "relevance", needs=_needs, class_specific=True,
-          score="logit", cite="chefer2021transformer", variants={"script": {"start": 1}})  # fmt: skip
-def transformer_attribution(trace: Trace, probe: Probe, *, start: int = 0) -> Tensor:
+          score="logit", cite="chefer2021transformer", 
+          variants={"script": {"start": 1}, "bert": {"start": -1, "normalise": True}})  # fmt: skip
+def transformer_attribution(trace: Trace, probe: Probe, *, start: int = 0, normalise: bool = False) -> Tensor:
     """Rollout of I + the mean over heads of (dA ⊙ R_A)⁺, with R_A the relevance of attention by rules that conserve it.
 
     Args:
         trace: The pass, with gradients at attention.
         probe: The model, to propagate through.
         start: First block; negative from the end.
+        normalise: Scale each row of I + (dA ⊙ R_A)⁺ to sum one, as the released code for text models does.
 
     Returns:
         Relevance of patches, shape (b, S), not negative.
@@ -35,4 +37,12 @@ def transformer_attribution(trace: Trace, probe: Probe, *, start: int = 0) -> Te
     def step(v: Tensor, block: Block) -> Tensor:
         return rows(v, (block.dA * found[id(block)]).clamp_min_(0)).mean(1)
 
-    return trace.patches(flow(trace, step, trace.blocks[start:]))
+    if not normalise:
+        return trace.patches(flow(trace, step, trace.blocks[start:]))
+    v = trace.readout.expand(probe.batch, -1)
+    for block in reversed(trace.blocks[start:]):
+        M = (block.dA * found[id(block)]).clamp_min_(0).mean(1)
+        skip = 0.0 if block.pool else 1.0
+        u = v / (M.sum(-1) + skip)
+        v = row(u, M) if block.pool else row(u, M) + u
+    return trace.patches(v)

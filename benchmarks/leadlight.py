@@ -1,0 +1,160 @@
+"""Which form of leadlight? Chosen on one half of the images, reported on the other, with intervals.
+
+    python benchmarks/leadlight.py --assets DIR --device cuda --out benchmarks/results/leadlight.csv
+
+DIR holds ``weights/{vit,deit}_tiny_patch16_224.safetensors``, ``pets`` (photographs with masks) and ``imagenet``
+(validation images). Every form (source of the relevance, share of the spread part, first block of the mean) explains
+the predicted class. Scored are segmentation of the pets (mean threshold) and, on ImageNet, the gap between removing the
+least and the most relevant pixels first, filled with black and with the mean colour. Images go to one half or the other
+by their name. The form with the best rank over all scores and both models on the first half is the choice.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import vitrail
+from vitrail.data import ImageNet, MaskFolder, Sample
+from vitrail.explanation import versions
+from vitrail.scores.evaluator import Evaluator
+from vitrail.scores.perturbation import Records
+from vitrail.scores.presets import find_presets
+from vitrail.scores.segmentation import Segmentation, half, segmentation
+from vitrail.scores.statistics import Interval, interval, mean_ratio
+
+MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
+SOURCES = ("transformer_mm", "vtranm", "last")
+SHARES = (0.25, 0.5, 0.75, 1.0)
+DEPTHS = (1, 4, 7, 10)
+REFERENCES = ("transformer_mm", "vtranm", "vtranm:af+l", "gradtoken", "rollout", "centre", "random")
+GAPS = ("chefer21", "chefer21-mean")
+BATCH = 50
+
+
+def forms() -> list[str]:
+    """Every form of leadlight, and what it is compared with."""
+    made = [f"leadlight:source={s},mix={m},depth={d}" for s in SOURCES for m in SHARES for d in DEPTHS]
+    return [*made, "leadlight:source=last,mix=0", *REFERENCES]
+
+
+def batches(data: Any, count: int, about: Any, device: str) -> Iterator[tuple[list[Sample], Tensor]]:
+    """Samples with their pictures as the model takes them."""
+    for start in range(0, min(count, len(data)), BATCH):
+        samples = [data[i] for i in range(start, min(start + BATCH, count, len(data)))]
+        yield samples, torch.stack([about.preprocess(s.image) for s in samples]).to(device)
+
+
+def masks_of(samples: list[Sample], about: Any, device: str) -> Tensor:
+    """The masks, cut as the pictures are, shape (b, height, width)."""
+    size = about.preprocess.size
+    cut = []
+    for sample in samples:
+        mask = torch.from_numpy(np.array(sample.mask))[None, None].float()
+        cut.append(torch.nn.functional.interpolate(mask, size=size, mode="nearest")[0, 0].long())
+    return torch.stack(cut).to(device)
+
+
+def score(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of one model: form, half, score, value, interval."""
+    about = vitrail.load(f"timm:{name}", args.assets / "weights" / f"{name}.safetensors")
+    about.module.to(args.device)
+    stretched = replace(about, preprocess=replace(about.preprocess, squash=True))  # so that masks fit
+    labels = forms()
+    tallies = {label: Segmentation() for label in labels}
+    for samples, images in batches(MaskFolder(args.assets / "pets"), args.pets, stretched, args.device):
+        masks = masks_of(samples, about, args.device)
+        for label, found in vitrail.explain(about, images, methods=labels).items():
+            tallies[label].add([s.id for s in samples], segmentation(found.maps[:, 0], masks))
+    parts = []
+    evaluate = Evaluator(about, GAPS, batch=args.batch, precision=torch.bfloat16)
+    for samples, images in batches(ImageNet(args.assets / "imagenet"), args.images, about, args.device):
+        maps = {label: found.maps[:, 0] for label, found in vitrail.explain(about, images, methods=labels).items()}
+        truth = torch.tensor([s.label for s in samples], device=args.device)
+        parts.append(evaluate(images, maps, labels=truth, ids=[s.id for s in samples]))
+    records = Records.join(parts)
+    rows = []
+    for label in labels:
+        rows += _segmentation_rows(name, label, tallies[label])
+        for preset in GAPS:
+            rows += _gap_rows(name, label, records, preset)
+    return rows
+
+
+def _segmentation_rows(model: str, form: str, tally: Segmentation) -> Iterator[dict[str, Any]]:
+    """Pixel accuracy, mAP and mIoU with the mean as threshold; the last is a ratio of sums over the images."""
+    halves = np.array([half(i) for i in tally.ids])
+    regions = tally.regions().at(0)
+    right = regions.common.sum((1, 2)) / regions.labelled
+    for which in (0, 1):
+        here = halves == which
+        count = int(here.sum())
+        yield _row(model, form, which, "pixel accuracy", interval(right[here]), count)
+        yield _row(model, form, which, "mAP", interval(tally.column("ap")[here]), count)
+        yield _row(model, form, which, "mIoU", interval(tally.ratios()[here], mean_ratio), count)
+
+
+def _gap_rows(model: str, form: str, records: Records, preset: str) -> Iterator[dict[str, Any]]:
+    """Area under removing the least relevant first, minus that under the most relevant first."""
+    tally = records.tally(find_presets(preset)[0], form)
+    halves = np.array([half(i) for i in tally.ids])
+    positive, negative = (next(n for n in tally.columns if n.startswith(word)) for word in ("positive", "negative"))
+    gap = tally.column(negative) - tally.column(positive)
+    for which in (0, 1):
+        here = gap[halves == which]
+        yield _row(model, form, which, f"gap, {preset}", interval(here), len(here))
+
+
+def _row(model: str, form: str, which: int, what: str, found: Interval, images: int) -> dict[str, Any]:
+    return {"model": model, "form": form, "half": ("choice", "report")[which], "score": what,
+            "value": round(found.value, 5), "low": round(found.low, 5), "high": round(found.high, 5),
+            "images": images}  # fmt: skip
+
+
+def choose(rows: list[dict[str, Any]]) -> list[tuple[float, str]]:
+    """Forms by their mean rank over all scores and models, on the half for choosing."""
+    ranks: dict[str, list[float]] = {}
+    cells = {(r["model"], r["score"]) for r in rows}
+    for cell in cells:
+        here = [r for r in rows if (r["model"], r["score"]) == cell and r["half"] == "choice"]
+        for place, row in enumerate(sorted(here, key=lambda r: -r["value"])):
+            ranks.setdefault(row["form"], []).append(place)
+    return sorted((float(np.mean(r)), form) for form, r in ranks.items())
+
+
+def main() -> None:
+    """Score every form on both models and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--pets", type=int, default=300)
+    parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=512, help="pictures in a forward pass of the evaluator")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    rows = [row for name in MODELS for row in score(name, args)]
+    with args.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    order = choose(rows)
+    about = {"chosen": order[0][1], "order": order[:20], "pets": args.pets, "images": args.images,
+             "device": args.device, "versions": versions()}  # fmt: skip
+    args.out.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    for place, form in order[:10]:
+        print(f"{place:6.2f}  {form}")
+
+
+if __name__ == "__main__":
+    main()
