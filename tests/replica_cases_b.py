@@ -14,6 +14,7 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "partial_lrp": lrp.partial,
     "transformer_attribution": lrp.transformer_attribution,
     "transformer_attribution:start=1": lambda p, c: lrp.transformer_attribution(p, c, start=1),
+    "transformer_attribution:normalise=true": lambda p, c: lrp.transformer_attribution(p, c, normalise=True),
     "conservative_lrp": gradient_lrp.conservative_lrp,
     "conservative_lrp:gelu=identity": lambda p, c: gradient_lrp.conservative_lrp(p, c, gelu="identity"),
     "conservative_lrp:where=pixels": lambda p, c: gradient_lrp.conservative_lrp(p, c, where="pixels"),

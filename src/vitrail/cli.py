@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from vitrail.bench.command import bench, folder
 from vitrail.errors import InputError, VitrailError
 from vitrail.figures.command import figure
 
@@ -209,6 +210,8 @@ def demo(
 
 
 app.command()(figure)
+app.command()(bench)
+app.command()(folder)
 
 
 def _demo(to: Path, methods: list[str] | None, model: str) -> None:

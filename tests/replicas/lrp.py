@@ -354,13 +354,14 @@ def partial(pass_: Pass, classes: Classes) -> Tensor:
     return torch.stack([pass_.read(one.clamp(min=0).mean(dim=0)) for one in R_A])
 
 
-def transformer_attribution(pass_: Pass, classes: Classes, start: int = 0) -> Tensor:
+def transformer_attribution(pass_: Pass, classes: Classes, start: int = 0, normalise: bool = False) -> Tensor:
     """Product over blocks of identity plus head mean of the positive part of gradient times relevance.
 
     Args:
         pass_: The recorded forward pass.
         classes: One class per image.
         start: First block (from 0) to enter the product.
+        normalise: Whether each row of a factor is divided by its sum.
 
     Returns:
         Patch relevance, shape b, S.
@@ -372,6 +373,7 @@ def transformer_attribution(pass_: Pass, classes: Classes, start: int = 0) -> Te
         eye = torch.eye(pass_.r.shape[0], dtype=torch.float64)
         C = eye
         for i in range(start, len(pass_.blocks)):
-            C = (eye + (dA[i][image] * R_A[i][image]).clamp(min=0).mean(dim=0)) @ C
+            factor = eye + (dA[i][image] * R_A[i][image]).clamp(min=0).mean(dim=0)
+            C = (factor / factor.sum(dim=1, keepdim=True) if normalise else factor) @ C
         maps.append(pass_.read(C))
     return torch.stack(maps)

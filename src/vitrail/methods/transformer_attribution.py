@@ -16,7 +16,7 @@ def _needs(start: int, **_: object) -> Needs:
 
 
 @register("transformer_attribution", "Transformer Attribution", "relevance", needs=_needs, class_specific=True,
-          score="logit", cite="chefer2021transformer", 
+          score="logit", cite="chefer2021transformer",
           variants={"script": {"start": 1}, "bert": {"start": -1, "normalise": True}})  # fmt: skip
 def transformer_attribution(trace: Trace, probe: Probe, *, start: int = 0, normalise: bool = False) -> Tensor:
     """Rollout of I + the mean over heads of (dA ⊙ R_A)⁺, with R_A the relevance of attention by rules that conserve it.

@@ -1,0 +1,178 @@
+"""The commands ``vitrail bench`` and ``vitrail folder``: typed functions over the engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitrail.errors import OptionError, require
+
+ENGINES = ("local", "ray")
+
+EngineOption = Annotated[
+    str, typer.Option("--engine", metavar="local|ray", help="Processes of this machine, or actors of a Ray cluster.")
+]
+WorkersOption = Annotated[
+    int | None,
+    typer.Option("--workers", min=1, help="How many; default: one a GPU, or one a core.", show_default=False),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda (all GPUs), cuda:1 …")]
+AddressOption = Annotated[
+    str | None,
+    typer.Option("--address", help="Of a Ray cluster: auto, HOST:PORT or ray://…", show_default=False),
+]
+
+
+def bench(
+    plan: Annotated[str, typer.Argument(metavar="[PLAN]", help="A TOML file, or a plan of the package.")] = "scenes",
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    shard: Annotated[
+        str | None,
+        typer.Option("--shard", metavar="I/N|env", help="Do the I-th of N shares only.", show_default=False),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume/--fresh", help="Go on from the parts that are there, or forget them.")
+    ] = True,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the plan, count forwards, estimate time and memory; run nothing.")
+    ] = False,
+    to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
+    device: DeviceOption = "cpu",
+    address: AddressOption = None,
+) -> None:
+    """Run a benchmark: models × methods × protocols, safe to kill and to run again.
+
+    For example: `vitrail bench scenes --workers 2`, or `vitrail bench imagenet.toml --engine ray --device cuda`
+    """
+    from rich.markup import escape
+
+    from vitrail import cli
+
+    _needs()
+    from vitrail.bench.check import read_plan
+    from vitrail.bench.estimate import estimate
+    from vitrail.bench.plan import PlanError
+    from vitrail.bench.progress import Meter, progress
+    from vitrail.bench.shard import parse_shard, share
+    from vitrail.bench.stage import open_stage
+    from vitrail.bench.store import Store
+    from vitrail.bench.work import chunks
+
+    part = parse_shard(shard) if shard else None
+    if part is not None and not resume:
+        raise OptionError("--fresh would remove what other shards have done: remove the run's folder instead")
+    runs = make_engine(engine, workers, device, 1, address)
+    # Whoever only hands out work needs no GPU; a single worker, or a trial, is this process.
+    devices: list[str] = getattr(runs, "devices", ["cpu"])
+    home = "cpu" if len(devices) > 1 and not dry_run else devices[0]
+    try:
+        checked, text = read_plan(plan, home)
+    except PlanError as error:  # several lines, which the command line would join into one
+        cli.err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(2) from error
+    stage = open_stage(checked.model_dump_json(), home)
+    runs = make_engine(engine, workers, device, checked.threads, address)
+    if dry_run:
+        folder = (to / stage.key).resolve()
+        count = len(getattr(runs, "devices", ())) or workers or 1
+        _table([("plan", checked.name), ("run", f"{to / stage.key}"),
+                *estimate(stage, chunks(stage, folder), count).rows()])  # fmt: skip
+        return
+    store = Store.create(stage, to, text, fresh=not resume, device=device)
+    todo = store.missing()
+    own = todo if part is None else [c for c in share(store.chunks, part) if c in todo]
+    with progress(Meter(), cli.err) as meter:
+        meter.begin(own, len(store.chunks) - len(todo))
+        runs.run(own, meter.done)
+    left = len(store.missing())
+    if left:
+        cli.out.print(f"{len(own)} parts done; {left} are other shards': [bold]{store.folder}[/bold]", soft_wrap=True)
+        return
+    _summary(store)
+
+
+def folder(
+    directory: Annotated[Path, typer.Argument(help="A folder of images.")],
+    to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("maps"),
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also folders below.")] = False,
+    model: Annotated[str, typer.Option("--model", "-m", help="See `vitrail models`.")] = "scenes",
+    weights: Annotated[str | None, typer.Option("--weights", "-w", help="A weights file.", show_default=False)] = None,
+    method: Annotated[
+        list[str], typer.Option("--method", help="A method; repeat it for several.")
+    ] = ["gradtoken"],  # noqa: B006 - typer reads the default, nobody changes it
+    target: Annotated[
+        str | None, typer.Option("--target", metavar="NAME|INDEX|topN", help="Default: the predicted class.",
+                                 show_default=False),
+    ] = None,
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    device: DeviceOption = "cpu",
+    address: AddressOption = None,
+) -> None:  # fmt: skip
+    """Explain every image of a folder: maps in half precision and an index to query; safe to kill and to run again."""
+    from vitrail import cli
+
+    _needs()
+    from vitrail.bench.folder import explain_folder
+    from vitrail.bench.progress import Meter, progress
+
+    aimed: Any = [[int(target)]] if target is not None and target.isdigit() else target
+    runs = make_engine(engine, workers, device, 1, address)
+    with progress(Meter(), cli.err) as meter:
+        index = explain_folder(
+            directory, to, recursive=recursive, model=model, weights=weights, methods=method, target=aimed,
+            device="cuda:0" if device == "cuda" else device, engine=runs, begin=meter.begin,
+            done=meter.done,
+        )  # fmt: skip
+    cli.out.print(f"Index of all maps: [bold]{index}[/bold]", soft_wrap=True)
+
+
+def make_engine(name: str, workers: int | None, device: str, threads: int, address: str | None) -> Any:
+    """An engine by name."""
+    if name == "local":
+        from vitrail.bench.local import LocalEngine
+
+        return LocalEngine(workers, device, threads)
+    if name == "ray":
+        from vitrail.bench.ray import RayEngine
+
+        return RayEngine(workers, device, threads, address)
+    raise OptionError(f"--engine {name}: choose from {', '.join(ENGINES)}")
+
+
+def _needs() -> None:
+    for module in ("pydantic", "polars", "pyarrow"):
+        require(module, "bench", "run benchmarks")
+
+
+def _table(rows: list[tuple[str, str]]) -> None:
+    from rich.table import Table
+
+    from vitrail import cli
+
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for label, value in rows:
+        table.add_row(f"[bold]{label}[/bold]", value)
+    cli.out.print(table)
+
+
+def _summary(store: Any) -> None:
+    """What was written, and what failed."""
+    from rich.table import Table
+
+    from vitrail import cli
+    from vitrail.bench.store import failures
+
+    results, csv, costs = store.export()
+    table = store.merge()
+    failed = failures(table)
+    _table([("rows", f"{len(table):,}"), ("results", f"{results}\n{csv}"), ("costs", str(costs)),
+            ("without a score", f"{failed['rows'].sum():,} rows")])  # fmt: skip
+    if len(failed):
+        shown = Table("model", "method", "rows", "reason", box=None, header_style="bold")
+        for row in failed.head(12).iter_rows(named=True):
+            shown.add_row(row["model"], row["method"], str(row["rows"]), row["error"])
+        cli.out.print(shown)

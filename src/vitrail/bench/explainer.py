@@ -1,0 +1,188 @@
+"""Maps of many methods for a batch of pictures, whatever single pictures or methods do."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.bench.stage import Model, Stage
+from vitrail.errors import MapWarning, OutputError, VitrailError
+from vitrail.explain import explain
+from vitrail.explanation import Explanation
+from vitrail.maps import normalise
+from vitrail.methods import find
+
+T = TypeVar("T")
+#: For a method and a picture's place in the batch, why there is no map.
+Reasons = dict[tuple[str, int], str]
+
+
+@dataclass
+class Made:
+    """Maps of one method for B pictures with K classes each.
+
+    Attributes:
+        maps: At the size of the pictures, shape (B, K, height, width); zeros where there is none.
+        grid: As the method gave them, shape (B, K, rows, columns).
+        flat: Which say nothing, shape (B, K).
+        signed: Whether negative relevance has a meaning.
+        seconds: Each picture's share of the time.
+        forwards: How many changed pictures the model was shown for each picture.
+    """
+
+    maps: Tensor
+    grid: Tensor
+    flat: Tensor
+    signed: bool
+    seconds: list[float]
+    forwards: list[float]
+
+    def half(self, grid: tuple[int, int] | None) -> Tensor:
+        """Each map scaled to [0, 1], or [-1, 1] if signed, in half precision on the grid of the patches.
+
+        Maps finer than that grid are averaged over each patch.
+        """
+        scaled = normalise(self.grid.float(), self.signed)
+        if grid is not None and scaled.shape[-2] > grid[0]:
+            scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), grid).reshape(*scaled.shape[:2], *grid)
+        return scaled.half().cpu()
+
+
+@dataclass
+class Explainer:
+    """Makes maps with one model; call it with a batch.
+
+    Attributes:
+        stage: The opened plan.
+        model: The model.
+        key: The run's key, which seeds are made of.
+    """
+
+    stage: Stage
+    model: Model
+    key: str
+    looks: int = field(default=0, init=False)
+
+    def __call__(
+        self, ids: Sequence[str], images: Tensor, classes: Tensor, specs: Sequence[str]
+    ) -> tuple[dict[str, Made], Reasons]:
+        """Explain K classes of each picture.
+
+        A method or picture that fails is tried alone, so that it takes nothing else with it.
+
+        Args:
+            ids: The pictures' ids, which seeds are made of.
+            images: Shape (B, channels, height, width).
+            classes: Shape (B, K).
+            specs: The methods.
+        """
+        found: dict[str, list[tuple[Sequence[int], Explanation, float]]] = {spec: [] for spec in specs}
+        bad: Reasons = {}
+        rows = range(len(ids))
+        shared = [spec for spec in specs if not seeded(spec)]
+        if shared:
+            self._attempt(shared, rows, ids, images, classes, found, bad)
+        for spec in specs:
+            if seeded(spec):
+                for row in rows:
+                    self._attempt([spec], [row], ids, images, classes, found, bad)
+        return {spec: _joined(parts, len(ids)) for spec, parts in found.items() if parts}, bad
+
+    def _attempt(
+        self, specs: Sequence[str], rows: Sequence[int], ids: Sequence[str], images: Tensor, classes: Tensor,
+        found: dict[str, list[tuple[Sequence[int], Explanation, float]]], bad: Reasons,
+    ) -> None:  # fmt: skip
+        options = {spec: {"seed": seed_of(self.key, ids[rows[0]], spec)} if seeded(spec) else {} for spec in specs}
+        at = torch.as_tensor(list(rows))
+        self.looks = 0
+        try:
+            done = within_memory(
+                self.stage,
+                lambda batch: explain(
+                    self.model.about, images[at.to(images.device)], methods=options, target=classes[at],
+                    batch_size=batch, advance=self._looked,
+                ),
+            )  # fmt: skip
+        except OutputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - any failure of one picture is a row, not the end
+            if len(specs) == 1 and len(rows) == 1:
+                bad[specs[0], rows[0]] = reason(error)
+                return
+            parts = [([spec], rows) for spec in specs] if len(specs) > 1 else [(specs, [row]) for row in rows]
+            for some, few in parts:
+                self._attempt(some, few, ids, images, classes, found, bad)
+            return
+        for spec in specs:
+            found[spec].append((rows, done[spec], self.looks / len(rows)))
+
+    def _looked(self, pictures: int) -> None:
+        self.looks += pictures
+
+
+def seeded(spec: str) -> bool:
+    """Whether a method draws numbers and nobody said from which seed.
+
+    Example:
+        >>> seeded("random"), seeded("random:seed=1"), seeded("rollout")
+        (True, False, False)
+    """
+    return "seed" in find(spec)[2] and "seed=" not in spec
+
+
+def seed_of(key: str, image: str, method: str) -> int:
+    """The seed of one map, from what it is a map of and from nothing else.
+
+    Example:
+        >>> seed_of("run", "cat", "rise") == seed_of("run", "cat", "rise") != seed_of("run", "dog", "rise")
+        True
+    """
+    return int.from_bytes(hashlib.sha256(f"{key}\0{image}\0{method}".encode()).digest()[:4], "big") & 0x7FFFFFFF
+
+
+def within_memory(stage: Stage, call: Callable[[int], T]) -> T:
+    """Call with a number of pictures in a forward pass, and with half as many whenever memory runs out."""
+    while True:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", MapWarning)  # the table says which maps are flat
+                return call(stage.batch)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            full = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+            if not full or stage.batch == 1:
+                raise
+        stage.batch = max(1, stage.batch // 2)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def reason(error: BaseException) -> str:
+    """An error as one line for a table."""
+    text = str(error).strip()
+    line = text.splitlines()[0] if text else ""
+    return line if isinstance(error, VitrailError) and line else f"{type(error).__name__}: {line}".removesuffix(": ")
+
+
+def _joined(parts: Sequence[tuple[Sequence[int], Explanation, float]], batch: int) -> Made:
+    """Explanations of some of the pictures each, put in their places."""
+    first = parts[0][1]
+
+    def empty(like: Tensor) -> Tensor:
+        return like.new_zeros(batch, *like.shape[1:])
+
+    made = Made(empty(first.maps), empty(first.grid), empty(first.flat), first.signed, [0.0] * batch, [0.0] * batch)
+    for rows, one, looks in parts:
+        at = torch.as_tensor(list(rows), device=one.maps.device)
+        made.maps[at], made.grid[at], made.flat[at] = one.maps, one.grid, one.flat
+        for row in rows:
+            made.seconds[row], made.forwards[row] = one.seconds / len(rows), looks
+    return made

@@ -1,0 +1,261 @@
+"""The protocols by name: what each needs of a data set, and its scores for a batch of maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.bench.explainer import Explainer, Made, Reasons, within_memory
+from vitrail.bench.stage import method_of
+from vitrail.bench.truth import Truth
+from vitrail.inside.feed import logits_of
+from vitrail.scores.complexity import complexity
+from vitrail.scores.evaluator import Evaluator
+from vitrail.scores.perturbation import Strip
+from vitrail.scores.pointing import pointing
+from vitrail.scores.presets import Mode, Preset, find_presets
+from vitrail.scores.segmentation import segmentation
+from vitrail.scores.selectivity import selectivity
+from vitrail.scores.sensitivity import sensitivity
+
+
+@dataclass
+class Batch:
+    """Pictures with their truth and their maps.
+
+    Attributes:
+        ids: The pictures' ids.
+        images: As the model takes them, on its device, shape (B, channels, height, width).
+        truths: What is known about each.
+        predicted: The model's answers, shape (B,).
+        labels: True classes, shape (B,), −1 where unknown or none of the model's.
+        classes: The explained classes, shape (B, K).
+        columns: By target, which of the K it is for each picture, or None where it has no such target.
+        made: Maps by method.
+        bad: Methods and pictures without a map, and why.
+        explainer: What made them, for protocols that need more.
+    """
+
+    ids: tuple[str, ...]
+    images: Tensor
+    truths: list[Truth]
+    predicted: Tensor
+    labels: Tensor
+    classes: Tensor
+    columns: dict[str, list[int | None]]
+    made: dict[str, Made]
+    bad: Reasons
+    explainer: Explainer
+
+    def at(self, target: str) -> Tensor:
+        """The column of each picture's target, 0 where it has none, shape (B,)."""
+        return torch.tensor([k or 0 for k in self.columns[target]])
+
+    def explained(self, target: str) -> list[int]:
+        """The class of each picture's target, −1 where it has none."""
+        rows = enumerate(self.columns[target])
+        return [-1 if k is None else int(self.classes[row, k]) for row, k in rows]
+
+    def maps(self, method: str, target: str) -> Tensor:
+        """One map for each picture, shape (B, height, width)."""
+        maps = self.made[method].maps
+        return maps[torch.arange(len(maps), device=maps.device), self.at(target).to(maps.device)]
+
+    def without(self, method: str, target: str) -> dict[int, str]:
+        """Places in the batch for which there is no such map, and why."""
+        absent = {row: "the picture has no label" for row, k in enumerate(self.columns[target]) if k is None}
+        return absent | {row: why for (name, row), why in self.bad.items() if name == method}
+
+
+@dataclass
+class Found:
+    """Scores of one method, target and protocol for the pictures of a batch.
+
+    Attributes:
+        values: By score, one value for each picture, shape (B,), or a row of them, shape (B, M).
+        reasons: Pictures without scores, and why.
+        seconds: Time a picture.
+        forwards: Pictures shown to the model, for each picture.
+        strips: By score, what the model said at each level; of perturbation tests.
+    """
+
+    protocol: str
+    method: str
+    target: str
+    values: Mapping[str, Tensor]
+    reasons: dict[int, str] = field(default_factory=dict)
+    seconds: float = 0.0
+    forwards: float = 0.0
+    strips: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
+
+
+Score = Callable[[Batch, str, str], tuple[dict[str, Tensor], dict[int, str]]]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """A protocol other than the perturbation presets.
+
+    Attributes:
+        name: What plans call it.
+        needs: What a data set must have: "mask", "boxes", "label", "things".
+        score: From a batch, a method and a target to values, and to pictures without and why.
+        explains: Targets it is for; empty where it takes any.
+        targets: What its maps explain where that is not the plan's targets.
+    """
+
+    name: str
+    needs: tuple[str, ...]
+    score: Score
+    explains: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+
+    def __call__(self, batch: Batch, targets: tuple[str, ...]) -> Iterator[Found]:
+        """Scores of every method."""
+        for method in batch.made:
+            for target in self.targets or targets:
+                began = perf_counter()
+                values, reasons = self.score(batch, method, target)
+                each = (perf_counter() - began) / len(batch.ids)
+                yield Found(self.name, method, target, values, reasons, each)
+
+
+def perturbation(
+    batch: Batch, presets: tuple[Preset, ...], targets: tuple[str, ...], *, precision: torch.dtype | None, seed: int
+) -> Iterator[Found]:
+    """Scores of every preset and method, from one call of the evaluator, which shares what can be shared."""
+    began = perf_counter()
+    maps = {m: batch.maps(m, "predicted") for m in batch.made} if "predicted" in targets else {}
+    label_maps: dict[str, Tensor] = {}
+    if "label" in targets:
+        blind = {m for m in batch.made if not method_of(m).class_specific}
+        label_maps = {m: maps[m] if m in blind and m in maps else batch.maps(m, "label") for m in batch.made}
+    if not maps and not label_maps:
+        return
+    explainer = batch.explainer
+    records = within_memory(
+        explainer.stage,
+        lambda size: Evaluator(
+            explainer.model.about, presets, batch=size, precision=precision, seed=seed, preprocess=explainer.model.view
+        )(batch.images, maps, labels=batch.labels, label_maps=label_maps, ids=batch.ids, predicted=batch.predicted),
+    )
+    share = len(batch.ids) * len(batch.made)
+    seconds, forwards = (perf_counter() - began) / share, records.forwards.total / share
+    for preset in presets:
+        for target in preset.explains:
+            for method in (maps if target == "predicted" else label_maps) if target in targets else ():
+                values = records.scores(preset, method, target)
+                strips = {c.title: _strip(records.strips, preset, c, method, target, batch.ids) for c in preset.curves}
+                order = _order(records.strips, preset, method, target, batch.ids)
+                ordered = {name: value[order] for name, value in values.items()}
+                missing = batch.without(method, target)
+                yield Found(preset.name, method, target, ordered, missing, seconds, forwards, strips)
+
+
+def _order(strips: Mapping[Any, Strip], preset: Preset, method: str, mode: Mode, ids: tuple[str, ...]) -> Tensor:
+    """Where each picture of the batch stands in the records, which are sorted by id."""
+    curve = preset.curves[0]
+    at = {name: i for i, name in enumerate(strips[method, mode, curve.order, curve.fill].ids)}
+    return torch.tensor([at[name] for name in ids])
+
+
+def _strip(
+    strips: Mapping[Any, Strip], preset: Preset, curve: Any, method: str, mode: Mode, ids: tuple[str, ...]
+) -> tuple[tuple[int, ...], Tensor]:
+    strip = strips[(method, mode, curve.order, curve.fill)]
+    counts = curve.removed(strip.units)
+    return counts, strip.at(counts)[_order(strips, preset, method, mode, ids)]
+
+
+def _against(batch: Batch, method: str, target: str, masks: list[Tensor | None], score: Any, what: str) -> Any:
+    """Maps against masks; pictures without a mask are left out and said."""
+    maps = batch.maps(method, target)
+    empty = torch.zeros(maps.shape[1:], dtype=torch.uint8)
+    values = score(maps, torch.stack([empty if mask is None else mask for mask in masks]).to(maps.device))
+    lost = {row: f"the picture has no {what}" for row, mask in enumerate(masks) if mask is None}
+    return values, lost | batch.without(method, target)
+
+
+def _segmentation(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+    masks = [t.mask_of(k) for t, k in zip(batch.truths, batch.explained(target), strict=True)]
+    return _against(batch, method, target, masks, segmentation, "mask")  # type: ignore[no-any-return]
+
+
+def _pointing(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+    masks = [t.box_of(k) for t, k in zip(batch.truths, batch.explained(target), strict=True)]
+    return _against(batch, method, target, masks, pointing, "box of its class")  # type: ignore[no-any-return]
+
+
+def _selectivity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+    del target
+    maps = torch.stack([batch.maps(method, name) for name in ("first", "second")], 1)
+    masks, lost = torch.zeros(maps.shape, dtype=torch.uint8), {}
+    for row, truth in enumerate(batch.truths):
+        if batch.columns["second"][row] is None:
+            lost[row] = f"the picture has {len(truth.things)} classes, not two"
+            continue
+        for k, kind in enumerate(sorted(truth.things)):
+            masks[row, k] = truth.things[kind] == 1
+    bad = {row: why for (name, row), why in batch.bad.items() if name == method}
+    return selectivity(maps, masks.to(maps.device)), bad | lost
+
+
+def _complexity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+    grid = batch.made[method].grid
+    own = grid[torch.arange(len(grid), device=grid.device), batch.at(target).to(grid.device)]
+    return complexity(own), batch.without(method, target)
+
+
+def _sensitivity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+    """Ten more explanations of each picture under noise too small to matter."""
+    classes = batch.classes.gather(1, batch.at(target)[:, None])
+    lost = batch.without(method, target)
+
+    def again(images: Tensor) -> Tensor:
+        made, bad = batch.explainer(batch.ids, images, classes, [method])
+        lost.update({row: why for (_, row), why in bad.items()})
+        return made[method].maps[:, 0] if made else batch.maps(method, target)
+
+    def predict(images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits = logits_of(batch.explainer.model.about.module(images))
+        assert logits is not None
+        return logits.argmax(1)
+
+    seed = batch.explainer.stage.plan.seed
+    return sensitivity(again, batch.images, seed=seed, predict=predict), lost
+
+
+def pairs(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:
+    """Which targets each of some protocols and presets is run for.
+
+    Example:
+        >>> pairs(["selectivity", "rise"], ["predicted", "label"])
+        [('selectivity', 'things'), ('rise', 'predicted')]
+    """
+    found = []
+    for name in names:
+        if name in PROTOCOLS:
+            own: Sequence[str] = PROTOCOLS[name].targets or targets
+        else:
+            own = [target for target in find_presets(name)[0].explains if target in targets]
+        found += [(name, target) for target in own]
+    return found
+
+
+PROTOCOLS: dict[str, Protocol] = {
+    protocol.name: protocol
+    for protocol in (
+        Protocol("segmentation", ("mask",), _segmentation),
+        Protocol("pointing", ("boxes",), _pointing),
+        Protocol("selectivity", ("things",), _selectivity, targets=("things",)),
+        Protocol("complexity", (), _complexity),
+        Protocol("sensitivity", (), _sensitivity),
+    )
+}
+"""The protocols that are not perturbation presets, by name."""
