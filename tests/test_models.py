@@ -18,6 +18,8 @@ from vitrail.methods.registry import kind_of
 from zoo import (
     CASES,
     IMAGE,
+    MANY,
+    SMALL,
     FoldedHeads,
     build,
     inputs_of,
@@ -85,13 +87,16 @@ def test_every_method_gives_maps(one):
     methods = quick(model, feed, target)
     kind = kind_of(read(model, feed, None, case.target))
     expected = {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None}
-    assert expected - {"occlusion", "scorecam", "vit_cx"} <= set(methods) <= expected
+    left_out = {m for m, line in vitrail.methods().items() if line.family in MANY} if case.size[-1] > SMALL else set()
+    assert expected - left_out <= set(methods) <= expected
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty
         found = vitrail.explain(model, inputs_of(feed), methods=methods, target=target)
     for name, explanation in found.items():
         assert torch.isfinite(explanation.grid).all(), name
         assert torch.isfinite(explanation.maps).all(), name
+        if name == "centre" and case.grid == (2, 2):
+            continue  # all four patches are equally far from the middle
         assert not explanation.flat.all(), name
         assert float(explanation.maps.abs().max()) == 1.0, name
         if case.grid is not None:

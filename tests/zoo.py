@@ -16,7 +16,10 @@ from vitrail.inside.feed import Feed
 from vitrail.methods import find
 from vitrail.models.plain import PlainViT
 
-IMAGE = LARGE = (3, 224, 224)
+IMAGE = (3, 224, 224)
+SMALL = 48
+#: Families whose methods take many passes.
+MANY = ("path", "relevance", "input", "perturbation")
 
 
 @dataclass(frozen=True)
@@ -245,8 +248,8 @@ def quick(model: nn.Module, feed: Feed, target: Any = None) -> dict[str, dict[st
             line.check(anatomy, options)
         except NotApplicableError:
             continue
-        if method.family == "perturbation" and not method.quick and LARGE in feed.shape:
-            continue  # hundreds of pictures: tried on the small models alone
+        if method.family in MANY and feed.image is not None and feed.image.shape[-1] > SMALL:
+            continue  # many passes: tried on the small models alone
         chosen[name] = dict(method.quick)
     return chosen
 
