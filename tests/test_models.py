@@ -23,7 +23,6 @@ from zoo import (
     FoldedHeads,
     build,
     inputs_of,
-    is_eager,
     open_clip_vit_b_32,
     quick,
     similar,
@@ -89,7 +88,7 @@ def test_every_method_gives_maps(one):
     kind = kind_of(read(model, feed, None, case.target))
     expected = {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None}
     many = {m for m, line in vitrail.methods().items() if line.family in MANY}
-    left_out = many if case.size[-1] > SMALL or is_eager(model) else set()
+    left_out = many if case.size[-1] > SMALL else set()
     assert expected - left_out <= set(methods) <= expected
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty

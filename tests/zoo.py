@@ -248,15 +248,10 @@ def quick(model: nn.Module, feed: Feed, target: Any = None) -> dict[str, dict[st
             line.check(anatomy, options)
         except NotApplicableError:
             continue
-        if method.family in MANY and feed.image is not None and (feed.image.shape[-1] > SMALL or is_eager(model)):
+        if method.family in MANY and feed.image is not None and feed.image.shape[-1] > SMALL:
             continue  # many passes: tried on the small models alone
         chosen[name] = dict(method.quick)
     return chosen
-
-
-def is_eager(model: nn.Module) -> bool:
-    """Whether a Hugging Face model takes its softmax in float32, which other passes of a double model do not bear."""
-    return getattr(getattr(model, "config", None), "_attn_implementation", None) == "eager"
 
 
 def inputs_of(feed: Feed) -> Any:

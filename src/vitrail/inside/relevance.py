@@ -236,7 +236,8 @@ def _collect(
     values = [_relevance(place, value, mode.rules.gradient) for place, value in zip(places, found, strict=True)]
 
     batch = mode.samples.count
-    A = [v.view(batch, -1, *v.shape[-2:]) for v in values[: len(attention)]]
+    # Some models take their softmax in single precision whatever they run in; relevance has the scores' own.
+    A = [v.view(batch, -1, *v.shape[-2:]).to(scores.dtype) for v in values[: len(attention)]]
     X = [_batch_first(v, mode.samples) for v in values[len(attention) : len(attention) + len(streams)]]
     return Relevances(
         tuple(A),
