@@ -1,0 +1,171 @@
+"""Published tables: every number with its method, model, data set and metric as the paper calls them and as we do."""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from importlib.resources import files
+from io import StringIO
+from typing import Any, NamedTuple
+
+from vitrail.errors import OptionError
+
+
+class Number(NamedTuple):
+    """One published number; the value is None where the paper has none."""
+
+    table: str
+    model: str
+    dataset: str
+    method: str
+    metric: str
+    direction: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A paper's metric as a score of ours, or why it is none.
+
+    Attributes:
+        protocol: A preset's or protocol's name.
+        score: As a run's table or a protocol's tally names it.
+        target: Whose class is explained.
+        factor: What our value is multiplied by to be in the paper's units.
+        quoted: The score of rows the paper quotes from elsewhere, where those were scored in another way.
+        short: A short name for the head of a column; the paper's own unless told.
+        reason: Why there is no score of ours, or "".
+    """
+
+    protocol: str = ""
+    score: str = ""
+    target: str = "predicted"
+    factor: float = 1.0
+    quoted: str = ""
+    short: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model or data set of a paper.
+
+    Attributes:
+        names: What it is called here, the best match first.
+        images: How many pictures the paper took, 0 for models.
+        note: What the paper leaves open about it.
+        instead: Protocols that others stand for on this data set.
+    """
+
+    names: tuple[str, ...]
+    images: int = 0
+    note: str = ""
+    instead: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, or the numbers of a figure.
+
+    Attributes:
+        key: Its name here, as plans write it under ``paper``.
+        paper: Name of the paper.
+        cite: The paper's BibTeX key in ``docs/bibliography.bib``.
+        title: What the paper calls it.
+        about: What it is about.
+        view: How the paper prepares pictures, as a plan's ``view``.
+        numbers: In the paper's order.
+        methods: For each of the paper's methods our specs, the best match first; empty where there is none.
+        models: Its models.
+        datasets: Its data sets.
+        metrics: Its metrics.
+        notes: What the paper leaves open, and where papers and released programs are known not to agree.
+        quoted: Data set and methods of rows that the paper quotes from elsewhere.
+    """
+
+    key: str
+    paper: str
+    cite: str
+    title: str
+    about: str
+    view: str
+    numbers: tuple[Number, ...] = field(repr=False)
+    methods: Mapping[str, tuple[str, ...]] = field(repr=False)
+    models: Mapping[str, Source] = field(repr=False)
+    datasets: Mapping[str, Source] = field(repr=False)
+    metrics: Mapping[str, Metric] = field(repr=False)
+    notes: tuple[str, ...] = field(default=(), repr=False)
+    quoted: tuple[str, frozenset[str]] = ("", frozenset())
+
+    def metric(self, number: Number) -> Metric:
+        """The score that belongs beside a number: of its data set, and of the way its row was scored.
+
+        Example:
+            >>> table = find_table("003_table1")
+            >>> [table.metric(n).score for n in table.numbers if n.metric == "mIoU (%)" and n.dataset[0] == "I"][5:7]
+            ['miou', 'best_miou']
+        """
+        own = self.metrics[number.metric]
+        if own.quoted and number.dataset == self.quoted[0] and number.method in self.quoted[1]:
+            own = replace(own, score=own.quoted)
+        protocol = self.datasets[number.dataset].instead.get(own.protocol, own.protocol)
+        return replace(own, protocol=protocol)
+
+    def short(self, metric: str) -> str:
+        """A metric's name for the head of a column."""
+        return self.metrics[metric].short or metric
+
+
+@lru_cache(maxsize=1)
+def tables() -> dict[str, Table]:
+    """All tables by key.
+
+    Example:
+        >>> {key: len(table.numbers) for key, table in tables().items()}["000_table2"]
+        63
+    """
+    folder = files("vitrail.papers")
+    raw = tomllib.loads(folder.joinpath("papers.toml").read_text(encoding="utf-8"))
+    lines = csv.DictReader(StringIO(folder.joinpath("numbers.csv").read_text(encoding="utf-8")))
+    numbers = [Number(**{**line, "value": float(line["value"]) if line["value"] else None}) for line in lines]
+    return {
+        key: _table(key, about, raw["papers"][about["paper"]], tuple(n for n in numbers if n.table == key))
+        for key, about in raw["tables"].items()
+    }
+
+
+def find_table(key: str) -> Table:
+    """A table by its key.
+
+    Example:
+        >>> find_table("004_table1").paper
+        'ViT-CX'
+    """
+    if key not in tables():
+        raise OptionError(f"there is no table {key!r} of a paper: take one of {', '.join(tables())}")
+    return tables()[key]
+
+
+def _table(key: str, about: Mapping[str, Any], paper: Mapping[str, Any], numbers: tuple[Number, ...]) -> Table:
+    def used(kind: str, column: str) -> dict[str, Any]:
+        names = dict.fromkeys(getattr(number, column) for number in numbers)
+        return {name: paper[kind][name] for name in names}
+
+    quoted = about.get("quoted", {})
+    return Table(
+        key, paper["title"], paper["cite"], about["title"], about["about"], paper["view"], numbers,
+        {name: tuple(specs) for name, specs in used("methods", "method").items()},
+        {name: _source(given) for name, given in used("models", "model").items()},
+        {name: _source(given) for name, given in used("datasets", "dataset").items()},
+        {name: Metric(**given) for name, given in used("metrics", "metric").items()},
+        tuple(about.get("notes", ())),
+        (quoted.get("dataset", ""), frozenset(quoted.get("methods", ()))),
+    )  # fmt: skip
+
+
+def _source(given: Mapping[str, Any]) -> Source:
+    names = tuple(given["names"]) if "names" in given else (given["name"],)
+    return Source(names, given.get("images", 0), given.get("note", ""), given.get("instead", {}))
