@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitrail.errors import ModelError
-from vitrail.inside.explicit import attention_logits, attention_weights, causal_mask, merge_masks
+from vitrail.inside.explicit import attention_logits, attention_weights, causal_mask
+from vitrail.inside.packed import unpack
 from vitrail.inside.stream import NORM, Stream, Tail
 from vitrail.inside.trace import Block
 
@@ -216,59 +216,31 @@ class AttentionMode(TorchFunctionMode):
 
     # -- second door ---------------------------------------------------------------------------------------------
 
-    def _multi_head(
-        self, func: Any, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
-        in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None,
-        add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None,
-        training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-        attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None,
-        k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
-        static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        if any(t is not None for t in (bias_k, bias_v, static_k, static_v)) or add_zero_attn:
-            raise ModelError(
-                "nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys is not read: "
-                "these add keys that belong to no token"
-            )
-        batched = query.dim() == 3
-        if not batched:
-            query, key, value = (t.unsqueeze(1) for t in (query, key, value))
-        if use_separate_proj_weight:
-            assert q_proj_weight is not None and k_proj_weight is not None and v_proj_weight is not None  # noqa: PT018
-            weights = (q_proj_weight, k_proj_weight, v_proj_weight)
-        else:
-            assert in_proj_weight is not None
-            weights = in_proj_weight.chunk(3)  # type: ignore[assignment]
-        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
+    def _multi_head(self, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        packed = unpack(*args, **kwargs)
         # (tokens, batch, width) -> (batch, heads, tokens, width of a head)
         Q, K, V = (
-            F.linear(t, w, b).view(*t.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
-            for t, w, b in zip((query, key, value), weights, biases, strict=True)
+            F.linear(t, w, b).view(*t.shape[:2], packed.heads, -1).permute(1, 2, 0, 3)
+            for t, w, b in zip(packed.inputs, packed.weights, packed.biases, strict=True)
         )
-        mask = merge_masks(attn_mask, key_padding_mask, Q.shape[0], num_heads, Q.dtype)
+        mask = packed.mask(Q)
         index = len(self.calls)
         self._gated(index, Q, K, V)
         Q = self._node("dQ", index, Q)
         A = O = None  # noqa: E741
-        if need_weights or index in self._opened:
+        if packed.wanted[0] or index in self._opened:
             O = attention_logits(Q, K, mask, None)  # noqa: E741
             A = self._weigh(index, attention_weights(O, mask))
             Z = A.to(V.dtype) @ V
         else:
             Z = F.scaled_dot_product_attention(Q, K, V, attn_mask=mask)
         self._keep(index, Q, K, V, A, O, Z, _shape(Q, K))
-        out = F.linear(Z.permute(2, 0, 1, 3).flatten(2), out_proj_weight, out_proj_bias)
+        out = packed.project(Z)
         if self.stream is not None:
-            self.stream.projected(out_proj_weight, out_proj_bias)
-            self.stream.made_values(value.transpose(0, 1), weights[2])
+            self.stream.projected(*packed.out)
+            self.stream.made_values(packed.inputs[2].transpose(0, 1), packed.weights[2])
             self.stream.branch_from(out)
-        weights_out = None
-        if need_weights and A is not None:
-            weights_out = (A.mean(1) if average_attn_weights else A).to(out.dtype)
-        if not batched:
-            out = out.squeeze(1)
-            weights_out = weights_out.squeeze(0) if weights_out is not None else None
-        return out, weights_out
+        return out, packed.returned(A)
 
     # -- third door ----------------------------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.errors import ModelError
 from vitrail.inside.attention import MATMUL, SOFTMAX
 from vitrail.inside.doors import depends, multiply, plain
-from vitrail.inside.explicit import attention_weights, causal_mask, merge_masks
+from vitrail.inside.explicit import attention_weights, causal_mask
+from vitrail.inside.packed import unpack
 from vitrail.inside.trace import Block
 
 if TYPE_CHECKING:
@@ -47,41 +47,18 @@ def fused(
         return attend(mode, query, key, value, causal_mask(query, key) if is_causal else attn_mask, scale)
 
 
-def multi_head(
-    mode: RelevanceMode, func: Any, query: Tensor, key: Tensor, value: Tensor, embed_dim_to_check: int, num_heads: int,
-    in_proj_weight: Tensor | None, in_proj_bias: Tensor | None, bias_k: Tensor | None, bias_v: Tensor | None,
-    add_zero_attn: bool, dropout_p: float, out_proj_weight: Tensor, out_proj_bias: Tensor | None,
-    training: bool = True, key_padding_mask: Tensor | None = None, need_weights: bool = True,
-    attn_mask: Tensor | None = None, use_separate_proj_weight: bool = False, q_proj_weight: Tensor | None = None,
-    k_proj_weight: Tensor | None = None, v_proj_weight: Tensor | None = None, static_k: Tensor | None = None,
-    static_v: Tensor | None = None, average_attn_weights: bool = True, is_causal: bool = False,
-) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+def multi_head(mode: RelevanceMode, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """The function behind ``nn.MultiheadAttention``, step by step and batch first."""
-    if any(t is not None for t in (bias_k, bias_v, static_k, static_v)) or add_zero_attn:
-        raise ModelError(
-            "nn.MultiheadAttention with add_bias_kv, add_zero_attn or static keys is not read: "
-            "these add keys that belong to no token"
-        )
-    batched = query.dim() == 3
     with mode:
-        inputs = [t.transpose(0, 1) if batched else t[None] for t in (query, key, value)]
-        biases = (None, None, None) if in_proj_bias is None else in_proj_bias.chunk(3)
-        if in_proj_weight is not None and query is key is value:
-            parts = F.linear(inputs[0], in_proj_weight, in_proj_bias).chunk(3, -1)
+        packed = unpack(*args, **kwargs)
+        inputs = [t.transpose(0, 1) for t in packed.inputs]
+        if packed.whole is not None:
+            parts = F.linear(inputs[0], *packed.whole).chunk(3, -1)
         else:
-            own = (q_proj_weight, k_proj_weight, v_proj_weight)
-            weights: Any = own if in_proj_weight is None else in_proj_weight.chunk(3)
-            parts = tuple(F.linear(t, w, b) for t, w, b in zip(inputs, weights, biases, strict=True))
-        Q, K, V = (t.reshape(*t.shape[:2], num_heads, -1).transpose(1, 2) for t in parts)
-        mask = merge_masks(attn_mask, key_padding_mask, Q.shape[0], num_heads, Q.dtype)
-        Z = attend(mode, Q, K, V, mask, None)
-        out = F.linear(Z.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
-        out = out.transpose(0, 1) if batched else out[0]
-    if not need_weights:
-        return out, None
-    A = mode.attention[-1].detach()
-    A = A.mean(1) if average_attn_weights else A
-    return out, A if batched else A[0]
+            parts = tuple(F.linear(*each) for each in zip(inputs, packed.weights, packed.biases, strict=True))
+        Q, K, V = (t.reshape(*t.shape[:2], packed.heads, -1).transpose(1, 2) for t in parts)
+        out = packed.project(attend(mode, Q, K, V, packed.mask(Q), None))
+    return out, packed.returned(mode.attention[-1].detach() if packed.wanted[0] else None)
 
 
 def softmax(mode: RelevanceMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
