@@ -15,6 +15,7 @@ from rich.table import Table
 from vitrail.bench.command import bench, folder
 from vitrail.errors import InputError, VitrailError
 from vitrail.figures.command import figure
+from vitrail.web.command import serve
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -212,6 +213,7 @@ def demo(
 app.command()(figure)
 app.command()(bench)
 app.command()(folder)
+app.command()(serve)
 
 
 def _demo(to: Path, methods: list[str] | None, model: str) -> None:
