@@ -130,7 +130,7 @@ def tables() -> dict[str, Table]:
     folder = files("vitrail.papers")
     raw = tomllib.loads(folder.joinpath("papers.toml").read_text(encoding="utf-8"))
     lines = csv.DictReader(StringIO(folder.joinpath("numbers.csv").read_text(encoding="utf-8")))
-    numbers = [Number(**{**line, "value": float(line["value"]) if line["value"] else None}) for line in lines]
+    numbers = [_number(line) for line in lines]
     return {
         key: _table(key, about, raw["papers"][about["paper"]], tuple(n for n in numbers if n.table == key))
         for key, about in raw["tables"].items()
@@ -147,6 +147,11 @@ def find_table(key: str) -> Table:
     if key not in tables():
         raise OptionError(f"there is no table {key!r} of a paper: take one of {', '.join(tables())}")
     return tables()[key]
+
+
+def _number(line: Mapping[str, str]) -> Number:
+    table, model, dataset, method, metric, direction = (line[name] for name in Number._fields[:-1])
+    return Number(table, model, dataset, method, metric, direction, float(line["value"]) if line["value"] else None)
 
 
 def _table(key: str, about: Mapping[str, Any], paper: Mapping[str, Any], numbers: tuple[Number, ...]) -> Table:
