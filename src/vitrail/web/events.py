@@ -14,6 +14,8 @@ from vitrail.web.studio import Client, Studio
 
 #: Seconds after which a silent stream says that it is still there.
 PATIENCE = 10.0
+#: Seconds after which somebody in the queue is told again how many are before.
+WAITING = 2.0
 #: How often a waiting request is asked whether its client is still there, in seconds.
 GLANCE = 0.25
 
@@ -38,7 +40,7 @@ async def stream(studio: Studio, job: Job, client: Client) -> AsyncIterator[str]
         over = job.over
         yield event("job", studio.show(job))
         while not over:
-            keys = await watcher.news(PATIENCE)
+            keys = await watcher.news(PATIENCE if job.state != "queued" else WAITING)
             if over := job.over:
                 await asyncio.sleep(0)  # the last news are on their way
                 keys += watcher.rest()
@@ -46,7 +48,7 @@ async def stream(studio: Studio, job: Job, client: Client) -> AsyncIterator[str]
                 known = {item.key for item in job.items}
                 yield event("job", studio.show(job))
             elif not keys and not over:
-                yield ": still there\n\n"
+                yield event("job", studio.show(job)) if job.state == "queued" else ": still there\n\n"
             for item in list(job.items):
                 if item.key in keys:
                     yield event("item", job.show_item(item))

@@ -19,6 +19,7 @@ from PIL import Image
 from vitrail.web import plan
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
+from vitrail.web.made import Made
 from vitrail.web.queue import CancelledWork, Queue, Task, log
 from vitrail.web.refusal import Refusal, missing
 from vitrail.web.samples import pixels_of
@@ -79,6 +80,7 @@ class Studio:
         self.queue = Queue(self.limits)
         self.pictures: Store[Picture] = Store(self.limits.pictures, self.limits.picture_bytes)
         self.finished: Store[Job] = Store(self.limits.kept, self.limits.kept_bytes)
+        self.made = Made(4 * self.limits.kept, self.limits.kept_bytes // 2)
         self._said: Store[torch.Tensor] = Store(1000, 64 << 20)
         self._active: dict[str, tuple[Job, Task]] = {}
         self._lock, self._drawing = Lock(), Lock()
@@ -192,7 +194,7 @@ class Studio:
         Raises:
             Refusal: 503, the queue is full.
         """
-        work = Work(job, asked, self.queue, self.limits.seconds)
+        work = Work(job, asked, self.queue, self.limits.seconds, self.made)
         task = Task(client.key, deque(work.steps), lambda problem: self._ended(job, problem))
         with self._lock:
             self._active[job.id] = (job, task)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
@@ -52,14 +51,12 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
     if not data:
         raise Refusal(422, "the file is empty", "Choose another file.")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what Pillow warns of is checked below
-            with Image.open(BytesIO(data), formats=FORMATS) as image:
-                _check_size(image, limits)
-                notes = _notes(image)
-                image.seek(0)
-                image.load()
-                found = upright(image)
+        with Image.open(BytesIO(data), formats=FORMATS) as image:
+            _check_size(image, limits)
+            notes = _notes(image)
+            image.seek(0)
+            image.load()
+            found = upright(image)
     except Refusal:
         raise
     except UnidentifiedImageError as error:

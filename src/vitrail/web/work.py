@@ -16,6 +16,7 @@ from vitrail.scores.curves import deletion, insertion
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, Grid, Preset
 from vitrail.web.jobs import Item, Job
+from vitrail.web.made import Made
 from vitrail.web.maps import map_of, words_of
 from vitrail.web.plan import Asked
 from vitrail.web.queue import CancelledWork, Queue, Step, log
@@ -36,10 +37,11 @@ class Work:
         asked: Its methods.
         queue: Where short steps of others are let in from.
         seconds: Time a method may take.
+        made: Maps that were made before.
     """
 
-    def __init__(self, job: Job, asked: Sequence[Asked], queue: Queue, seconds: float) -> None:
-        self.job, self.asked, self.queue, self.seconds = job, list(asked), queue, seconds
+    def __init__(self, job: Job, asked: Sequence[Asked], queue: Queue, seconds: float, made: Made) -> None:
+        self.job, self.asked, self.queue, self.seconds, self.made = job, list(asked), queue, seconds, made
         self._name_items()
 
     @property
@@ -90,8 +92,10 @@ class Work:
         for item in items:
             item.state = "running"
         self.job.changed(*items)
+        known = {one.label: e for one in asked if (e := self.made.find(self.job, one)) is not None}
+        missing = [one for one in asked if one.label not in known]
         try:
-            found = self._explain(asked, self._looked(items, asked))
+            found = known | (dict(self._explain(missing, self._looked(items, missing))) if missing else {})
         except CancelledWork:
             raise
         except Exception as error:  # noqa: BLE001 - any failure is the item's, and is told
@@ -102,6 +106,8 @@ class Work:
             self._failed(items, error)
             return
         self.job.found |= found
+        for one in missing:
+            self.made.keep(self.job, one, found[one.label])
         for item in items:
             if self.job.kind == "explain":
                 self._fill(item, found[item.method])
