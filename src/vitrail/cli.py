@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from vitrail.bench.command import bench, folder
+from vitrail.bench.command import AddressOption, EngineOption, WorkersOption, bench, explain_directory
 from vitrail.errors import InputError, VitrailError
 from vitrail.figures.command import figure
 from vitrail.web.command import serve
@@ -51,7 +51,8 @@ DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: cpu, 
 @app.command()
 def explain(
     images: Annotated[
-        list[Path] | None, typer.Argument(help="Image files; without any, the embedded scenes.", show_default=False)
+        list[Path] | None,
+        typer.Argument(help="Image files, or a folder of them; without any, the embedded scenes.", show_default=False),
     ] = None,
     model: ModelOption = "scenes",
     weights: WeightsOption = "pretrained",
@@ -77,8 +78,15 @@ def explain(
     ] = None,
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out"),
     device: DeviceOption = "cpu",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Of a folder: also folders below.")] = False,
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
 ) -> None:
     """Explain images: overlays, maps and a manifest for each, and one figure that compares the methods. Or texts.
+
+    A folder of any size becomes maps in half precision and an index to query, by --workers processes or a Ray cluster;
+    it is safe to kill and to run again.
 
     For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
     """
@@ -95,6 +103,14 @@ def explain(
         return
     if not images:
         _demo(to, list(dict.fromkeys(method)), model)
+        return
+    if any(path.is_dir() for path in images):
+        if len(images) > 1:
+            raise InputError("give one folder, or image files: --recursive takes the folders below as well")
+        explain_directory(
+            images[0], to, recursive=recursive, model=model, weights=weights, methods=list(dict.fromkeys(method)),
+            target=target, engine=engine, workers=workers, device=device, address=address,
+        )  # fmt: skip
         return
     for path in images:  # every file is looked at before the first is worked on
         open_image(path)
@@ -169,6 +185,7 @@ def models(
     """List model sources, whether they are installed, and names to use with --model."""
     from importlib.util import find_spec
 
+    from vitrail.models.catalogue import CATALOGUE
     from vitrail.models.embedded import EMBEDDED
     from vitrail.models.sources import EXTRAS, TRIED, names
 
@@ -176,6 +193,9 @@ def models(
                   box=None, header_style="bold")  # fmt: skip
     if pattern is None:
         table.add_row("embedded", "yes", "\n".join(f"{name}  [dim]{what}[/dim]" for name, what in EMBEDDED.items()))
+        papers = (f"{name}  [dim]{e.about}\n  {e.name}{f', hf:{e.hub}' if e.hub else ''}[/dim]" for name, e in
+                  CATALOGUE.items())  # fmt: skip
+        table.add_row("papers", "with timm", "\n".join(papers))
     for source, (module, extra) in EXTRAS.items():
         there = find_spec(module) is not None
         listed = TRIED[source] if pattern is None else names(source, pattern) if there else ()
@@ -212,7 +232,6 @@ def demo(
 
 app.command()(figure)
 app.command()(bench)
-app.command()(folder)
 app.command()(serve)
 
 

@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vitrail.bench.plan import Plan, Problem, find_plan, listed, parse
+from vitrail.bench.again import outputs_for
+from vitrail.bench.plan import Given, Plan, Problem, find_plan, listed, parse
 from vitrail.bench.protocols import PROTOCOLS
-from vitrail.bench.stage import Pictures, Stage, open_stage
+from vitrail.bench.stage import Model, Pictures, Stage, open_stage
 from vitrail.bench.truth import read
-from vitrail.data import Sample
-from vitrail.errors import OptionError, VitrailError
+from vitrail.data import DATASETS, Sample
+from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
+from vitrail.models.loading import FETCHING
 from vitrail.scores.presets import PRESETS, find_presets
 
 #: What stands in for a key that is not well formed, so that the rest of a plan can be looked at.
@@ -24,12 +26,13 @@ _STAND_INS: dict[str, Any] = {
 LOOKED_AT = 4
 
 
-def read_plan(source: str | Path, device: str = "cpu") -> tuple[Plan, str]:
+def read_plan(source: str | Path, device: str = "cpu", given: Given | None = None) -> tuple[Plan, str]:
     """Read a plan by path or name and check all of it.
 
     Args:
         source: A file, or the name of a plan of the package.
         device: Where its models will be put.
+        given: What is said beside it: folders of data sets, files of weights, a limit.
 
     Returns:
         The plan and the text it was read from.
@@ -37,17 +40,25 @@ def read_plan(source: str | Path, device: str = "cpu") -> tuple[Plan, str]:
     Raises:
         PlanError: Lists every problem with its line and what to do.
     """
+    plan, text, problems = look(source, device, given)
+    if problems:
+        raise listed(problems, text, source)
+    return plan, text
+
+
+def look(source: str | Path, device: str = "cpu", given: Given | None = None) -> tuple[Plan, str, list[Problem]]:
+    """As `read_plan`, but problems of files and weights that are not on this machine are returned, not raised."""
     path = find_plan(source)
     text = path.read_text(encoding="utf-8")
-    plan, raw, problems = parse(text, path.parent.resolve())
+    plan, raw, problems = parse(text, path.parent.resolve(), given or Given())
     bad = {str(p.path[0]) for p in problems if p.path}
     if plan is None:
         kept = {key: value for key, value in raw.items() if key not in bad}
         plan = Plan.model_validate({key: value for key, value in _STAND_INS.items() if key not in kept} | kept)
     problems += check(plan, frozenset(bad), device)
-    if problems:
+    if not all(problem.absent for problem in problems):
         raise listed(problems, text, source)
-    return plan, text
+    return plan, text, problems
 
 
 def check(plan: Plan, skip: frozenset[str] = frozenset(), device: str = "cpu") -> list[Problem]:
@@ -61,9 +72,10 @@ def check(plan: Plan, skip: frozenset[str] = frozenset(), device: str = "cpu") -
     stage = open_stage(plan.model_dump_json(), device)
     problems = [*_methods(plan), *_protocols(plan)]
     problems += [p for number in range(len(plan.dataset)) for p in _data(stage, number, skip)]
+    lost = frozenset(int(p.path[1]) for p in problems if p.path[0] == "dataset" and len(p.path) > 1)
     unknown = {i for p in problems if p.path[0] == "methods" for i in p.path[1:]}
     for number in range(len(plan.models)):
-        problems += _model(stage, number, skip, bool(unknown))
+        problems += _model(stage, number, skip, bool(unknown), lost)
     return [p for p in problems if str(p.path[0]) not in skip]
 
 
@@ -115,11 +127,19 @@ def _data(stage: Stage, number: int, skip: frozenset[str]) -> Iterator[Problem]:
     plan = stage.plan
     data = plan.dataset[number]
     key = "root" if data.root is not None else "ids" if data.ids is not None else "name"
+    if data.root is None and data.name in DATASETS and data.name != "scenes":
+        text = (
+            f"{data.title} is read from files, and where they are is not said: give --data {data.title}=FOLDER, or set "
+            f"VITRAIL_DATA to a folder that holds {data.title}/, or write root = … here"
+        )
+        yield Problem(path=("dataset", number, "name"), text=text, absent=True)
+        return
     try:
         pictures = stage.pictures(number)
         samples = _samples(pictures)
     except VitrailError as error:
-        yield Problem(path=("dataset", number, key), text=str(error))
+        gone = data.root is not None and not Path(data.root).exists()
+        yield Problem(path=("dataset", number, key), text=str(error), absent=gone)
         return
     if all(sample.image is None for sample, _ in samples):
         yield Problem(path=("dataset", number, "name"), text=f"{data.name} holds texts: the benchmark is for pictures")
@@ -129,8 +149,10 @@ def _data(stage: Stage, number: int, skip: frozenset[str]) -> Iterator[Problem]:
         "boxes": any(s.boxes is not None for s, _ in samples),
         "label": any(s.label is not None for s, _ in samples),
         "things": any(len(things) > 1 or len(set(s.labels)) > 1 for s, things in samples),
+        "classes": any(things for _, things in samples),
     }
-    words = {"mask": "masks", "boxes": "boxes", "label": "labels", "things": "pictures with two known classes"}
+    words = {"mask": "masks", "boxes": "boxes", "label": "labels", "things": "pictures with two known classes",
+             "classes": "masks that tell classes apart"}  # fmt: skip
     for i, name in enumerate(plan.protocols):
         if name in PROTOCOLS and name in plan.protocols_of(data):
             for need in PROTOCOLS[name].needs:
@@ -159,31 +181,51 @@ def _samples(pictures: Pictures) -> list[tuple[Sample, dict[int, Any]]]:
     return found
 
 
-def _model(stage: Stage, number: int, skip: frozenset[str], unsure: bool) -> Iterator[Problem]:
+def _model(stage: Stage, number: int, skip: frozenset[str], unsure: bool, lost: frozenset[int]) -> Iterator[Problem]:
     """Can the model be loaded, does any method apply, and does it know the data set's classes?"""
-    plan, name = stage.plan, stage.plan.models[number].name
+    plan, network = stage.plan, stage.plan.models[number]
+    name = network.name
     try:
         model = stage.model(number)
     except VitrailError as error:
-        yield Problem(path=("models", number), text=str(error))
+        file = network.weights not in (None, "random") and not Path(str(network.weights)).is_file()
+        fetched = network.weights is None and isinstance(error, ModelError) and FETCHING in str(error)
+        advice = f"; or give --weights {network.title}=FILE" if fetched else ""
+        yield Problem(path=("models", number), text=f"{error}{advice}", absent=file or fetched)
         return
     own = [spec for spec in plan.specs() if spec not in model.refused]
     if not unsure and not own:
         reasons = "; ".join(dict.fromkeys(model.refused.values()))
         yield Problem(path=("models", number), text=f"no method of the plan applies to {name}: {reasons}")
+    if "sanity" in plan.protocols:
+        try:
+            stages = len(model.stages)
+            if not stages:
+                raise ModelError("it has none")
+        except VitrailError as error:
+            text = f"sanity cannot be run on {name}, whose parts were not found ({error}): leave it out"
+            yield Problem(path=("protocols", plan.protocols.index("sanity")), text=text)
     if "dataset" in skip or "models" in skip:
         return
-    for i, data in enumerate(plan.dataset):
+    for i in sorted(set(range(len(plan.dataset))) - lost):  # what is lost was told where the data set is looked at
+        yield from _classes(stage, number, i, model)
+
+
+def _classes(stage: Stage, number: int, i: int, model: Model) -> Iterator[Problem]:
+    """Do the model's classes mean what the data set's do, where a protocol or target needs that?"""
+    plan, data, name = stage.plan, stage.plan.dataset[i], stage.plan.models[number].name
+    known, own = stage.pictures(i).dataset.classes, plan.protocols_of(data)
+    if "multiclass" in own:
         try:
-            agree = stage.same_classes(number, i)
-        except VitrailError:
-            continue  # told where the data set is looked at
-        needs = [p for p in plan.protocols_of(data) if p in PROTOCOLS and "things" in PROTOCOLS[p].needs]
-        if not agree and ("label" in plan.targets or needs):
-            known = stage.pictures(i).dataset.classes or ()
-            text = (
-                f"{name} has {model.classes} classes and {data.title} has {len(known)}, so its labels mean nothing to "
-                f"the model: {'leave out ' + ', '.join(needs) if needs else 'explain the predicted class'}, or take a "
-                "model of these classes"
-            )
-            yield Problem(path=("targets",) if "label" in plan.targets else ("models", number), text=text)
+            outputs_for(known, model.classes)
+        except VitrailError as error:
+            text = f"multiclass cannot be run with {name} on {data.title}: {error}; leave it out, or take another model"
+            yield Problem(path=("protocols", plan.protocols.index("multiclass")), text=text)
+    needs = [p for p in own if p in PROTOCOLS and "things" in PROTOCOLS[p].needs]
+    if not stage.same_classes(number, i) and ("label" in plan.targets or needs):
+        text = (
+            f"{name} has {model.classes} classes and {data.title} has {len(known or ())}, so its labels mean nothing "
+            f"to the model: {'leave out ' + ', '.join(needs) if needs else 'explain the predicted class'}, or take a "
+            "model of these classes"
+        )
+        yield Problem(path=("targets",) if "label" in plan.targets else ("models", number), text=text)

@@ -1,4 +1,4 @@
-"""The commands ``vitrail bench`` and ``vitrail folder``: typed functions over the engines."""
+"""The command ``vitrail bench``, and ``vitrail explain`` of a folder: typed functions over the engines."""
 
 from __future__ import annotations
 
@@ -27,6 +27,21 @@ AddressOption = Annotated[
 
 def bench(
     plan: Annotated[str, typer.Argument(metavar="[PLAN]", help="A TOML file, or a plan of the package.")] = "scenes",
+    listing: Annotated[
+        bool, typer.Option("--list", help="List the plans of the package and about what each would take.")
+    ] = False,
+    data: Annotated[
+        list[str] | None,
+        typer.Option("--data", metavar="NAME=FOLDER", help="Where a data set of the plan is; repeat it for several. "
+                     "Else VITRAIL_DATA, a folder that holds one for each, is looked into."),
+    ] = None,
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weights", metavar="MODEL=FILE", help="Weights of a model of the plan; repeat it for several."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Most pictures of each data set, to try things out.")
+    ] = None,
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     shard: Annotated[
@@ -42,10 +57,10 @@ def bench(
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
     device: DeviceOption = "cpu",
     address: AddressOption = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run a benchmark: models × methods × protocols, safe to kill and to run again.
 
-    For example: `vitrail bench scenes --workers 2`, or `vitrail bench imagenet.toml --engine ray --device cuda`
+    For example: `vitrail bench scenes --workers 2`, or `vitrail bench 003_table2 --data imagenet=/data/imagenet`
     """
     from rich.markup import escape
 
@@ -53,34 +68,35 @@ def bench(
 
     _needs()
     from vitrail.bench.check import read_plan
-    from vitrail.bench.estimate import estimate
-    from vitrail.bench.plan import PlanError
+    from vitrail.bench.plan import Given, PlanError
     from vitrail.bench.progress import Meter, progress
     from vitrail.bench.shard import parse_shard, share
     from vitrail.bench.stage import open_stage
     from vitrail.bench.store import Store
-    from vitrail.bench.work import chunks
+    from vitrail.bench.trial import overview, trial
 
     part = parse_shard(shard) if shard else None
     if part is not None and not resume:
         raise OptionError("--fresh would remove what other shards have done: remove the run's folder instead")
+    given = Given(_pairs("--data", data), _pairs("--weights", weights), limit)
     runs = make_engine(engine, workers, device, 1, address)
     # Whoever only hands out work needs no GPU; a single worker, or a trial, is this process.
     devices: list[str] = getattr(runs, "devices", ["cpu"])
     home = "cpu" if len(devices) > 1 and not dry_run else devices[0]
+    count = len(getattr(runs, "devices", ())) or workers or 1
+    if listing:
+        _plans(overview(count, home, given))
+        return
     try:
-        checked, text = read_plan(plan, home)
+        if dry_run:
+            _tried(trial(plan, to, count, home, given))
+            return
+        checked, text = read_plan(plan, home, given)
     except PlanError as error:  # several lines, which the command line would join into one
         cli.err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     stage = open_stage(checked.model_dump_json(), home)
     runs = make_engine(engine, workers, device, checked.threads, address)
-    if dry_run:
-        folder = (to / stage.key).resolve()
-        count = len(getattr(runs, "devices", ())) or workers or 1
-        _table([("plan", checked.name), ("run", f"{to / stage.key}"),
-                *estimate(stage, chunks(stage, folder), count).rows()])  # fmt: skip
-        return
     store = Store.create(stage, to, text, fresh=not resume, device=device)
     todo = store.missing()
     own = todo if part is None else [c for c in share(store.chunks, part) if c in todo]
@@ -94,38 +110,26 @@ def bench(
     _summary(store)
 
 
-def folder(
-    directory: Annotated[Path, typer.Argument(help="A folder of images.")],
-    to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("maps"),
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Also folders below.")] = False,
-    model: Annotated[str, typer.Option("--model", "-m", help="See `vitrail models`.")] = "scenes",
-    weights: Annotated[str | None, typer.Option("--weights", "-w", help="A weights file.", show_default=False)] = None,
-    method: Annotated[
-        list[str], typer.Option("--method", help="A method; repeat it for several.")
-    ] = ["gradtoken"],  # noqa: B006 - typer reads the default, nobody changes it
-    target: Annotated[
-        str | None, typer.Option("--target", metavar="NAME|INDEX|topN", help="Default: the predicted class.",
-                                 show_default=False),
-    ] = None,
-    engine: EngineOption = "local",
-    workers: WorkersOption = None,
-    device: DeviceOption = "cpu",
-    address: AddressOption = None,
+def explain_directory(
+    directory: Path, to: Path, *, recursive: bool, model: str, weights: str, methods: list[str],
+    target: list[str] | None, engine: str, workers: int | None, device: str, address: str | None,
 ) -> None:  # fmt: skip
-    """Explain every image of a folder: maps in half precision and an index to query; safe to kill and to run again."""
+    """Explain every image of a folder, as ``vitrail explain`` does when it is given one."""
     from vitrail import cli
 
     _needs()
     from vitrail.bench.folder import explain_folder
     from vitrail.bench.progress import Meter, progress
 
-    aimed: Any = [[int(target)]] if target is not None and target.isdigit() else target
     runs = make_engine(engine, workers, device, 1, address)
+    aimed: Any = None
+    if target:  # classes for all images alike are a row of them; "topN" stands alone
+        aimed = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
     with progress(Meter(), cli.err) as meter:
         index = explain_folder(
-            directory, to, recursive=recursive, model=model, weights=weights, methods=method, target=aimed,
-            device="cuda:0" if device == "cuda" else device, engine=runs, begin=meter.begin,
-            done=meter.done,
+            directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
+            methods=methods, target=aimed, device="cuda:0" if device == "cuda" else device, engine=runs,
+            begin=meter.begin, done=meter.done,
         )  # fmt: skip
     cli.out.print(f"Index of all maps: [bold]{index}[/bold]", soft_wrap=True)
 
@@ -143,6 +147,17 @@ def make_engine(name: str, workers: int | None, device: str, threads: int, addre
     raise OptionError(f"--engine {name}: choose from {', '.join(ENGINES)}")
 
 
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    """``NAME=VALUE`` as typed, by name."""
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise OptionError(f"{option} {text}: write a name of the plan, = and a path, as {option} imagenet=/data")
+        found[name] = value
+    return found
+
+
 def _needs() -> None:
     for module in ("pydantic", "polars", "pyarrow"):
         require(module, "bench", "run benchmarks")
@@ -157,6 +172,27 @@ def _table(rows: list[tuple[str, str]]) -> None:
     for label, value in rows:
         table.add_row(f"[bold]{label}[/bold]", value)
     cli.out.print(table)
+
+
+def _tried(found: Any) -> None:
+    """What a plan would take."""
+    _table([("plan", found.plan.name), *([("run", str(found.folder))] if found.folder else []), *found.found.rows(),
+            *(("note", note) for note in found.notes)])  # fmt: skip
+
+
+def _plans(rows: list[tuple[str, Any]]) -> None:
+    """All plans and about what each would take."""
+    from rich.table import Table
+
+    from vitrail import cli
+    from vitrail.bench.trial import about
+
+    table = Table("plan", "images", "forwards", "time", "memory", "", box=None, header_style="bold")
+    for name, (_, _, found, notes) in rows:
+        numbers = (f"{found.images:,}", f"{found.forwards:,.0f}", found.time, f"{found.memory / 2**30:.1f} GiB")
+        table.add_row(name, *numbers, "\n".join((about(name), *(f"[dim]{note}[/dim]" for note in notes))))
+    cli.out.print(table)
+    cli.out.print("Times are rough: --dry-run measures. Give folders with --data, or set VITRAIL_DATA.")
 
 
 def _summary(store: Any) -> None:

@@ -8,20 +8,15 @@ the pictures it differs on, taken as one in five.
 
 from __future__ import annotations
 
-import resource
-import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from time import perf_counter
 
-import torch
-from torch import nn
-
-from vitrail.bench.explainer import within_memory
+from vitrail.bench.body import Body, measured
 from vitrail.bench.part import read_note
+from vitrail.bench.plan import Data, Plan
 from vitrail.bench.protocols import PROTOCOLS
-from vitrail.bench.stage import Model, Stage, samples
+from vitrail.bench.stage import Stage, grouped, samples
 from vitrail.bench.work import Chunk
-from vitrail.inside.feed import logits_of
 from vitrail.methods import find
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
@@ -34,8 +29,8 @@ CLUSTERS = 0.1
 RELEVANCE = 6.0
 #: Explanations of the sensitivity score.
 AGAIN = 10
-#: Pictures of the batch that is timed.
-TRIED = 4
+#: Classes in a picture of VOC, on average.
+CLASSES = 1.5
 
 
 @dataclass(frozen=True)
@@ -48,9 +43,10 @@ class Estimate:
         forwards: Forwards of one picture, in all.
         explaining: Those that go into making maps.
         left: Share of the work that is not done yet.
-        each: Seconds a forward takes one worker.
+        work: Seconds it would take one worker from the beginning.
         workers: How many work.
-        memory: Bytes that one worker takes at the most, measured while a batch was explained.
+        memory: Bytes that one worker takes at the most.
+        timed: How the time of a forward is known.
     """
 
     images: int
@@ -58,130 +54,133 @@ class Estimate:
     forwards: float
     explaining: float
     left: float
-    each: float
+    work: float
     workers: int
     memory: int
+    timed: str = "measured"
 
     @property
     def seconds(self) -> float:
         """Until it is done."""
-        return self.forwards * self.left * self.each / self.workers
+        return self.work * self.left / self.workers
+
+    @property
+    def time(self) -> str:
+        """The same in words.
+
+        Example:
+            >>> Estimate(1, 1, 1.0, 1.0, 1.0, 7200.0, 1, 1).time
+            '2.0 h'
+        """
+        return f"{self.seconds / 3600:,.1f} h" if self.seconds > 5400 else f"{self.seconds / 60:.1f} min"
 
     def rows(self) -> list[tuple[str, str]]:
         """As words for a table."""
-        time = f"{self.seconds / 3600:.1f} h" if self.seconds > 5400 else f"{self.seconds / 60:.1f} min"
+        each = 1000 * self.work / self.forwards if self.forwards else 0.0
         return [
             ("images", f"{self.images:,}"),
             ("maps", f"{self.maps:,}"),
             ("forwards", f"{self.forwards:,.0f}, of which {self.explaining:,.0f} make maps and the rest score them"),
             ("left to do", f"{100 * self.left:.0f} %"),
-            ("a forward", f"{1000 * self.each:.2f} ms, measured"),
-            ("time", f"about {time} with {self.workers} worker{'s' if self.workers > 1 else ''}"),
+            ("a forward", f"{each:.2f} ms, {self.timed}"),
+            ("time", f"about {self.time} with {self.workers} worker{'s' if self.workers > 1 else ''}"),
             ("memory", f"about {self.memory / 2**30:.1f} GiB a worker"),
         ]
 
 
-def estimate(stage: Stage, chunks: list[Chunk], workers: int) -> Estimate:
-    """Count the forwards of a plan, and time a small batch.
+def estimate(stage: Stage, chunks: Sequence[Chunk], workers: int) -> Estimate:
+    """Count the forwards of a plan that can be run, and time a small batch.
 
     Args:
         stage: The opened plan.
         chunks: Its pieces of work.
         workers: How many will work.
     """
-    total, explaining, left = 0.0, 0.0, 0.0
-    for chunk in chunks:
-        count = len(chunk.indices)
-        making = count * sum(explanation_cost(stage, chunk, spec) for spec in chunk.methods)
-        own = making + count * scoring_cost(stage, chunk) + 2 * count
-        total, explaining = total + own, explaining + making
-        left += own if read_note(chunk.path) != chunk.note else 0.0
-    models = range(len(stage.plan.models))
-    timed = [_time(stage, stage.model(i)) for i in models]
+    bodies = [measured(stage, stage.model(i)) for i in range(len(stage.plan.models))]
+    pieces = [(c.model, c.data, c.methods, len(c.indices), read_note(c.path) != c.note) for c in chunks]
     images = sum(len(stage.pictures(i).indices) for i in range(len(stage.plan.dataset)))
-    each = sum(seconds for seconds, _ in timed) / len(timed)
-    memory = max(peak for _, peak in timed)
-    maps = sum(chunk.maps for chunk in chunks)
-    return Estimate(images, maps, total, explaining, left / total if total else 0.0, each, workers, memory)
+    return _sum(stage.plan, bodies, pieces, images, workers, "measured")
 
 
-def explanation_cost(stage: Stage, chunk: Chunk, spec: str) -> float:
-    """Forwards that one picture's maps take by one method; methods of one pass share it."""
+def sketch(plan: Plan, bodies: Sequence[Body], counts: Mapping[int, int], workers: int, timed: str) -> Estimate:
+    """Count the forwards of a plan from what is known of its models and data sets, neither of which need be there.
+
+    Args:
+        plan: The plan.
+        bodies: What is known of each model.
+        counts: Pictures, by data set.
+        workers: How many would work.
+        timed: How the time of a forward is known.
+    """
+    pieces = [
+        (m, d, methods, count, True)
+        for m, body in enumerate(bodies) for methods in grouped(body.methods) for d, count in counts.items()
+    ]  # fmt: skip
+    return _sum(plan, bodies, pieces, sum(counts.values()), workers, timed)
+
+
+def _sum(
+    plan: Plan, bodies: Sequence[Body], pieces: Sequence[tuple[int, int, tuple[str, ...], int, bool]], images: int,
+    workers: int, timed: str,
+) -> Estimate:  # fmt: skip
+    """Add up pieces of work: model, data set, methods, pictures, and whether it is still to be done."""
+    total = explaining = work = left = 0.0
+    maps = 0
+    for model, data, methods, count, missing in pieces:
+        body = bodies[model]
+        making = count * sum(explanation_cost(plan, plan.dataset[data], methods, spec, body) for spec in methods)
+        own = making + count * (2 + scoring_cost(plan, plan.dataset[data], methods, body))
+        total, explaining, work = total + own, explaining + making, work + own * body.seconds
+        left += own * body.seconds if missing else 0.0
+        maps += count * len(methods)
+    memory = max(body.memory for body in bodies)
+    return Estimate(images, maps, total, explaining, left / work if work else 0.0, work, workers, memory, timed)
+
+
+def explanation_cost(plan: Plan, data: Data, methods: Sequence[str], spec: str, body: Body) -> float:
+    """Forwards that one picture's maps take by one of some methods done together; methods of one pass share it."""
     _, method, options = find(spec)
-    protocols = stage.plan.protocols_of(stage.plan.dataset[chunk.data])
-    targets = 1.0 + (1 - ACCURACY if len(stage.plan.targets) > 1 else 0.0) + ("selectivity" in protocols)
-    again = 1 + (AGAIN if "sensitivity" in protocols else 0)
+    protocols = plan.protocols_of(data)
+    targets = 1.0 + (1 - ACCURACY if len(plan.targets) > 1 else 0.0) + ("selectivity" in protocols)
+    targets += CLASSES if "multiclass" in protocols else 0.0
+    again = 1 + (AGAIN if "sensitivity" in protocols else 0) + (body.blocks + 3 if "sanity" in protocols else 0)
     if method.family == "relevance":
         return again * RELEVANCE * targets
     if not samples(spec):
-        shared = sum(not samples(other) and find(other)[1].family != "relevance" for other in chunk.methods)
+        shared = sum(not samples(other) and find(other)[1].family != "relevance" for other in methods)
         return again * (1 + 2 * targets) / max(1, shared)
-    height, width = stage.model(chunk.model).view.size
+    height, width = body.size
     if method.name == "vit_cx":
-        looks = 2 * CLUSTERS * _width(stage.model(chunk.model)) * float(options.get("draws", 1)) + 2
+        many = {"all": float(body.width), "random": float(options["random_masks"])}
+        looks = 2 * many.get(str(options["masks"]), CLUSTERS * body.width * options["draws"]) + 2
     elif method.name == "scorecam":
-        looks = float(_width(stage.model(chunk.model)))
+        looks = float(body.width)
     elif method.name == "occlusion":
-        rows, columns = stage.model(chunk.model).anatomy.layout.grid or (height // 16, width // 16)
+        rows, columns = body.grid or (height // 16, width // 16)
         looks = rows * columns / float(options.get("stride", 1)) ** 2
     elif method.family == "perturbation":
         looks = float(options.get("masks", 1000))
     else:  # gradients along a path or around a point
         looks = 3 * targets * float(options.get("steps", options.get("samples", 1)))
-    return again * looks
+    return float(again * looks)
 
 
-def scoring_cost(stage: Stage, chunk: Chunk) -> float:
-    """Forwards that scoring one picture's maps of all methods takes."""
-    plan = stage.plan
-    presets = find_presets([n for n in plan.protocols_of(plan.dataset[chunk.data]) if n not in PROTOCOLS])
+def scoring_cost(plan: Plan, data: Data, methods: Sequence[str], body: Body) -> float:
+    """Forwards that scoring one picture's maps of some methods takes."""
+    presets = find_presets([n for n in plan.protocols_of(data) if n not in PROTOCOLS])
     if not presets:
         return 0.0
-    model = stage.model(chunk.model)
-    height, width = model.view.size
-    rows, columns = model.anatomy.layout.grid or (14, 14)
+    height, width = body.size
+    rows, columns = body.grid or (14, 14)
     cost = 1.0
     for target in plan.targets:
         levels = set()
         for curve in (c for p in presets if target in p.explains for c in p.curves):
             units = rows * columns if curve.fill == TOKENS else height * width
             levels |= {(curve.order, curve.fill, k) for k in curve.removed(units) if 0 < k < units}
-        for spec in chunk.methods:
+        for spec in methods:
             second = target == "label" and "predicted" in plan.targets
             share = (1 - ACCURACY if find(spec)[1].class_specific else 0.0) if second else 1.0
             # With patches left out a forward takes about half as long.
             cost += share * sum(0.5 if fill == TOKENS else 1.0 for _, fill, _ in levels)
     return cost
-
-
-def _width(model: Model) -> int:
-    """How many feature maps there are: what the head reads."""
-    linears = [module for module in model.about.module.modules() if isinstance(module, nn.Linear)]
-    return int(linears[-1].in_features) if linears else 768
-
-
-def _time(stage: Stage, model: Model) -> tuple[float, int]:
-    """Seconds a forward of one picture takes, and the memory a worker takes at the most."""
-    images = torch.randn(min(TRIED, stage.plan.batch), len(model.view.mean), *model.view.size).to(stage.device)
-    gpu = stage.device.startswith("cuda")
-
-    def forward(size: int) -> None:
-        with torch.inference_mode():
-            logits_of(model.about.module(images[:size]))
-            if gpu:
-                torch.cuda.synchronize()
-
-    if gpu:
-        torch.cuda.reset_peak_memory_stats()
-    within_memory(stage, forward)
-    times = []
-    for _ in range(3):
-        began = perf_counter()
-        within_memory(stage, forward)
-        times.append((perf_counter() - began) / len(images))
-    weights = sum(p.numel() * p.element_size() for p in model.about.module.parameters())
-    if gpu:
-        peak = torch.cuda.max_memory_allocated()
-        return min(times), weights + int((peak - weights) * stage.plan.batch / len(images)) * 3  # a graph keeps more
-    unit = 1 if sys.platform == "darwin" else 1024
-    return min(times), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -7,7 +7,7 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -72,8 +72,9 @@ class Explainer:
     looks: int = field(default=0, init=False)
 
     def __call__(
-        self, ids: Sequence[str], images: Tensor, classes: Tensor, specs: Sequence[str]
-    ) -> tuple[dict[str, Made], Reasons]:
+        self, ids: Sequence[str], images: Tensor, classes: Tensor, specs: Sequence[str],
+        target: Callable[[Any], Tensor] | None = None,
+    ) -> tuple[dict[str, Made], Reasons]:  # fmt: skip
         """Explain K classes of each picture.
 
         A method or picture that fails is tried alone, so that it takes nothing else with it.
@@ -83,21 +84,24 @@ class Explainer:
             images: Shape (B, channels, height, width).
             classes: Shape (B, K).
             specs: The methods.
+            target: Explained instead of the classes: from the model's output to one number for each picture.
         """
+        aimed = classes if target is None else target
         found: dict[str, list[tuple[Sequence[int], Explanation, float]]] = {spec: [] for spec in specs}
         bad: Reasons = {}
         rows = range(len(ids))
         shared = [spec for spec in specs if not seeded(spec)]
         if shared:
-            self._attempt(shared, rows, ids, images, classes, found, bad)
+            self._attempt(shared, rows, ids, images, aimed, found, bad)
         for spec in specs:
             if seeded(spec):
                 for row in rows:
-                    self._attempt([spec], [row], ids, images, classes, found, bad)
+                    self._attempt([spec], [row], ids, images, aimed, found, bad)
         return {spec: _joined(parts, len(ids)) for spec, parts in found.items() if parts}, bad
 
     def _attempt(
-        self, specs: Sequence[str], rows: Sequence[int], ids: Sequence[str], images: Tensor, classes: Tensor,
+        self, specs: Sequence[str], rows: Sequence[int], ids: Sequence[str], images: Tensor,
+        aimed: Tensor | Callable[[Any], Tensor],
         found: dict[str, list[tuple[Sequence[int], Explanation, float]]], bad: Reasons,
     ) -> None:  # fmt: skip
         options = {spec: {"seed": seed_of(self.key, ids[rows[0]], spec)} if seeded(spec) else {} for spec in specs}
@@ -107,7 +111,8 @@ class Explainer:
             done = within_memory(
                 self.stage,
                 lambda batch: explain(
-                    self.model.about, images[at.to(images.device)], methods=options, target=classes[at],
+                    self.model.about, images[at.to(images.device)], methods=options,
+                    target=aimed[at] if isinstance(aimed, Tensor) else aimed,
                     batch_size=batch, advance=self._looked,
                 ),
             )  # fmt: skip
@@ -119,7 +124,7 @@ class Explainer:
                 return
             parts = [([spec], rows) for spec in specs] if len(specs) > 1 else [(specs, [row]) for row in rows]
             for some, few in parts:
-                self._attempt(some, few, ids, images, classes, found, bad)
+                self._attempt(some, few, ids, images, aimed, found, bad)
             return
         for spec in specs:
             found[spec].append((rows, done[spec], self.looks / len(rows)))

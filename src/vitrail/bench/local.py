@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import torch
 
@@ -19,6 +20,9 @@ from vitrail.errors import OutputError, VitrailError
 Done = Callable[[Task], None]
 #: How many workers may die over one piece of work before it is given up.
 MOST_DEATHS = 3
+#: What a worker imports; where processes can be copied, a helper process does so once for all of them.
+IMPORTED = ("vitrail.bench.work", "vitrail.bench.folder", "torch._dynamo", "pyarrow.parquet", "safetensors.torch",
+            "PIL.Image")  # fmt: skip
 
 
 class WorkerError(VitrailError, RuntimeError):
@@ -88,7 +92,11 @@ class _Pool:
                 process.join(10)
 
     def _start(self, device: str) -> None:
-        context = mp.get_context("spawn")
+        # Copies of a process in which nothing has run yet: as clean as new ones, and there at once.
+        copied = "forkserver" in mp.get_all_start_methods()
+        context: Any = mp.get_context("forkserver" if copied else "spawn")
+        if copied:
+            context.set_forkserver_preload(list(IMPORTED))
         ours, theirs = context.Pipe()
         process = context.Process(target=_serve, args=(theirs, device, self.engine.threads), daemon=True)
         process.start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from vitrail.bench.lines import Lines
 from vitrail.errors import VitrailError
+from vitrail.models.catalogue import full_name
 
 Target = Literal["predicted", "label"]
 #: What is added to every plan: what does not beat these fails.
@@ -36,13 +39,16 @@ class Problem(BaseModel):
     path: tuple[str | int, ...]
     text: str
     line: int | None = None
+    absent: bool = False
+    """Whether it is only that files or weights are not on this machine, which a dry run can do without."""
 
 
 class Network(BaseModel):
     """A model as `vitrail.load` takes it.
 
     Attributes:
-        name: ``timm:NAME``, an embedded model, and so on.
+        name: ``timm:NAME``, an embedded model, and so on; a model of the papers by its short name stands for its full
+            one, so that both are one model in tables.
         weights: A file, or "random" for weights drawn from the plan's seed; without it the library's own.
         label: What to call it in tables; its name unless told. Two of one name need labels.
     """
@@ -87,9 +93,21 @@ class Data(BaseModel):
 
 
 def _networks(given: Any) -> Any:
-    """A model may be written as its name alone, and one model without a list."""
+    """A model may be written as its name alone, one model without a list, and the papers' models by short names."""
     many = given if isinstance(given, list | tuple) else [given]
-    return [{"name": one} if isinstance(one, str) else one for one in many]
+    tables = [{"name": one} if isinstance(one, str) else one for one in many]
+    return [
+        one | {"name": full_name(one["name"])} if isinstance(one, dict) and isinstance(one.get("name"), str) else one
+        for one in tables
+    ]
+
+
+def _paper(given: Any) -> Any:
+    from vitrail.papers import tables
+
+    if given is not None and given not in tables():
+        raise ValueError(f"take one of {', '.join(tables())}, or leave it out")
+    return given
 
 
 def _several(given: Any) -> Any:
@@ -112,13 +130,14 @@ class Plan(BaseModel):
         targets: Whose class the maps explain: "predicted", "label" or both.
         protocols: Perturbation presets by name, and names of `vitrail.bench.protocols.PROTOCOLS`.
         precision: Of the forwards of perturbation tests; maps are always made in the model's own.
-        view: "model" prepares pictures as the model wants it, "squash" resizes straight to its size, so that nothing
-            is cut off.
+        view: "model" prepares pictures as the model wants it, "squash" resizes straight to its size by bilinear
+            interpolation, so that nothing is cut off, as the papers' evaluations do.
         batch: Most pictures in one forward pass.
         chunk: Pictures in one piece of work.
         threads: Of torch in each worker on a CPU. Part of the plan, as sums may depend on it in the last bits.
         seed: Of everything that is drawn.
         keep_maps: Whether maps are written beside the scores, as grids in half precision.
+        paper: The table of a paper that it repeats, as ``000_table2``; the report sets the published numbers beside.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -136,6 +155,7 @@ class Plan(BaseModel):
     threads: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     keep_maps: bool = False
+    paper: Annotated[str | None, BeforeValidator(_paper)] = None
 
     def specs(self) -> tuple[str, ...]:
         """All methods as they are run: "@single" written out, controls added, each once.
@@ -167,7 +187,7 @@ class Plan(BaseModel):
         Returns:
             Sixteen hexadecimal digits.
         """
-        content = self.model_dump(mode="json", exclude={"models": {"__all__": {"weights"}}})
+        content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights"}}})
         for data, names in zip(content["dataset"], ids, strict=True):
             del data["root"]
             data["ids"] = hashlib.sha256("\0".join(names).encode()).hexdigest()
@@ -207,12 +227,64 @@ def find_plan(source: str | Path) -> Path:
     return path
 
 
-def parse(text: str, folder: Path) -> tuple[Plan | None, dict[str, Any], list[Problem]]:
+@dataclass(frozen=True)
+class Given:
+    """What is said beside a plan: things that differ from machine to machine.
+
+    Attributes:
+        data: Folders of data sets, by a data set's label or name in the plan.
+        weights: Files of weights, by a model's label, short or full name.
+        limit: Most pictures of each data set.
+        home: A folder that holds a folder for each data set, by label or name; looked into where nothing else is said.
+    """
+
+    data: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
+    limit: int | None = None
+    home: str | None = field(default_factory=lambda: os.environ.get("VITRAIL_DATA"))
+
+    def into(self, raw: dict[str, Any]) -> list[Problem]:
+        """Put it into a plan's content; names that nothing in the plan has are problems."""
+        unused = {("--data", name) for name in self.data} | {("--weights", name) for name in self.weights}
+        tables = [one for one in _several(raw.get("dataset", [])) if isinstance(one, dict)]
+        for table in tables:
+            names = [str(table[key]) for key in ("label", "name") if key in table]
+            said = next((name for name in names if name in self.data), None)
+            there = [Path(self.home, name) for name in names if self.home and Path(self.home, name).exists()]
+            if said is not None:
+                unused.discard(("--data", said))
+                table["root"] = str(Path(self.data[said]).expanduser().resolve())
+            elif "root" not in table and there and table.get("name") != "scenes":
+                table["root"] = str(there[0].resolve())
+            if self.limit is not None:
+                table["limit"] = min(self.limit, table.get("limit") or self.limit)
+        raw["models"] = _networks(raw["models"]) if "models" in raw else []
+        for one in raw["models"]:
+            for name in self.weights if isinstance(one, dict) else ():
+                if full_name(name) == one.get("name") or name == one.get("label"):
+                    unused.discard(("--weights", name))
+                    given = self.weights[name]
+                    one["weights"] = given if given == "random" else str(Path(given).expanduser().resolve())
+        if not raw["models"]:
+            del raw["models"]
+        there_are = {"--data": [str(t.get("label", t.get("name"))) for t in tables],
+                     "--weights": [str(m.get("label", m.get("name"))) for m in raw.get("models", []) if
+                                   isinstance(m, dict)]}  # fmt: skip
+        return [
+            Problem(path=(), text=f"{option} {name}=…: the plan has no such name, only {', '.join(there_are[option])}")
+            for option, name in sorted(unused)
+        ]
+
+
+def parse(
+    text: str, folder: Path, given: Given | None = None
+) -> tuple[Plan | None, dict[str, Any], list[Problem]]:
     """A plan from TOML, as far as its form goes: the plan if it is well formed, the raw content, the problems.
 
     Args:
         text: The file's content.
         folder: What relative paths in it are relative to.
+        given: What is said beside it.
 
     Raises:
         PlanError: It is not TOML at all.
@@ -222,10 +294,10 @@ def parse(text: str, folder: Path) -> tuple[Plan | None, dict[str, Any], list[Pr
     except tomllib.TOMLDecodeError as error:
         raise PlanError(f"the plan is not TOML: {error}") from error
     _resolve(raw, folder)
+    problems = [] if given is None else given.into(raw)
     try:
-        return Plan.model_validate(raw), raw, []
+        return Plan.model_validate(raw), raw, problems
     except ValidationError as error:
-        problems = []
         for one in error.errors():
             # Which member of a union was tried says nothing to a reader.
             path = tuple(p for p in one["loc"] if not (isinstance(p, str) and ("[" in p or p in ("str", "tuple"))))
@@ -252,6 +324,7 @@ def _plain(kind: str, message: str, path: tuple[str | int, ...], given: Any) -> 
         return f"there is no key {where!r}: take one of {known}"
     if kind == "missing":
         return f"{where} is missing: write {where} = …"
+    message = message.removeprefix("Value error, ")
     return f"{where} = {given!r}: {message[0].lower()}{message[1:]}"
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.bench.explainer import Explainer, Made, Reasons, within_memory
+from vitrail.bench import again
+from vitrail.bench.batch import Batch, Found, Protocol
+from vitrail.bench.explainer import within_memory
 from vitrail.bench.stage import method_of
-from vitrail.bench.truth import Truth
-from vitrail.inside.feed import logits_of
 from vitrail.scores.complexity import complexity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import Strip
@@ -21,108 +20,8 @@ from vitrail.scores.pointing import pointing
 from vitrail.scores.presets import Mode, Preset, find_presets
 from vitrail.scores.segmentation import segmentation
 from vitrail.scores.selectivity import selectivity
-from vitrail.scores.sensitivity import sensitivity
 
-
-@dataclass
-class Batch:
-    """Pictures with their truth and their maps.
-
-    Attributes:
-        ids: The pictures' ids.
-        images: As the model takes them, on its device, shape (B, channels, height, width).
-        truths: What is known about each.
-        predicted: The model's answers, shape (B,).
-        labels: True classes, shape (B,), −1 where unknown or none of the model's.
-        classes: The explained classes, shape (B, K).
-        columns: By target, which of the K it is for each picture, or None where it has no such target.
-        made: Maps by method.
-        bad: Methods and pictures without a map, and why.
-        explainer: What made them, for protocols that need more.
-    """
-
-    ids: tuple[str, ...]
-    images: Tensor
-    truths: list[Truth]
-    predicted: Tensor
-    labels: Tensor
-    classes: Tensor
-    columns: dict[str, list[int | None]]
-    made: dict[str, Made]
-    bad: Reasons
-    explainer: Explainer
-
-    def at(self, target: str) -> Tensor:
-        """The column of each picture's target, 0 where it has none, shape (B,)."""
-        return torch.tensor([k or 0 for k in self.columns[target]])
-
-    def explained(self, target: str) -> list[int]:
-        """The class of each picture's target, −1 where it has none."""
-        rows = enumerate(self.columns[target])
-        return [-1 if k is None else int(self.classes[row, k]) for row, k in rows]
-
-    def maps(self, method: str, target: str) -> Tensor:
-        """One map for each picture, shape (B, height, width)."""
-        maps = self.made[method].maps
-        return maps[torch.arange(len(maps), device=maps.device), self.at(target).to(maps.device)]
-
-    def without(self, method: str, target: str) -> dict[int, str]:
-        """Places in the batch for which there is no such map, and why."""
-        absent = {row: "the picture has no label" for row, k in enumerate(self.columns[target]) if k is None}
-        return absent | {row: why for (name, row), why in self.bad.items() if name == method}
-
-
-@dataclass
-class Found:
-    """Scores of one method, target and protocol for the pictures of a batch.
-
-    Attributes:
-        values: By score, one value for each picture, shape (B,), or a row of them, shape (B, M).
-        reasons: Pictures without scores, and why.
-        seconds: Time a picture.
-        forwards: Pictures shown to the model, for each picture.
-        strips: By score, what the model said at each level; of perturbation tests.
-    """
-
-    protocol: str
-    method: str
-    target: str
-    values: Mapping[str, Tensor]
-    reasons: dict[int, str] = field(default_factory=dict)
-    seconds: float = 0.0
-    forwards: float = 0.0
-    strips: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
-
-
-Score = Callable[[Batch, str, str], tuple[dict[str, Tensor], dict[int, str]]]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """A protocol other than the perturbation presets.
-
-    Attributes:
-        name: What plans call it.
-        needs: What a data set must have: "mask", "boxes", "label", "things".
-        score: From a batch, a method and a target to values, and to pictures without and why.
-        explains: Targets it is for; empty where it takes any.
-        targets: What its maps explain where that is not the plan's targets.
-    """
-
-    name: str
-    needs: tuple[str, ...]
-    score: Score
-    explains: tuple[str, ...] = ()
-    targets: tuple[str, ...] = ()
-
-    def __call__(self, batch: Batch, targets: tuple[str, ...]) -> Iterator[Found]:
-        """Scores of every method."""
-        for method in batch.made:
-            for target in self.targets or targets:
-                began = perf_counter()
-                values, reasons = self.score(batch, method, target)
-                each = (perf_counter() - began) / len(batch.ids)
-                yield Found(self.name, method, target, values, reasons, each)
+__all__ = ["PROTOCOLS", "Batch", "Found", "Protocol", "pairs", "perturbation"]
 
 
 def perturbation(
@@ -211,26 +110,6 @@ def _complexity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tenso
     return complexity(own), batch.without(method, target)
 
 
-def _sensitivity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
-    """Ten more explanations of each picture under noise too small to matter."""
-    classes = batch.classes.gather(1, batch.at(target)[:, None])
-    lost = batch.without(method, target)
-
-    def again(images: Tensor) -> Tensor:
-        made, bad = batch.explainer(batch.ids, images, classes, [method])
-        lost.update({row: why for (_, row), why in bad.items()})
-        return made[method].maps[:, 0] if made else batch.maps(method, target)
-
-    def predict(images: Tensor) -> Tensor:
-        with torch.inference_mode():
-            logits = logits_of(batch.explainer.model.about.module(images))
-        assert logits is not None
-        return logits.argmax(1)
-
-    seed = batch.explainer.stage.plan.seed
-    return sensitivity(again, batch.images, seed=seed, predict=predict), lost
-
-
 def pairs(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:
     """Which targets each of some protocols and presets is run for.
 
@@ -255,7 +134,9 @@ PROTOCOLS: dict[str, Protocol] = {
         Protocol("pointing", ("boxes",), _pointing),
         Protocol("selectivity", ("things",), _selectivity, targets=("things",)),
         Protocol("complexity", (), _complexity),
-        Protocol("sensitivity", (), _sensitivity),
+        Protocol("sensitivity", (), again.sensitivity),
+        Protocol("sanity", (), again.sanity),
+        Protocol("multiclass", ("classes",), again.multiclass, targets=("things",), sparse=True),
     )
 }
 """The protocols that are not perturbation presets, by name."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from torch import Tensor
 
+from vitrail.bench.batch import Batch, Found
 from vitrail.bench.part import COSTS, CURVES, KEYS
-from vitrail.bench.protocols import PROTOCOLS, Batch, Found
+from vitrail.bench.protocols import PROTOCOLS
 from vitrail.scores.presets import find_presets
 
 #: What stands in the column ``protocol`` for what is known of the map itself.
@@ -59,6 +61,8 @@ class Rows:
                 self.add((*keys, ""), None, explained[row], found.reasons[row], cost)
                 continue
             for name, column in values.items():
+                if found.sparse and isnan(column[row]):
+                    continue
                 curve = _levels(*found.strips[name], row) if name in found.strips else {}
                 self.add((*keys, name), column[row], explained[row], None, cost | curve)
 

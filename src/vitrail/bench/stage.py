@@ -10,7 +10,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.bench.plan import SAMPLING, Data, Network, Plan
 from vitrail.data import Dataset, open_dataset
@@ -22,6 +22,7 @@ from vitrail.methods import Method, find
 from vitrail.models import load
 from vitrail.models.loaded import Loaded, class_count
 from vitrail.models.preprocess import Preprocess
+from vitrail.scores import sanity
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,6 +56,11 @@ class Model:
     anatomy: Anatomy
     weights: str
     refused: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def stages(self) -> tuple[sanity.Stage, ...]:
+        """Its parameters from the head down, for tests that randomise them."""
+        return sanity.stages(self.about.module, _noise(self.view))
 
     @property
     def classes(self) -> int | None:
@@ -102,10 +108,7 @@ class Stage:
 
     def groups(self, model: int) -> list[tuple[str, ...]]:
         """The methods that apply to a model: each that samples by itself, then those of one pass together."""
-        fit = [spec for spec in self.plan.specs() if spec not in self.model(model).refused]
-        alone: list[tuple[str, ...]] = [(spec,) for spec in fit if samples(spec)]
-        together = tuple(spec for spec in fit if not samples(spec))
-        return [*alone, together] if together else alone
+        return grouped([spec for spec in self.plan.specs() if spec not in self.model(model).refused])
 
     def _load(self, network: Network) -> Model:
         if network.weights == "random":
@@ -124,9 +127,9 @@ class Stage:
             raise ModelError(f"how {network.name} wants its images is unknown")
         if hasattr(about.module, "encode_text"):
             raise ModelError(f"{network.name} has no classes, only texts to compare with: it cannot be scored")
-        view = replace(view, squash=True) if self.plan.view == "squash" else view
-        noise = torch.randn(1, len(view.mean), *view.size, generator=torch.Generator().manual_seed(0))
-        anatomy = read(about.module, Feed((noise,)).onto(about.module))
+        if self.plan.view == "squash":  # as evaluation code does it, whatever the model was trained with
+            view = replace(view, squash=True, resample="bilinear")
+        anatomy = read(about.module, Feed((_noise(view),)).onto(about.module))
         refused = {}
         for spec in self.plan.specs():
             try:
@@ -137,10 +140,26 @@ class Stage:
         return Model(about, view, anatomy, weights, refused)
 
 
+def _noise(view: Preprocess) -> Tensor:
+    return torch.randn(1, len(view.mean), *view.size, generator=torch.Generator().manual_seed(0))
+
+
 @lru_cache(maxsize=2)
 def open_stage(plan: str, device: str = "cpu") -> Stage:
     """The stage of a plan given as JSON; a process that is asked again gets the same, models loaded and all."""
     return Stage(Plan.model_validate_json(plan), device)
+
+
+def grouped(specs: Sequence[str]) -> list[tuple[str, ...]]:
+    """Methods that are done together: each that samples by itself, then those of one pass.
+
+    Example:
+        >>> grouped(["rollout", "tam", "random"])
+        [('tam',), ('rollout', 'random')]
+    """
+    alone: list[tuple[str, ...]] = [(spec,) for spec in specs if samples(spec)]
+    together = tuple(spec for spec in specs if not samples(spec))
+    return [*alone, together] if together else alone
 
 
 def samples(spec: str) -> bool:

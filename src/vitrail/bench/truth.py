@@ -33,6 +33,7 @@ class Truth:
         boxed: The boxes of the label as a mask, or None where there are no boxes.
         masks: By class, the object of that class, where the data set tells objects apart.
         boxes: By class, the boxes of that class as a mask.
+        labelled: The class of each pixel, 0 the ground and 255 ignore, numbered from 1; None where unknown.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Truth:
     boxed: Tensor | None = None
     masks: Mapping[int, Tensor] = field(default_factory=dict)
     boxes: Mapping[int, Tensor] = field(default_factory=dict)
+    labelled: Tensor | None = None
 
     def mask_of(self, explained: int) -> Tensor | None:
         """The object a map of this class should show: that class's where it is in the picture, else the label's."""
@@ -112,4 +114,15 @@ def prepare(dataset: Dataset, index: int, view: Preprocess, by_class: bool) -> T
         None if sample.label is None else boxed(sample.label),
         {kind: seen(mask) for kind, mask in masks.items()} if by_class else {},
         boxes,
+        seen(_labels(masks, dataset)) if masks else None,
     )
+
+
+def _labels(masks: Mapping[int, Bytes], dataset: Dataset) -> Bytes:
+    """Masks by class as one: 0 the ground, then the classes from 1; VOC's begin with the ground already."""
+    first = 0 if isinstance(dataset, VOC2012) else 1
+    labels = np.zeros_like(next(iter(masks.values())))
+    for kind, mask in masks.items():
+        labels[mask == 1] = kind + first
+        labels[mask == IGNORE] = IGNORE
+    return labels

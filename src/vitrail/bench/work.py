@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from vitrail.bench.batch import Batch, Found
 from vitrail.bench.explainer import Explainer, reason, within_memory
 from vitrail.bench.part import write_file, write_table
-from vitrail.bench.protocols import PROTOCOLS, Batch, Found, perturbation
+from vitrail.bench.protocols import PROTOCOLS, perturbation
 from vitrail.bench.rows import EXPLAIN, Rows
 from vitrail.bench.stage import Stage, open_stage
 from vitrail.bench.truth import Truth, prepare
@@ -40,8 +41,18 @@ class Task(Protocol):
 
 
 def run_chunk(spec: Task, device: str = "cpu") -> Path:
-    """Do one piece of work; whatever engine runs, this is what it runs."""
-    return spec.perform(device)
+    """Do one piece of work; whatever engine runs, this is what it runs.
+
+    On a CPU without bfloat16, torch turns its oneDNN kernels off for good at the first product in bfloat16, and what
+    is left computes other last bits, in float32 too. So every piece of work begins with them on: its numbers must not
+    depend on what its process did before.
+    """
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.set_flags(True)[0]
+    try:
+        return spec.perform(device)
+    finally:
+        mkldnn.set_flags(before)
 
 
 @dataclass(frozen=True)
@@ -179,8 +190,8 @@ class _Work:
         images = torch.stack([t.image for t in truths]).to(self.stage.device)
         probabilities = self._predict(images)
         predicted = probabilities.argmax(1)
-        known = range(probabilities.shape[1]) if self.by_class else range(0)
-        labels = [t.label if t.label is not None and t.label in known else -1 for t in truths]
+        count = probabilities.shape[1] if self.by_class else 0
+        labels = [t.label if t.label is not None and t.label < count else -1 for t in truths]
         asked = [self._asked(*one) for one in zip(truths, predicted.tolist(), labels, strict=True)]
         each = [list(dict.fromkeys(own.values())) or [0] for own in asked]
         most = max(map(len, each))
@@ -189,7 +200,10 @@ class _Work:
         columns = {n: [e.index(a[n]) if n in a else None for a, e in zip(asked, each, strict=True)] for n in names}
         ids = tuple(t.id for t in truths)
         made, bad = self.explainer(ids, images, classes, self.chunk.methods)
-        batch = Batch(ids, images, truths, predicted, torch.tensor(labels), classes, columns, made, bad, self.explainer)
+        known = torch.tensor(labels)
+        batch = Batch(
+            ids, images, truths, predicted, known, classes, columns, made, bad, self.explainer, self.chunk.data
+        )
         return batch, probabilities
 
     def _asked(self, truth: Truth, answer: int, label: int) -> dict[str, int]:
@@ -197,7 +211,7 @@ class _Work:
         own = {"predicted": answer} if "predicted" in self.plan.targets else {}
         if "label" in self.plan.targets and label >= 0:
             own["label"] = label
-        if any(p.targets for p in self.protocols) and len(truth.things) == 2:
+        if any("things" in p.needs for p in self.protocols) and len(truth.things) == 2:
             own |= dict(zip(("first", "second"), sorted(truth.things), strict=True))
         return own
 
