@@ -2,22 +2,49 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import warnings
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from vitrail import cli
 from vitrail.testing import tiny_vit
 
 MODEL = ["--model", "timm:vit_tiny_patch16_224", "--weights", "random"]
 
 
 def vitrail(*args, cwd=None):
+    """The command as it runs in a process of its own, in this one: starting a process costs more than most commands."""
+    told, trouble, code = io.StringIO(), io.StringIO(), 0
+    with (
+        patch.object(sys, "argv", ["vitrail", *map(str, args)]),
+        patch.object(cli.out, "_width", 200),
+        patch.object(cli.err, "_width", 200),
+        redirect_stdout(told),
+        redirect_stderr(trouble),
+        chdir(cwd or Path.cwd()),
+        warnings.catch_warnings(),
+    ):
+        try:
+            cli.main()
+        except SystemExit as end:
+            code = end.code or 0
+    return SimpleNamespace(returncode=code, stdout=told.getvalue(), stderr=trouble.getvalue())
+
+
+def vitrail_apart(*args, cwd=None):
+    """The command in a process of its own."""
     environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "vitrail", *map(str, args)]
     settings = {"capture_output": True, "text": True, "cwd": cwd, "env": environment, "timeout": 300}
@@ -81,7 +108,8 @@ def test_refusals_are_one_line_and_exit_code_2(args, says, picture, tmp_path):
     (tmp_path / "text.jpg").write_text("not a picture")
     save_file(tiny_vit().state_dict(), tmp_path / "wrong.safetensors")
     names = {"picture": picture, "text": tmp_path / "text.jpg", "wrong": tmp_path / "wrong.safetensors"}
-    done = vitrail("explain", *(a.format(**names) for a in args), cwd=tmp_path)
+    run = vitrail_apart if "hf:someone/some-model" in args else vitrail  # it must not ask the hub
+    done = run("explain", *(a.format(**names) for a in args), cwd=tmp_path)
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert len(lines) == 1
@@ -95,7 +123,7 @@ def test_usage_errors_exit_with_2():
 
 
 def test_lists():
-    methods = vitrail("methods")
+    methods = vitrail_apart("methods")
     assert methods.returncode == 0
     for name in ("raw_attention", "rollout", "gradcam", "transformer_mm", "vtranm", "gradtoken"):
         assert name in methods.stdout
@@ -112,7 +140,4 @@ def test_doctor_tells_what_it_found():
     assert done.returncode == 0, done.stderr
     assert "198 = 2 prefix + 14×14 patches" in done.stdout
     assert "mean of the CLS and distillation tokens" in done.stdout
-    swin = vitrail("doctor", "--model", "timm:swin_tiny_patch4_window7_224", "--weights", "random")
-    assert swin.returncode == 0, swin.stderr
-    assert "windowed" in swin.stdout
-    assert torch.__version__ in swin.stdout
+    assert torch.__version__ in done.stdout

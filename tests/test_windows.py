@@ -6,12 +6,15 @@ import pytest
 import torch
 
 import vitrail
+from vitrail.checkup import examine
 from vitrail.errors import NotApplicableError
 from vitrail.inside.anatomy import read
 from vitrail.inside.capture import passing
 from vitrail.inside.feed import Feed
 from vitrail.inside.trace import ALL
 from vitrail.inside.windows import find_places, stitch
+from vitrail.models import Loaded
+from vitrail.models.preprocess import Preprocess
 
 WINDOW = 7
 
@@ -81,3 +84,12 @@ def test_stitching_is_asked_for_and_only_where_it_helps():
         vitrail.explain(timm_swin(), images, "rollout")
     with pytest.raises(NotApplicableError, match="gradtoken does not apply"):
         vitrail.explain(timm_swin(), images, "gradtoken", stitch=True)
+
+
+def test_the_doctor_finds_windows():
+    model = timm_swin()
+    found = examine(Loaded(model, Preprocess((56, 56)), name="swin"))
+    assert "windowed" in " ".join(value for _, value in found.rows)
+    works = {name for name, works, _ in found.verdicts if works}
+    assert {"gradcam_features", "gradient_x_input", "rise", "vit_cx"} <= works
+    assert not {"rollout", "gradtoken", "vtranm"} & works

@@ -82,9 +82,9 @@ def _first_outputs(output: Any) -> Tensor:
 
 def _try(method: Method, about: Loaded, feed: Feed, target: Any, anatomy: Anatomy) -> tuple[str, bool, str]:
     try:
-        if method.family == "perturbation" and not method.quick:
+        if method.family == "perturbation":
             method.check(anatomy, method.options)
-            return method.name, True, "by what was found; not tried, since it looks at hundreds of pictures"
+            return method.name, True, "by what was found; not tried, since it looks at many pictures"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found = explain(about, feed.args[0], method.name, target=target, **method.quick)
