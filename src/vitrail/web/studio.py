@@ -126,7 +126,11 @@ class Studio:
             finally:
                 self._chores.release()
 
-        return self._hands.submit(run)
+        try:
+            return self._hands.submit(run)
+        except RuntimeError as error:  # the server is shutting down
+            self._chores.release()
+            raise Refusal(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"}) from error
 
     def add_upload(self, data: bytes) -> Picture:
         """A file from a client."""

@@ -1,0 +1,459 @@
+"""The page's server: every endpoint, every refusal, and that what it gives is what the library gives."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from io import BytesIO
+
+import numpy as np
+import pytest
+import torch
+from fastapi.testclient import TestClient
+from PIL import Image
+from safetensors.torch import load as load_tensors
+
+import vitrail
+from vitrail.methods import METHODS
+from vitrail.models.loaded import Loaded
+from vitrail.models.preprocess import HALF, Preprocess
+from vitrail.web.command import load_models
+from vitrail.web.limits import Limits
+from vitrail.web.maps import unpacked
+from vitrail.web.plan import ask
+from vitrail.web.refusal import Refusal
+from vitrail.web.served import serve_model
+from web_case import LONG, app_of, sent, tiny, until
+
+HEADERS = {
+    "x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "x-frame-options": "DENY",
+    "cross-origin-opener-policy": "same-origin",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def app():
+    return app_of(tiny(), *load_models(["scenes"], []))
+
+
+@pytest.fixture(scope="module")
+def client(app):
+    with TestClient(app) as one:
+        one.get("/")
+        yield one
+
+
+@pytest.fixture(scope="module")
+def picture(client):
+    return sent(client)
+
+
+def error(answer, status):
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"what", "fix"}
+    assert all(body["error"].values())
+    return body["error"]["what"] + " " + body["error"]["fix"]
+
+
+# -- the page and its headers ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/api/models", "/api/docs", "/api/openapi.json", "/nowhere", "/static/none.js"])
+def test_every_answer_carries_the_headers(client, path):
+    answer = client.get(path)
+    for name, value in HEADERS.items():
+        assert answer.headers[name] == value
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'self'" in policy
+    assert "img-src 'self' blob: data:" in policy
+    assert "unsafe" not in policy
+
+
+def test_the_page_and_permalinks(client, picture):
+    assert client.get("/").status_code == 200
+    job = client.post(
+        "/api/explain?wait=true", json={"model": "tiny", "picture": picture, "methods": ["rollout"], "targets": [0]}
+    ).json()
+    page = client.get(job["url"])
+    assert page.status_code == 200
+    assert f'data-job="{job["id"]}"' in page.text
+    gone = client.get("/r/%3Cscript%3Ealert(1)")
+    assert gone.status_code == 404
+    assert "<script>alert" not in gone.text
+    error(client.get("/nowhere"), 404)
+    error(client.post("/api/models"), 405)
+
+
+def test_the_cookie(app):
+    other = TestClient(app)
+    first = other.get("/").headers["set-cookie"]
+    assert "HttpOnly" in first
+    assert "SameSite=Strict" in first
+    assert "set-cookie" not in other.get("/").headers
+    other.cookies.clear()
+    other.cookies.set("vitrail", "not ours")
+    assert "set-cookie" in other.get("/").headers
+
+
+def test_other_sites_and_other_names_are_refused():
+    from vitrail.web.app import make_app
+
+    with TestClient(make_app([tiny()], Limits(), ["localhost"]), base_url="http://localhost:8000") as local:
+        body = {"model": "tiny", "sample": "scene-1"}
+        assert local.post("/api/pictures/sample", json=body, headers={"Origin": "http://localhost:8000"}).is_success
+        error(local.post("/api/pictures/sample", json=body, headers={"Origin": "http://evil.example"}), 403)
+        error(local.get("/", headers={"Host": "evil.example"}), 421)
+
+
+def test_the_reference_names_every_operation(client):
+    page, schema = client.get("/api/docs").text, client.get("/api/openapi.json").json()
+    assert all(path in page for path in schema["paths"])
+    assert "<script" not in page
+    assert schema["components"]["schemas"]["ExplainBody"]["examples"]
+
+
+# -- models and samples ------------------------------------------------------------------------------------------------
+
+
+def test_models_and_samples(client):
+    small, scenes = client.get("/api/models").json()
+    assert (small["id"], small["kind"], small["input"], small["grid"]) == ("tiny", "image", [32, 32], [4, 4])
+    assert (small["layers"], small["heads"], small["class_count"], small["default"]) == (3, [4] * 3, 5, "gradtoken")
+    assert [m["name"] for m in scenes["methods"]] == list(METHODS)
+    by_name = {m["name"]: m for m in scenes["methods"]}
+    assert by_name["rollout"]["cheap"]
+    assert not by_name["rise"]["cheap"]
+    assert by_name["rise"]["forwards"] == 4001
+    samples = client.get("/api/samples", params={"model": "scenes"}).json()
+    assert [len(s["classes"]) for s in samples] == [1, 1, 2, 2, 1, 1]
+    assert Image.open(BytesIO(client.get(samples[0]["url"]).content)).size == (128, 128)
+    assert client.get("/api/samples", params={"model": "tiny"}).json()[0]["classes"] is None
+    error(client.get("/api/samples", params={"model": "other"}), 404)
+    error(client.get("/api/samples"), 422)
+    error(client.get("/api/samples/none.png", params={"model": "tiny"}), 404)
+
+
+def test_samples_become_pictures(client):
+    one = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "pair-1"}).json()
+    again = client.post("/api/pictures/sample", json={"model": "tiny", "sample": "pair-1"}).json()
+    assert one == again
+    assert (one["width"], one["height"], one["notes"]) == (128, 128, [])
+    seen = np.asarray(Image.open(BytesIO(client.get(f"/api/pictures/{one['picture']}.png?model=scenes").content)))
+    sample = client.get("/api/samples/pair-1.png?model=scenes").content
+    assert np.array_equal(seen, np.asarray(Image.open(BytesIO(sample))))
+    assert Image.open(BytesIO(client.get(f"/api/pictures/{one['picture']}.png?model=tiny").content)).size == (32, 32)
+    error(client.post("/api/pictures/sample", json={"model": "scenes", "sample": "../etc"}), 404)
+    error(client.get("/api/pictures/none.png?model=tiny"), 404)
+
+
+def test_models_the_page_cannot_show_are_refused_at_the_start():
+    with pytest.raises(vitrail.errors.ModelError, match="images is unknown"):
+        serve_model(Loaded(vitrail.testing.tiny_vit()), "tiny")
+    with pytest.raises(vitrail.errors.InputError, match="2 weights for 1"):
+        load_models(["scenes"], ["pretrained", "random"])
+    two = load_models(["scenes", "scenes"], [])
+    assert [one.id for one in two] == ["scenes", "scenes-2"]
+
+
+# -- predictions and explanations --------------------------------------------------------------------------------------
+
+
+def test_predictions_are_the_models(client):
+    held = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "pair-1"}).json()["picture"]
+    said = client.post("/api/predict", json={"model": "scenes", "picture": held}).json()
+    assert said["classes"] == 12
+    assert len(said["top"]) == 10
+    values = [one["probability"] for one in said["top"]]
+    assert values == sorted(values, reverse=True)
+    assert {one["name"] for one in said["top"][:2]} == {"kite", "bolt"}
+
+
+def test_the_program_makes_what_is_on_the_screen(client, tmp_path, monkeypatch):
+    held = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "pair-2"}).json()["picture"]
+    methods = ["vtranm", "gradtoken:variant=3", "random", "rise:masks=8,cells=4", "attnlrp"]
+    body = {"model": "scenes", "picture": held, "methods": methods, "targets": [7, 1], "seed": 3}
+    job = client.post("/api/explain?wait=true", json=body).json()
+    assert [i["key"] for i in job["items"]] == [f"{m}|{t}" for m in methods for t in (7, 1)]
+    assert {i["state"] for i in job["items"]} == {"done"}
+    assert job["target_names"] == ["bolt", "lifebelt"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "picture.png").write_bytes(client.get(f"/api/pictures/{held}.png?model=scenes").content)
+    code = client.get(f"/api/jobs/{job['id']}/code.py")
+    (tmp_path / "code.py").write_text(code.text)
+    found = runpy.run_path("code.py")["found"]
+    for item in job["items"]:
+        e = found[item["method"]]
+        k = [7, 1].index(item["target"])
+        expected = e.grid[0, k].double().numpy()
+        assert np.allclose(unpacked(item["map"]), expected, atol=1.5e-4 * np.abs(expected).max()), item["key"]
+        assert item["map"]["signed"] == e.signed
+        assert item["map"]["low"] == pytest.approx(float(expected.min()), rel=1e-4, abs=1e-9)
+    maps = load_tensors(client.get(f"/api/jobs/{job['id']}/maps.safetensors").content)
+    for name, e in found.items():
+        assert torch.allclose(maps[f"{name}/maps"], e.maps, atol=1e-4), name
+    sheet = client.get(f"/api/jobs/{job['id']}/manifest.json").json()
+    assert sheet["methods"]["random"]["options"] == {"seed": 3}
+    assert list(sheet["methods"]) == methods
+
+
+def test_files_to_take_away(client, picture):
+    body = {"model": "tiny", "picture": picture, "methods": list(METHODS)[:10], "targets": [1]}
+    job = client.post("/api/explain?wait=true", json=body).json()
+    for name, start in (("figure.png", b"\x89PNG"), ("figure.pdf", b"%PDF")):
+        answer = client.get(f"/api/jobs/{job['id']}/{name}")
+        assert answer.content.startswith(start)
+        assert answer.headers["content-disposition"] == f'attachment; filename="vitrail-tiny-{name}"'
+    assert "curves.csv" not in error(client.get(f"/api/jobs/{job['id']}/nothing.txt"), 404)
+    error(client.get(f"/api/jobs/{job['id']}/curves.csv"), 404)
+    error(client.get("/api/jobs/none/figure.png"), 404)
+
+
+def test_the_predicted_class_is_found_out(client):
+    data = client.post("/api/pictures/sample", json={"model": "tiny", "sample": "scene-2"}).json()
+    job = client.post(
+        "/api/explain?wait=true", json={"model": "tiny", "picture": data["picture"], "methods": ["gradcam", "rollout"]}
+    ).json()
+    best = client.post("/api/predict", json={"model": "tiny", "picture": data["picture"]}).json()["top"][0]
+    assert job["targets"] == [best["index"]]
+    assert [i["key"] for i in job["items"]] == [f"gradcam|{best['index']}", f"rollout|{best['index']}"]
+
+
+def test_every_method_and_variant_passes_the_checks(client, app):
+    served = app.state.studio.models["tiny"]
+    for name, method in METHODS.items():
+        for variant in ("", *method.variants):
+            ask([f"{name}:{variant}" if variant else name], served, 1, 0, Limits(looks=20_000))
+
+
+def test_every_method_comes_with_its_quick_settings(client, picture):
+    specs = []
+    for name, method in METHODS.items():
+        specs.append(":".join([name, ",".join(f"{k}={v}" for k, v in method.quick.items())]).rstrip(":"))
+    body = {"model": "tiny", "picture": picture, "methods": specs, "targets": [0, 3]}
+    job = client.post("/api/explain?wait=true", json=body).json()
+    failed = {i["key"]: i["error"] for i in job["items"] if i["state"] != "done"}
+    assert set(failed) <= {"tam:steps=3|0", "tam:steps=3|3"}, failed  # it starts at a block this model has not
+    assert all(i["map"]["shape"] in ([4, 4], [32, 32]) for i in job["items"] if i["state"] == "done")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"methods": ["gradtokn"]}, "did you mean gradtoken"),
+        ({"methods": ["gradtoken:heads"]}, "no variant"),
+        ({"methods": ["rollout:nothing=1"]}, "does not take"),
+        ({"methods": ["rise:masks=20000"]}, "10000 at most"),
+        ({"methods": ["rise:cells=1000"]}, "32 at most"),
+        ({"methods": ["inverted:of=rise:masks=1000000"]}, "10000 at most"),
+        ({"methods": ["smoothgrad:samples=nan"]}, "whole number"),
+        ({"methods": ["smoothgrad:sigma=inf"]}, "more than this server allows"),
+        ({"methods": ["integrated_gradients:steps=501"]}, "500 at most"),
+        ({"methods": ["vit_cx:random_masks=9000,masks=random,draws=5"]}, "allows 10000 for a method"),
+        ({"methods": ["occlusion:stride=two"]}, "whole number"),
+        ({"methods": ["vit_cx:debias=maybe"]}, "true or false"),
+        ({"methods": ["inverted:of=" + "inverted:of=" * 12]}, ""),
+        ({"methods": ["raw_attention:head=" + "9" * 150]}, "more than this server allows"),
+        ({"methods": []}, "at least 1"),
+        ({"methods": ["rollout"] * 101}, "at most 100"),
+        ({"methods": [f"rollout:start={i}" for i in range(41)]}, "from 1 to 40"),
+        ({"targets": [5]}, "0 to 4"),
+        ({"targets": []}, "from 1 to 8"),
+        ({"targets": [-1]}, "greater than or equal"),
+        ({"targets": [True]}, "valid integer"),
+        ({"targets": "top2"}, "valid list"),
+        ({"seed": -1}, "greater than or equal"),
+        ({"seed": 1.5}, "valid integer"),
+        ({"path": "/etc/passwd"}, "extra inputs"),
+        ({"text": "a text"}, "looks at pictures"),
+        ({"picture": None}, "looks at pictures"),
+    ],
+)
+def test_what_is_asked_wrongly_is_refused(client, picture, change, told):
+    body = {"model": "tiny", "picture": picture, "methods": ["rollout"], "targets": [0], **change}
+    assert told.lower() in error(client.post("/api/explain", json=body), 422).lower()
+
+
+def test_unknown_things_and_broken_bodies(client, picture):
+    body = {"model": "tiny", "picture": picture, "methods": ["rollout"]}
+    error(client.post("/api/explain", json={**body, "model": "timm:vit_base_patch16_224"}), 404)
+    error(client.post("/api/explain", json={**body, "picture": "0" * 24}), 404)
+    error(client.post("/api/explain", content=b"{", headers={"Content-Type": "application/json"}), 422)
+    error(client.post("/api/explain", content=b"[" * 5000, headers={"Content-Type": "application/json"}), 400)
+    error(client.post("/api/explain", json=[1]), 422)
+    error(client.post("/api/explain", content=b" " * 300_000, headers={"Content-Type": "application/json"}), 413)
+    error(client.get("/api/jobs/none"), 404)
+    error(client.delete("/api/jobs/none"), 404)
+    error(client.get("/api/jobs/none/events"), 404)
+
+
+def test_a_method_that_fails_spoils_no_other(client, picture):
+    methods = ["rollout", "gradtoken:heads=most", "raw_attention:head=x", "raw_attention:layer=77"]
+    body = {"model": "tiny", "picture": picture, "targets": [0], "methods": methods}
+    job = client.post("/api/explain?wait=true", json=body).json()
+    assert [i["state"] for i in job["items"]] == ["done", "failed", "failed", "failed"]
+    assert job["state"] == "done"
+    assert "heads='most'" in job["items"][1]["error"]["what"]
+    assert "TypeError" in job["items"][2]["error"]["what"]
+    assert "layer=77 is out of range" in job["items"][3]["error"]["what"]
+
+
+def test_flat_maps_say_so_and_nothing_is_nan(picture):
+    blind = vitrail.testing.tiny_vit()
+    torch.nn.init.zeros_(blind.head.weight)
+    served = serve_model(Loaded(blind, Preprocess((32, 32), HALF, HALF), None, "blind"), "blind")
+    with TestClient(app_of(served)) as one:
+        body = {"model": "blind", "picture": sent(one), "methods": ["gradcam", "random"], "targets": [2]}
+        answer = one.post("/api/explain?wait=true", json=body)
+        job = json.loads(answer.text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+        assert [i["flat"] for i in job["items"]] == [True, False]
+        assert job["target_names"] == ["class 2"]
+        assert one.get(f"/api/jobs/{job['id']}/figure.png").is_success
+
+
+def test_windows_are_refused_with_the_reason():
+    import timm
+
+    swin = timm.create_model(
+        "swin_tiny_patch4_window7_224", img_size=64, window_size=4, embed_dim=24, depths=(1, 1, 1, 1),
+        num_heads=(1, 1, 1, 1), num_classes=3,
+    )  # fmt: skip
+    served = serve_model(vitrail.models.describe(swin.eval(), "swin"), "swin")
+    with TestClient(app_of(served)) as one:
+        card = one.get("/api/models").json()[0]
+        works = {m["name"]: m["reason"] for m in card["methods"]}
+        assert "windows" in works["rollout"]
+        assert works["gradcam_features"] is None
+        assert card["default"] == "gradcam_features"
+        held = sent(one)
+        assert "windows" in error(one.post("/api/attention", json={"model": "swin", "picture": held, "token": 0}), 422)
+        body = {"model": "swin", "picture": held, "methods": ["rollout"]}
+        assert "windows" in error(one.post("/api/explain", json=body), 422)
+
+
+# -- attention and curves ----------------------------------------------------------------------------------------------
+
+
+def test_attention_is_the_models_own(client, app, picture):
+    answer = client.post("/api/attention", json={"model": "tiny", "picture": picture, "token": 6}).json()
+    assert (answer["grid"], answer["tokens"], answer["prefix"], len(answer["layers"])) == ([4, 4], None, 1, 3)
+    served = app.state.studio.models["tiny"]
+    x = served.feed(app.state.studio.picture(picture).seen["tiny"]).args[0]
+    module = served.about.module
+    with torch.no_grad():
+        tokens = module.embed(x).flatten(2).transpose(1, 2)
+        tokens = torch.cat([module.prefix, tokens], 1) + module.position
+        block = module.blocks[0]
+        q, k, _ = block.qkv(block.norm1(tokens)).unflatten(-1, (3, block.heads, -1)).permute(2, 0, 3, 1, 4)
+        expected = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)[0, :, 7, 1:].view(4, 4, 4)
+    found = np.stack([unpacked(head) for head in answer["layers"][0]["heads"]])
+    assert np.allclose(found, expected.numpy(), atol=1e-4)
+    body = {"model": "tiny", "picture": picture}
+    assert "0 to 15" in error(client.post("/api/attention", json={**body, "token": 16}), 422)
+    error(client.post("/api/attention", json={**body, "token": -1}), 422)
+
+
+def test_curves_stand_beside_the_control(client, picture, tmp_path, monkeypatch, capsys):
+    held = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "scene-1"}).json()["picture"]
+    body = {"model": "scenes", "picture": held, "methods": ["vtranm"], "target": 8, "steps": 6}
+    job = client.post("/api/curves?wait=true", json=body).json()
+    assert (job["kind"], job["state"], [i["key"] for i in job["items"]]) == ("curves", "done", ["vtranm", "random"])
+    for item in job["items"]:
+        assert item["fractions"][0] == 0
+        assert item["fractions"][-1] == 1
+        assert len(item["deletion"]) == len(item["insertion"]) == 7
+        assert item["deletion"][0] == pytest.approx(item["insertion"][-1], abs=1e-5)
+    assert client.get(f"/api/jobs/{job['id']}/figure.png").content.startswith(b"\x89PNG")
+    assert len(client.get(f"/api/jobs/{job['id']}/curves.csv").text.splitlines()) == 15
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "picture.png").write_bytes(client.get(f"/api/pictures/{held}.png?model=scenes").content)
+    (tmp_path / "code.py").write_text(client.get(f"/api/jobs/{job['id']}/code.py").text)
+    made = runpy.run_path("code.py")
+    for item in job["items"]:
+        scores = made["records"].scores(made["preset"], item["method"])
+        assert float(scores["deletion(mean)"]) == pytest.approx(item["deletion_auc"], abs=1e-4)
+        assert float(scores["insertion(blur)"]) == pytest.approx(item["insertion_auc"], abs=1e-4)
+    error(client.post("/api/curves", json={**body, "steps": 51}), 422)
+    error(client.post("/api/curves", json={**body, "target": 12}), 422)
+
+
+# -- jobs --------------------------------------------------------------------------------------------------------------
+
+
+def events(client, job):
+    with client.stream("GET", f"/api/jobs/{job}/events") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = list(answer.iter_lines())
+    kinds = [line.removeprefix("event: ") for line in lines if line.startswith("event: ")]
+    data = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    return list(zip(kinds, data, strict=True))
+
+
+def test_events_tell_all_that_happens(client, picture):
+    body = {"model": "tiny", "picture": picture, "methods": ["rise:masks=300,seed=9", "rollout"], "targets": [0]}
+    job = client.post("/api/explain", json=body)
+    assert job.status_code == 202
+    told = events(client, job.json()["id"])
+    assert told[0][0] == "job"
+    assert told[-1][0] == "end"
+    states = {}
+    for kind, data in told:
+        for item in data["items"] if kind == "job" else [data] if kind == "item" else []:
+            states[item["key"]] = item["state"]
+    assert states == {"rise:masks=300,seed=9|0": "done", "rollout|0": "done"}
+    again = events(client, job.json()["id"])
+    assert [kind for kind, _ in again] == ["job", "end"]
+    assert again[0][1]["state"] == "done"
+
+
+def test_jobs_can_be_cancelled_by_their_makers_only(app, client, picture):
+    body = {"model": "tiny", "picture": picture, "methods": LONG, "targets": [0]}
+    job = client.post("/api/explain", json=body).json()
+    other = TestClient(app)
+    other.get("/")
+    error(other.delete(f"/api/jobs/{job['id']}"), 403)
+    assert other.get(f"/api/jobs/{job['id']}").json()["state"] in ("queued", "running")
+    assert client.delete(f"/api/jobs/{job['id']}").status_code == 204
+    until(lambda: other.get(f"/api/jobs/{job['id']}").json()["state"] == "cancelled")
+    assert {i["state"] for i in client.get(f"/api/jobs/{job['id']}").json()["items"]} <= {"done", "cancelled"}
+    assert client.delete(f"/api/jobs/{job['id']}").status_code == 204
+
+
+def test_a_full_queue_says_when_to_come_back(picture):
+    with TestClient(app_of(each=2, queue=2)) as one:
+        body = {"model": "tiny", "picture": sent(one), "methods": LONG, "targets": [0]}
+        jobs = [one.post("/api/explain", json=body) for _ in range(3)]
+        assert [j.status_code for j in jobs] == [202, 202, 503]
+        assert jobs[2].headers["retry-after"].isdigit()
+        error(jobs[2], 503)
+        assert jobs[1].json()["ahead"] >= 1
+        for job in jobs[:2]:
+            one.delete(f"/api/jobs/{job.json()['id']}")
+
+
+def test_a_method_that_takes_too_long_is_stopped():
+    with TestClient(app_of(seconds=0.01)) as one:
+        body = {"model": "tiny", "picture": sent(one), "methods": ["rise:masks=5000"], "targets": [0]}
+        job = one.post("/api/explain?wait=true", json=body).json()
+        assert job["state"] == "failed"
+        assert "took more than" in job["items"][0]["error"]["what"]
+
+
+def test_maps_made_before_are_not_made_again(client, app, picture):
+    body = {"model": "tiny", "picture": picture, "methods": ["rise:masks=64"], "targets": [1]}
+    one = client.post("/api/explain?wait=true", json=body).json()["items"][0]
+    two = client.post("/api/explain?wait=true", json={**body, "targets": [2]}).json()["items"][0]
+    both = client.post("/api/explain?wait=true", json={**body, "targets": [2, 1], "methods": ["rise:masks=64"]}).json()
+    assert [i["map"] for i in both["items"]] == [two["map"], one["map"]]
+    assert both["items"][1]["seconds"] == two["seconds"]
+    other = client.post("/api/explain?wait=true", json={**body, "seed": 5}).json()["items"][0]
+    assert other["map"] != one["map"]
+
+
+def test_what_a_method_costs_is_known_before():
+    served = tiny()
+    costs = {one.label: one.looks for one in ask(["rollout", "rise", "occlusion:2x2"], served, 8, 0, Limits())}
+    assert costs == {"rollout": 0, "rise": 4000, "occlusion:2x2": 10}
+    with pytest.raises(Refusal):
+        ask(["rise"], served, 1, 0, Limits(looks=100))
