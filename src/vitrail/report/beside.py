@@ -1,0 +1,257 @@
+"""A paper's table beside ours: every published number with the one of the run it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from vitrail.methods import find
+from vitrail.papers import Number, Table, find_table
+from vitrail.report.block import Block, Column
+from vitrail.report.differs import Match, match_data, match_models, protocol_of, set_up
+from vitrail.report.measure import Measure, measure
+from vitrail.report.run import Run
+from vitrail.report.standing import Standing
+from vitrail.scores.agreement import spearman
+from vitrail.scores.statistics import Interval
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A published number beside ours; both in the paper's units.
+
+    Attributes:
+        number: The paper's.
+        measure: Our score, or None where there is none.
+        ours: With its interval, or None.
+        paper_place: 1 or 2 where the paper's number is best or second best of its column.
+        place: The same of ours, among the methods of the paper.
+        reason: Why there is no number of ours, or "".
+    """
+
+    number: Number | None
+    measure: Measure | None = None
+    ours: Interval | None = None
+    paper_place: int = 0
+    place: int = 0
+    reason: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        if self.ours is None or self.number is None or self.number.value is None:
+            return None
+        return self.ours.value - self.number.value
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the paper's number lies in our interval."""
+        if self.difference is None or self.ours is None or self.number is None or self.number.value is None:
+            return None
+        return self.ours.low <= self.number.value <= self.ours.high
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method: the paper's name, ours ("" where there is none), and its cells by metric."""
+
+    name: str
+    method: str
+    control: bool
+    cells: Mapping[str, Cell] = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One model and data set of a paper's table.
+
+    Attributes:
+        model: The paper's.
+        dataset: The paper's.
+        ours: Titles of our model and data set, "" where the run has none.
+        like: Whether both are the paper's, so that a difference means something.
+        metrics: The paper's, with the way to better.
+        rows: The paper's methods, then controls.
+        order: By metric, Spearman's rank correlation between the paper's order of methods and ours, and of how many.
+    """
+
+    model: str
+    dataset: str
+    ours: tuple[str, str]
+    like: bool
+    metrics: Mapping[str, str]
+    rows: tuple[Row, ...]
+    order: Mapping[str, tuple[float, int]]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A paper's table beside a run.
+
+    Attributes:
+        table: The paper's.
+        differs: What the plan does otherwise than the paper.
+        parts: By model and data set.
+    """
+
+    table: Table
+    differs: tuple[str, ...]
+    parts: tuple[Part, ...]
+
+
+def beside(run: Run, blocks: Sequence[Block]) -> Beside | None:
+    """The table the run's plan repeats; None where it repeats none."""
+    if run.paper is None:
+        return None
+    table, plan = find_table(run.paper), run.plan
+    models = match_models(table, plan)
+    data = match_data(table, plan, run.manifest["images"])
+    differs = [m.remark for m in (*models.values(), *data.values()) if m.remark] + set_up(table, plan)
+    used = {name: _spec(table, name, plan.specs()) for name in table.methods}
+    differs += _options(table, used)
+    parts = []
+    for model, dataset in dict.fromkeys((n.model, n.dataset) for n in table.numbers):
+        numbers = [n for n in table.numbers if (n.model, n.dataset) == (model, dataset)]
+        parts.append(_part(run, blocks, table, numbers, models.get(model), data.get(dataset), used))
+    differs += _presets(parts, table)
+    known = [source.note for source in table.models.values() if source.note]
+    open_points = [f"{note[0].upper()}{note[1:]}." for note in known]
+    return Beside(replace(table, notes=(*open_points, *table.notes)), tuple(dict.fromkeys(differs)), tuple(parts))
+
+
+def places(values: Mapping[str, float], direction: str) -> dict[str, int]:
+    """Best and second best, 1 and 2, of some values; equal ones share a place.
+
+    Example:
+        >>> places({"a": 0.2, "b": 0.1, "c": 0.2, "d": 0.3}, "down")
+        {'a': 2, 'b': 1, 'c': 2}
+    """
+    if direction not in ("up", "down"):
+        return {}
+    ranked = sorted(set(values.values()), reverse=direction == "up")[:2]
+    return {name: ranked.index(value) + 1 for name, value in values.items() if value in ranked}
+
+
+def _spec(table: Table, name: str, specs: Sequence[str]) -> str:
+    """The plan's method for one of the paper's: the same options if it is there, else the only one of its name."""
+    wanted = [find(spec)[1:] for spec in table.methods[name]]
+    for method, options in wanted:
+        for spec in specs:
+            if find(spec)[1].name == method.name and find(spec)[2] == options:
+                return spec
+    bases = [_base(own[0]) for own in table.methods.values() if own]
+    if not wanted or bases.count(wanted[0][0].name) > 1:  # an ablation: other options are another row
+        return ""
+    same = [spec for spec in specs if _base(spec) == wanted[0][0].name]
+    return same[0] if len(same) == 1 else ""
+
+
+def _base(spec: str) -> str:
+    return spec.partition(":")[0]
+
+
+def _options(table: Table, used: Mapping[str, str]) -> list[str]:
+    """Methods that were run with other options than the paper's row is taken to mean."""
+    found = []
+    for name, spec in used.items():
+        wanted = table.methods[name]
+        if spec and not any(find(one)[1:] == find(spec)[1:] for one in wanted[:1]):
+            found.append(f"{name} was run as {spec}, not as {wanted[0]}.")
+    return found
+
+
+def _presets(parts: Iterable[Part], table: Table) -> list[str]:
+    """Presets that others stand for, and metrics of which there is no score."""
+    cells = [(name, cell) for part in parts for row in part.rows if not row.control for name, cell in row.cells.items()]
+    found = [
+        f"{table.short(name)}: {cell.measure.protocol} in place of {table.metrics[name].protocol}."
+        for name, cell in cells
+        if cell.measure and cell.measure.protocol.startswith(f"{table.metrics[name].protocol}-")
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _part(
+    run: Run, blocks: Sequence[Block], table: Table, numbers: list[Number], model: Match | None, data: Match | None,
+    used: Mapping[str, str],
+) -> Part:  # fmt: skip
+    metrics = dict.fromkeys(n.metric for n in numbers)
+    directions = {name: next(n.direction for n in numbers if n.metric == name) for name in metrics}
+    titles = (model.title, data.title) if model and data else ("", "")
+    rows: list[Row] = []
+    for name in dict.fromkeys(n.method for n in numbers):
+        cells = {n.metric: _cell(run, blocks, table, n, titles, used[name]) for n in numbers if n.method == name}
+        rows.append(Row(name, used[name], False, cells))
+    rows = _marked(rows, directions)
+    for spec in run.plan.specs():
+        if spec in run.controls:
+            # The last row is the paper's own, scored as the paper says, not as rows it quotes were.
+            last = {n.metric: n for n in numbers}
+            own = {name: _cell(run, blocks, table, last[name], titles, spec) for name in metrics}
+            shown = {name: replace(cell, number=None) for name, cell in own.items() if cell.ours is not None}
+            if shown:
+                rows.append(Row(spec, spec, True, shown))
+    order = {}
+    for name in metrics:
+        pairs = [(c.number.value, c.ours.value) for r in rows if (c := r.cells.get(name)) is not None
+                 and c.number is not None and c.number.value is not None and c.ours is not None]  # fmt: skip
+        if len(pairs) > 2:
+            said, found = torch.tensor(pairs, dtype=torch.float64).T[:, None]
+            order[name] = float(spearman(said, found)), len(pairs)
+    like = bool(model and data and model.same and data.same)
+    return Part(numbers[0].model, numbers[0].dataset, titles, like, directions, tuple(rows), order)
+
+
+def _cell(run: Run, blocks: Sequence[Block], table: Table, number: Number, titles: tuple[str, str], spec: str) -> Cell:
+    metric = table.metric(number)
+    if metric.reason:
+        return Cell(number, reason=metric.reason)
+    if not all(titles):
+        return Cell(number, reason="not part of this plan")
+    if not spec:
+        return Cell(number, reason="the method is not part of this plan")
+    data = next(d for d in run.plan.dataset if d.title == titles[1])
+    found = protocol_of(metric, run.plan.protocols_of(data))
+    if found is None:
+        return Cell(number, reason=f"{metric.protocol} is not run on {titles[1]}")
+    own = measure(found[0], metric.target, found[1])
+    refused = run.manifest["refused"].get(titles[0], {})
+    if spec in refused:
+        return Cell(number, own, reason="does not apply to the model")
+    standing = _standing(_column(blocks, titles, own), spec)
+    if standing is None:
+        return Cell(number, own, reason="no value")
+    ours = Interval(*(v * own.factor for v in standing.value))
+    return Cell(number, own, ours)
+
+
+def _column(blocks: Sequence[Block], titles: tuple[str, str], own: Measure) -> Column | None:
+    where = (*titles, own.protocol, own.target)
+    for block in blocks:
+        if (block.model, block.dataset, block.protocol, block.target) == where:
+            return block.column(own.score)
+    return None
+
+
+def _standing(column: Column | None, spec: str) -> Standing | None:
+    return None if column is None else column.standings.get(spec)
+
+
+def _marked(rows: list[Row], directions: Mapping[str, str]) -> list[Row]:
+    """Rows with the best and second best of each column marked, the paper's and ours."""
+    paper: dict[str, dict[str, int]] = {}
+    ours: dict[str, dict[str, int]] = {}
+    for name, way in directions.items():
+        cells = {row.name: row.cells[name] for row in rows if name in row.cells}
+        said = {n: c.number.value for n, c in cells.items() if c.number is not None and c.number.value is not None}
+        paper[name] = places(said, way)
+        ours[name] = places({n: c.ours.value for n, c in cells.items() if c.ours is not None}, way)
+    return [
+        replace(row, cells={
+            m: replace(c, paper_place=paper[m].get(row.name, 0), place=ours[m].get(row.name, 0))
+            for m, c in row.cells.items()
+        })
+        for row in rows
+    ]  # fmt: skip

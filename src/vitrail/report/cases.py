@@ -1,0 +1,91 @@
+"""Pictures worth looking at: where methods do best, where worst, and where they disagree most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vitrail.report.block import Block, Column, per_image
+from vitrail.report.measure import Measure
+from vitrail.report.run import Run
+from vitrail.scores.statistics import Array
+
+#: At most so many pairs of model and data set are shown, and so many maps a picture.
+PAIRS, MAPS = 6, 8
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A picture and the methods shown on it.
+
+    Attributes:
+        kind: Why it is shown.
+        model: Title of the model.
+        dataset: Title of the data set.
+        image: The picture's id.
+        target: Whose class is explained.
+        measure: What it was chosen by.
+        scores: By method, best first, in the score's own units.
+        left_out: How many methods are not shown.
+    """
+
+    kind: str
+    model: str
+    dataset: str
+    image: str
+    target: str
+    measure: Measure
+    scores: dict[str, float]
+    left_out: int = 0
+
+
+def choose(values: Array, each: int) -> dict[int, str]:
+    """Which images to show: highest and lowest mean over methods, then greatest spread, none twice.
+
+    Args:
+        values: Scores, more being better, shape (methods, images).
+        each: How many of each kind at most.
+
+    Example:
+        >>> choose(np.array([[0.9, 0.1, 0.5, 1.0], [0.8, 0.1, 0.5, 0.0]]), 1)
+        {0: 'best', 1: 'worst', 3: 'disagreement'}
+    """
+    kinds = {"best": -values.mean(0), "worst": values.mean(0), "disagreement": -values.std(0)}
+    found: dict[int, str] = {}
+    for kind, key in kinds.items():
+        order = [int(i) for i in np.argsort(key, kind="stable") if int(i) not in found]
+        found |= dict.fromkeys(order[:each], kind)
+    return found
+
+
+def cases(run: Run, blocks: Sequence[Block], each: int) -> list[Case]:
+    """Cases of every model and data set, by the first score that is about single pictures."""
+    found: list[Case] = []
+    pairs: set[tuple[str, str]] = set()
+    for block in blocks:
+        pair = block.model, block.dataset
+        column = next((c for c in block.columns if c.measure.direction != "none"), None)
+        if pair in pairs or len(pairs) == PAIRS or block.target not in run.plan.targets or column is None:
+            continue
+        pairs.add(pair)
+        found += _cases(run, block, column, each)
+    return found
+
+
+def _cases(run: Run, block: Block, column: Column, each: int) -> list[Case]:
+    methods = [name for name in column.standings if name not in run.controls]
+    ids, values = per_image(column, methods)
+    if not ids:
+        return []
+    sign = 1 if column.measure.direction == "up" else -1
+    found = []
+    for at, kind in choose(sign * values, each).items():
+        order = np.argsort(-sign * values[:, at], kind="stable")
+        shown = order if len(order) <= MAPS else [*order[: MAPS // 2], *order[-MAPS // 2 :]]
+        scores = {methods[i]: float(values[i, at]) for i in shown}
+        found.append(Case(kind, block.model, block.dataset, ids[at], block.target, column.measure, scores,
+                          len(order) - len(scores)))  # fmt: skip
+    order_of = ("best", "worst", "disagreement")
+    return sorted(found, key=lambda case: order_of.index(case.kind))

@@ -1,0 +1,134 @@
+"""What a plan does otherwise than the paper whose table it repeats, found by looking at both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vitrail.models.embedded import EMBEDDED
+from vitrail.papers import Metric, Source, Table
+
+if TYPE_CHECKING:
+    from vitrail.bench.plan import Data, Network, Plan
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which model or data set of a plan stands for one of the paper's.
+
+    Attributes:
+        title: What it is called in the run's tables.
+        same: Whether it is the paper's.
+        remark: What is not the paper's about it, or "".
+    """
+
+    title: str
+    same: bool
+    remark: str = ""
+
+
+def match_models(table: Table, plan: Plan) -> dict[str, Match]:
+    """For each of the paper's models the plan's: by name, else one that stands in.
+
+    A paper's model has none where the plan has others of the paper's.
+    """
+    named = {name: _named(source, plan.models) for name, source in table.models.items()}
+    found: dict[str, Match] = {}
+    for i, (name, source) in enumerate(table.models.items()):
+        own = named[name]
+        if own is not None:
+            found[name] = _model(name, source, own)
+        elif not any(named.values()):
+            other = plan.models[min(i, len(plan.models) - 1)]
+            kind = "an embedded model" if other.name in EMBEDDED else "another model"
+            found[name] = Match(other.title, False, f"{name}: {other.title}, {kind}, stands in for it.")
+    return found
+
+
+def match_data(table: Table, plan: Plan, images: Mapping[str, int]) -> dict[str, Match]:
+    """For each of the paper's data sets the plan's: by name, else one on which the same protocols are run.
+
+    Args:
+        table: The paper's table.
+        plan: The plan.
+        images: By title, how many pictures of it are used.
+    """
+    found = {}
+    for name, source in table.datasets.items():
+        wanted = {table.metric(n).protocol for n in table.numbers if n.dataset == name} - {""}
+        fit = [data for data in plan.dataset if any(_run_as(plan.protocols_of(data), p) for p in wanted)]
+        same = [data for data in fit if data.name in source.names]
+        chosen = next(iter([*same, *fit]), None)
+        if chosen is not None:
+            found[name] = _data(name, source, chosen, bool(same), images.get(chosen.title, 0))
+    return found
+
+
+def protocol_of(metric: Metric, protocols: Sequence[str]) -> tuple[str, str] | None:
+    """The protocol of a data set that gives a metric, and the score's name there; None where none does.
+
+    A preset with another fill stands for one that is not run.
+
+    Example:
+        >>> protocol_of(Metric("vtranm", "aopc(black)"), ["segmentation", "vtranm-tokens"])
+        ('vtranm-tokens', 'aopc(tokens)')
+    """
+    name = _run_as(protocols, metric.protocol)
+    if name is None:
+        return None
+    fill = name.removeprefix(f"{metric.protocol}-") if name != metric.protocol else ""
+    return name, f"{metric.score.partition('(')[0]}({fill})" if fill else metric.score
+
+
+def set_up(table: Table, plan: Plan) -> list[str]:
+    """What differs for the whole table: view, precision, targets."""
+    found = []
+    if plan.view != table.view:
+        found.append(f"Pictures are prepared as the model wants it (view = {plan.view!r}); the paper resizes them "
+                     "straight to the model's size, so that nothing is cut off.")  # fmt: skip
+    if plan.precision != "float32":
+        found.append(f"Perturbation tests ran in {plan.precision}.")
+    lost = sorted({m.target for m in table.metrics.values() if not m.reason} - {*plan.targets, "things"})
+    if lost:
+        found.append(f"Maps of the {' and '.join(lost)} class are not part of the plan.")
+    return found
+
+
+def _run_as(protocols: Sequence[str], wanted: str) -> str | None:
+    if wanted in protocols:
+        return wanted
+    return next((name for name in protocols if name.startswith(f"{wanted}-")), None)
+
+
+def _named(source: Source, networks: Sequence[Network]) -> Network | None:
+    for name in source.names:
+        for network in networks:
+            if _architecture(network.name) == _architecture(name):
+                return network
+    return None
+
+
+def _architecture(name: str) -> str:
+    """A model's name without the tag of its weights."""
+    return name.partition(".")[0]
+
+
+def _model(name: str, source: Source, own: Network) -> Match:
+    if own.weights == "random":
+        return Match(own.title, False, f"{name}: {own.name} with random weights.")
+    if own.weights is not None:
+        return Match(own.title, True, f"{name}: weights of {own.name} from a file; whether they are the paper's is not "
+                     "known here.")  # fmt: skip
+    if own.name not in source.names:
+        return Match(own.title, True, f"{name}: the weights of {own.name}, not of {source.names[0]}.")
+    return Match(own.title, True)
+
+
+def _data(name: str, source: Source, own: Data, same: bool, count: int) -> Match:
+    if not same:
+        kind = "drawn pictures" if own.name == "scenes" else "pictures"
+        return Match(own.title, False, f"{name}: {count:,} {kind} of {own.title} stand in for it.")
+    if count < source.images:
+        return Match(own.title, True, f"{name}: {count:,} pictures instead of {source.images:,}.")
+    return Match(own.title, True)
