@@ -5,7 +5,7 @@ import { paint, paintCells } from "./colour.js";
 import { alarm, el, write } from "./dom.js";
 import { average, decode, percent } from "./maps.js";
 import { place } from "./table.js";
-import { shade } from "./words.js";
+import { pieceOf, shade } from "./words.js";
 
 const COLOURS = "glow";
 
@@ -27,14 +27,17 @@ export class Attention {
    * @param subject {model, picture} or {model, text}
    * @param token which patch, counted row by row, or which piece of a word
    * @param scene {picture, grid, size} of a picture, nothing for a text
+   * @param words of a text, all its words: then the token is the number of a word, and its first piece is shown
    */
-  async open(subject, token, scene = null) {
+  async open(subject, token, scene = null, words = null) {
     Object.assign(this, { subject, scene });
     this.lens.hidden = !scene;
     this.pieces.hidden = Boolean(scene);
     this.chosen = null;
     if (!this.dialog.open) this.dialog.showModal();
     await this.#load(token);
+    const piece = words && this.found?.tokens ? pieceOf(this.found.tokens, words, token) : token;
+    if (piece !== this.token && this.dialog.open) await this.#load(piece);
   }
 
   async #load(token) {
@@ -82,7 +85,7 @@ export class Attention {
     const whole = el("td", { class: "mean" }, this.#cell(this.mean, "mean", "Mean of all layers"));
     rows.push(el("tr", { class: "all" }, el("th", { scope: "row" }, "all"), whole));
     const table = el("table", {}, el("caption", {}, "Layers downwards, heads across; each map by its own maximum"), ...rows);
-    this.heads.style.setProperty("--cell", `clamp(2.2rem, ${(36 / (columns + 1)).toFixed(2)}rem, 5rem)`);
+    this.heads.style.setProperty("--cell", `clamp(2.1rem, calc(min(36rem, 100vw - 6rem) / ${columns + 1.5}), 5rem)`);
     this.heads.replaceChildren(table);
     this.heads.classList.toggle("strips", !this.scene);
   }

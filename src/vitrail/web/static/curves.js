@@ -102,7 +102,7 @@ export class Curves {
     if (this.close) write(this.status, `${done} of ${this.items.length} measured …`);
     const shown = this.items.map((item, i) => ({ ...item, colour: item.method === RANDOM ? null : LINES[i % LINES.length] }));
     const files = this.place.dataset.state === "done" ? el(
-      "p", { class: "row" }, download("Figure", api.fileUrl(this.id, "figure.png")), download("Figure, PDF", api.fileUrl(this.id, "figure.pdf")),
+      "p", { class: "row" }, download("Curves, PNG", api.fileUrl(this.id, "figure.png")), download("Curves, PDF", api.fileUrl(this.id, "figure.pdf")),
       download("Numbers, CSV", api.fileUrl(this.id, "curves.csv"))) : "";
     this.place.replaceChildren(
       el("div", { class: "charts" }, this.#chart("Deletion", "deletion", "patches taken away", shown),

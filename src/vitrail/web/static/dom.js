@@ -34,9 +34,15 @@ export function iconButton(name, label, act, kind = "icon") {
   return button;
 }
 
-/** What went wrong and how to mend it. */
+/** What went wrong and how to mend it, as sentences. */
 export function trouble(error) {
-  return el("p", { class: "trouble" }, el("strong", {}, error.what ?? error.message ?? String(error)), " ", error.fix ?? "");
+  const what = sentence(error.what ?? error.message ?? String(error));
+  return el("p", { class: "trouble" }, el("strong", {}, what), " ", error.fix ? sentence(error.fix) : "");
+}
+
+export function sentence(words) {
+  const text = words.trim();
+  return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?)…]$/.test(text) ? "" : ".");
 }
 
 /** Tell of a failure at the top of the page until it is put away. */

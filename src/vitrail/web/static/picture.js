@@ -4,7 +4,7 @@ import * as api from "./api.js";
 import { Classes } from "./classes.js";
 import { DIVERGING, SEQUENTIAL, bar } from "./colour.js";
 import { Curves } from "./curves.js";
-import { alarm, calm, el, write } from "./dom.js";
+import { alarm, calm, el, sentence, write } from "./dom.js";
 import { percent } from "./maps.js";
 import { Methods } from "./methods.js";
 import { Run } from "./run.js";
@@ -66,13 +66,11 @@ export class PictureBench {
   }
 
   async sample(id) {
-    this.kept = { sample: id };
-    await this.#open(this.kept);
+    await this.#open({ sample: id });
   }
 
   async upload(file) {
-    this.kept = { file };
-    await this.#open(this.kept);
+    await this.#open({ file });
   }
 
   async #open({ sample, file }) {
@@ -83,6 +81,7 @@ export class PictureBench {
     try {
       const held = sample ? await api.useSample(this.model.id, sample) : await api.upload(this.model.id, file);
       if (turn !== this.turn) return;
+      this.kept = { sample, file };
       for (const button of find("samples").querySelectorAll("button")) {
         button.setAttribute("aria-pressed", String(button.dataset.sample === sample));
       }
@@ -114,7 +113,7 @@ export class PictureBench {
   #note(notes) {
     const place = find("picture-note");
     place.hidden = !notes.length;
-    write(place, notes.map((note) => note[0].toUpperCase() + note.slice(1)).join(". "));
+    write(place, notes.map(sentence).join(" "));
   }
 
   #aim(targets) {

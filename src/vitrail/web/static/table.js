@@ -68,7 +68,7 @@ export class Table {
       this.#slide(slide, key, scene.methods[place - 1], focus.spec);
     });
     this.slides.dataset.count = String(keys.length);
-    this.slides.classList.toggle("pair", scene.targets.length > 1);
+    this.slides.parentElement.classList.toggle("pair", scene.targets.length > 1);
     this.#legend();
     this.#read();
   }
@@ -246,7 +246,7 @@ export class Table {
     this.attend.disabled = patch === null;
     if (!scene || patch === null) {
       write(this.words, scene ? "Point at a patch to read it, click to see what it attends to." : "");
-      for (const slide of this.made.values()) write(slide.reading, "");
+      for (const slide of this.made.values()) lines(slide.reading, []);
       return;
     }
     const [, columns] = scene.grid;
@@ -254,7 +254,7 @@ export class Table {
     const focus = scene.methods.find((m) => m.spec === scene.focus) ?? scene.methods[0];
     const told = this.#values(focus.spec, patch, true);
     write(this.words, told.length > 1 ? [where, ...told].join("\n") : `${where}: ${told[0]}`);
-    for (const [key, slide] of this.made) write(slide.reading, key === PICTURE ? where : this.#values(key, patch).join("\n"));
+    for (const [key, slide] of this.made) lines(slide.reading, key === PICTURE ? [where] : this.#values(key, patch));
   }
 
   #values(spec, patch, long = false) {
@@ -263,12 +263,21 @@ export class Table {
       const map = mapOf(scene.item(spec, target));
       if (!map) return "–";
       const { means, units, ranks } = byPatch(map, scene.grid);
+      if (!long) return `${figures(means[patch])} · ${ordinal(ranks[patch])}`;
       const named = scene.targets.length > 1 ? `${scene.name(target)} ` : "";
-      if (!long) return `${named}${figures(means[patch])} · ${ordinal(ranks[patch])}`;
       const share = `${Math.round(100 * units[patch])} %`.replace("-", "−");
-      return `${named}${figures(means[patch])}, ${share} of the strongest, ${ordinal(ranks[patch])} of ${ranks.length}`;
+      const strength = named ? share : `${share} of the strongest`;
+      return `${named}${figures(means[patch])}, ${strength}, ${ordinal(ranks[patch])} of ${ranks.length}`;
     });
   }
+}
+
+/** A line of reading for each class; of two, each with its colour. */
+function lines(place, told) {
+  while (place.children.length > told.length) place.lastChild.remove();
+  while (place.children.length < told.length) place.append(el("span", {}));
+  told.forEach((text, i) => write(place.children[i], text));
+  place.classList.toggle("two", told.length > 1);
 }
 
 /** A cursor's frame on a patch. */

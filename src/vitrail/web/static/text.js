@@ -26,6 +26,7 @@ export class TextBench {
     this.made = new Map();
     this.targets = [];
     this.turn = 0;
+    this.word = null;
     find("read").addEventListener("click", () => this.read(find("words").value));
     find("words").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.read(find("words").value);
@@ -141,7 +142,7 @@ export class TextBench {
       const scores = page.words.map((word) => word.score ?? 0);
       const order = scores.map((_, i) => i).sort((a, b) => scores[b] - scores[a]);
       page.ranks = order.reduce((ranks, word, place) => { ranks[word] = place + 1; return ranks; }, []);
-      page.body.replaceChildren(paragraph(this.text, page.words));
+      page.body.replaceChildren(paragraph(this.text, page.words, `Words by ${title(method)}: arrow keys read them, Enter shows attention`));
       if (item.flat) page.body.append(el("span", { class: "warn" }, "Flat: all words alike, this says nothing"));
     } else if (state === "failed" || state === "cancelled") {
       const again = el("button", { type: "button", class: "quiet" }, "Try again");
@@ -161,6 +162,18 @@ export class TextBench {
     const of = (event) => event.target.closest?.("[data-word]")?.dataset.word;
     this.pages.addEventListener("pointerover", (event) => this.point(of(event) ?? null));
     this.pages.addEventListener("pointerleave", () => this.point(null));
+    this.pages.addEventListener("keydown", (event) => {
+      const page = event.target.closest(".page");
+      const words = this.made.get(page?.dataset.method)?.words;
+      if (!words?.length || !event.target.matches(".words")) return;
+      const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+      if (step) {
+        event.preventDefault();
+        const now = this.word === null ? (step > 0 ? -1 : 0) : Number(this.word);
+        this.point(String((now + step + words.length) % words.length));
+        write(find("text-live"), this.made.get(page.dataset.method).reading.textContent);
+      } else if (event.key === "Enter" && this.word !== null) this.#attend(Number(this.word), page.dataset.method);
+    });
     this.pages.addEventListener("click", (event) => {
       const word = of(event);
       if (word !== undefined) this.#attend(Number(word), event.target.closest(".page").dataset.method);
@@ -168,6 +181,7 @@ export class TextBench {
   }
 
   point(word) {
+    this.word = word;
     for (const span of this.pages.querySelectorAll(".word.here")) span.classList.remove("here");
     for (const page of this.made.values()) {
       const known = word === null ? null : page.words?.[word];
@@ -178,6 +192,6 @@ export class TextBench {
 
   #attend(word, spec) {
     const { words } = this.made.get(spec);
-    this.attention.open(this.subject, words[word].token ?? word, null);
+    this.attention.open(this.subject, word, null, words);
   }
 }

@@ -47,11 +47,12 @@ export function reshade() {
  *
  * @param text the whole text
  * @param words [{text, start, end, score}]
+ * @param label what it is, for who does not see it
  * @returns a paragraph whose spans carry the number of their word in data-word
  */
-export function paragraph(text, words) {
+export function paragraph(text, words, label) {
   const most = Math.max(...words.map((word) => Math.abs(word.score ?? 0)), 1e-12);
-  const line = el("p", { class: "words" });
+  const line = el("p", { class: "words", tabIndex: 0, role: "group", "aria-label": label });
   let done = 0;
   words.forEach((word, i) => {
     if (word.start > done) line.append(text.slice(done, word.start));
@@ -62,4 +63,21 @@ export function paragraph(text, words) {
   });
   if (done < text.length) line.append(text.slice(done));
   return line;
+}
+
+/** Which piece of a tokenizer begins a word: pieces are counted off against the words' letters. */
+export function pieceOf(tokens, words, word) {
+  let at = 0;
+  let letters = 0;
+  for (let i = 0; i < tokens.length; i++) {
+    const unknown = /^(\[UNK\]|<unk>)$/i.test(tokens[i]);
+    if (!unknown && /^(\[[A-Z]+\]|<\/?[a-z]+>)$/.test(tokens[i])) continue;
+    if (at === word) return i;
+    letters += tokens[i].replace(/^(##|▁|Ġ)/, "").length;
+    if (unknown || letters >= words[at].text.length) {
+      at += 1;
+      letters = 0;
+    }
+  }
+  return word;
 }
