@@ -106,7 +106,8 @@ def _rows(args: argparse.Namespace, tallies: dict[str, Rationales], seconds: dic
             micro[k] = interval(np.stack(counts, 1), micro_f1)._asdict()
         rows[name] = {
             "method": name, "seconds": seconds.get(name), "reviews": len(tally),
-            "macro_f1_at": dict(zip(args.top, tally.macro().tolist(), strict=True)), "micro_f1_at": micro,
+            "macro_f1_at": {k: interval(f1)._asdict() for k, f1 in zip(args.top, tally._rows("f1").T, strict=True)},  # noqa: SLF001
+            "micro_f1_at": micro,
         }  # fmt: skip
     for score, higher in SCORES.items():
         if score not in next(iter(tallies.values())).columns and score != "f1":

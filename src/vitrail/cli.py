@@ -15,6 +15,7 @@ from rich.table import Table
 from vitrail.bench.command import AddressOption, EngineOption, WorkersOption, bench, explain_directory
 from vitrail.errors import InputError, VitrailError
 from vitrail.figures.command import figure
+from vitrail.report.command import report
 from vitrail.web.command import serve
 
 app = typer.Typer(
@@ -232,6 +233,7 @@ def demo(
 
 app.command()(figure)
 app.command()(bench)
+app.command()(report)
 app.command()(serve)
 
 

@@ -57,6 +57,7 @@ def bench(
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
     device: DeviceOption = "cpu",
     address: AddressOption = None,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in a browser once it is there.")] = False,
 ) -> None:  # fmt: skip
     """Run a benchmark: models × methods × protocols, safe to kill and to run again.
 
@@ -74,6 +75,8 @@ def bench(
     from vitrail.bench.stage import open_stage
     from vitrail.bench.store import Store
     from vitrail.bench.trial import overview, trial
+    from vitrail.report.command import open_page
+    from vitrail.report.write import write_report
 
     part = parse_shard(shard) if shard else None
     if part is not None and not resume:
@@ -108,6 +111,10 @@ def bench(
         cli.out.print(f"{len(own)} parts done; {left} are other shards': [bold]{store.folder}[/bold]", soft_wrap=True)
         return
     _summary(store)
+    page = write_report(store.folder, device=home)
+    cli.out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
+    if show:
+        open_page(page)
 
 
 def explain_directory(

@@ -58,12 +58,14 @@ class Source:
         images: How many pictures the paper took, 0 for models.
         note: What the paper leaves open about it.
         instead: Protocols that others stand for on this data set.
+        target: Whose class is explained on this data set, where that is not as the metric says.
     """
 
     names: tuple[str, ...]
     images: int = 0
     note: str = ""
     instead: Mapping[str, str] = field(default_factory=dict)
+    target: str = ""
 
 
 @dataclass(frozen=True)
@@ -111,8 +113,8 @@ class Table:
         own = self.metrics[number.metric]
         if own.quoted and number.dataset == self.quoted[0] and number.method in self.quoted[1]:
             own = replace(own, score=own.quoted)
-        protocol = self.datasets[number.dataset].instead.get(own.protocol, own.protocol)
-        return replace(own, protocol=protocol)
+        data = self.datasets[number.dataset]
+        return replace(own, protocol=data.instead.get(own.protocol, own.protocol), target=data.target or own.target)
 
     def short(self, metric: str) -> str:
         """A metric's name for the head of a column."""
@@ -173,4 +175,5 @@ def _table(key: str, about: Mapping[str, Any], paper: Mapping[str, Any], numbers
 
 def _source(given: Mapping[str, Any]) -> Source:
     names = tuple(given["names"]) if "names" in given else (given["name"],)
-    return Source(names, given.get("images", 0), given.get("note", ""), given.get("instead", {}))
+    rest = {key: given[key] for key in ("images", "note", "instead", "target") if key in given}
+    return Source(names, **rest)

@@ -109,12 +109,11 @@ def beside(run: Run, blocks: Sequence[Block]) -> Beside | None:
     models = match_models(table, plan)
     data = match_data(table, plan, run.manifest["images"])
     differs = [m.remark for m in (*models.values(), *data.values()) if m.remark] + set_up(table, plan)
-    used = {name: _spec(table, name, plan.specs()) for name in table.methods}
-    differs += _options(table, used)
     parts = []
     for model, dataset in dict.fromkeys((n.model, n.dataset) for n in table.numbers):
         numbers = [n for n in table.numbers if (n.model, n.dataset) == (model, dataset)]
-        parts.append(_part(run, blocks, table, numbers, models.get(model), data.get(dataset), used))
+        parts.append(_part(run, blocks, table, numbers, models.get(model), data.get(dataset)))
+    differs += _options(parts, table)
     differs += _presets(parts, table)
     known = [source.note for source in table.models.values() if source.note]
     open_points = [f"{note[0].upper()}{note[1:]}." for note in known]
@@ -152,14 +151,14 @@ def _base(spec: str) -> str:
     return spec.partition(":")[0]
 
 
-def _options(table: Table, used: Mapping[str, str]) -> list[str]:
+def _options(parts: Iterable[Part], table: Table) -> list[str]:
     """Methods that were run with other options than the paper's row is taken to mean."""
-    found = []
-    for name, spec in used.items():
-        wanted = table.methods[name]
-        if spec and not any(find(one)[1:] == find(spec)[1:] for one in wanted[:1]):
-            found.append(f"{name} was run as {spec}, not as {wanted[0]}.")
-    return found
+    used = [(part.model, row.name, row.method) for part in parts for row in part.rows if row.method and not row.control]
+    return [
+        f"{name} on {model} was run as `{spec}`, not as `{table.methods[name][0]}`."
+        for model, name, spec in dict.fromkeys(used)
+        if find(table.methods[name][0])[1:] != find(spec)[1:]
+    ]
 
 
 def _presets(parts: Iterable[Part], table: Table) -> list[str]:
@@ -174,16 +173,16 @@ def _presets(parts: Iterable[Part], table: Table) -> list[str]:
 
 
 def _part(
-    run: Run, blocks: Sequence[Block], table: Table, numbers: list[Number], model: Match | None, data: Match | None,
-    used: Mapping[str, str],
-) -> Part:  # fmt: skip
+    run: Run, blocks: Sequence[Block], table: Table, numbers: list[Number], model: Match | None, data: Match | None
+) -> Part:
     metrics = dict.fromkeys(n.metric for n in numbers)
     directions = {name: next(n.direction for n in numbers if n.metric == name) for name in metrics}
     titles = (model.title, data.title) if model and data else ("", "")
     rows: list[Row] = []
     for name in dict.fromkeys(n.method for n in numbers):
-        cells = {n.metric: _cell(run, blocks, table, n, titles, used[name]) for n in numbers if n.method == name}
-        rows.append(Row(name, used[name], False, cells))
+        spec = _spec(table, name, run.methods(titles[0])) or _spec(table, name, run.plan.specs())
+        cells = {n.metric: _cell(run, blocks, table, n, titles, spec) for n in numbers if n.method == name}
+        rows.append(Row(name, spec, False, cells))
     rows = _marked(rows, directions)
     for spec in run.plan.specs():
         if spec in run.controls:

@@ -12,7 +12,7 @@ from vitrail.report.run import Run
 from vitrail.report.standing import Standing, standings
 from vitrail.report.values import Values, tallies, threshold, values
 from vitrail.scores.presets import find_presets
-from vitrail.scores.segmentation import Segmentation
+from vitrail.scores.segmentation import MultiClass, Segmentation
 from vitrail.scores.statistics import Array
 
 
@@ -95,6 +95,8 @@ ABOUT = {
     "is right half the time.",
     "complexity": "How few patches carry the relevance. This is about maps alone: neither way is better.",
     "sensitivity": "Does the map stay the same when the picture hardly changes?",
+    "sanity": "How alike a map stays while the weights are made random from the head down, each stage on top of those "
+    "before. A map that does not change does not depend on what was learnt there: neither way is better by itself.",
     "multiclass": "The maps of a picture's classes, joined into one map of labels, against the mask.",
 }
 
@@ -120,12 +122,13 @@ def blocks(run: Run) -> Iterator[Block]:
 def _block(rows: object, where: dict[str, str], run: Run) -> Block:
     found = tallies(rows, where["protocol"])  # type: ignore[arg-type]
     columns = []
-    for one in measures(where["protocol"], where["target"]):
+    known = next(iter(found.values())).columns if found else ()
+    for one in measures(where["protocol"], where["target"], known):
         given = {name: values(found[name], one) for name in run.plan.specs() if name in found}
-        known = {name: v for name, v in given.items() if v is not None}
-        if known:
-            columns.append(Column(one, known, standings(known, one.direction, run.controls)))
-    cuts = {name: threshold(t) for name, t in found.items() if isinstance(t, Segmentation) and len(t)}
+        there = {name: v for name, v in given.items() if v is not None}
+        if there:
+            columns.append(Column(one, there, standings(there, one.direction, run.controls)))
+    cuts = {name: threshold(t) for name, t in found.items() if isinstance(t, Segmentation | MultiClass) and len(t)}
     return Block(**where, columns=tuple(columns), thresholds=cuts)
 
 

@@ -111,7 +111,7 @@ def dots(drawn: Sequence[Dot], title: str, digits: int = 2, reference: float | N
         digits: After the point, of the values at the right.
         reference: Where a dashed line goes, such as the strongest control.
     """
-    label = min(170, 12 + 6.4 * max(len(dot.name) for dot in drawn))
+    label = min(190, 14 + 7.2 * max(len(dot.name) for dot in drawn))
     width, row = 440, 19
     height = len(drawn) * row + 30
     every = [v for d in drawn for v in (d.low, d.high, d.paper) if v is not None]

@@ -55,11 +55,13 @@ def match_data(table: Table, plan: Plan, images: Mapping[str, int]) -> dict[str,
         images: By title, how many pictures of it are used.
     """
     found = {}
+    others = {name for source in table.datasets.values() for name in source.names}
     for name, source in table.datasets.items():
         wanted = {table.metric(n).protocol for n in table.numbers if n.dataset == name} - {""}
         fit = [data for data in plan.dataset if any(_run_as(plan.protocols_of(data), p) for p in wanted)]
         same = [data for data in fit if data.name in source.names]
-        chosen = next(iter([*same, *fit]), None)
+        # What is another of the paper's data sets stands for that one, not for this.
+        chosen = next(iter([*same, *(data for data in fit if data.name not in others)]), None)
         if chosen is not None:
             found[name] = _data(name, source, chosen, bool(same), images.get(chosen.title, 0))
     return found

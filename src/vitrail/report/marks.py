@@ -7,7 +7,7 @@ from vitrail.report.standing import ALPHA, Standing
 #: Cannot be told from the best.
 TIED = "="
 #: No better than the strongest control.
-WEAK = "◦"
+WEAK = "○"
 
 _MEANING = f"""
 Best in bold, second best underlined; equal values share a place. Controls know nothing of the model, stand apart below

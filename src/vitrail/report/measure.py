@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vitrail.errors import OptionError
@@ -54,6 +55,8 @@ PLAIN: dict[str, dict[str, tuple[str, str, str, str]]] = {
 }
 #: Protocols whose scores are shares, printed in percent.
 SHARES = ("segmentation", "pointing", "selectivity", "multiclass")
+#: The protocol whose scores are named after a model's stages, and which of its likenesses is printed.
+SANITY, ALIKE = "sanity", "spearman"
 #: Targets in words.
 WHOSE = {"predicted": "maps of the predicted class", "label": "maps of the label", "things": "two maps a picture"}
 
@@ -125,6 +128,10 @@ def measure(protocol: str, target: str, score: str) -> Measure:
     Raises:
         OptionError: The protocol has no such score.
     """
+    if protocol == SANITY:
+        stage, _, kind = score.partition("|")
+        what = f"{kind} of the map with itself once the weights down to {stage} are random"
+        return Measure(protocol, target, score, "none", f"{stage}, {kind}", what, "", NONE)
     if protocol in PLAIN:
         if score not in PLAIN[protocol]:
             raise OptionError(f"{protocol} has no score {score!r}: it has {', '.join(PLAIN[protocol])}")
@@ -138,9 +145,18 @@ def measure(protocol: str, target: str, score: str) -> Measure:
     return _of_preset(preset, target, score)
 
 
-def measures(protocol: str, target: str) -> list[Measure]:
-    """All scores a protocol or preset gives."""
-    names = PLAIN[protocol] if protocol in PLAIN else find_presets(protocol)[0].scores
+def measures(protocol: str, target: str, columns: Iterable[str] = ()) -> list[Measure]:
+    """All scores a protocol or preset gives.
+
+    Args:
+        protocol: Its name.
+        target: Whose class is explained.
+        columns: What a run has of it, for scores that are named after a model's stages.
+    """
+    if protocol == SANITY:
+        names: Iterable[str] = [name for name in columns if name.endswith(f"|{ALIKE}")]
+    else:
+        names = PLAIN[protocol] if protocol in PLAIN else find_presets(protocol)[0].scores
     return [measure(protocol, target, name) for name in names]
 
 

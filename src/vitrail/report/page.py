@@ -63,16 +63,16 @@ def _one(name: str, count: int) -> str:
 
 def _glance(sheet: Sheet) -> str:
     """The first score of every block, as dots with intervals."""
-    figures = []
+    figures: dict[tuple[str, str, str], str] = {}
     for block in sheet.blocks:
         column = next((c for c in block.columns if c.measure.direction != "none"), None)
-        if column is not None:
-            figures.append(_dots(block, column))
+        if column is not None:  # where two classes are explained, the first will do
+            figures.setdefault((block.model, block.dataset, block.protocol), _dots(block, column))
     words = (
         "The first score of each protocol, with 95 % intervals. The dashed line is the strongest control: what does "
         "not clear it has shown nothing."
     )
-    return f'<h2 id="glance">At a glance</h2><p>{words}</p><div class="charts">{"".join(figures)}</div>'
+    return f'<h2 id="glance">At a glance</h2><p>{words}</p><div class="charts">{"".join(figures.values())}</div>'
 
 
 def _dots(block: Block, column: Column) -> str:
@@ -124,7 +124,7 @@ def _cell(block: Block, column: Column, one: Standing | None) -> str:
     place = {1: "best", 2: "second"}.get(one.place, "")
     found = "".join(f'<span class="mk{" low" if m == WEAK else ""}">{m}</span>' for m in marks(one, own.direction))
     few = f"; n = {one.images:,}" if one.images < block.images else ""
-    cut = f"; t = {block.thresholds[one.method]:g}" if own.score.startswith("best_") and block.thresholds else ""
+    cut = f"<br/>t = {block.thresholds[one.method]:g}" if own.score.startswith("best_") and block.thresholds else ""
     between = f"[{own.text(one.value.low)}, {own.text(one.value.high)}]{few}{cut}"
     title = escape(f"{own.label}; {_tests(one, column)}")
     value = f'<span class="num">{own.text(one.value.value)}</span>'

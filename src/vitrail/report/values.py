@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitrail.scores.segmentation import THRESHOLDS, Regions, Segmentation, half
+from vitrail.scores.segmentation import THRESHOLDS, MultiClass, Regions, Segmentation, half
 from vitrail.scores.statistics import Array, Score, Tally, first, mean_ratio
 
 if TYPE_CHECKING:
@@ -47,9 +47,11 @@ def tallies(rows: pl.DataFrame, protocol: str) -> dict[str, Tally]:
         rows: Of one model, data set, target and protocol.
         protocol: Which.
     """
+    from vitrail.bench.again import Classes
     from vitrail.bench.store import tally
 
-    kind: type[Tally] = Segmentation if protocol == "segmentation" else Tally
+    kinds: dict[str, type[Tally]] = {"segmentation": Segmentation, "multiclass": Classes}
+    kind = kinds.get(protocol, Tally)
     known = rows.filter(rows["error"].is_null())
     return {str(method): tally(own, kind) for (method,), own in known.group_by("method", maintain_order=True)}
 
@@ -59,8 +61,8 @@ def values(tally: Tally, measure: Measure) -> Values | None:
 
     Images for which it is undefined (NaN) are left out.
     """
-    if isinstance(tally, Segmentation):
-        table, score = _segmentation(tally, measure.score)
+    if isinstance(tally, Segmentation | MultiClass):
+        table, score = _regions(tally, measure.score)
     elif measure.score in tally.columns:
         table, score = tally.column(measure.score)[:, None], first
     else:
@@ -71,38 +73,47 @@ def values(tally: Tally, measure: Measure) -> Values | None:
     return Values(tuple(np.array(tally.ids)[whole].tolist()), table[whole], score)
 
 
-def _segmentation(tally: Segmentation, name: str) -> tuple[Array, Score]:
+def _regions(tally: Segmentation | MultiClass, name: str) -> tuple[Array, Score]:
     own = {"map": "ap", "ap_foreground": "ap_foreground", "auroc": "auroc"}
     if name in own:
         return tally.column(own[name])[:, None], first
-    everything = tally.regions()
+    sweep = _sweep(tally)
     if name.startswith("two_fold"):
-        at = _two_fold(everything, tally.ids)
+        at = _two_fold(sweep, tally.ids)
+    elif name.startswith("best"):
+        at = sweep.at(_best(sweep))
     else:
-        at = everything.at(0 if not name.startswith("best") else 1 + _best(everything))
+        at = tally.regions().at(0)
     common, union = at.common[:, 0], at.union[:, 0]
     if name.endswith("miou"):
         return np.concatenate([common, union], 1), mean_ratio
     return np.stack([common.sum(1), at.labelled], 1), mean_ratio
 
 
-def _best(regions: Regions) -> int:
-    """The threshold of the sweep with the highest mIoU; column 0, the map's mean, is not part of it."""
-    return int(np.argmax(regions.miou()[1:]))
+def _sweep(tally: Segmentation | MultiClass) -> Regions:
+    """Counts at the ten thresholds; of object against ground the first is the map's mean, which is none of them."""
+    found = tally.regions()
+    if isinstance(tally, MultiClass):
+        return found
+    return Regions(found.common[:, 1:], found.union[:, 1:], found.labelled)
 
 
-def _two_fold(regions: Regions, ids: list[str]) -> Regions:
+def _best(sweep: Regions) -> int:
+    return int(np.argmax(sweep.miou()))
+
+
+def _two_fold(sweep: Regions, ids: list[str]) -> Regions:
     """Each half of the images at the threshold that is best on the other; NaN where a half is empty."""
     side = np.array([half(name) for name in ids])
-    common, union = (np.full((len(ids), 1, counts.shape[2]), np.nan) for counts in (regions.common, regions.union))
+    common, union = (np.full((len(ids), 1, sweep.common.shape[2]), np.nan) for _ in range(2))
     for own in (0, 1):
         here, there = np.flatnonzero(side == own), np.flatnonzero(side != own)
         if len(here) and len(there):
-            at = regions.of(here).at(1 + _best(regions.of(there)))
+            at = sweep.of(here).at(_best(sweep.of(there)))
             common[here], union[here] = at.common, at.union
-    return Regions(common, union, regions.labelled)
+    return Regions(common, union, sweep.labelled)
 
 
-def threshold(tally: Segmentation) -> float:
+def threshold(tally: Segmentation | MultiClass) -> float:
     """The one that "best of ten" took."""
-    return THRESHOLDS[_best(tally.regions())]
+    return THRESHOLDS[_best(_sweep(tally))]
