@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from vitrail.bench.truth import read
 from vitrail.data import DATASETS, Sample
 from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
-from vitrail.models.loading import FETCHING
+from vitrail.models.catalogue import short_name
+from vitrail.models.loading import FETCHING, at_hand, offline
 from vitrail.scores.presets import PRESETS, find_presets
 
 #: What stands in for a key that is not well formed, so that the rest of a plan can be looked at.
@@ -40,14 +42,23 @@ def read_plan(source: str | Path, device: str = "cpu", given: Given | None = Non
     Raises:
         PlanError: Lists every problem with its line and what to do.
     """
-    plan, text, problems = look(source, device, given)
+    plan, text, problems = look(source, device, given, fetch=True)
     if problems:
         raise listed(problems, text, source)
     return plan, text
 
 
-def look(source: str | Path, device: str = "cpu", given: Given | None = None) -> tuple[Plan, str, list[Problem]]:
-    """As `read_plan`, but problems of files and weights that are not on this machine are returned, not raised."""
+def look(
+    source: str | Path, device: str = "cpu", given: Given | None = None, *, fetch: bool = False
+) -> tuple[Plan, str, list[Problem]]:
+    """As `read_plan`, but problems of files and weights that are not on this machine are returned, not raised.
+
+    Args:
+        source: A file, or the name of a plan of the package.
+        device: Where its models will be put.
+        given: What is said beside it.
+        fetch: Whether weights that are not here are fetched.
+    """
     path = find_plan(source)
     text = path.read_text(encoding="utf-8")
     plan, raw, problems = parse(text, path.parent.resolve(), given or Given())
@@ -55,27 +66,34 @@ def look(source: str | Path, device: str = "cpu", given: Given | None = None) ->
     if plan is None:
         kept = {key: value for key, value in raw.items() if key not in bad}
         plan = Plan.model_validate({key: value for key, value in _STAND_INS.items() if key not in kept} | kept)
-    problems += check(plan, frozenset(bad), device)
+    problems += check(plan, frozenset(bad), device, fetch=fetch)
     if not all(problem.absent for problem in problems):
         raise listed(problems, text, source)
     return plan, text, problems
 
 
-def check(plan: Plan, skip: frozenset[str] = frozenset(), device: str = "cpu") -> list[Problem]:
+def check(
+    plan: Plan, skip: frozenset[str] = frozenset(), device: str = "cpu", *, fetch: bool = True
+) -> list[Problem]:
     """Every problem of a well-formed plan.
 
     Args:
         plan: The plan.
         skip: Keys that are known to be wrong and hold stand-ins.
         device: Where its models will be put.
+        fetch: Whether weights that are not here are fetched. Where something else is wrong they are not: nobody waits
+            for a download to be told of a slip.
     """
     stage = open_stage(plan.model_dump_json(), device)
     problems = [*_methods(plan), *_protocols(plan)]
     problems += [p for number in range(len(plan.dataset)) for p in _data(stage, number, skip)]
     lost = frozenset(int(p.path[1]) for p in problems if p.path[0] == "dataset" and len(p.path) > 1)
     unknown = {i for p in problems if p.path[0] == "methods" for i in p.path[1:]}
-    for number in range(len(plan.models)):
-        problems += _model(stage, number, skip, bool(unknown), lost)
+    wrong = bool(problems or skip)
+    away = not fetch or wrong
+    with offline() if away else nullcontext():
+        found = [p for i in range(len(plan.models)) for p in _model(stage, i, skip, bool(unknown), lost, away)]
+    problems += [p for p in found if not (fetch and wrong and p.absent and FETCHING in p.text)]
     return [p for p in problems if str(p.path[0]) not in skip]
 
 
@@ -181,16 +199,20 @@ def _samples(pictures: Pictures) -> list[tuple[Sample, dict[int, Any]]]:
     return found
 
 
-def _model(stage: Stage, number: int, skip: frozenset[str], unsure: bool, lost: frozenset[int]) -> Iterator[Problem]:
+def _model(
+    stage: Stage, number: int, skip: frozenset[str], unsure: bool, lost: frozenset[int], away: bool
+) -> Iterator[Problem]:
     """Can the model be loaded, does any method apply, and does it know the data set's classes?"""
     plan, network = stage.plan, stage.plan.models[number]
     name = network.name
     try:
+        if away and network.weights is None and not at_hand(name):  # known before a large model is made for nothing
+            raise ModelError(f"the weights of {name} are not here ({FETCHING} they are fetched when the plan is run)")
         model = stage.model(number)
     except VitrailError as error:
         file = network.weights not in (None, "random") and not Path(str(network.weights)).is_file()
         fetched = network.weights is None and isinstance(error, ModelError) and FETCHING in str(error)
-        advice = f"; or give --weights {network.title}=FILE" if fetched else ""
+        advice = f"; or give --weights {network.label or short_name(name)}=FILE" if fetched else ""
         yield Problem(path=("models", number), text=f"{error}{advice}", absent=file or fetched)
         return
     own = [spec for spec in plan.specs() if spec not in model.refused]

@@ -55,12 +55,16 @@ def trial(source: str | Path, out: Path, workers: int, device: str = "cpu", give
 def _without(plan: Plan, absent: Sequence[Problem], workers: int, device: str) -> Trial:
     """Count with random weights and published numbers of pictures where the true ones are not here."""
     lost = {int(p.path[1]) for p in absent if p.path[0] == "models"}
-    notes = [f"the weights of {plan.models[i].title} are not here: timed with random ones" for i in sorted(lost)]
+    notes = [f"the weights of {plan.models[i].title} are not here: the time is a guess" for i in sorted(lost)]
     bare = [n.model_copy(update={"weights": "random"}) if i in lost else n for i, n in enumerate(plan.models)]
-    stage = Stage(plan.model_copy(update={"models": tuple(bare)}), device)
-    bodies = [measured(stage, stage.model(i)) for i in range(len(bare))]
+    stage, speed = Stage(plan.model_copy(update={"models": tuple(bare)}), device), speed_of(device)
+    bodies = []
+    for i, network in enumerate(bare):
+        found = known(plan, network.name, speed) if i in lost else None
+        bodies.append(found or measured(stage, stage.model(i)))
     counts, remarks = _counted(plan)
-    return Trial(plan, None, sketch(plan, bodies, counts, workers, "measured"), (*notes, *remarks))
+    how = "from its size" if lost else "measured"
+    return Trial(plan, None, sketch(plan, bodies, counts, workers, how), (*notes, *remarks))
 
 
 def _counted(plan: Plan) -> tuple[dict[int, int], list[str]]:

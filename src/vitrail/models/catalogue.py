@@ -100,6 +100,16 @@ def full_name(name: str) -> str:
     return CATALOGUE[name].name if name in CATALOGUE else name
 
 
+def short_name(name: str) -> str:
+    """The short name that stands for a full one; any other name is left as it is.
+
+    Example:
+        >>> short_name("timm:vit_base_patch16_224.orig_in21k_ft_in1k"), short_name("timm:vit_base_patch16_224")
+        ('vit-b16', 'timm:vit_base_patch16_224')
+    """
+    return next((short for short, entry in CATALOGUE.items() if entry.name == name), name)
+
+
 def entry_of(name: str) -> Entry | None:
     """What is known of a model given by its short or full name."""
     return next((entry for entry in CATALOGUE.values() if entry.name == full_name(name)), None)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from vitrail.errors import ModelError, VitrailError
+from vitrail.errors import ModelError, VitrailError, require
 from vitrail.models import sources
 from vitrail.models.catalogue import CATALOGUE, entry_of, full_name
 from vitrail.models.checkpoint import fit, read_weights
@@ -15,6 +20,42 @@ from vitrail.models.preprocess import Preprocess
 
 #: Stands in the message where weights could not be fetched.
 FETCHING = "no network?"
+
+
+def at_hand(spec: str) -> bool:
+    """Whether the weights of a model of the papers are in the hub's cache; True for any other model, as none can say.
+
+    Example:
+        >>> at_hand("scenes")
+        True
+    """
+    entry = entry_of(spec)
+    if entry is None:
+        return True
+    hub: Any = require("huggingface_hub", "timm", "look for weights")
+    files = ("model.safetensors", "pytorch_model.bin")
+    return any(isinstance(hub.try_to_load_from_cache(f"timm/{entry.timm}", file), str) for file in files)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Fetch nothing for a while: weights that are in the hub's cache are used, others fail at once."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    hub: Any = sys.modules.get("huggingface_hub.constants")  # it reads the variable once, when it is imported
+    switch = getattr(hub, "HF_HUB_OFFLINE", None)
+    try:
+        if switch is not None:
+            hub.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        hub = sys.modules.get("huggingface_hub.constants")
+        if hub is not None:
+            hub.HF_HUB_OFFLINE = switch if switch is not None else before in ("1", "true", "TRUE", "on", "ON")
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before
 
 
 def load(spec: str, weights: str | Path | None = None, pretrained: bool | None = None) -> Loaded:
