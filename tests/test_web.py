@@ -157,6 +157,30 @@ def test_models_the_page_cannot_show_are_refused_at_the_start():
     assert [one.id for one in two] == ["scenes", "scenes-2"]
 
 
+def test_the_command_starts_it(monkeypatch):
+    import uvicorn
+    from typer.testing import CliRunner
+
+    from vitrail import cli
+
+    seen = []
+    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: seen.append((self.config, sockets)))
+    options = ["serve", "--port", "0", "-m", "scenes", "-m", "scenes-gap", "--max-upload", "1", "--queue", "9"]
+    result = CliRunner().invoke(cli.app, options)
+    assert result.exit_code == 0, result.output
+    (config, sockets), = seen
+    port = sockets[0].getsockname()[1]
+    sockets[0].close()
+    assert f"http://127.0.0.1:{port}/" in result.output
+    studio = config.app.state.studio
+    assert (list(studio.models), studio.limits.upload, studio.limits.queue) == (["scenes", "scenes-gap"], 1 << 20, 9)
+    with TestClient(config.app, base_url=f"http://localhost:{port}") as local:
+        assert local.get("/api/models").is_success
+        error(local.get("/api/models", headers={"Host": "evil.example"}), 421)
+    wrong = CliRunner().invoke(cli.app, ["serve", "-m", "scenes", "-w", "x.pt"])
+    assert isinstance(wrong.exception, vitrail.errors.InputError)
+
+
 # -- predictions and explanations --------------------------------------------------------------------------------------
 
 
@@ -172,7 +196,7 @@ def test_predictions_are_the_models(client):
 
 def test_the_program_makes_what_is_on_the_screen(client, tmp_path, monkeypatch):
     held = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "pair-2"}).json()["picture"]
-    methods = ["vtranm", "gradtoken:variant=3", "random", "rise:masks=8,cells=4", "attnlrp"]
+    methods = ["vtranm", "gradtoken:variant=3", "random", "rise:masks=4,cells=4", "gradient_x_input"]
     body = {"model": "scenes", "picture": held, "methods": methods, "targets": [7, 1], "seed": 3}
     job = client.post("/api/explain?wait=true", json=body).json()
     assert [i["key"] for i in job["items"]] == [f"{m}|{t}" for m in methods for t in (7, 1)]
@@ -356,16 +380,16 @@ def test_attention_is_the_models_own(client, app, picture):
 
 def test_curves_stand_beside_the_control(client, picture, tmp_path, monkeypatch, capsys):
     held = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "scene-1"}).json()["picture"]
-    body = {"model": "scenes", "picture": held, "methods": ["vtranm"], "target": 8, "steps": 6}
+    body = {"model": "scenes", "picture": held, "methods": ["vtranm"], "target": 8, "steps": 4}
     job = client.post("/api/curves?wait=true", json=body).json()
     assert (job["kind"], job["state"], [i["key"] for i in job["items"]]) == ("curves", "done", ["vtranm", "random"])
     for item in job["items"]:
         assert item["fractions"][0] == 0
         assert item["fractions"][-1] == 1
-        assert len(item["deletion"]) == len(item["insertion"]) == 7
+        assert len(item["deletion"]) == len(item["insertion"]) == 5
         assert item["deletion"][0] == pytest.approx(item["insertion"][-1], abs=1e-5)
     assert client.get(f"/api/jobs/{job['id']}/figure.png").content.startswith(b"\x89PNG")
-    assert len(client.get(f"/api/jobs/{job['id']}/curves.csv").text.splitlines()) == 15
+    assert len(client.get(f"/api/jobs/{job['id']}/curves.csv").text.splitlines()) == 11
     monkeypatch.chdir(tmp_path)
     (tmp_path / "picture.png").write_bytes(client.get(f"/api/pictures/{held}.png?model=scenes").content)
     (tmp_path / "code.py").write_text(client.get(f"/api/jobs/{job['id']}/code.py").text)

@@ -62,6 +62,7 @@ def make_app(models: Sequence[Served], limits: Limits | None = None, hosts: Sequ
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.studio.open()
     yield
     app.state.studio.close()
 

@@ -8,6 +8,8 @@ import typer
 
 from vitrail.errors import InputError, ModelError, require
 
+#: Connections at a time; streams of jobs stay open.
+CONNECTIONS = 1000
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -36,7 +38,7 @@ def serve(
     upload: Annotated[float, typer.Option("--max-upload", metavar="MB", min=0.01, help="Largest file.")] = 20.0,
     pixels: Annotated[
         float, typer.Option("--max-pixels", metavar="MILLIONS", min=0.01, help="Largest picture.")
-    ] = 40.0,
+    ] = 30.0,
     looks: Annotated[
         int, typer.Option("--max-looks", min=1, help="Pictures a method may show the model: masks, samples, steps.")
     ] = 10_000,
@@ -62,7 +64,8 @@ def serve(
 
     app = make_app(models, limits, LOOPBACK if host in LOOPBACK else None)
     settings = uvicorn.Config(
-        app, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3
+        app, host=host, port=port, log_level="warning", server_header=False, timeout_graceful_shutdown=3,
+        limit_concurrency=CONNECTIONS,
     )
     server = uvicorn.Server(settings)
     sock = settings.bind_socket()

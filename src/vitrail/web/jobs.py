@@ -83,7 +83,8 @@ class Job:
     @property
     def size(self) -> int:
         """Bytes it keeps, roughly: tensors, and items as they are sent."""
-        tensors = [t for e in self.found.values() for t in (e.maps, e.grid, e.images, e.logits) if t is not None]
+        kept = (t for e in self.found.values() for t in (e.maps, e.grid, e.images, e.logits) if t is not None)
+        tensors = {t.data_ptr(): t for t in kept}.values()
         sent = sum(len(m["data"]) for m in (i.more.get("map") for i in self.items) if m)
         return sum(t.numel() * t.element_size() for t in tensors) + sent + 4096 * (1 + len(self.items))
 

@@ -32,7 +32,7 @@ class Limits:
 
     upload: int = 20 * MEGABYTE
     body: int = 256 * 1024
-    pixels: int = 40_000_000
+    pixels: int = 30_000_000
     slender: int = 20
     characters: int = 4000
     methods: int = 40

@@ -48,14 +48,15 @@ def _key(job: Job, asked: Asked, target: int) -> str:
 
 
 def _one(explanation: Explanation, k: int) -> Explanation:
-    """The explanation of one class; tensors are copied, so that those of the other classes can go."""
+    """The explanation of one class without its picture; tensors are copied, so that those of other classes can go."""
 
     def cut(tensor: Tensor) -> Tensor:
-        return tensor[:, k : k + 1].clone()
+        return tensor[:, k : k + 1].cpu().clone()
 
     changed: dict[str, Any] = {
         name: cut(value) for name in _BY_TARGET if (value := getattr(explanation, name)) is not None
     }
+    changed["images"], changed["logits"] = None, None if explanation.logits is None else explanation.logits.cpu()
     if explanation.text is not None:
         rows = slice(k, k + 1)
         changed["text"] = tuple(
@@ -63,6 +64,12 @@ def _one(explanation: Explanation, k: int) -> Explanation:
             for t in explanation.text
         )
     return replace(explanation, **changed)
+
+
+def at_home(explanation: Explanation) -> Explanation:
+    """The same with its tensors in the host's memory."""
+    names = (*_BY_TARGET, "logits", "images")
+    return replace(explanation, **{n: t.cpu() for n in names if (t := getattr(explanation, n)) is not None})
 
 
 def _joined(parts: Sequence[Explanation]) -> Explanation:

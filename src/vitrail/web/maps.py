@@ -48,7 +48,7 @@ def unpacked(sent: dict[str, Any]) -> np.ndarray[Any, Any]:
 
 def map_of(explanation: Explanation, k: int) -> dict[str, Any] | None:
     """The map of one target as the method gave it: over patches or pixels; None for texts."""
-    if explanation.images is None:
+    if explanation.text is not None:
         return None
     return packed(explanation.grid[0, k], explanation.signed)
 

@@ -104,9 +104,6 @@ def text(given: str, limits: Limits) -> str:
             raise InputError("the text is empty: write something to explain")
         if len(given) > limits.characters:
             raise InputError(f"the text has {len(given)} characters: {limits.characters} are allowed")
-        given.encode()
-    except UnicodeEncodeError as error:
-        raise refused(InputError("the text holds half a character: send proper Unicode")) from error
     except VitrailError as error:
         raise refused(error) from error
     return given

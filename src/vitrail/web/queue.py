@@ -71,7 +71,7 @@ class Queue:
         self._busy: list[Task] = []
         self._wake = Condition()
         self._thread: Thread | None = None
-        self._closed = False
+        self.closed = False
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
@@ -83,7 +83,7 @@ class Queue:
         """
         with self._wake:
             own = self._turns.get(task.client, deque())
-            if self._closed:
+            if self.closed:
                 raise Refusal(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"})
             if len(own) >= self.limits.each or len(self) >= self.limits.queue:
                 whose = "you have" if len(own) >= self.limits.each else "all clients together have"
@@ -144,7 +144,7 @@ class Queue:
     def close(self) -> None:
         """Take no more work, and drop what waits."""
         with self._wake:
-            self._closed = True
+            self.closed = True
             self._turns.clear()
             self._wake.notify_all()
         if self._thread is not None:
@@ -176,7 +176,7 @@ class Queue:
             task = self._next()
             if task is None:
                 with self._wake:
-                    if self._closed:
+                    if self.closed:
                         return
                     if not len(self):
                         self._wake.wait(1.0)

@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 #: Pieces of work beside the models' (decoding, drawing) that may wait.
 CHORES = 32
+HANDS = 2
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class Studio:
         self._active: dict[str, tuple[Job, Task]] = {}
         self._lock, self._drawing = Lock(), Lock()
         self._secret = secrets.token_bytes(32)
-        self._hands = ThreadPoolExecutor(2, "vitrail-chores")
+        self._hands = ThreadPoolExecutor(HANDS, "vitrail-chores")
         self._chores = BoundedSemaphore(CHORES)
 
     # -- what there is ---------------------------------------------------------------------------------------------
@@ -240,6 +241,12 @@ class Studio:
         """Draw something; one at a time, since matplotlib is not made for several threads."""
         with self._drawing:
             return work()
+
+    def open(self) -> None:
+        """Take work again after having been closed."""
+        if self.queue.closed:
+            self.queue = Queue(self.limits)
+            self._hands = ThreadPoolExecutor(HANDS, "vitrail-chores")
 
     def close(self) -> None:
         """Stop everything."""

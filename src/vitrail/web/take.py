@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import BytesIO, StringIO
 from typing import Any
 
@@ -81,7 +81,8 @@ def _curves(job: Job) -> Any:
 
 
 def _found(job: Job) -> Explanations:
-    return Explanations({label: job.found[label] for label in job.methods if label in job.found})
+    """What is finished; copies, since an explanation that is drawn keeps its picture."""
+    return Explanations({label: replace(job.found[label]) for label in job.methods if label in job.found})
 
 
 def _maps(job: Job) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -16,7 +17,7 @@ from vitrail.scores.curves import deletion, insertion
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, Grid, Preset
 from vitrail.web.jobs import Item, Job
-from vitrail.web.made import Made
+from vitrail.web.made import Made, at_home
 from vitrail.web.maps import map_of, words_of
 from vitrail.web.plan import Asked
 from vitrail.web.queue import CancelledWork, Queue, Step, log
@@ -95,7 +96,7 @@ class Work:
         known = {one.label: e for one in asked if (e := self.made.find(self.job, one)) is not None}
         missing = [one for one in asked if one.label not in known]
         try:
-            found = known | (dict(self._explain(missing, self._looked(items, missing))) if missing else {})
+            made = self._explain(missing, self._looked(items, missing)) if missing else {}
         except CancelledWork:
             raise
         except Exception as error:  # noqa: BLE001 - any failure is the item's, and is told
@@ -105,16 +106,26 @@ class Work:
                 return
             self._failed(items, error)
             return
-        self.job.found |= found
         for one in missing:
-            self.made.keep(self.job, one, found[one.label])
+            self.made.keep(self.job, one, made[one.label])
+        self._take(known | {label: at_home(e) for label, e in made.items()})
         for item in items:
+            explanation = self.job.found[item.method]
+            item.seconds = explanation.seconds
             if self.job.kind == "explain":
-                self._fill(item, found[item.method])
-            item.progress = 1.0 if self.job.kind == "explain" else 0.0
-            item.seconds = found[item.method].seconds
-            item.state = "done" if self.job.kind == "explain" else "running"
+                self._fill(item, explanation)
+                item.progress, item.state = 1.0, "done"
+            else:  # its curves are still to come
+                item.progress = 0.0
         self.job.changed(*items)
+
+    def _take(self, found: dict[str, Explanation]) -> None:
+        """Add to what the job has; all its explanations share one picture, and none is kept where the model is."""
+        images = next((e.images for e in self.job.found.values()), None)
+        if images is None and self.job.served.reading is None:
+            images = self.job.served.feed(self.job.source).image
+        images = None if images is None else images.cpu()
+        self.job.found |= {label: replace(e, images=images) for label, e in found.items()}
 
     def _explain(self, asked: Sequence[Asked], advance: Callable[[int], None]) -> Explanations:
         job, served = self.job, self.job.served
