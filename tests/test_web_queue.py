@@ -138,7 +138,7 @@ def test_a_long_method_is_the_same_whoever_comes_between():
         seen = one.app.state.studio.picture(held).seen["tiny"]
         served = one.app.state.studio.models["tiny"]
         alone = vitrail.explain(
-            served.about, served.feed(seen).args[0], methods=long["methods"], target=[[0]], batch_size=32
+            served.about, served.feed(seen).args[0], methods=long["methods"], target=[[0]], batch_size=8
         )
         assert between
         for name, e in alone.items():

@@ -63,6 +63,12 @@ class Served:
         return "image" if self.reading is None else "text"
 
     @property
+    def batch(self) -> int:
+        """Pictures in a look: few where each takes its time, since others are let in between two looks."""
+        device = next((p.device.type for p in self.about.module.parameters()), "cpu")
+        return 8 if device == "cpu" else 32
+
+    @property
     def preprocess(self) -> Preprocess:
         """How an image model wants its pictures."""
         assert isinstance(self.about.preprocess, Preprocess)

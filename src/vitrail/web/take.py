@@ -147,11 +147,5 @@ def file_of(job: Job, name: str) -> File:
 
 
 def name_of(job: Job, name: str) -> str:
-    """What a browser calls the file.
-
-    Example:
-        >>> "pair-1 ".strip() + "-figure.png"
-        'pair-1-figure.png'
-    """
-    stem, dot, ending = name.rpartition(".")
-    return f"vitrail-{slug(job.served.title)}-{stem}{dot}{ending}"
+    """What a browser calls the file."""
+    return f"vitrail-{slug(job.served.title)}-{name}"

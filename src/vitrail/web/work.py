@@ -140,7 +140,10 @@ class Work:
             more["tokenizer"] = served.reading
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the item says that its map is flat
-            return explain(served.about, source, methods=methods, target=[job.targets], advance=advance, **more)
+            return explain(
+                served.about, source, methods=methods, target=[job.targets], advance=advance,
+                batch_size=served.batch, **more,
+            )  # fmt: skip
 
     def _fill(self, item: Item, explanation: Explanation) -> None:
         assert self.job.targets is not None
@@ -215,7 +218,7 @@ class Work:
             for start in range(0, len(percents), LEVELS):
                 some = tuple(percents[start : start + LEVELS])
                 preset = _preset(some)
-                evaluate = Evaluator(job.served.about, preset, batch=8, seed=job.seed, advance=clock)
+                evaluate = Evaluator(job.served.about, preset, batch=job.served.batch, seed=job.seed, advance=clock)
                 records = evaluate(e.images, {one.label: e.maps[:, 0]}, predicted=torch.tensor(job.targets[:1]))
                 item.more["fractions"] += [p / 100 for p in some]
                 for curve in preset.curves:
