@@ -12,18 +12,14 @@ needed there.
 from __future__ import annotations
 
 import argparse
-import json
-import platform
 from collections.abc import Callable
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import timm
 import torch
-from speed import Clock
+from clock import Clock, parser, save
 
-from vitrail.explanation import versions
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.ranks import rank
 
@@ -76,33 +72,14 @@ def measure(args: argparse.Namespace, precision: str) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write the results with what is needed to repeat them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="vit_base_patch16_224")
-    parser.add_argument("--presets", nargs="+", default=["chefer21"])
-    parser.add_argument("--images", type=int, default=256)
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--precisions", nargs="+", default=["bfloat16", "autocast"])
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=None)
-    args = parser.parse_args()
+    options = parser(__doc__, repeats=3)
+    options.add_argument("--presets", nargs="+", default=["chefer21"])
+    options.add_argument("--images", type=int, default=256)
+    options.add_argument("--batch", type=int, default=256)
+    options.add_argument("--precisions", nargs="+", default=["bfloat16", "autocast"])
+    args = options.parse_args()
     torch.manual_seed(0)
-    results = [measure(args, precision) for precision in args.precisions]
-    cuda = torch.device(args.device).type == "cuda"
-    manifest = {
-        "model": args.model,
-        "presets": args.presets,
-        "images": args.images,
-        "batch": args.batch,
-        "device": torch.cuda.get_device_name(0) if cuda else f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "tf32": torch.backends.cuda.matmul.allow_tf32 if cuda else None,
-        "repeats": args.repeats,
-        "statistic": "median of repeats taken in turns",
-        "versions": versions(),
-    }
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"manifest": manifest, "results": results}, indent=1) + "\n", encoding="utf-8")
+    save(args, [measure(args, precision) for precision in args.precisions])
 
 
 if __name__ == "__main__":
