@@ -31,7 +31,7 @@ def tiny(name: str = "tiny", **options: int) -> Served:
 
 
 def app_of(*models: Served, **limits: Any) -> Any:
-    return make_app(models or [tiny()], Limits(**{"grace": 0.2, **limits}))
+    return make_app(models or [tiny()], Limits(**{"grace": 0.2, "looks": 60_000, **limits}))
 
 
 def picture_file(width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:

@@ -20,6 +20,7 @@ class Limits:
         methods: Methods of a request.
         targets: Classes of a request.
         looks: Pictures a method may show the model; masks, samples and steps count as such.
+        altogether: How many times as many, and as much time, all methods of a request may take.
         seconds: Time a method may take.
         queue: Requests that wait or run.
         each: The same of one client.
@@ -38,6 +39,7 @@ class Limits:
     methods: int = 40
     targets: int = 8
     looks: int = 10_000
+    altogether: int = 4
     seconds: float = 600.0
     queue: int = 128
     each: int = 8

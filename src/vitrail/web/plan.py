@@ -53,6 +53,12 @@ def ask(specs: Sequence[str], served: Served, targets: int, seed: int, limits: L
         if not 1 <= len(specs) <= limits.methods:
             raise OptionError(f"{len(specs)} methods were asked for: give from 1 to {limits.methods}")
         found = {one.label: one for one in (_one(spec, served, targets, seed, limits) for spec in specs)}
+        total, most = sum(one.looks for one in found.values()), limits.altogether * limits.looks
+        if total > most:
+            raise OptionError(
+                f"all methods together would show the model {total} pictures, and this server allows {most} for a "
+                "request: ask for fewer methods at a time"
+            )
     except VitrailError as error:
         raise refused(error) from error
     return list(found.values())

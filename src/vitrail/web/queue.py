@@ -154,7 +154,9 @@ class Queue:
 
     def let_in(self) -> None:
         """Take one short step for each client that waits with one; called by long steps between two looks."""
-        for client in list(self._turns):
+        with self._wake:
+            waiting = list(self._turns)
+        for client in waiting:
             task = self._next(client, short=True)
             if task is not None:
                 self._step(task)

@@ -199,7 +199,7 @@ class Studio:
         Raises:
             Refusal: 503, the queue is full.
         """
-        work = Work(job, asked, self.queue, self.limits.seconds, self.made)
+        work = Work(job, asked, self.queue, self.limits, self.made)
         task = Task(client.key, deque(work.steps), lambda problem: self._ended(job, problem))
         with self._lock:
             self._active[job.id] = (job, task)

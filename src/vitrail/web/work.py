@@ -17,6 +17,7 @@ from vitrail.scores.curves import deletion, insertion
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, Grid, Preset
 from vitrail.web.jobs import Item, Job
+from vitrail.web.limits import Limits
 from vitrail.web.made import Made, at_home
 from vitrail.web.maps import map_of, words_of
 from vitrail.web.plan import Asked
@@ -37,12 +38,13 @@ class Work:
         job: The job; its items are made here.
         asked: Its methods.
         queue: Where short steps of others are let in from.
-        seconds: Time a method may take.
+        limits: How much time a method, and all of them together, may take.
         made: Maps that were made before.
     """
 
-    def __init__(self, job: Job, asked: Sequence[Asked], queue: Queue, seconds: float, made: Made) -> None:
-        self.job, self.asked, self.queue, self.seconds, self.made = job, list(asked), queue, seconds, made
+    def __init__(self, job: Job, asked: Sequence[Asked], queue: Queue, limits: Limits, made: Made) -> None:
+        self.job, self.asked, self.queue, self.limits, self.made = job, list(asked), queue, limits, made
+        self._spent = 0.0
         self._name_items()
 
     @property
@@ -175,28 +177,35 @@ class Work:
         return self._clock(items, total, long)
 
     def _clock(self, items: Sequence[Item], total: int, long: bool) -> Callable[[int], None]:
-        done, began, last = 0, monotonic(), 0.0
-        away = 0.0  # time that others took
+        done, last, own, before = 0, 0.0, 0.0, monotonic()
 
         def looked(pictures: int) -> None:
-            nonlocal done, last, away
+            nonlocal done, last, own, before
             self._check()
             done += pictures
             now = monotonic()
-            if now - began - away > self.seconds:
-                raise VitrailError(f"{items[0].method} took more than {self.seconds:.0f} s: ask for fewer looks")
+            own, self._spent = own + now - before, self._spent + now - before
+            self._in_time(items[0].method, own)
             if now - last > OFTEN:
                 last = now
                 for item in items:
                     item.progress = min(0.99, done / total)
                 self.job.changed(*items)
             if long:
-                before = monotonic()
                 self.queue.let_in()
-                away += monotonic() - before
                 self._check()
+            before = monotonic()  # the time that others took is not counted
 
         return looked
+
+    def _in_time(self, method: str, own: float) -> None:
+        most = self.limits.seconds
+        if own > most:
+            raise VitrailError(f"{method} took more than {most:.0f} s: ask for fewer masks, samples or steps")
+        if self._spent > self.limits.altogether * most:
+            raise VitrailError(
+                f"all methods together took more than {self.limits.altogether * most:.0f} s: ask for fewer at a time"
+            )
 
     # -- curves --------------------------------------------------------------------------------------------------
 
