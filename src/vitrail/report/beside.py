@@ -108,7 +108,7 @@ def beside(run: Run, blocks: Sequence[Block]) -> Beside | None:
     table, plan = find_table(run.paper), run.plan
     models = match_models(table, plan)
     data = match_data(table, plan, run.manifest["images"])
-    differs = [m.remark for m in (*models.values(), *data.values()) if m.remark] + set_up(table, plan)
+    differs = [m.remark for m in (*models.values(), *data.values()) if m.remark] + set_up(table, plan, data)
     parts = []
     for model, dataset in dict.fromkeys((n.model, n.dataset) for n in table.numbers):
         numbers = [n for n in table.numbers if (n.model, n.dataset) == (model, dataset)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -83,15 +83,16 @@ def protocol_of(metric: Metric, protocols: Sequence[str]) -> tuple[str, str] | N
     return name, f"{metric.score.partition('(')[0]}({fill})" if fill else metric.score
 
 
-def set_up(table: Table, plan: Plan) -> list[str]:
-    """What differs for the whole table: view, precision, targets."""
+def set_up(table: Table, plan: Plan, datasets: Collection[str]) -> list[str]:
+    """What differs for the whole table: view, precision, targets of the paper's data sets that are run."""
     found = []
     if plan.view != table.view:
         found.append(f"Pictures are prepared as the model wants it (view = {plan.view!r}); the paper resizes them "
                      "straight to the model's size, so that nothing is cut off.")  # fmt: skip
     if plan.precision != "float32":
         found.append(f"Perturbation tests ran in {plan.precision}.")
-    lost = sorted({m.target for m in table.metrics.values() if not m.reason} - {*plan.targets, "things"})
+    wanted = {table.metric(number).target for number in table.numbers if number.dataset in datasets}
+    lost = sorted(wanted - {*plan.targets, "things"})
     if lost:
         found.append(f"Maps of the {' and '.join(lost)} class are not part of the plan.")
     return found

@@ -64,6 +64,19 @@ def code(text: str) -> str:
     return f"<code>{escape(text)}</code>"
 
 
+def name(text: str) -> str:
+    """A method's name that may be broken where its words are joined.
+
+    Example:
+        >>> name("raw_attention")
+        'raw_<wbr/>attention'
+    """
+    found = escape(text)
+    for joint in "_:,":
+        found = found.replace(joint, f"{joint}<wbr/>")
+    return found
+
+
 def picture(data: bytes, words: str) -> str:
     """A JPEG file as part of the page."""
     held = base64.b64encode(data).decode()

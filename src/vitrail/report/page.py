@@ -9,8 +9,9 @@ from itertools import groupby
 from vitrail.report.block import Block, Column
 from vitrail.report.chart import Dot, Line, dots, legend, lines, styles
 from vitrail.report.curves import Curves, quantity
-from vitrail.report.html import code, heads, items, marked, page, picture, row, table
+from vitrail.report.html import code, heads, items, marked, name, page, picture, row, table
 from vitrail.report.marks import MEANING, WEAK, marks
+from vitrail.report.measure import NONE
 from vitrail.report.paper_page import paper_section
 from vitrail.report.pictures import Shown
 from vitrail.report.sheet import Sheet
@@ -50,12 +51,12 @@ def _facts(sheet: Sheet) -> str:
         "pictures": sum(about["images"].values()), "methods": len(set(about["methods"]) - controls),
         "controls": len(controls), "parts": about["parts"] - sheet.missing,
     }  # fmt: skip
-    facts = [f"<li><b>{count:,}</b>{escape(_one(name, count))}</li>" for name, count in counts.items()]
+    facts = [f"<li><b>{count:,}</b>{escape(_one(what, count))}</li>" for what, count in counts.items()]
     return f'<ul class="facts">{"".join(facts)}<li class="dim">run {code(about["key"])}</li></ul>'
 
 
-def _one(name: str, count: int) -> str:
-    return name.removesuffix("s") if count == 1 else name
+def _one(what: str, count: int) -> str:
+    return what.removesuffix("s") if count == 1 else what
 
 
 # -- scores ------------------------------------------------------------------------------------------------------------
@@ -106,15 +107,16 @@ def _block(block: Block) -> str:
         kind = f' class="control{"" if apart else " first"}"' if control else ""
         apart = apart or control
         cells = "".join(_cell(block, column, one) for column, one in found)
-        rows.append(f"<tr{kind}><td>{escape(method)}</td>{cells}</tr>")
+        rows.append(f"<tr{kind}><td>{name(method)}</td>{cells}</tr>")
     return table(f"<tr><th>method</th>{heading}</tr>", rows)
 
 
 def _head(column: Column) -> str:
     own = column.measure
     fill = f"fill {own.fill}, " if own.fill else ""
-    below = f"<small>{escape(fill + own.rule)}</small>"
-    return f'<th title="{escape(own.label)}">{escape(own.short)} {own.arrow}{below}</th>'
+    below = f"<small>{escape(fill + own.rule)}</small>" if own.rule != NONE else ""
+    title = escape(f"{own.short} {own.arrow}").replace(" %", "&#160;%").replace(f" {own.arrow}", f"&#160;{own.arrow}")
+    return f'<th title="{escape(own.label)}">{title}{below}</th>'
 
 
 def _cell(block: Block, column: Column, one: Standing | None) -> str:
@@ -160,11 +162,11 @@ def _curve(sheet: Sheet, one: Curves) -> str:
         one.model, one.dataset, one.measure.protocol, one.measure.target))  # fmt: skip
     column = block.column(one.measure.score)
     standing = column.standings if column else {}
-    ranked, controls = list(standing), [name for name, s in standing.items() if s.control]
+    ranked, controls = list(standing), [method for method, s in standing.items() if s.control]
     style = styles(list(one.y), ranked, controls)
     # Grey lines first, then dashed ones, then colours, so that colours lie on top.
-    order = sorted(one.y, key=lambda name: (style[name] != "rest", style[name] != "control", style[name]))
-    drawn = [Line(name, one.y[name], style[name]) for name in order]
+    order = sorted(one.y, key=lambda method: (style[method] != "rest", style[method] != "control", style[method]))
+    drawn = [Line(method, one.y[method], style[method]) for method in order]
     up = quantity(one.measure.protocol)
     title = f"{one.measure.protocol} {one.measure.name} {one.measure.arrow}, {one.measure.target} class: {up}"
     words = f"<b>{escape(title)}</b><br/><small>{escape(one.measure.label)}</small>"
@@ -196,7 +198,7 @@ def _case(one: Shown) -> str:
     for method, score in case.scores.items():
         if method in one.maps:
             image = picture(one.maps[method], f"map by {method} over {case.image}")
-            figures.append(_figure(image, f"<b>{escape(method)}</b> {own.text(score)}"))
+            figures.append(_figure(image, f"<b>{name(method)}</b> {own.text(score)}"))
     return f'{title}{by}<div class="pictures">{"".join(figures)}</div>'
 
 
@@ -212,9 +214,10 @@ def _costs(sheet: Sheet) -> str:
     names = ["method", "model", "maps", "seconds a picture", "extra forwards", "maps that say nothing"]
     names[5:5] = ["testing: seconds", "testing: forwards"] if tested else []
     rows = []
-    for one in sorted(sheet.costs, key=lambda c: c.seconds):
+    order = list(sheet.manifest["weights"])
+    for one in sorted(sheet.costs, key=lambda c: (order.index(c.model), c.seconds)):
         test = [f"{one.test_seconds:.3f}", f"{one.test_forwards:.1f}"] if one.test_forwards is not None else ["–", "–"]
-        cells = [escape(one.method), code(one.model), f"{one.maps:,}", f"{one.seconds:.3f}", f"{one.forwards:.1f}"]
+        cells = [name(one.method), code(one.model), f"{one.maps:,}", f"{one.seconds:.3f}", f"{one.forwards:.1f}"]
         rows.append(row([*cells, *(test if tested else []), f"{one.flat:,}"], text=(1,)))
     about = sheet.manifest
     words = (
@@ -229,7 +232,7 @@ def _costs(sheet: Sheet) -> str:
 def _absent(sheet: Sheet) -> str:
     body = ['<h2 id="absent">Not applicable, failed</h2>']
     if sheet.refused:
-        rows = [row([escape(r.method), code(r.model), escape(r.reason)], text=(1, 2)) for r in sheet.refused]
+        rows = [row([name(r.method), code(r.model), escape(r.reason)], text=(1, 2)) for r in sheet.refused]
         body += ["<h3>Methods that do not apply</h3>", table(heads(["method", "model", "reason"], (1, 2)), rows)]
     else:
         body.append("<p>Every method applies to every model.</p>")
@@ -239,7 +242,7 @@ def _absent(sheet: Sheet) -> str:
     rows = []
     for f in sheet.failed:
         where = code(f"{f.model} / {f.dataset}")
-        cells = [escape(f.method), where, escape(f.protocol), f"{f.pictures:,}", escape(f.reason)]
+        cells = [name(f.method), where, escape(f.protocol), f"{f.pictures:,}", escape(f.reason)]
         rows.append(row(cells, text=(1, 2, 4)))
     head = heads(["method", "model / data", "protocol", "pictures", "reason"], (1, 2, 4))
     return "".join([*body, f"<h3>Without a score: {total:,}</h3>", table(head, rows)])
@@ -249,13 +252,13 @@ def _made(sheet: Sheet) -> str:
     about = sheet.manifest
     facts = {
         "run": about["key"],
-        "versions": ", ".join(f"{name} {version}" for name, version in about["versions"].items()),
+        "versions": ", ".join(f"{library} {version}" for library, version in about["versions"].items()),
         "device": f"{about['device']}, {about['accelerator'] or 'no accelerator'}, {about['machine']}",
-        **{f"weights of {name}": f"SHA-256 {digest}" for name, digest in about["weights"].items()},
-        **{f"pictures of {name}": f"{count:,}" for name, count in about["images"].items()},
+        **{f"weights of {model}": f"SHA-256 {digest}" for model, digest in about["weights"].items()},
+        **{f"pictures of {data}": f"{count:,}" for data, count in about["images"].items()},
         "methods": ", ".join(about["methods"]),
-        **{name: str(value) for name, value in about["plan"].items() if name in ("precision", "view", "seed", "batch")},
+        **{key: str(value) for key, value in about["plan"].items() if key in ("precision", "view", "seed", "batch")},
     }
-    rows = [row([escape(name), f"<code>{escape(value)}</code>"]) for name, value in facts.items()]
+    rows = [row([escape(key), f"<code>{escape(value)}</code>"]) for key, value in facts.items()]
     words = "The plan is `plan.toml` in the run's folder; every score of every picture is in `results.parquet` there."
     return f'<h2 id="made">How it was made</h2>{table("", rows, "facts2")}<p>{marked(words)}</p>'

@@ -88,7 +88,7 @@ def _show(run: Run, stage: Any, case: Case) -> Shown:
     names = model.about.classes
     known = names[explained].split(",")[0] if names and explained < len(names) else f"class {explained}"
     mask = truth.mask_of(explained)
-    return Shown(case, f"{known} ({probability:.0%})", jpeg(outlined(seen, mask)), files)
+    return Shown(case, f"{known} ({100 * probability:.0f} %)", jpeg(outlined(seen, mask)), files)
 
 
 def _explained(run: Run, case: Case) -> tuple[int, float]:
