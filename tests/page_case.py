@@ -51,6 +51,12 @@ def settled(page, root="#picture"):
     page.wait_for_selector(f"{root}[aria-busy=false]")
 
 
+def alone(page):
+    """Show the default method only."""
+    page.click("#picture button:has-text('Only the default')")
+    settled(page)
+
+
 def choose(page, *methods, root="#picture"):
     for name in methods:
         page.check(f"{root} .methods input[value={name}]")
@@ -80,7 +86,8 @@ def until(page, test, given=None):
 
 def redrawn(page, known, selector="#glass canvas"):
     """Wait for a drawing that is none of the known ones, and give it."""
-    page.wait_for_function(f"([known, selector]) => !known.includes(({DRAWN})(selector))", arg=[list(known), selector])
+    test = f"([known, selector]) => !known.includes(({DRAWN})(selector))"
+    page.wait_for_function(test, arg=[list(known), selector], polling=100)
     return drawn(page, selector)
 
 

@@ -13,7 +13,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested by Playwright, which is missing")
 uvicorn = pytest.importorskip("uvicorn", reason='the page needs the web extra: pip install "vitrail[web]"')
 
-from page_case import CONTRAST, choose, drawn, nameless, photo, redrawn, settled, until  # noqa: E402
+from page_case import CONTRAST, alone, choose, drawn, nameless, photo, redrawn, settled, until  # noqa: E402
 from texts import text_model  # noqa: E402
 from vitrail.web.app import make_app  # noqa: E402
 from vitrail.web.command import load_models  # noqa: E402
@@ -91,7 +91,7 @@ def test_first_load_explains_a_scene_without_a_click(visit, record_property):
     print(f"from load to the first picture: {taken:.0f} ms")  # noqa: T201 - told, not judged
     assert page.get_attribute("#glass canvas", "data-shows") == "gradtoken"
     assert page.get_attribute("#samples button >> nth=0", "aria-pressed") == "true"
-    assert re.fullmatch(r"Why \w+\?\s?[\d.<]+ %", page.inner_text("#why"))
+    assert re.fullmatch(r"Why \w+\?\s?[\d.<]+\s%", page.inner_text("#why"))
     settled(page)
     before = drawn(page, PICTURE)
     page.select_option("#model", label="scenes-tagged")
@@ -102,7 +102,7 @@ def test_first_load_explains_a_scene_without_a_click(visit, record_property):
 
 def test_open_drop_and_paste_a_picture(visit):
     page = visit()
-    settled(page)
+    alone(page)
     seen = [drawn(page, PICTURE)]
     page.set_input_files("#file", photo(1))
     seen.append(redrawn(page, seen, PICTURE))
@@ -129,7 +129,7 @@ def test_open_drop_and_paste_a_picture(visit):
 
 def test_classes_by_button_by_typing_and_in_pairs(visit):
     page = visit()
-    settled(page)
+    alone(page)
     other = page.inner_text(".classes li:nth-child(2) .name")
     page.click(".classes li:nth-child(2) .class")
     until(page, "document.querySelector('#why em').textContent === given", other)
@@ -141,7 +141,7 @@ def test_classes_by_button_by_typing_and_in_pairs(visit):
     settled(page)
     page.click("#samples button[data-sample=pair-2]")
     page.wait_for_selector("#samples [data-sample=pair-2][aria-pressed=true]")
-    settled(page)
+    choose(page, "vtranm")
     page.click(".slide[data-method=vtranm] button.name")
     page.click("#picture .versus >> nth=0")
     page.wait_for_selector("#side:not([hidden])")
@@ -201,7 +201,7 @@ def test_cancel_a_long_method_and_mend_a_wrong_one(visit):
 
 def test_attention_of_a_patch_by_pointer_and_by_keys(visit):
     page = visit()
-    settled(page)
+    alone(page)
     page.click("#glass", position={"x": 200, "y": 200})
     page.wait_for_selector("#attention[open] button.cell")
     assert page.locator("#attention button.cell").count() == 5 * (6 + 1) + 1
@@ -224,8 +224,7 @@ def test_attention_of_a_patch_by_pointer_and_by_keys(visit):
 
 def test_curves_beside_the_random_order(visit):
     page = visit()
-    page.click("#picture button:has-text('Only the default')")
-    settled(page)
+    alone(page)
     page.click("#measure")
     page.wait_for_selector("#curves[data-state=done]")
     rows = page.locator(".areas tbody tr")

@@ -28,7 +28,10 @@ async function ask(method, path, body, signal) {
   const wait = answer.headers.get("Retry-After");
   const fix = told?.error?.fix ?? "Try again.";
   throw new Trouble(
-    told?.error?.what ?? `The server answered ${answer.status}.`, wait ? `${fix} (in about ${wait} s)` : fix, answer.status);
+    told?.error?.what ?? `The server answered ${answer.status}.`,
+    wait ? `${fix} (in about ${wait} s)` : fix,
+    answer.status,
+  );
 }
 
 const json = async (...given) => (await ask(...given)).json();
@@ -63,9 +66,18 @@ export function follow(id, on) {
   const source = new EventSource(`/api/jobs/${id}/events`);
   let broken = 0;
   const close = () => source.close();
-  source.addEventListener("job", (event) => { broken = 0; on.job(JSON.parse(event.data)); });
-  source.addEventListener("item", (event) => { broken = 0; on.item(JSON.parse(event.data)); });
-  source.addEventListener("end", () => { close(); on.end(); });
+  source.addEventListener("job", (event) => {
+    broken = 0;
+    on.job(JSON.parse(event.data));
+  });
+  source.addEventListener("item", (event) => {
+    broken = 0;
+    on.item(JSON.parse(event.data));
+  });
+  source.addEventListener("end", () => {
+    close();
+    on.end();
+  });
   source.onerror = () => {
     broken += 1;
     if (source.readyState !== EventSource.CLOSED && broken < 4) return;

@@ -1,10 +1,10 @@
 /** What a patch or a piece of a word attends to: every layer and head small, one of them large. */
 
 import * as api from "./api.js";
+import { place } from "./captions.js";
 import { paint, paintCells } from "./colour.js";
 import { alarm, el, write } from "./dom.js";
 import { average, decode, percent } from "./maps.js";
-import { place } from "./table.js";
 import { pieceOf, shade } from "./words.js";
 
 const COLOURS = "glow";
@@ -19,7 +19,9 @@ export class Attention {
     this.heads = document.getElementById("heads");
     this.ask = 0;
     document.getElementById("attention-close").addEventListener("click", () => this.dialog.close());
-    this.dialog.addEventListener("click", (event) => { if (event.target === this.dialog) this.dialog.close(); });
+    this.dialog.addEventListener("click", (event) => {
+      if (event.target === this.dialog) this.dialog.close();
+    });
     this.#walk();
   }
 
@@ -75,16 +77,32 @@ export class Attention {
 
   #grid() {
     const columns = Math.max(...this.layers.map((heads) => heads.length));
-    const rows = [el("tr", {}, el("td", {}), el("th", { scope: "col" }, "mean"), ...Array.from(
-      { length: columns }, (_, h) => el("th", { scope: "col" }, String(h + 1))))];
+    const rows = [
+      el(
+        "tr",
+        {},
+        el("td", {}),
+        el("th", { scope: "col" }, "mean"),
+        ...Array.from({ length: columns }, (_, h) => el("th", { scope: "col" }, String(h + 1))),
+      ),
+    ];
     this.layers.forEach((heads, l) => {
       const cells = heads.map((map, h) => el("td", {}, this.#cell(map, `${l} ${h}`, `Layer ${l + 1}, head ${h + 1}`)));
-      const mean = el("td", { class: "mean" }, this.#cell(this.means[l], `${l} mean`, `Layer ${l + 1}, mean of its heads`));
+      const mean = el(
+        "td",
+        { class: "mean" },
+        this.#cell(this.means[l], `${l} mean`, `Layer ${l + 1}, mean of its heads`),
+      );
       rows.push(el("tr", {}, el("th", { scope: "row" }, String(l + 1)), mean, ...cells));
     });
     const whole = el("td", { class: "mean" }, this.#cell(this.mean, "mean", "Mean of all layers"));
     rows.push(el("tr", { class: "all" }, el("th", { scope: "row" }, "all"), whole));
-    const table = el("table", {}, el("caption", {}, "Layers downwards, heads across; each map by its own maximum"), ...rows);
+    const table = el(
+      "table",
+      {},
+      el("caption", {}, "Layers downwards, heads across; each map by its own maximum"),
+      ...rows,
+    );
     this.heads.style.setProperty("--cell", `clamp(2.1rem, calc(min(36rem, 100vw - 6rem) / ${columns + 1.5}), 5rem)`);
     this.heads.replaceChildren(table);
     this.heads.classList.toggle("strips", !this.scene);
@@ -93,10 +111,16 @@ export class Attention {
   #cell(map, key, label) {
     const canvas = el("canvas", { class: "cell" });
     paintCells(canvas, { ...map, unit: upTo(map) }, COLOURS);
-    const button = el("button", { type: "button", class: "cell", "aria-label": label, "aria-pressed": "false", data: { key } }, canvas);
+    const button = el(
+      "button",
+      { type: "button", class: "cell", "aria-label": label, "aria-pressed": "false", data: { key } },
+      canvas,
+    );
     const show = () => this.#choose(key);
     button.addEventListener("click", show);
-    button.addEventListener("pointerenter", (event) => { if (event.pointerType === "mouse") show(); });
+    button.addEventListener("pointerenter", (event) => {
+      if (event.pointerType === "mouse") show();
+    });
     button.addEventListener("focus", show);
     return button;
   }
@@ -110,7 +134,8 @@ export class Attention {
 
   #choose(key) {
     this.chosen = key;
-    for (const button of this.heads.querySelectorAll("button")) button.setAttribute("aria-pressed", String(button.dataset.key === key));
+    for (const button of this.heads.querySelectorAll("button"))
+      button.setAttribute("aria-pressed", String(button.dataset.key === key));
     const [map, label] = this.#map(key);
     const total = map.values.reduce((sum, v) => sum + v, 0);
     const strongest = Math.max(...map.values);
@@ -122,7 +147,10 @@ export class Attention {
       paint(canvas, this.scene.picture, { ...map, signed: false, unit: upTo(map) }, look);
       place(this.lens.querySelector(".origin"), this.token, this.scene.grid);
       const rest = total < 0.995 ? `, ${percent(1 - total)} goes elsewhere (class token)` : "";
-      write(this.reading, `${label}: the strongest patch gets ${percent(strongest)}${rest}. Click the picture for another patch.`);
+      write(
+        this.reading,
+        `${label}: the strongest patch gets ${percent(strongest)}${rest}. Click the picture for another patch.`,
+      );
     } else {
       this.#words(map);
       write(this.reading, `${label}: the strongest piece gets ${percent(strongest)}. Click another piece to go on.`);
@@ -132,14 +160,22 @@ export class Attention {
   #words(map) {
     const tokens = this.found.tokens ?? [];
     const unit = upTo(map);
-    this.pieces.replaceChildren(...tokens.flatMap((token, i) => {
-      const button = el("button", {
-        type: "button", class: i === this.token ? "piece here" : "piece", title: percent(map.values[i] ?? 0),
-      }, token);
-      shade(button, unit[i] ?? 0);
-      button.addEventListener("click", () => this.#load(i));
-      return [button, " "];
-    }));
+    this.pieces.replaceChildren(
+      ...tokens.flatMap((token, i) => {
+        const button = el(
+          "button",
+          {
+            type: "button",
+            class: i === this.token ? "piece here" : "piece",
+            title: percent(map.values[i] ?? 0),
+          },
+          token,
+        );
+        shade(button, unit[i] ?? 0);
+        button.addEventListener("click", () => this.#load(i));
+        return [button, " "];
+      }),
+    );
   }
 
   /** Choosing another patch in the lens, by pointer and by keys. */
@@ -158,7 +194,9 @@ export class Attention {
       put(row * columns + column);
     });
     this.lens.addEventListener("pointerleave", () => put(null));
-    this.lens.addEventListener("click", () => { if (at !== null) this.#load(at); });
+    this.lens.addEventListener("click", () => {
+      if (at !== null) this.#load(at);
+    });
     this.lens.addEventListener("keydown", (event) => {
       const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
       const [rows, columns] = this.scene.grid;

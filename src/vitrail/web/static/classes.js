@@ -59,16 +59,28 @@ export class Classes {
     bar.style.setProperty("--amount", String(p ?? 0));
     const value = p === undefined ? "below the first ten" : percent(p);
     const button = el(
-      "button", { type: "button", class: "class", data: { role: `ask-${index}` }, "aria-pressed": String(place === 0) },
-      el("span", { class: "name" }, this.name(index)), el("span", { class: "value" }, value), bar);
+      "button",
+      { type: "button", class: "class", data: { role: `ask-${index}` }, "aria-pressed": String(place === 0) },
+      el("span", { class: "name" }, this.name(index)),
+      el("span", { class: "value" }, value),
+      bar,
+    );
     button.addEventListener("click", () => this.#ask(index));
     const row = el("li", { class: place === 0 ? "first" : place === 1 ? "second" : "" }, button);
     if (this.pairs && place !== 0) {
       const label = `${place === 1 ? "Stop comparing" : "Compare"} with ${this.name(index)}`;
-      const other = el("button", {
-        type: "button", class: "versus", data: { role: `versus-${index}` }, "aria-pressed": String(place === 1), title: label,
-        "aria-label": label,
-      }, "vs");
+      const other = el(
+        "button",
+        {
+          type: "button",
+          class: "versus",
+          data: { role: `versus-${index}` },
+          "aria-pressed": String(place === 1),
+          title: label,
+          "aria-label": label,
+        },
+        "vs",
+      );
       other.addEventListener("click", () => this.#set(place === 1 ? [this.targets[0]] : [this.targets[0], index]));
       row.append(other);
     }
@@ -90,8 +102,15 @@ export class Classes {
   #combobox() {
     const id = `any-class-${(count += 1)}`;
     this.input = el("input", {
-      type: "text", id, class: "any", placeholder: "Any class by name or number", autocomplete: "off", role: "combobox",
-      "aria-expanded": "false", "aria-controls": `${id}-list`, "aria-autocomplete": "list",
+      type: "text",
+      id,
+      class: "any",
+      placeholder: "Any class by name or number",
+      autocomplete: "off",
+      role: "combobox",
+      "aria-expanded": "false",
+      "aria-controls": `${id}-list`,
+      "aria-autocomplete": "list",
       "aria-label": "Any class by name or number",
     });
     this.popup = el("ul", { class: "popup", id: `${id}-list`, role: "listbox", "aria-label": "Classes", hidden: true });
@@ -119,9 +138,18 @@ export class Classes {
     });
     if (typed) found.sort((a, b) => (a.at > 0) - (b.at > 0) || a.index - b.index);
     this.at = typed && found.length ? 0 : -1;
-    this.popup.replaceChildren(...found.slice(0, MOST_OFFERED).map(({ index, name }) => el(
-      "li", { role: "option", id: `${this.input.id}-${index}`, data: { index }, "aria-selected": "false" },
-      el("span", {}, name), el("span", { class: "value" }, String(index)))));
+    this.popup.replaceChildren(
+      ...found
+        .slice(0, MOST_OFFERED)
+        .map(({ index, name }) =>
+          el(
+            "li",
+            { role: "option", id: `${this.input.id}-${index}`, data: { index }, "aria-selected": "false" },
+            el("span", {}, name),
+            el("span", { class: "value" }, String(index)),
+          ),
+        ),
+    );
     if (!found.length) this.popup.append(el("li", { class: "none" }, "No class of this name"));
     this.popup.hidden = false;
     this.input.setAttribute("aria-expanded", "true");

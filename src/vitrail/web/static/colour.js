@@ -1,22 +1,57 @@
 /** Colour for relevance, and maps laid over pictures, drawn on canvas. */
 
-// Corner colours in Oklab (lightness, green-red, blue-yellow). In the sequential tables lightness rises in equal steps, so
-// equal steps of relevance look equal, also in grey print and to colour-blind eyes; in the diverging ones it falls
+// Corner colours in Oklab (lightness, green-red, blue-yellow). In the sequential tables lightness rises in equal steps,
+// so equal steps of relevance look equal, also in grey print and to colour-blind eyes; in the diverging ones it falls
 // alike on both sides of the middle.
 const CORNERS = {
   glow: [
-    [0.16, 0.02, -0.07], [0.34, 0.11, -0.13], [0.52, 0.19, -0.01], [0.7, 0.14, 0.12], [0.88, 0, 0.16], [0.98, -0.01, 0.05],
+    [0.16, 0.02, -0.07],
+    [0.34, 0.11, -0.13],
+    [0.52, 0.19, -0.01],
+    [0.7, 0.14, 0.12],
+    [0.88, 0, 0.16],
+    [0.98, -0.01, 0.05],
   ],
-  meadow: [[0.2, 0.03, -0.1], [0.38, -0.01, -0.11], [0.55, -0.09, -0.02], [0.73, -0.12, 0.1], [0.92, -0.05, 0.17]],
-  frost: [[0.14, 0.0, -0.03], [0.34, 0.02, -0.13], [0.54, -0.03, -0.13], [0.76, -0.07, -0.06], [0.98, -0.01, 0.01]],
-  ash: [[0.12, 0, 0], [0.98, 0, 0]],
-  coldwarm: [[0.4, -0.03, -0.17], [0.68, -0.05, -0.11], [0.97, 0, 0], [0.68, 0.13, 0.08], [0.42, 0.16, 0.08]],
-  plumfern: [[0.4, 0.12, -0.13], [0.68, 0.09, -0.09], [0.97, 0, 0], [0.68, -0.13, 0.09], [0.42, -0.1, 0.08]],
+  meadow: [
+    [0.2, 0.03, -0.1],
+    [0.38, -0.01, -0.11],
+    [0.55, -0.09, -0.02],
+    [0.73, -0.12, 0.1],
+    [0.92, -0.05, 0.17],
+  ],
+  frost: [
+    [0.14, 0.0, -0.03],
+    [0.34, 0.02, -0.13],
+    [0.54, -0.03, -0.13],
+    [0.76, -0.07, -0.06],
+    [0.98, -0.01, 0.01],
+  ],
+  ash: [
+    [0.12, 0, 0],
+    [0.98, 0, 0],
+  ],
+  coldwarm: [
+    [0.4, -0.03, -0.17],
+    [0.68, -0.05, -0.11],
+    [0.97, 0, 0],
+    [0.68, 0.13, 0.08],
+    [0.42, 0.16, 0.08],
+  ],
+  plumfern: [
+    [0.4, 0.12, -0.13],
+    [0.68, 0.09, -0.09],
+    [0.97, 0, 0],
+    [0.68, -0.13, 0.09],
+    [0.42, -0.1, 0.08],
+  ],
 };
 export const SEQUENTIAL = { glow: "Glow", meadow: "Meadow", frost: "Frost", ash: "Ash" };
 export const DIVERGING = { coldwarm: "Cold and warm", plumfern: "Plum and fern" };
 /** The two classes of a pair: the asked one and the other. */
-export const PAIR = [[255, 168, 38], [48, 140, 255]];
+export const PAIR = [
+  [255, 168, 38],
+  [48, 140, 255],
+];
 /** Lines of curves, readable on light and on dark ground, apart from each other for colour-blind eyes as well. */
 export const LINES = ["#c8641b", "#2f6fd0", "#1d8f78", "#a8479b", "#8a7a14", "#c23a4b", "#5b62b8", "#3f8fa8"];
 

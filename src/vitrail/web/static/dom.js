@@ -49,7 +49,12 @@ export function sentence(words) {
 export function alarm(error) {
   if (error?.name === "AbortError") return;
   const place = document.getElementById("alert");
-  place.replaceChildren(trouble(error), iconButton("close", "Put this message away", () => { place.hidden = true; }));
+  place.replaceChildren(
+    trouble(error),
+    iconButton("close", "Put this message away", () => {
+      place.hidden = true;
+    }),
+  );
   place.hidden = false;
 }
 
@@ -63,7 +68,10 @@ export function oncePerFrame(act) {
   return () => {
     if (due) return;
     due = true;
-    requestAnimationFrame(() => { due = false; act(); });
+    requestAnimationFrame(() => {
+      due = false;
+      act();
+    });
   };
 }
 

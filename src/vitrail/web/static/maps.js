@@ -3,7 +3,7 @@
 /**
  * A map as the server sends it, decoded.
  *
- * @returns {{rows, columns, values: Float32Array, unit: Float32Array, signed, flat}} `values` as computed, `unit` the same
+ * @returns {{rows, columns, values, unit, signed, low, high}} `values` as computed, `unit` the same
  *   from 0 to 1, or from -1 to 1 if signed; a map without contrast becomes zeros.
  */
 export function decode(sent) {
@@ -24,6 +24,13 @@ export function spread(values, signed) {
   const span = signed ? Math.max(Math.abs(low), Math.abs(high)) : high - low;
   const zero = signed ? 0 : low;
   return { low, high, unit: values.map((v) => (span > 0 ? (v - zero) / span : 0)) };
+}
+
+/** The decoded map of an item, kept with it. */
+export function mapOf(item) {
+  if (!item?.map) return null;
+  item.decoded ??= decode(item.map);
+  return item.decoded;
 }
 
 /** Mean value of each patch, row by row; and for each patch its place when sorted, 1 for the most relevant. */
@@ -51,18 +58,35 @@ export function byPatch(map, grid) {
       units[r * columns + c] = unit / count;
     }
   }
-  const order = Array.from(means.keys()).sort((a, b) => means[b] - means[a]);
-  const ranks = new Int32Array(order.length);
-  order.forEach((patch, place) => { ranks[patch] = place + 1; });
-  map.patches = { grid: String(grid), means, units, ranks };
+  map.patches = { grid: String(grid), means, units, ranks: ranked(means) };
   return map.patches;
+}
+
+/** Place of each value, 1 for the highest; equal values share the better place. */
+export function ranked(values) {
+  const order = Array.from(values.keys()).sort((a, b) => values[b] - values[a]);
+  const ranks = new Int32Array(order.length);
+  order.forEach((at, place) => {
+    const before = order[place - 1];
+    ranks[at] = place > 0 && values[before] === values[at] ? ranks[before] : place + 1;
+  });
+  return ranks;
 }
 
 /** The mean of several maps of one shape. */
 export function average(maps) {
   const values = new Float32Array(maps[0].values.length);
-  for (const map of maps) map.values.forEach((v, i) => { values[i] += v / maps.length; });
-  return { rows: maps[0].rows, columns: maps[0].columns, values, signed: maps[0].signed, ...spread(values, maps[0].signed) };
+  for (const map of maps)
+    map.values.forEach((v, i) => {
+      values[i] += v / maps.length;
+    });
+  return {
+    rows: maps[0].rows,
+    columns: maps[0].columns,
+    values,
+    signed: maps[0].signed,
+    ...spread(values, maps[0].signed),
+  };
 }
 
 /** A number short enough for a caption, with three figures. */
@@ -76,7 +100,7 @@ export function figures(value) {
 
 export function percent(p) {
   if (p === null || p === undefined) return "";
-  return p >= 0.9995 ? "100 %" : p >= 0.001 ? `${(100 * p).toFixed(1)} %` : "<0.1 %";
+  return `${p >= 0.9995 ? "100" : p >= 0.001 ? (100 * p).toFixed(1) : "<0.1"}\u00a0%`;
 }
 
 export function seconds(s) {
@@ -85,6 +109,6 @@ export function seconds(s) {
 }
 
 export function ordinal(n) {
-  const tail = n % 100 > 10 && n % 100 < 14 ? "th" : ["th", "st", "nd", "rd"][n % 10] ?? "th";
+  const tail = n % 100 > 10 && n % 100 < 14 ? "th" : (["th", "st", "nd", "rd"][n % 10] ?? "th");
   return `${n}${tail}`;
 }

@@ -3,8 +3,13 @@
 import { el } from "./dom.js";
 
 const FAMILIES = {
-  attention: "Attention", gradient: "Attention and gradient", path: "Along a path", relevance: "Relevance propagation",
-  input: "Gradient of the input", perturbation: "By covering parts", control: "Controls",
+  attention: "Attention",
+  gradient: "Attention and gradient",
+  path: "Along a path",
+  relevance: "Relevance propagation",
+  input: "Gradient of the input",
+  perturbation: "By covering parts",
+  control: "Controls",
 };
 
 /** Shown beside the default at first: one pass makes them all, and a map alone tells little. */
@@ -20,12 +25,21 @@ export class Methods {
     this.specs = [];
     this.model = null;
     this.summary = el("summary", {}, el("span", {}, "Choose"));
-    this.filter = el("input", { type: "search", class: "any", placeholder: "Find a method", "aria-label": "Find a method" });
+    this.filter = el("input", {
+      type: "search",
+      class: "any",
+      placeholder: "Find a method",
+      "aria-label": "Find a method",
+    });
     this.filter.addEventListener("input", () => this.#sift());
     this.list = el("div", { class: "methods", role: "group", "aria-label": "Methods" });
     this.extra = el("input", {
-      type: "text", class: "any", placeholder: "With options: rise:masks=500", "aria-label": "Add a method with options",
-      autocomplete: "off", spellcheck: false,
+      type: "text",
+      class: "any",
+      placeholder: "With options: rise:masks=500",
+      "aria-label": "Add a method with options",
+      autocomplete: "off",
+      spellcheck: false,
     });
     this.extra.addEventListener("keydown", (event) => {
       if (event.key !== "Enter" || !this.extra.value.trim()) return;
@@ -33,12 +47,20 @@ export class Methods {
       this.extra.value = "";
     });
     const quick = el("button", { type: "button", class: "quiet" }, "All quick ones");
-    quick.addEventListener("click", () => this.#set(this.model.methods.filter((m) => m.works && m.cheap && m.family !== "control").map((m) => m.name)));
+    quick.addEventListener("click", () =>
+      this.#set(this.model.methods.filter((m) => m.works && m.cheap && m.family !== "control").map((m) => m.name)),
+    );
     const one = el("button", { type: "button", class: "quiet" }, "Only the default");
     one.addEventListener("click", () => this.#set([this.model.default]));
     this.fold = el(
-      "details", { class: "fold", open: true }, this.summary, this.filter, this.list, this.extra,
-      el("div", { class: "row" }, quick, one));
+      "details",
+      { class: "fold", open: true },
+      this.summary,
+      this.filter,
+      this.list,
+      this.extra,
+      el("div", { class: "row" }, quick, one),
+    );
     root.append(this.fold);
     // On a phone the list would push the picture off the screen.
     if (matchMedia("(max-width: 46rem)").matches) this.fold.open = false;
@@ -85,8 +107,11 @@ export class Methods {
       if (!groups.has(method.family)) groups.set(method.family, []);
       groups.get(method.family).push(method);
     }
-    this.list.replaceChildren(...[...groups].map(([family, methods]) => el(
-      "fieldset", {}, el("legend", {}, FAMILIES[family] ?? family), ...methods.map((method) => this.#row(method)))));
+    this.list.replaceChildren(
+      ...[...groups].map(([family, methods]) =>
+        el("fieldset", {}, el("legend", {}, FAMILIES[family] ?? family), ...methods.map((method) => this.#row(method))),
+      ),
+    );
     this.#sift();
     this.#tick();
   }
@@ -102,12 +127,16 @@ export class Methods {
     else {
       if (!method.class_specific) marks.push(["blind", "the same map for every class"]);
       if (method.signed) marks.push(["±", "tells for and against apart"]);
-      if (!method.cheap && !(method.forwards < 10)) marks.push([passes(method.forwards), "looks at the picture many times"]);
+      if (!method.cheap && !(method.forwards < 10))
+        marks.push([passes(method.forwards), "looks at the picture many times"]);
     }
     const row = el(
-      "label", { class: method.works ? "method" : "method off", title: method.works ? "" : method.reason ?? "" }, box,
+      "label",
+      { class: method.works ? "method" : "method off", title: method.works ? "" : (method.reason ?? "") },
+      box,
       el("span", { class: "name" }, method.title),
-      ...marks.map(([mark, words]) => el("span", { class: "mark", title: words }, mark)));
+      ...marks.map(([mark, words]) => el("span", { class: "mark", title: words }, mark)),
+    );
     row.dataset.words = `${method.name} ${method.title} ${method.family}`.toLowerCase();
     return row;
   }
@@ -115,7 +144,8 @@ export class Methods {
   #sift() {
     const typed = this.filter.value.trim().toLowerCase();
     for (const row of this.list.querySelectorAll("label")) row.hidden = !row.dataset.words.includes(typed);
-    for (const group of this.list.querySelectorAll("fieldset")) group.hidden = !group.querySelector("label:not([hidden])");
+    for (const group of this.list.querySelectorAll("fieldset"))
+      group.hidden = !group.querySelector("label:not([hidden])");
   }
 
   #tick() {

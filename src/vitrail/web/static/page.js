@@ -53,7 +53,8 @@ async function use(model) {
 async function recall(id) {
   const job = await api.job(id);
   const model = models.find((one) => one.id === job.model);
-  if (!model) throw new api.Trouble("The model of this result is no longer served.", `Start vitrail serve with ${job.model}.`);
+  if (!model)
+    throw new api.Trouble("The model of this result is no longer served.", `Start vitrail serve with ${job.model}.`);
   const name = model.kind === "text" ? "text" : "picture";
   used[name] = model;
   await turn(name);
@@ -124,7 +125,14 @@ async function begin() {
       await recall(job);
       return;
     } catch (error) {
-      alarm(error.status === 404 ? { what: "This result is no longer held here.", fix: "Results are kept for a while; below is a fresh start." } : error);
+      alarm(
+        error.status === 404
+          ? {
+              what: "This result is no longer held here.",
+              fix: "Results are kept for a while; below is a fresh start.",
+            }
+          : error,
+      );
     }
   }
   delete used.picture;

@@ -1,6 +1,7 @@
 /** The picture bench: a picture, a class, methods, and what they say. */
 
 import * as api from "./api.js";
+import { states } from "./captions.js";
 import { Classes } from "./classes.js";
 import { DIVERGING, SEQUENTIAL, bar } from "./colour.js";
 import { Curves } from "./curves.js";
@@ -8,7 +9,7 @@ import { alarm, calm, el, sentence, write } from "./dom.js";
 import { percent } from "./maps.js";
 import { Methods } from "./methods.js";
 import { Run } from "./run.js";
-import { Table, states } from "./table.js";
+import { Table } from "./table.js";
 import { Takeaway } from "./takeaway.js";
 
 const find = (id) => document.getElementById(id);
@@ -21,12 +22,20 @@ export class PictureBench {
     this.methods = new Methods(part("methods"), () => this.#ask());
     this.run = new Run(() => this.draw());
     this.curves = new Curves((spec) => this.methods.about(spec));
-    this.takeaway = new Takeaway(part("takeaway"), (progress) => this.run.job(this.methods.specs, this.targets, progress));
+    this.takeaway = new Takeaway(part("takeaway"), (progress) =>
+      this.run.job(this.methods.specs, this.targets, progress),
+    );
     this.table = new Table({
-      focus: (spec) => { this.focus = spec; this.draw(); },
+      focus: (spec) => {
+        this.focus = spec;
+        this.draw();
+      },
       remove: (spec) => this.methods.remove(spec),
       stop: (spec) => this.run.stop(spec),
-      again: (spec) => { this.run.forget(spec); this.#ask(); },
+      again: (spec) => {
+        this.run.forget(spec);
+        this.#ask();
+      },
       attend: (patch) => attention.open(this.subject, patch, this.scene),
     });
     this.targets = [];
@@ -36,7 +45,7 @@ export class PictureBench {
     this.side = "both";
     this.#controls();
     this.#source();
-    find("measure").addEventListener("click", () => this.curves.measure(this.subject, this.methods.specs, this.targets[0]));
+    find("measure").addEventListener("click", () => this.#measure());
   }
 
   get subject() {
@@ -49,20 +58,25 @@ export class PictureBench {
     this.classes.of(model);
     this.methods.of(model);
     const samples = await api.samples(model.id);
-    this.#thumbs(samples);
+    const develop = this.#thumbs(samples);
     if (this.kept) await this.#open(this.kept);
     else if (samples.length) await this.sample(samples[0].id);
     else write(find("status"), "Open a picture to begin.");
+    develop();
   }
 
   /** A result that was made before, as from a link. */
   async recall(model, job) {
     this.model = model;
     this.classes.of(model);
-    const specs = [...new Set(job.items.map((item) => item.method))].filter((spec) => job.kind === "explain" || spec !== "random");
+    const specs = [...new Set(job.items.map((item) => item.method))].filter(
+      (spec) => job.kind === "explain" || spec !== "random",
+    );
     this.methods.of(model, specs);
-    api.samples(model.id).then((samples) => this.#thumbs(samples)).catch(() => {});
+    const samples = await api.samples(model.id);
+    const develop = this.#thumbs(samples);
     await this.#picture({ picture: job.picture, notes: [] }, job);
+    develop();
   }
 
   async sample(id) {
@@ -97,7 +111,9 @@ export class PictureBench {
     const turn = (this.turn += 1);
     const subject = { model: this.model.id, picture: held.picture };
     const [image, answer] = await Promise.all([
-      load(api.pictureUrl(this.model.id, held.picture)), api.predict(subject)]);
+      load(api.pictureUrl(this.model.id, held.picture)),
+      api.predict(subject),
+    ]);
     if (turn !== this.turn) return;
     this.picture = { id: held.picture, image };
     this.curves.clear();
@@ -108,6 +124,12 @@ export class PictureBench {
     if (job?.kind === "explain") this.run.adopt(job);
     if (job?.kind === "curves") this.curves.follow(job);
     this.#ask(false);
+  }
+
+  #measure() {
+    const methods = this.run.done(this.methods.specs, this.targets.slice(0, 1));
+    if (methods.length) this.curves.measure(this.subject, methods, this.targets[0]);
+    else alarm({ what: "No map is ready yet.", fix: "Wait for the first one, or choose a method that works here." });
   }
 
   #note(notes) {
@@ -134,9 +156,15 @@ export class PictureBench {
     if (!this.picture) return;
     const methods = this.methods.specs.map((spec) => this.methods.about(spec));
     this.scene = {
-      picture: this.picture, methods, targets: this.targets, focus: this.focus, look: this.look, side: this.side,
+      picture: this.picture,
+      methods,
+      targets: this.targets,
+      focus: this.focus,
+      look: this.look,
+      side: this.side,
       size: this.model.input ?? [this.picture.image.naturalHeight, this.picture.image.naturalWidth],
-      grid: this.model.grid ?? [14, 14], item: (spec, target) => this.run.item(spec, target),
+      grid: this.model.grid ?? [14, 14],
+      item: (spec, target) => this.run.item(spec, target),
       name: (index) => this.classes.name(index),
     };
     this.table.show(this.scene);
@@ -148,8 +176,13 @@ export class PictureBench {
     if (first !== undefined) {
       const p = this.classes.probability(first);
       find("why").replaceChildren(
-        "Why ", el("em", {}, this.classes.name(first)), ...(second === undefined ? [] : [" and not ", el("em", {}, this.classes.name(second))]), "?",
-        ...(p === undefined ? [] : [el("small", {}, percent(p))]));
+        "Why ",
+        el("em", {}, this.classes.name(first)),
+        ...(second === undefined ? [] : [" and not ", el("em", {}, this.classes.name(second))]),
+        "?",
+        ...(p === undefined ? [] : [el("small", {}, percent(p))]),
+      );
+      document.title = `Why ${this.classes.name(first)}? Vitrail`;
     }
     find("side").hidden = second === undefined;
     if (second !== undefined) {
@@ -161,18 +194,36 @@ export class PictureBench {
     const open = all.filter((state) => state === "running" || state === "queued").length;
     const { ahead } = this.run;
     const waiting = ahead ? `, ${ahead} ${ahead === 1 ? "job" : "jobs"} before the next` : "";
-    write(find("status"), open ? `${all.length - open} of ${all.length} ${all.length === 1 ? "map" : "maps"} ready${waiting}` : "");
+    write(
+      find("status"),
+      open ? `${all.length - open} of ${all.length} ${all.length === 1 ? "map" : "maps"} ready${waiting}` : "",
+    );
     this.root.setAttribute("aria-busy", String(open > 0));
   }
 
+  /** Frames for the samples; their pictures come when the returned function is called, after the large one. */
   #thumbs(samples) {
-    find("samples").replaceChildren(...samples.filter((s) => s.url).map((sample) => {
-      const button = el(
-        "button", { type: "button", title: sample.title, "aria-pressed": String(this.kept?.sample === sample.id), data: { sample: sample.id } },
-        el("img", { src: sample.url, alt: sample.title, width: 56, height: 56 }));
-      button.addEventListener("click", () => this.sample(sample.id));
-      return el("li", {}, button);
-    }));
+    const images = [];
+    find("samples").replaceChildren(
+      ...samples
+        .filter((s) => s.url)
+        .map((sample) => {
+          const image = el("img", { alt: sample.title, width: 56, height: 56 });
+          images.push([image, sample.url]);
+          const pressed = String(this.kept?.sample === sample.id);
+          const button = el(
+            "button",
+            { type: "button", title: sample.title, "aria-pressed": pressed, data: { sample: sample.id } },
+            image,
+          );
+          button.addEventListener("click", () => this.sample(sample.id));
+          return el("li", {}, button);
+        }),
+    );
+    return () =>
+      images.forEach(([image, url]) => {
+        image.src = url;
+      });
   }
 
   #source() {
@@ -195,7 +246,10 @@ export class PictureBench {
       depth += 1;
       veil(true);
     });
-    document.addEventListener("dragleave", () => { depth = Math.max(0, depth - 1); if (!depth) veil(false); });
+    document.addEventListener("dragleave", () => {
+      depth = Math.max(0, depth - 1);
+      if (!depth) veil(false);
+    });
     document.addEventListener("dragover", (event) => event.preventDefault());
     document.addEventListener("drop", (event) => {
       event.preventDefault();
@@ -216,7 +270,10 @@ export class PictureBench {
     const choose = (id, act) => find(id).addEventListener("change", (event) => act(event.target.value));
     choose("rendering", (value) => this.#see({ smooth: value === "smooth" }));
     choose("view", (value) => this.#see({ alone: value === "alone" }));
-    choose("side", (value) => { this.side = value; this.draw(); });
+    choose("side", (value) => {
+      this.side = value;
+      this.draw();
+    });
   }
 
   #see(change) {
@@ -229,7 +286,13 @@ function swatches(root, group, names, first, act) {
   for (const [name, words] of Object.entries(names)) {
     const canvas = el("canvas", { "aria-hidden": "true" });
     bar(canvas, name);
-    const radio = el("input", { type: "radio", name: group, value: name, checked: name === first, "aria-label": words });
+    const radio = el("input", {
+      type: "radio",
+      name: group,
+      value: name,
+      checked: name === first,
+      "aria-label": words,
+    });
     root.append(el("label", { title: words }, radio, el("span", {}, canvas)));
   }
   root.addEventListener("change", (event) => act(event.target.value));
@@ -238,7 +301,10 @@ function swatches(root, group, names, first, act) {
 function load(url) {
   const image = new Image();
   image.src = url;
-  return image.decode().then(() => image, () => {
-    throw new api.Trouble("The picture could not be shown.", "Open it again.");
-  });
+  return image.decode().then(
+    () => image,
+    () => {
+      throw new api.Trouble("The picture could not be shown.", "Open it again.");
+    },
+  );
 }

@@ -37,8 +37,8 @@ export class Run {
   }
 
   /**
-   * Ask for what is missing. Cheap methods go together, since they share one pass; each other method is a job of its own,
-   * so that it can be cancelled alone.
+   * Ask for what is missing. Cheap methods go together, since they share one pass; each other method is a job of its
+   * own, so that it can be cancelled alone.
    *
    * @param methods [{spec, cheap}]
    * @param targets class indices
@@ -49,7 +49,9 @@ export class Run {
       if (specs.has(item.method) && targets.includes(item.target)) continue;
       if (item.state !== "done") this.items.delete(key);
     }
-    this.waiting = this.waiting.filter((ask) => ask.methods.some((m) => specs.has(m)) && ask.targets.every((t) => targets.includes(t)));
+    this.waiting = this.waiting.filter(
+      (ask) => ask.methods.some((m) => specs.has(m)) && ask.targets.every((t) => targets.includes(t)),
+    );
     for (const job of this.jobs.values()) {
       if (!job.methods.some((m) => specs.has(m)) || !job.targets.some((t) => targets.includes(t))) this.#end(job);
     }
@@ -60,7 +62,8 @@ export class Run {
       const name = `${cheap ? "" : spec} ${missing}`;
       if (!groups.has(name)) groups.set(name, { methods: [], targets: missing, cheap });
       groups.get(name).methods.push(spec);
-      for (const t of missing) this.items.set(keyOf(spec, t), { method: spec, target: t, state: "queued", progress: 0 });
+      for (const t of missing)
+        this.items.set(keyOf(spec, t), { method: spec, target: t, state: "queued", progress: 0 });
     }
     const asks = [...groups.values()];
     this.waiting.unshift(...asks.filter((ask) => ask.cheap));
@@ -71,8 +74,15 @@ export class Run {
 
   /** Stop a method that is under way; what is done stays. */
   stop(method) {
-    this.waiting = this.waiting.filter((ask) => !ask.methods.includes(method));
-    for (const job of this.jobs.values()) if (job.methods.includes(method)) this.#end(job);
+    const without = (ask) => ({ ...ask, methods: ask.methods.filter((m) => m !== method) });
+    this.waiting = this.waiting.map(without).filter((ask) => ask.methods.length);
+    for (const job of this.jobs.values()) {
+      if (!job.methods.includes(method)) continue;
+      this.#end(job);
+      // Others of the same job were not meant: they are asked for again, and what is done comes at once.
+      const { methods, targets } = without(job);
+      if (methods.length) this.waiting.push({ methods, targets });
+    }
     for (const item of this.items.values()) if (item.method === method && open(item)) item.state = "cancelled";
     this.changed();
     this.#next();
@@ -83,8 +93,16 @@ export class Run {
     for (const [key, item] of this.items) if (item.method === method && item.state !== "done") this.items.delete(key);
   }
 
-  /** One finished job with all of these, for files and links; asked for anew where it was made piece by piece. */
-  async job(methods, targets, progress = () => {}) {
+  /** Those of some methods that are done for all of some targets. */
+  done(methods, targets) {
+    return methods.filter((method) => targets.every((target) => this.item(method, target)?.state === "done"));
+  }
+
+  /** One finished job with all of these that are done, for files and links; asked for where it was made in pieces. */
+  async job(asked, targets, progress = () => {}) {
+    const methods = this.done(asked, targets);
+    if (!methods.length)
+      throw new api.Trouble("No map is ready yet.", "Wait for the first one, or choose a method that works here.");
     const name = JSON.stringify([[...methods].sort(), targets]);
     if (!this.whole.has(name)) {
       const job = await api.explain({ ...this.subject, methods, targets, seed: 0 });

@@ -1,19 +1,13 @@
 /** The light table: one map large on the plate, all of them as slides beside it, one cursor over all. */
 
-import { DIVERGING, PAIR, SEQUENTIAL, bar, paint, paintPair, paintPicture } from "./colour.js";
+import { fit, lines, place, remarks, scale, states, title } from "./captions.js";
+import { DIVERGING, PAIR, SEQUENTIAL, paint, paintPair, paintPicture } from "./colour.js";
 import { el, iconButton, oncePerFrame, trouble, write } from "./dom.js";
-import { byPatch, decode, figures, ordinal, seconds } from "./maps.js";
+import { byPatch, figures, mapOf, ordinal } from "./maps.js";
 
 const PLATE = 512;
 const SLIDE = 256;
 const PICTURE = "picture";
-
-/** A decoded map of an item, kept with it. */
-export function mapOf(item) {
-  if (!item?.map) return null;
-  item.decoded ??= decode(item.map);
-  return item.decoded;
-}
 
 export class Table {
   /**
@@ -40,7 +34,8 @@ export class Table {
   }
 
   /**
-   * @param scene {picture, grid, size: [h, w], methods: [about, …], item(spec, target), targets, name(index), look, side, focus}
+   * @param scene {picture, grid, size: [h, w], methods: [about, …], item(spec, target), targets, name(index), look,
+   *   side, focus}
    */
   show(scene) {
     if (this.scene && scene.picture !== this.scene.picture) this.patch = null;
@@ -64,7 +59,8 @@ export class Table {
     }
     keys.forEach((key, place) => {
       const slide = this.made.get(key) ?? this.#make(key);
-      if (this.slides.children[place] !== slide.root) this.slides.insertBefore(slide.root, this.slides.children[place] ?? null);
+      if (this.slides.children[place] !== slide.root)
+        this.slides.insertBefore(slide.root, this.slides.children[place] ?? null);
       this.#slide(slide, key, scene.methods[place - 1], focus.spec);
     });
     this.slides.dataset.count = String(keys.length);
@@ -73,7 +69,7 @@ export class Table {
     this.#read();
   }
 
-  /** Paint a method's map, or the picture alone where there is none yet; a canvas that shows it already is left alone. */
+  /** Paint a method's map, or the picture where there is none yet; a canvas that shows it already is left alone. */
   #face(canvas, spec, plate = false) {
     const { scene } = this;
     const { look, side, targets, picture } = scene;
@@ -145,11 +141,17 @@ export class Table {
   #note(slide, method, items) {
     const state = states(items);
     slide.root.dataset.state = state;
-    const progress = items.length ? items.reduce((sum, item) => sum + (item.state === "done" ? 1 : item.progress ?? 0), 0) / items.length : 0;
+    const progress = items.length
+      ? items.reduce((sum, item) => sum + (item.state === "done" ? 1 : (item.progress ?? 0)), 0) / items.length
+      : 0;
     if (state === "running" || state === "queued") {
       if (slide.state !== "open") {
         const meter = el("progress", { max: 1, "aria-label": `${title(method)}: progress` });
-        const stop = el("button", { type: "button", class: "quiet", "aria-label": `Cancel ${title(method)}` }, "Cancel");
+        const stop = el(
+          "button",
+          { type: "button", class: "quiet", "aria-label": `Cancel ${title(method)}` },
+          "Cancel",
+        );
         stop.addEventListener("click", () => this.on.stop(slide.root.dataset.method));
         slide.note.replaceChildren(meter, stop);
       }
@@ -164,29 +166,34 @@ export class Table {
     slide.state = sign;
     const again = el("button", { type: "button", class: "quiet" }, "Try again");
     again.addEventListener("click", () => this.on.again(slide.root.dataset.method));
-    if (state === "failed") slide.note.replaceChildren(trouble(items.find((item) => item.error)?.error ?? { what: "It failed." }), again);
+    if (state === "failed")
+      slide.note.replaceChildren(trouble(items.find((item) => item.error)?.error ?? { what: "It failed." }), again);
     else if (state === "cancelled") slide.note.replaceChildren(el("span", {}, "Cancelled"), again);
     else {
       const flat = items.some((item) => item.flat);
       slide.note.replaceChildren(
         el("span", { class: "meta" }, remarks(method, items[0]).join(" · ")),
-        flat ? el("span", { class: "warn" }, "Flat: all patches alike, this map says nothing") : "");
+        flat ? el("span", { class: "warn" }, "Flat: all patches alike, this map says nothing") : "",
+      );
     }
   }
 
   #legend() {
     const { scene } = this;
     const pair = scene.targets.length > 1 && scene.side === "both";
-    const kinds = new Set(scene.methods.map((m) => mapOf(scene.item(m.spec, scene.targets[0]))?.signed).filter((s) => s !== undefined));
+    const kinds = new Set(
+      scene.methods.map((m) => mapOf(scene.item(m.spec, scene.targets[0]))?.signed).filter((s) => s !== undefined),
+    );
     const sign = JSON.stringify([pair && scene.targets, [...kinds], scene.look.sequential, scene.look.diverging]);
     if (this.legends.sign === sign) return;
     this.legends.sign = sign;
     const keys = [];
-    if (pair) scene.targets.forEach((target, i) => {
-      const chip = el("span", { class: "dot", "aria-hidden": "true" });
-      chip.style.background = `rgb(${PAIR[i]})`;
-      keys.push(el("span", { class: "legend" }, chip, scene.name(target)));
-    });
+    if (pair)
+      scene.targets.forEach((target, i) => {
+        const chip = el("span", { class: "dot", "aria-hidden": "true" });
+        chip.style.background = `rgb(${PAIR[i]})`;
+        keys.push(el("span", { class: "legend" }, chip, scene.name(target)));
+      });
     else {
       if (kinds.has(false)) keys.push(scale(scene.look.sequential, ["least", "most relevant"], SEQUENTIAL));
       if (kinds.has(true)) keys.push(scale(scene.look.diverging, ["against", "0", "for"], DIVERGING));
@@ -199,10 +206,17 @@ export class Table {
       const box = glass.getBoundingClientRect();
       const [rows, columns] = this.scene.grid;
       const inside = (v, n) => Math.min(n - 1, Math.max(0, Math.floor(v * n)));
-      return inside((event.clientY - box.top) / box.height, rows) * columns + inside((event.clientX - box.left) / box.width, columns);
+      return (
+        inside((event.clientY - box.top) / box.height, rows) * columns +
+        inside((event.clientX - box.left) / box.width, columns)
+      );
     };
-    glass.addEventListener("pointermove", (event) => { if (this.scene) this.point(at(event)); });
-    glass.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") this.point(null); });
+    glass.addEventListener("pointermove", (event) => {
+      if (this.scene) this.point(at(event));
+    });
+    glass.addEventListener("pointerleave", (event) => {
+      if (event.pointerType === "mouse") this.point(null);
+    });
     glass.addEventListener("click", (event) => {
       if (!this.scene) return;
       this.point(at(event));
@@ -242,7 +256,8 @@ export class Table {
 
   #read() {
     const { scene, patch } = this;
-    for (const cursor of document.querySelectorAll("#plate .cursor, #slides .cursor")) place(cursor, patch, scene?.grid);
+    for (const cursor of document.querySelectorAll("#plate .cursor, #slides .cursor"))
+      place(cursor, patch, scene?.grid);
     this.attend.disabled = patch === null;
     if (!scene || patch === null) {
       write(this.words, scene ? "Point at a patch to read it, click to see what it attends to." : "");
@@ -265,61 +280,9 @@ export class Table {
       const { means, units, ranks } = byPatch(map, scene.grid);
       if (!long) return `${figures(means[patch])} · ${ordinal(ranks[patch])}`;
       const named = scene.targets.length > 1 ? `${scene.name(target)} ` : "";
-      const share = `${Math.round(100 * units[patch])} %`.replace("-", "−");
+      const share = `${Math.round(100 * units[patch])}\u00a0%`.replace("-", "−");
       const strength = named ? share : `${share} of the strongest`;
       return `${named}${figures(means[patch])}, ${strength}, ${ordinal(ranks[patch])} of ${ranks.length}`;
     });
   }
-}
-
-/** A line of reading for each class; of two, each with its colour. */
-function lines(place, told) {
-  while (place.children.length > told.length) place.lastChild.remove();
-  while (place.children.length < told.length) place.append(el("span", {}));
-  told.forEach((text, i) => write(place.children[i], text));
-  place.classList.toggle("two", told.length > 1);
-}
-
-/** A cursor's frame on a patch. */
-export function place(cursor, patch, grid) {
-  cursor.hidden = patch === null || patch === undefined || !grid;
-  if (cursor.hidden) return;
-  const [rows, columns] = grid;
-  cursor.style.left = `${(100 * (patch % columns)) / columns}%`;
-  cursor.style.top = `${(100 * Math.floor(patch / columns)) / rows}%`;
-  cursor.style.width = `${100 / columns}%`;
-  cursor.style.height = `${100 / rows}%`;
-}
-
-function fit(canvas, [height, width], longest) {
-  const factor = Math.max(longest / Math.max(height, width), 1);
-  const [w, h] = [Math.round(width * Math.min(factor, 8)), Math.round(height * Math.min(factor, 8))];
-  if (canvas.width === w && canvas.height === h) return;
-  canvas.width = w;
-  canvas.height = h;
-  canvas.sign = "";
-}
-
-export function title(method) {
-  return method.options ? `${method.title} ${method.options}` : method.title;
-}
-
-/** The state of several items as one. */
-export function states(items) {
-  for (const state of ["failed", "running", "queued", "cancelled"]) if (items.some((item) => item.state === state)) return state;
-  return items.length ? "done" : "queued";
-}
-
-export function remarks(method, item) {
-  const known = [];
-  if (item?.state === "done") known.push(seconds(item.seconds));
-  if (item?.map?.signed ?? method.signed) known.push("signed");
-  if (!method.class_specific) known.push("blind to the class");
-  return known.filter(Boolean);
-}
-
-function scale(name, words, names) {
-  const canvas = el("canvas", { class: "ramp", role: "img", "aria-label": `Colours ${names[name]}: ${words.join(", ")}` });
-  bar(canvas, name);
-  return el("span", { class: "legend" }, el("span", {}, words[0]), canvas, el("span", {}, words.at(-1)));
 }

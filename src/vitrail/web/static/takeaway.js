@@ -4,7 +4,10 @@ import * as api from "./api.js";
 import { alarm, el, icon, write } from "./dom.js";
 
 const FILES = [
-  ["figure.png", "Figure, PNG"], ["figure.pdf", "Figure, PDF"], ["maps.safetensors", "Maps"], ["manifest.json", "Manifest"],
+  ["figure.png", "Figure, PNG"],
+  ["figure.pdf", "Figure, PDF"],
+  ["maps.safetensors", "Maps"],
+  ["manifest.json", "Manifest"],
 ];
 
 export class Takeaway {
@@ -21,7 +24,12 @@ export class Takeaway {
     this.show.setAttribute("aria-expanded", "false");
     this.text = el("code", {});
     const copy = this.#button("copy", "Copy as Python", () => this.#copy(this.text.textContent, "Copied."));
-    this.box = el("div", { class: "python", hidden: true }, el("pre", { tabIndex: 0, "aria-label": "The same in Python" }, this.text), copy);
+    this.box = el(
+      "div",
+      { class: "python", hidden: true },
+      el("pre", { tabIndex: 0, "aria-label": "The same in Python" }, this.text),
+      copy,
+    );
     root.append(el("div", { class: "row" }, ...files, link, this.show), this.status, this.box);
   }
 

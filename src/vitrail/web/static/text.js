@@ -1,12 +1,12 @@
 /** The text bench: the same for a text, its words shaded. */
 
 import * as api from "./api.js";
+import { remarks, states, title } from "./captions.js";
 import { Classes } from "./classes.js";
 import { alarm, calm, el, iconButton, oncePerFrame, trouble, write } from "./dom.js";
-import { figures, ordinal, percent } from "./maps.js";
+import { figures, ordinal, percent, ranked } from "./maps.js";
 import { Methods } from "./methods.js";
 import { Run } from "./run.js";
-import { remarks, states, title } from "./table.js";
 import { Takeaway } from "./takeaway.js";
 import { paragraph } from "./words.js";
 
@@ -16,11 +16,20 @@ export class TextBench {
   constructor(attention) {
     this.root = find("text");
     const part = (name) => this.root.querySelector(`[data-part=${name}]`);
-    this.classes = new Classes(part("classes"), (targets) => { this.targets = targets; this.#ask(); }, false);
+    this.classes = new Classes(
+      part("classes"),
+      (targets) => {
+        this.targets = targets;
+        this.#ask();
+      },
+      false,
+    );
     this.methods = new Methods(part("methods"), () => this.#ask());
     this.draw = oncePerFrame(() => this.#draw());
     this.run = new Run(this.draw);
-    this.takeaway = new Takeaway(part("takeaway"), (progress) => this.run.job(this.methods.specs, this.targets, progress));
+    this.takeaway = new Takeaway(part("takeaway"), (progress) =>
+      this.run.job(this.methods.specs, this.targets, progress),
+    );
     this.attention = attention;
     this.pages = find("pages");
     this.made = new Map();
@@ -44,11 +53,13 @@ export class TextBench {
     this.classes.of(model);
     this.methods.of(model);
     const samples = (await api.samples(model.id)).filter((sample) => sample.text);
-    find("quotes").replaceChildren(...samples.map((sample) => {
-      const button = el("button", { type: "button", class: "quote" }, sample.text);
-      button.addEventListener("click", () => this.read(sample.text));
-      return el("li", {}, button);
-    }));
+    find("quotes").replaceChildren(
+      ...samples.map((sample) => {
+        const button = el("button", { type: "button", class: "quote" }, sample.text);
+        button.addEventListener("click", () => this.read(sample.text));
+        return el("li", {}, button);
+      }),
+    );
     const first = this.text ?? samples[0]?.text;
     if (first) await this.read(first);
   }
@@ -99,7 +110,12 @@ export class TextBench {
     if (!this.subject) return;
     const [target] = this.targets;
     const p = this.classes.probability(target);
-    find("text-why").replaceChildren("Why ", el("em", {}, this.classes.name(target)), "?", p === undefined ? "" : el("small", {}, percent(p)));
+    find("text-why").replaceChildren(
+      "Why ",
+      el("em", {}, this.classes.name(target)),
+      "?",
+      p === undefined ? "" : el("small", {}, percent(p)),
+    );
     const methods = this.methods.specs.map((spec) => this.methods.about(spec));
     for (const [spec, page] of this.made) {
       if (this.methods.specs.includes(spec)) continue;
@@ -108,7 +124,8 @@ export class TextBench {
     }
     methods.forEach((method, place) => {
       const page = this.made.get(method.spec) ?? this.#make(method);
-      if (this.pages.children[place] !== page.root) this.pages.insertBefore(page.root, this.pages.children[place] ?? null);
+      if (this.pages.children[place] !== page.root)
+        this.pages.insertBefore(page.root, this.pages.children[place] ?? null);
       page.close.hidden = methods.length < 2;
       this.#fill(page, method, this.run.item(method.spec, target));
     });
@@ -139,14 +156,17 @@ export class TextBench {
     write(page.meta, remarks(method, item).join(" · "));
     if (state === "done") {
       page.words = item.words ?? [];
-      const scores = page.words.map((word) => word.score ?? 0);
-      const order = scores.map((_, i) => i).sort((a, b) => scores[b] - scores[a]);
-      page.ranks = order.reduce((ranks, word, place) => { ranks[word] = place + 1; return ranks; }, []);
-      page.body.replaceChildren(paragraph(this.text, page.words, `Words by ${title(method)}: arrow keys read them, Enter shows attention`));
+      page.ranks = ranked(page.words.map((word) => word.score ?? 0));
+      page.body.replaceChildren(
+        paragraph(this.text, page.words, `Words by ${title(method)}: arrow keys read them, Enter shows attention`),
+      );
       if (item.flat) page.body.append(el("span", { class: "warn" }, "Flat: all words alike, this says nothing"));
     } else if (state === "failed" || state === "cancelled") {
       const again = el("button", { type: "button", class: "quiet" }, "Try again");
-      again.addEventListener("click", () => { this.run.forget(method.spec); this.#ask(); });
+      again.addEventListener("click", () => {
+        this.run.forget(method.spec);
+        this.#ask();
+      });
       page.body.replaceChildren(state === "failed" ? trouble(item.error) : el("span", {}, "Cancelled"), again);
     } else {
       const meter = el("progress", { max: 1, "aria-label": `${title(method)}: progress` });
@@ -185,7 +205,12 @@ export class TextBench {
     for (const span of this.pages.querySelectorAll(".word.here")) span.classList.remove("here");
     for (const page of this.made.values()) {
       const known = word === null ? null : page.words?.[word];
-      write(page.reading, known ? `${known.text}: ${figures(known.raw ?? known.score)} · ${ordinal(page.ranks[word])} of ${page.words.length}` : "");
+      write(
+        page.reading,
+        known
+          ? `${known.text}: ${figures(known.raw ?? known.score)} · ${ordinal(page.ranks[word])} of ${page.words.length}`
+          : "",
+      );
       if (known) page.body.querySelector(`[data-word="${word}"]`)?.classList.add("here");
     }
   }
