@@ -77,7 +77,7 @@ def lines(x: Sequence[float], drawn: Sequence[Line], across: str, up: str, title
     """
     every = [v for line in drawn for v in (*line.y, *line.low, *line.high)]
     low, high = min(0.0, *every), max(every)
-    high = 1.0 if 0.6 < high <= 1.0 else high * 1.05 or 1.0
+    high = 1.0 if 0.8 < high <= 1.0 else high * 1.05 or 1.0
     left, right = min(x), max(x)
 
     def at(a: float, b: float) -> tuple[float, float]:
@@ -88,7 +88,7 @@ def lines(x: Sequence[float], drawn: Sequence[Line], across: str, up: str, title
     for value in ticks(low, high):
         _, y = at(left, value)
         body += [_rule("grid", LEFT, WIDTH - RIGHT, y, y), _text("tick", LEFT - 6, y + 4, f"{value:g}", "end")]
-    for value in ticks(left, right):
+    for value in x if len(x) < 10 else ticks(left, right):
         body.append(_text("tick", at(value, low)[0], HEIGHT - BOTTOM + 16, f"{value:g}"))
     body.append(_text("axis", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6, across))
     for line in drawn:

@@ -193,13 +193,13 @@ def _case(one: Shown) -> str:
     title = f"<h4>{case.kind.capitalize()}: {escape(case.image)}{asked}</h4>"
     by = f'<p class="dim"><small>By {escape(own.label)}{left}.</small></p>'
     if one.reason:
-        return f'{title}{by}<p class="warn">No picture: {escape(one.reason)}</p>'
+        return f'<section class="case">{title}{by}<p class="warn">No picture: {escape(one.reason)}</p></section>'
     figures = [_figure(picture(one.picture, f"{case.image} as the model sees it"), "<b>picture</b>")]
     for method, score in case.scores.items():
         if method in one.maps:
             image = picture(one.maps[method], f"map by {method} over {case.image}")
             figures.append(_figure(image, f"<b>{name(method)}</b> {own.text(score)}"))
-    return f'{title}{by}<div class="pictures">{"".join(figures)}</div>'
+    return f'<section class="case">{title}{by}<div class="pictures">{"".join(figures)}</div></section>'
 
 
 def _figure(image: str, words: str) -> str:

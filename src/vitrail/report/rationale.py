@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import DataError
+from vitrail.report.beside import places
 from vitrail.report.chart import Line, legend, lines, styles
 from vitrail.report.html import heads, page, row, table
 from vitrail.report.markdown import grid
@@ -52,7 +53,7 @@ class Rationale:
 
 
 def read_rationales(path: str | Path) -> tuple[dict[str, Any], list[Rationale]]:
-    """The manifest and the methods of a file, best by mean macro F1 first.
+    """The manifest and the methods of a file, best by mean macro F1 first, then controls.
 
     Raises:
         DataError: The file is not of this kind.
@@ -73,7 +74,7 @@ def read_rationales(path: str | Path) -> tuple[dict[str, Any], list[Rationale]]:
         raise DataError(
             f"{path} has no token-F1 of methods: give what benchmarks/movies.py wrote with --out"
         ) from error
-    found.sort(key=lambda one: -_mean(one))
+    found.sort(key=lambda one: (one.control, -_mean(one)))
     return raw.get("manifest", {}), found
 
 
@@ -84,8 +85,9 @@ def rationale_page(about: dict[str, Any], found: list[Rationale]) -> str:
     told = "".join(f"<li><b>{escape(str(value))}</b>{escape(name)}</li>" for name, value in facts.items())
     top = f'<p class="over">Vitrail report</p><h1>{title}</h1><ul class="facts">{told}</ul>'
     body = [f"<header>{top}</header><p>{INTRODUCTION}</p>"]
-    body += [_figure(kind, found) for kind in AVERAGES if all(kind in one.f1 for one in found)]
-    body += [_table(kind, found) for kind in AVERAGES if all(kind in one.f1 for one in found)]
+    kinds = [kind for kind in AVERAGES if all(kind in one.f1 for one in found)]
+    body.append(f'<div class="charts">{"".join(_figure(kind, found) for kind in kinds)}</div>')
+    body += [_table(kind, found) for kind in kinds]
     if found[0].scores:
         arrows = {"up": "↑", "down": "↓"}
         names = [name for name in OTHERS if name in found[0].scores]
@@ -131,12 +133,16 @@ def _figure(kind: str, found: list[Rationale]) -> str:
         )
     words = f"<b>Token-F1, {escape(AVERAGES[kind])}</b>"
     chart = lines(ks, drawn, "k, number of words picked", "token-F1", f"Token-F1 against k, {AVERAGES[kind]}")
-    return f'<div class="charts wide"><figure><figcaption>{words}</figcaption>{chart}{legend(style)}</figure></div>'
+    return f"<figure><figcaption>{words}</figcaption>{chart}{legend(style)}</figure>"
 
 
 def _table(kind: str, found: list[Rationale]) -> str:
     ks = list(found[0].f1[kind])
-    rows = [row([escape(one.method), *(_text(one.f1[kind][k]) for k in ks)], _kind(one)) for one in found]
+    best = {k: places({one.method: one.f1[kind][k].value for one in found if not one.control}, "up") for k in ks}
+    rows = []
+    for one in found:
+        cells = [_text(one.f1[kind][k], best[k].get(one.method, 0)) for k in ks]
+        rows.append(row([escape(one.method), *cells], _kind(one)))
     return f"<h3>Token-F1, {escape(AVERAGES[kind])}</h3>" + table(heads(["method", *(f"k = {k}" for k in ks)]), rows)
 
 
@@ -157,11 +163,12 @@ def _mean(one: Rationale) -> float:
     return sum(values) / len(values)
 
 
-def _text(value: Interval | None) -> str:
+def _text(value: Interval | None, place: int = 0) -> str:
     if value is None:
         return "–"
     ends = "" if value.low == value.high else f"<small>[{value.low:.3f}, {value.high:.3f}]</small>"
-    return f'<span class="num">{value.value:.3f}</span>{ends}'
+    mark = {1: " best", 2: " second"}.get(place, "")
+    return f'<span class="num{mark}">{value.value:.3f}</span>{ends}'
 
 
 def _plain(value: Interval) -> str:
