@@ -115,8 +115,7 @@ def beside(run: Run, blocks: Sequence[Block]) -> Beside | None:
         parts.append(_part(run, blocks, table, numbers, models.get(model), data.get(dataset)))
     differs += _options(parts, table)
     differs += _presets(parts, table)
-    known = [source.note for source in table.models.values() if source.note]
-    open_points = [f"{note[0].upper()}{note[1:]}." for note in known]
+    open_points = [f"{name}: {source.note}." for name, source in table.models.items() if source.note]
     return Beside(replace(table, notes=(*open_points, *table.notes)), tuple(dict.fromkeys(differs)), tuple(parts))
 
 

@@ -58,7 +58,8 @@ def match_data(table: Table, plan: Plan, images: Mapping[str, int]) -> dict[str,
     others = {name for source in table.datasets.values() for name in source.names}
     for name, source in table.datasets.items():
         wanted = {table.metric(n).protocol for n in table.numbers if n.dataset == name} - {""}
-        fit = [data for data in plan.dataset if any(_run_as(plan.protocols_of(data), p) for p in wanted)]
+        count = {data.title: _fits(plan, data, wanted) for data in plan.dataset}
+        fit = sorted((data for data in plan.dataset if count[data.title]), key=lambda data: -count[data.title])
         same = [data for data in fit if data.name in source.names]
         # What is another of the paper's data sets stands for that one, not for this.
         chosen = next(iter([*same, *(data for data in fit if data.name not in others)]), None)
@@ -96,6 +97,11 @@ def set_up(table: Table, plan: Plan, datasets: Collection[str]) -> list[str]:
     if lost:
         found.append(f"Maps of the {' and '.join(lost)} class are not part of the plan.")
     return found
+
+
+def _fits(plan: Plan, data: Data, wanted: Collection[str]) -> int:
+    """How many of some protocols are run on a data set."""
+    return sum(_run_as(plan.protocols_of(data), name) is not None for name in wanted)
 
 
 def _run_as(protocols: Sequence[str], wanted: str) -> str | None:
