@@ -1,0 +1,133 @@
+"""A run's table: every score once, and from every engine the same; every protocol on small scenes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from benching import ONE, base, store_of  # noqa: F401 - a fixture
+from datafiles import voc_in
+from vitrail.bench import explainer as explaining
+from vitrail.bench.again import Classes
+from vitrail.bench.local import LocalEngine
+from vitrail.bench.plan import PlanError
+from vitrail.bench.store import tally
+from vitrail.scores.segmentation import Segmentation
+
+pl = pytest.importorskip("polars")
+
+
+def test_the_table_has_every_score_once(base):  # noqa: F811
+    store, _ = base
+    table = store.merge()
+    assert table["error"].null_count() == len(table)
+    counted = table.group_by("dataset", "method", "target", "protocol").agg(pl.col("image").n_unique())
+    found = {tuple(row[:4]): row[4] for row in counted.iter_rows()}
+    assert found["pairs", "random", "things", "selectivity"] == 2
+    assert found["pairs", "rollout", "label", "segmentation"] == 2
+    assert found["one", "smoothgrad:samples=1", "predicted", "chefer21-tokens"] == 1
+    curve = table.filter(pl.col("score") == "positive(tokens)").row(0, named=True)
+    assert len(curve["removed"]) == len(curve["logp_predicted"]) == len(curve["winner"]) == 10
+    where = {"model": "scenes", "dataset": "pairs", "method": "rollout", "target": "label", "protocol": "segmentation"}
+    own = tally(table, Segmentation, **where)
+    assert len(own) == 2
+    assert 0 < own.summary()["miou"] < 1
+    blind = tally(table, dataset="pairs", method="random", protocol="selectivity").summary()
+    assert blind["share"] == 0.5, "a method blind to classes is right once in two"
+
+
+def test_random_maps_differ_by_image_and_not_by_chunk(base):  # noqa: F811
+    store, _ = base
+    assert explaining.seed_of(store.stage.key, "a", "random") != explaining.seed_of(store.stage.key, "b", "random")
+    assert explaining.seed_of(store.stage.key, "a", "random") != explaining.seed_of(store.stage.key, "a", "rise")
+
+
+def test_maps_are_kept_beside_the_part(tmp_path):
+    from safetensors import safe_open
+
+    text = ONE.replace("SEED", "4\nkeep_maps = true").replace("count = 4", "count = 2")
+    store = store_of(text, tmp_path, tmp_path)
+    LocalEngine(1).run(store.missing())
+    with safe_open(str(store.chunks[0].path.with_suffix(".safetensors")), framework="pt") as file:
+        maps = file.get_tensor("gradtoken/predicted")
+        ids = json.loads(file.metadata()["images"])
+    assert (maps.dtype, maps.shape) == (torch.float16, (2, 16, 16))
+    assert tuple(ids) == store.stage.pictures(0).ids
+    assert 0 <= maps.min() < maps.max() <= 1
+
+
+def test_the_command_runs_shards_and_resumes(tmp_path):
+    import typer
+    from typer.testing import CliRunner
+
+    from vitrail.bench.command import bench
+
+    app = typer.Typer()
+    app.command()(bench)
+    (tmp_path / "plan.toml").write_text(ONE.replace("SEED", "5").replace("count = 4", "count = 3"), encoding="utf-8")
+    call = [str(tmp_path / "plan.toml"), "--workers", "1", "--out", str(tmp_path / "runs")]
+    first = CliRunner().invoke(app, [*call, "--shard", "2/2"])
+    assert first.exit_code == 0, first.output
+    assert len(list(tmp_path.glob("runs/*/parts/*.parquet"))) == 1
+    second = CliRunner().invoke(app, call)
+    assert second.exit_code == 0, second.output
+    assert len(list(tmp_path.glob("runs/*/results.csv"))) == 1
+    assert len(list(Path(tmp_path).glob("runs/*/plan.toml"))) == 1
+
+
+def test_maps_are_compared_again_with_other_weights_and_for_every_class(tmp_path):
+    text = """
+name = "again"
+models = ["scenes"]
+methods = ["raw_attention", "gradcam"]
+controls = false
+protocols = ["sanity", "multiclass"]
+dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true } }
+"""
+    store = store_of(text, tmp_path, tmp_path)
+    before = [p.detach().clone() for p in store.stage.model(0).about.module.parameters()]
+    LocalEngine(1).run(store.missing())
+    after = store.stage.model(0).about.module.parameters()
+    assert all(map(torch.equal, before, after)), "weights are put back"
+    table = store.merge()
+    assert table["error"].null_count() == len(table)
+    head = table.filter(pl.col("protocol") == "sanity", pl.col("score") == "head|spearman")
+    alike = {row["method"]: row["value"] for row in head.to_dicts()}
+    assert alike["raw_attention"] == pytest.approx(1), "attention does not rest on the head"
+    assert alike["gradcam"] < 0.99
+    found = tally(table, Classes, method="gradcam", protocol="multiclass", target="things")
+    assert len(found) == 2
+    summary = found.summary()
+    assert 0 < summary["best_miou"] < 1
+    blind = tally(table, Classes, method="raw_attention", protocol="multiclass").summary()
+    assert blind["best_miou"] < summary["best_miou"], "one map for two classes names one of them wrongly"
+    size = store.stage.model(0).view.size
+    assert 0 < found.column("labelled").max() <= size[0] * size[1]
+
+
+def test_outputs_of_imagenet_stand_for_the_classes_of_voc(tmp_path):
+    text = """
+name = "voc"
+models = [{ name = "MODEL", weights = "random" }]
+methods = ["raw_attention", "gradcam"]
+controls = false
+protocols = ["multiclass"]
+dataset = { name = "voc2012" , root = "." }
+"""
+    voc_in(tmp_path)
+    store = store_of(text.replace("MODEL", "timm:vit_tiny_patch16_224"), tmp_path / "runs", tmp_path)
+    LocalEngine(1).run(store.missing())
+    table = store.merge()
+    assert table["error"].null_count() == len(table)
+    scores = {image: set() for image in table["image"]}
+    for row in table.filter(pl.col("protocol") == "multiclass").to_dicts():
+        scores[row["image"]].add(row["score"].partition("/")[0])
+    assert scores["2007_000033"] == {"common:0", "union:0", "common:1", "union:1", "labelled", "flat"}
+    assert scores["2007_000042"] >= {"common:12", "union:15"}
+    seen = tally(table, Classes, method="gradcam", protocol="multiclass")
+    assert seen.regions().common.shape == (2, 10, 4)
+    with pytest.raises(PlanError, match=r"multiclass cannot be run with cifar10 on voc2012: a model of 10 classes"):
+        store_of(text.replace('{ name = "MODEL", weights = "random" }', '"cifar10"'), tmp_path / "runs", tmp_path)
