@@ -125,7 +125,7 @@ def _cell(block: Block, column: Column, one: Standing | None) -> str:
         return '<td class="dim">–</td>'
     place = {1: "best", 2: "second"}.get(one.place, "")
     found = "".join(f'<span class="mk{" low" if m == WEAK else ""}">{m}</span>' for m in marks(one, own.direction))
-    few = f"; n = {one.images:,}" if one.images < block.images else ""
+    few = f"<br/>n = {one.images:,}" if one.images < block.images else ""
     cut = f"<br/>t = {block.thresholds[one.method]:g}" if own.score.startswith("best_") and block.thresholds else ""
     between = f"[{own.text(one.value.low)}, {own.text(one.value.high)}]{few}{cut}"
     title = escape(f"{own.label}; {_tests(one, column)}")
