@@ -143,7 +143,9 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
             asyncio.run(crowd(url, 2, 2.0))  # what is loaded on first use is loaded
             (alone,) = asyncio.run(crowd(url, 1, 10.0, slow=False))
             before = memory(server.pid)
+            began = time.monotonic()
             users = asyncio.run(crowd(url, count, seconds))
+            elapsed = time.monotonic() - began
             after = memory(server.pid)
             killed = idle_after_a_kill(url)
         finally:
@@ -153,12 +155,12 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
     answers: Counter[str] = sum((user.answers for user in users), Counter())
     served = [len(user.seconds) for user in users if not user.slow]
     return {
-        "users": count, "seconds": seconds, "answers": dict(answers),
+        "users": count, "seconds": seconds, "elapsed_s": round(elapsed, 1), "answers": dict(answers),
         "errors": sum(n for what, n in answers.items() if what != "200 done"),
         "refused_503": sum(user.refused for user in users),
         "cheap": {
             "methods": [*CHEAP, "leadlight"], "count": len(waits), "median_s": round(median(waits), 3),
-            "p95_s": round(quantiles(waits, n=20)[-1], 3), "per_second": round(len(waits) / seconds, 2),
+            "p95_s": round(quantiles(waits, n=20)[-1], 3), "per_second": round(len(waits) / elapsed, 2),
             "median_s_of_one_user_alone": round(median(alone.seconds), 3),
         },
         "fairness": {"served_min": min(served), "served_max": max(served), "users": len(served)},

@@ -23,7 +23,7 @@ from vitrail.web.maps import unpacked
 from vitrail.web.plan import ask
 from vitrail.web.refusal import Refusal
 from vitrail.web.served import serve_model
-from web_case import LONG, app_of, sent, tiny, until
+from web_case import LONG, app_of, error, sent, tiny, until
 
 HEADERS = {
     "x-content-type-options": "nosniff", "referrer-policy": "no-referrer", "x-frame-options": "DENY",
@@ -46,15 +46,6 @@ def client(app):
 @pytest.fixture(scope="module")
 def picture(client):
     return sent(client)
-
-
-def error(answer, status):
-    assert answer.status_code == status, answer.text
-    body = answer.json()
-    assert set(body) == {"error"}
-    assert set(body["error"]) == {"what", "fix"}
-    assert all(body["error"].values())
-    return body["error"]["what"] + " " + body["error"]["fix"]
 
 
 # -- the page and its headers ------------------------------------------------------------------------------------------

@@ -14,15 +14,15 @@ from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, settings
 from PIL import Image
 from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
-from test_web import error
 from texts import text_model
 from vitrail.models.preprocess import upright
 from vitrail.web.command import load_models
 from vitrail.web.limits import Limits
 from vitrail.web.refusal import Refusal
 from vitrail.web.uploads import read_upload
-from web_case import app_of, picture_file, send, sent, tiny
+from web_case import app_of, error, picture_file, send, sent, tiny
 
 
 @pytest.fixture(scope="module")
@@ -259,4 +259,4 @@ def test_nothing_that_fits_the_schema_breaks_the_server(case):
             case.body["methods"] = [_CHEAP[len(str(m)) % len(_CHEAP)] for m in case.body["methods"]]
     if isinstance(case.query, dict) and "model" in case.query:
         case.query["model"] = "tiny"
-    case.call_and_validate(checks=[not_a_server_error])
+    case.call_and_validate(checks=[not_a_server_error, response_schema_conformance, content_type_conformance])

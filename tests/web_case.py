@@ -49,6 +49,16 @@ def sent(client: Any) -> str:
     return str(send(client).json()["picture"])
 
 
+def error(answer: Any, status: int) -> str:
+    """What a refusal says, once its form has been checked."""
+    assert answer.status_code == status, answer.text
+    body = answer.json()
+    assert set(body) == {"error"}
+    assert set(body["error"]) == {"what", "fix"}
+    assert all(body["error"].values())
+    return body["error"]["what"] + " " + body["error"]["fix"]
+
+
 def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
     """Wait for something that must come."""
     end = time.monotonic() + seconds
