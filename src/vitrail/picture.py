@@ -51,6 +51,9 @@ def paint(relevance: Array, signed: bool = False) -> Array:
 def overlay(picture: Array, relevance: Array, signed: bool = False, opacity: float = 0.75) -> Array:
     """A map over a picture: the picture in quiet greys shows through, most where there is little relevance.
 
+    A few pixels hold most of what a map of pixels says, and the rest would not be seen: where all but one pixel in a
+    hundred lie below a quarter of the greatest, colours end at the hundredth.
+
     Args:
         picture: Bytes, shape (h, w, 3).
         relevance: In [0, 1], or [-1, 1] if signed, shape (h, w).
@@ -59,10 +62,20 @@ def overlay(picture: Array, relevance: Array, signed: bool = False, opacity: flo
 
     Returns:
         Bytes, shape (h, w, 3).
+
+    Example:
+        >>> black, few = np.zeros((20, 20, 3), np.uint8), np.full((20, 20), 0.02)
+        >>> few[0, 0] = 1.0
+        >>> bool((overlay(black, few)[10, 10] == overlay(black, few)[0, 0]).all())
+        True
     """
+    relevance = np.nan_to_num(relevance)
+    end = float(np.quantile(np.abs(relevance), 0.99))
+    if 0 < end < 0.25:
+        relevance = np.clip(relevance / end, -1, 1)
     grey = picture.astype(np.float64).mean(-1, keepdims=True) / 255
     quiet = 0.55 * grey + 0.25 * picture / 255 if not signed else 0.25 + 0.7 * grey
-    strength = np.abs(np.nan_to_num(relevance))[..., None]
+    strength = np.abs(relevance)[..., None]
     cover = opacity * (0.25 + 0.75 * np.sqrt(strength)) if not signed else opacity * np.sqrt(strength)
     mixed = (1 - cover) * quiet + cover * paint(relevance, signed)
     covered: Array = (np.clip(mixed, 0, 1) * 255).round().astype(np.uint8)

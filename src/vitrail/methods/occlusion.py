@@ -24,13 +24,15 @@ def occlusion(probe: Probe, *, window: int = 1, stride: int = 1, fill: float = 0
     Args:
         probe: The model and its inputs.
         window: Side of the square window, in patches; of models without one grid, in patches of 16 pixels.
-        stride: Step between windows, in patches. Windows stay inside the grid.
+        stride: Step between windows, in patches, at most the window. Windows stay inside the grid.
         fill: What is written into the window, in the model's normalised space: 0 is the mean colour.
 
     Returns:
         Relevance of pixels, shape (b, K, height, width); 0 where no window came.
     """
     whole(1, window=window, stride=stride)
+    if stride > window:
+        raise OptionError(f"stride={stride} steps over patches that window={window} does not reach; both count patches")
     images = probe.images
     height, width = int(images.shape[2]), int(images.shape[3])
     rows, columns = probe.anatomy.layout.grid or (ceil(height / PATCH), ceil(width / PATCH))
