@@ -25,13 +25,12 @@ def packed(values: Tensor, signed: bool) -> dict[str, Any]:
         ('AAD/fw==', 1.0)
     """
     array = np.nan_to_num(values.detach().double().cpu().numpy(), nan=0.0, posinf=0.0, neginf=0.0)
-    top = float(np.abs(array).max(initial=0.0))
+    top = float(np.abs(array).max())
     scale = top / MOST if top / MOST > 0 else 1.0
     data = np.rint(array / scale).clip(-MOST, MOST).astype("<i2")
     return {
         "shape": [int(n) for n in array.shape], "scale": scale, "data": base64.b64encode(data.tobytes()).decode(),
-        "signed": signed, "low": float(array.min(initial=np.inf, where=True)) if array.size else 0.0,
-        "high": float(array.max(initial=-np.inf)) if array.size else 0.0,
+        "signed": signed, "low": float(array.min()), "high": float(array.max()),
     }  # fmt: skip
 
 
