@@ -289,7 +289,7 @@ def test_a_stand_in_says_so_and_fills_the_papers_table(sheet):
     said = " ".join(found.differs)
     assert "scenes, an embedded model, stands in" in said
     assert "3 drawn pictures of ones stand in" in said
-    assert "gradtoken-tokens in place of gradtoken" in said
+    assert "gradtoken-tokens in place of gradtoken: another fill" in said
     assert "Rollout on ViT-B/16 was run as `rollout`, not as `rollout:chefer`" in said
     (part,) = found.parts
     assert not part.like

@@ -161,14 +161,11 @@ def _options(parts: Iterable[Part], table: Table) -> list[str]:
 
 
 def _presets(parts: Iterable[Part], table: Table) -> list[str]:
-    """Presets that others stand for, and metrics of which there is no score."""
+    """Presets that others, with another fill, stand for."""
     cells = [(name, cell) for part in parts for row in part.rows if not row.control for name, cell in row.cells.items()]
-    found = [
-        f"{table.short(name)}: {cell.measure.protocol} in place of {table.metrics[name].protocol}."
-        for name, cell in cells
-        if cell.measure and cell.measure.protocol.startswith(f"{table.metrics[name].protocol}-")
-    ]
-    return list(dict.fromkeys(found))
+    used = [(cell.measure.protocol, table.metrics[name].protocol) for name, cell in cells if cell.measure]
+    pairs = [(own, wanted) for own, wanted in dict.fromkeys(used) if own.startswith(f"{wanted}-")]
+    return [f"Pixels are removed as in {own} in place of {wanted}: another fill." for own, wanted in pairs]
 
 
 def _part(
