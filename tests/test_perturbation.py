@@ -239,10 +239,10 @@ def test_the_seed_decides(model, images, spec):
 
 @pytest.mark.parametrize(
     "spec",
-    ["occlusion:window=5", "occlusion:window=0", "occlusion:stride=0", "occlusion:stride=2", "rise:masks=0", "rise:cells=0", "rise:keep=1",
-     "rise:keep=0", "rise:precision=half", "rise:seed=-1", "rise:masks=2.5", "scorecam:scoring=mean",
-     "vit_cx:mode=both", "vit_cx:masks=20", "vit_cx:delta=0", "vit_cx:sigma=-1", "vit_cx:draws=0", "vit_cx:3,draws=2",
-     "vit_cx:5,antithetic=true", "vit_cx:2,random_masks=0"],
+    ["occlusion:window=5", "occlusion:window=0", "occlusion:stride=0", "occlusion:stride=2", "rise:masks=0",
+     "rise:cells=0", "rise:keep=1", "rise:keep=0", "rise:precision=half", "rise:seed=-1", "rise:masks=2.5",
+     "scorecam:scoring=mean", "vit_cx:mode=both", "vit_cx:masks=20", "vit_cx:delta=0", "vit_cx:sigma=-1",
+     "vit_cx:draws=0", "vit_cx:3,draws=2", "vit_cx:5,antithetic=true", "vit_cx:2,random_masks=0"],
 )  # fmt: skip
 def test_bad_options_cost_no_forward(model, images, spec):
     looked = []

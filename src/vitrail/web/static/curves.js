@@ -119,8 +119,8 @@ export class Curves {
       el(
         "div",
         { class: "charts" },
-        this.#chart("Deletion", "deletion", "patches taken away", shown),
-        this.#chart("Insertion", "insertion", "patches put back", shown),
+        this.#chart("Deletion", "deletion", "pixels taken away", shown),
+        this.#chart("Insertion", "insertion", "pixels put back", shown),
       ),
       this.#table(shown),
       files,
