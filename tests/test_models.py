@@ -189,19 +189,20 @@ def test_a_clip_of_two_towers():
     "make", [torchvision_vit_b_16, timm_model("vit_base_patch16_224"), timm_model("beit_base_patch16_224"),
              timm_model("vit_base_patch16_siglip_224", num_classes=10), timm_model("vit_small_patch14_reg4_dinov2",
              img_size=224, num_classes=10), open_clip_vit_b_32],
+    ids=["torchvision", "vit", "beit", "siglip", "dinov2", "open_clip"],
 )  # fmt: skip
 def test_published_sizes_say_the_same(make):
-    """The published sizes themselves, in double precision: opened and bare models agree, and maps come out."""
-    model = make().double().eval()
+    """The published sizes themselves, in single precision: opened and bare models agree, and maps come out."""
+    model = make().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if float(parameter.abs().max()) < 0.05:
                 parameter.add_(0.05 * torch.randn_like(parameter))
-    feed = Feed((torch.randn(1, *IMAGE, dtype=torch.float64),))
+    feed = Feed((torch.randn(1, *IMAGE),))
     target = similar if make is open_clip_vit_b_32 else None
     with torch.no_grad():
         bare = any_output(feed.into(model))
     with passing(model, feed, read(model, feed, None, target), [{"A": ALL, "dA": ALL, "stream": ALL}]) as opened:
-        assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
+        assert torch.allclose(any_output(opened.output), bare, rtol=1e-3, atol=1e-3 * float(bare.abs().max()))
     found = vitrail.explain(model, feed.args[0], "transformer_mm", target=target or 3)
     assert not found.flat.any()

@@ -161,35 +161,43 @@ def similar(output: Any) -> torch.Tensor:
 
 
 CASES = {
-    "timm:vit_tiny": Case(timm_model("vit_tiny_patch16_224"), 1, (14, 14), "cls", 12),
+    "timm:vit_tiny": Case(
+        timm_model("vit_tiny_patch16_224", img_size=96), 1, (6, 6), "cls", 12, size=(3, 96, 96)
+    ),
     "timm:vit_base": Case(
         timm_model("vit_base_patch16_224", depth=2, img_size=96), 1, (6, 6), "cls", 2, size=(3, 96, 96)
     ),
-    "timm:deit_tiny": Case(timm_model("deit_tiny_patch16_224"), 1, (14, 14), "cls", 12),
+    "timm:deit_tiny": Case(timm_model("deit_tiny_patch16_224", depth=4), 1, (14, 14), "cls", 4),
     "timm:deit_tiny_distilled": Case(
-        timm_model("deit_tiny_distilled_patch16_224"), 2, (14, 14), "distilled", 12
+        timm_model("deit_tiny_distilled_patch16_224", img_size=96), 2, (6, 6), "distilled", 12, size=(3, 96, 96)
     ),
-    "timm:deit3_small": Case(timm_model("deit3_small_patch16_224", depth=4), 1, (14, 14), "cls", 4, scaled=True),
+    "timm:deit3_small": Case(
+        timm_model("deit3_small_patch16_224", depth=4, img_size=96), 1, (6, 6), "cls", 4, size=(3, 96, 96), scaled=True
+    ),
     "timm:beit_base": Case(
         timm_model("beit_base_patch16_224", depth=2, img_size=96), 1, (6, 6), "mean", 2, size=(3, 96, 96), scaled=True
     ),
-    "timm:eva02_tiny": Case(timm_model("eva02_tiny_patch14_224", depth=4), 1, (16, 16), "mean", 4),
+    "timm:eva02_tiny": Case(
+        timm_model("eva02_tiny_patch14_224", depth=4, img_size=84), 1, (6, 6), "mean", 4, size=(3, 84, 84)
+    ),
     "timm:dinov2_reg4": Case(
-        timm_model("vit_small_patch14_reg4_dinov2", img_size=224, num_classes=10, depth=4), 5, (16, 16), "cls", 4,
-        scaled=True,
+        timm_model("vit_small_patch14_reg4_dinov2", img_size=84, num_classes=10, depth=4), 5, (6, 6), "cls", 4,
+        size=(3, 84, 84), scaled=True,
     ),
     "timm:siglip": Case(
         timm_model("vit_base_patch16_siglip_224", num_classes=10, depth=2, img_size=96), 0, (6, 6), "pool", 3,
         size=(3, 96, 96),
     ),
     "timm:not-square": Case(
-        timm_model("vit_tiny_patch16_224", img_size=(96, 160)), 1, (6, 10), "cls", 12, size=(3, 96, 160)
+        timm_model("vit_tiny_patch16_224", img_size=(96, 160), depth=4), 1, (6, 10), "cls", 4, size=(3, 96, 160)
     ),
     "timm:patch-8": Case(
         timm_model("vit_tiny_patch16_224", img_size=64, patch_size=8, depth=3), 1, (8, 8), "cls", 3, size=(3, 64, 64)
     ),
-    "timm:gap": Case(timm_model("vit_tiny_patch16_224", global_pool="avg", class_token=False, depth=3), 0, (14, 14),
-                     "mean", 3),
+    "timm:gap": Case(
+        timm_model("vit_tiny_patch16_224", global_pool="avg", class_token=False, depth=3, img_size=96), 0, (6, 6),
+        "mean", 3, size=(3, 96, 96),
+    ),
     "hf:vit": Case(hf("ViTForImageClassification", "ViTConfig"), 1, (3, 3), "cls", 3, size=(3, 48, 48)),
     "hf:vit-eager": Case(
         hf("ViTForImageClassification", "ViTConfig", attn_implementation="eager"), 1, (3, 3), "cls", 3, size=(3, 48, 48)
