@@ -1,8 +1,8 @@
 """Runs a plan once in peace and once killed over and over; a program of its own, which forks.
 
 Arguments: the plan, a folder for the run in peace, one for the other, and the number of kills. Writes as JSON, for each
-kill, how many parts were there. Only methods without gradients may be in the plan: those start no threads, and a copy
-of a process has none of its threads.
+kill, how many parts were there. This process imports and forks and does nothing else: a copy has none of the threads
+that kernels start, and would wait for them for ever.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from vitrail.bench.local import LocalEngine
 from vitrail.bench.stage import open_stage
 from vitrail.bench.store import Store
 
-#: Kills that hit processes in which nothing is loaded yet.
+#: Kills while a run starts; the others hit its work.
 COLD = 4
 
 
 def run(plan: Path, runs: Path, begun: int) -> None:
+    torch.set_num_threads(1)
     checked, text = read_plan(plan)
     store = Store.create(open_stage(checked.model_dump_json()), runs, text)
     os.write(begun, b"x")
@@ -81,9 +82,8 @@ def killed(plan: Path, runs: Path, seconds: float, working: bool) -> bool:
 
 def main() -> None:
     plan, peace, chaos, kills = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-    torch.set_num_threads(1)
     moments, landed = random.Random(20), []  # noqa: S311 - moments, not secrets
-    longest, _ = peaceful(plan, peace)
+    starting, working = peaceful(plan, peace)
 
     def attempt(longest: float, working: bool) -> bool:
         hit = killed(plan, chaos, moments.uniform(0, longest), working)
@@ -92,9 +92,8 @@ def main() -> None:
         return hit
 
     while len(landed) < COLD:
-        attempt(longest, working=False)
-    read_plan(plan)  # what is loaded here, copies need not load
-    longest = 2 * peaceful(plan, peace.with_name("warm"))[1] / (kills - COLD)
+        attempt(starting, working=False)
+    longest = 3 * working / (kills - COLD)
     while len(landed) < kills:
         if not attempt(longest, working=True):  # it was done before it was killed: less time for the next
             longest *= 0.7
