@@ -89,7 +89,7 @@ def test_first_load_explains_a_scene_without_a_click(visit, record_property):
     taken = page.evaluate("performance.getEntriesByName('first-picture')[0].duration")
     record_property("milliseconds from load to the first picture", round(taken))
     print(f"from load to the first picture: {taken:.0f} ms")  # noqa: T201 - told, not judged
-    assert page.get_attribute("#glass canvas", "data-shows") == "gradtoken"
+    assert page.get_attribute("#glass canvas", "data-shows") == "vtranm"
     assert page.get_attribute("#samples button >> nth=0", "aria-pressed") == "true"
     assert re.fullmatch(r"Why \w+\?\s?[\d.<]+\s%", page.inner_text("#why"))
     settled(page)

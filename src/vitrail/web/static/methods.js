@@ -13,7 +13,7 @@ const FAMILIES = {
 };
 
 /** Shown beside the default at first: one pass makes them all, and a map alone tells little. */
-const COMPANIONS = ["vtranm", "transformer_mm", "rollout"];
+const COMPANIONS = ["vtranm", "transformer_mm", "gradtoken", "rollout"];
 
 export class Methods {
   /**
