@@ -7,7 +7,6 @@ import json
 import re
 import shutil
 from io import StringIO
-from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
@@ -23,17 +22,16 @@ from typer.testing import CliRunner  # noqa: E402
 
 from vitrail.bench.check import read_plan  # noqa: E402
 from vitrail.bench.local import LocalEngine  # noqa: E402
-from vitrail.bench.plan import Plan, parse, plans  # noqa: E402
+from vitrail.bench.plan import Plan  # noqa: E402
 from vitrail.bench.stage import open_stage  # noqa: E402
 from vitrail.bench.store import Store, tally  # noqa: E402
 from vitrail.cli import app  # noqa: E402
 from vitrail.errors import DataError  # noqa: E402
-from vitrail.methods import find  # noqa: E402
-from vitrail.papers import find_table, tables  # noqa: E402
+from vitrail.papers import find_table  # noqa: E402
 from vitrail.report.beside import beside, places  # noqa: E402
 from vitrail.report.block import Block, Column, blocks  # noqa: E402
 from vitrail.report.curves import curves  # noqa: E402
-from vitrail.report.differs import match_data, match_models  # noqa: E402
+from vitrail.report.differs import match_models  # noqa: E402
 from vitrail.report.html import page  # noqa: E402
 from vitrail.report.marks import TIED, WEAK, marks  # noqa: E402
 from vitrail.report.measure import measure, measures  # noqa: E402
@@ -61,12 +59,6 @@ keep_maps = true
 dataset = { name = "scenes", label = "ones", options = { split = "test", count = 3, objects = 1 } }
 """
 
-#: Rows of the papers' tables.
-ROWS = {
-    "000_table1": 72, "000_table2": 63, "000_table3": 54, "000_table4": 20, "003_table1": 55, "003_table2": 36,
-    "003_table3": 15, "003_table4": 6, "003_fig11": 3, "004_table1": 114, "004_table2": 42, "004_fig1": 40,
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -88,64 +80,6 @@ def sheet(run):
 
 def parsed(text):
     return ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))  # noqa: S314 - our own page
-
-
-# -- papers ------------------------------------------------------------------------------------------------------------
-
-
-def test_every_published_number_is_there():
-    assert {key: len(table.numbers) for key, table in tables().items()} == ROWS
-    table = find_table("000_table2")
-    found = {(n.method, n.metric): n.value for n in table.numbers}
-    assert found["VTranM (Ours)", "mIoU (%)"] == 63.45
-    assert found["Trans. MM", "Pos. (GT) perturbation accuracy AUC (%)"] == 15.20
-    missing = [n for n in find_table("003_table2").numbers if n.value is None]
-    assert {n.method for n in missing} == {"Rollout", "RawAtten"}
-
-
-def test_every_method_of_the_papers_is_one_of_ours():
-    for table in tables().values():
-        for name, specs in table.methods.items():
-            assert specs, f"{name} of {table.key} has no method"
-            for spec in specs:
-                find(spec)
-
-
-def test_every_metric_is_a_score_that_a_protocol_yields_with_the_papers_direction():
-    for table in tables().values():
-        for number in table.numbers:
-            metric = table.metric(number)
-            if metric.reason:
-                continue
-            found = measure(metric.protocol, metric.target, metric.score)
-            assert found.direction == number.direction, (table.key, number.metric)
-            # What is printed is in the paper's units.
-            assert found.factor == metric.factor, (table.key, number.metric)
-            assert ("%" in number.metric) == ("%" in found.short), (table.key, number.metric)
-
-
-@pytest.mark.parametrize("name", [name for name, path in plans().items() if "\npaper = " in path.read_text()])
-def test_plans_that_repeat_a_table_run_its_models_data_and_methods(name):
-    plan, _, problems = parse(plans()[name].read_text(encoding="utf-8"), Path())
-    assert plan is not None, problems
-    table = find_table(plan.paper)
-    own = SimpleNamespace(paper=plan.paper, plan=plan, controls=frozenset(), manifest={"images": {}, "refused": {}})
-    own.methods = lambda _: list(plan.specs())
-    found = beside(own, [])
-    models, data = match_models(table, plan), match_data(table, plan, {d.title: 10**6 for d in plan.dataset})
-    # CIFAR cannot be had again: the paper names no checkpoint, and there is none for CIFAR-100.
-    if name != "000_table1":
-        assert set(models) == set(table.models)
-        assert all(m.same and not m.remark for m in models.values())
-        assert set(data) == set(table.datasets)
-    assert all(m.same for m in data.values())
-    for part in found.parts:
-        for row in part.rows:
-            if all(part.ours):
-                assert row.method, f"{row.name} is not run by {name}"
-                assert not {c.reason for c in row.cells.values() if c.measure is None} - {
-                    m.reason for m in table.metrics.values()
-                }
 
 
 # -- marks and tests ---------------------------------------------------------------------------------------------------
@@ -363,7 +297,7 @@ def test_files_and_columns(run, tmp_path):
     assert all(row["protocol"] and row["rule"] and row["value"] for row in scores)
     assert all(row["fill"] == "tokens" for row in scores if row["protocol"] == "gradtoken-tokens")
     published = [row for row in rows if row["table"]]
-    assert len(published) == ROWS["003_table2"]
+    assert len(published) == 36, "all that the table has"
     for row in published:
         assert row["value"] or row["reason"]
         if row["value"] and row["paper_value"]:
