@@ -57,6 +57,18 @@ def alone(page):
     settled(page)
 
 
+def slow(page, path, milliseconds=250):
+    """Let answers to a path come late, as from a busy machine."""
+    late = """([path, milliseconds]) => {
+      const { fetch } = window;
+      window.fetch = async (url, ...rest) => {
+        if (String(url).includes(path)) await new Promise((done) => setTimeout(done, milliseconds));
+        return fetch(url, ...rest);
+      };
+    }"""
+    page.evaluate(late, [path, milliseconds])
+
+
 def choose(page, *methods, root="#picture"):
     for name in methods:
         page.check(f"{root} .methods input[value={name}]")

@@ -13,7 +13,7 @@ import pytest
 playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested by Playwright, which is missing")
 uvicorn = pytest.importorskip("uvicorn", reason='the page needs the web extra: pip install "vitrail[web]"')
 
-from page_case import CONTRAST, alone, choose, drawn, nameless, photo, redrawn, settled, until  # noqa: E402
+from page_case import CONTRAST, alone, choose, drawn, nameless, photo, redrawn, settled, slow, until  # noqa: E402
 from texts import text_model  # noqa: E402
 from vitrail.web.app import make_app  # noqa: E402
 from vitrail.web.command import load_models  # noqa: E402
@@ -139,6 +139,7 @@ def test_classes_by_button_by_typing_and_in_pairs(visit):
     page.keyboard.press("Enter")
     until(page, "document.querySelector('#why em').textContent === given", "moon")
     settled(page)
+    slow(page, "/api/predict")
     page.click("#samples button[data-sample=pair-2]")
     page.wait_for_selector("#samples [data-sample=pair-2][aria-pressed=true]")
     choose(page, "vtranm")

@@ -75,7 +75,7 @@ export class PictureBench {
     this.methods.of(model, specs);
     const samples = await api.samples(model.id);
     const develop = this.#thumbs(samples);
-    await this.#picture({ picture: job.picture, notes: [] }, job);
+    await this.#picture({ picture: job.picture, notes: [] }, (this.turn += 1), { job });
     develop();
   }
 
@@ -95,11 +95,7 @@ export class PictureBench {
     try {
       const held = sample ? await api.useSample(this.model.id, sample) : await api.upload(this.model.id, file);
       if (turn !== this.turn) return;
-      this.kept = { sample, file };
-      for (const button of find("samples").querySelectorAll("button")) {
-        button.setAttribute("aria-pressed", String(button.dataset.sample === sample));
-      }
-      await this.#picture(held);
+      await this.#picture(held, turn, { source: { sample, file } });
     } catch (error) {
       if (turn !== this.turn) return;
       this.#settle();
@@ -107,8 +103,8 @@ export class PictureBench {
     }
   }
 
-  async #picture(held, job = null) {
-    const turn = (this.turn += 1);
+  /** Show a picture with its classes; the sample is marked only now, so that what is marked is what is shown. */
+  async #picture(held, turn, { source = null, job = null }) {
     const subject = { model: this.model.id, picture: held.picture };
     const [image, answer] = await Promise.all([
       load(api.pictureUrl(this.model.id, held.picture)),
@@ -116,6 +112,10 @@ export class PictureBench {
     ]);
     if (turn !== this.turn) return;
     this.picture = { id: held.picture, image };
+    this.kept = source;
+    for (const button of find("samples").querySelectorAll("button")) {
+      button.setAttribute("aria-pressed", String(button.dataset.sample === source?.sample));
+    }
     this.curves.clear();
     this.run.about(subject);
     this.targets = job?.targets?.length ? job.targets.slice(0, 2) : [answer.top[0].index];
