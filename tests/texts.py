@@ -21,6 +21,8 @@ SIZE: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 24,
 }  # fmt: skip
+#: Attention of words to words, words to positions and positions to words.
+APART = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", "BertConfig", SIZE),
     "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig",
@@ -29,6 +31,8 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                 {**SIZE, "pad_token_id": 1, "max_position_embeddings": 40}),
     "electra": ("ElectraForSequenceClassification", "ElectraConfig", {**SIZE, "embedding_size": 16}),
     "albert": ("AlbertForSequenceClassification", "AlbertConfig", {**SIZE, "embedding_size": 16}),
+    "deberta": ("DebertaForSequenceClassification", "DebertaConfig", {**SIZE, **APART}),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", {**SIZE, **APART, "position_buckets": 8}),
 }  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Organ:
         scale: Name of the LayerScale of the attention branch, or None.
         stream: Whether the residual stream was found.
         mlp: Whether the MLP's branch was found.
+        product: Whether its attention is made of queries and keys alone.
     """
 
     call: int
@@ -53,6 +54,7 @@ class Organ:
     scale: str | None
     stream: bool
     mlp: bool
+    product: bool = True
 
 
 @dataclass(frozen=True)
@@ -267,7 +269,7 @@ def _organ(index: int, mode: AttentionMode, names: dict[int, str]) -> Organ:
     held = vars(call.block)
     return Organ(
         index, call.shape[1], call.shape[2] < call.shape[3], name("Wo"), name("Wv"), name("gamma"),
-        "X" in held, held.get("F") is not None,
+        "X" in held, held.get("F") is not None, call.product,
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 # Functions whose result is the attention itself, only relabelled: a copy, another type, dropout that is off.
 SAME = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.contiguous, Tensor.clone}
+# Functions that may fold the heads into the batch.
+FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
 
 Plan = Mapping[str, frozenset[int]]
 Edit = Callable[[Tensor], Tensor]
@@ -54,6 +56,7 @@ class Call:
         grid: Spatial size of the last convolution seen before it, or None.
         Z: Its output before the projection, shape (b, H, m, dh), kept only on request.
         beside: Whether the attention before it had not been added to the stream yet.
+        product: Whether its queries and keys were seen: logits with other products in them have no such pair.
     """
 
     block: Block
@@ -61,6 +64,7 @@ class Call:
     grid: tuple[int, int] | None
     Z: Tensor | None = None
     beside: bool = False
+    product: bool = True
 
 
 @dataclass
@@ -175,7 +179,7 @@ class AttentionMode(TorchFunctionMode):
         if norm is not None and self._wants("dY", index):
             self.nodes["dY", index] = norm
         beside = self.stream is not None and self.stream.in_branch
-        self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None, beside))
+        self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None, beside, Q is not None))
         if self.stream is not None:
             self.stream.attended(index, block, V)
 
@@ -282,17 +286,18 @@ class AttentionMode(TorchFunctionMode):
 
     def _meet_values(self, func: Any, pending: _Pending, left: Tensor, right: Tensor, kwargs: Any) -> Tensor:
         self._gated(len(self.calls), right)
-        Z: Tensor = func(left, right, **kwargs)
+        Z = self._split(func(left, right, **kwargs))
         self._pending = None
         A, O, V = (self._split(t) for t in (pending.A, pending.O, right))  # noqa: E741
         Q = K = None
         if pending.scores is not None:
             Q, K = self._split(pending.scores.Q), self._split(pending.scores.K).transpose(-2, -1)
         index = len(self.calls)
-        self._keep(index, Q, K, V, A, O, self._split(Z), _shape(A, V))
+        self._keep(index, Q, K, V, A, O, Z, _shape(A, V))
+        out = Z.flatten(0, 1) if right.dim() == 3 else Z
         if self.stream is not None:
-            self.stream.branch_from(Z)
-        return Z
+            self.stream.branch_from(out)
+        return out
 
     def _split(self, tensor: Tensor) -> Tensor:
         return tensor.view(self._batch, -1, *tensor.shape[1:]) if tensor.dim() == 3 else tensor
@@ -302,8 +307,9 @@ class AttentionMode(TorchFunctionMode):
         if not args or not isinstance(result, Tensor):
             return
         pending, scores = self._pending, self._scores
-        if pending is not None and func in SAME and args[0] is pending.alias:
-            pending.alias = result
+        if pending is not None and args[0] is pending.alias:
+            if func in SAME or (func in FOLD and result.shape[-2:] == pending.alias.shape[-2:]):
+                pending.alias = result
         elif scores is not None and result.shape == scores.result.shape and any(a is scores.result for a in args[:2]):
             scores.result = result
 

@@ -261,7 +261,8 @@ class Stream:
 
     def _note_mlp_scale(self, args: tuple[Any, ...], result: Any) -> None:
         for factor in args:
-            if isinstance(factor, Tensor) and factor.numel() == result.shape[-1] == factor.shape[-1]:
+            fits = isinstance(factor, Tensor) and factor.dim() > 0 and factor.numel() == factor.shape[-1]
+            if fits and factor.numel() == result.shape[-1]:
                 self._mlp_scale = (result, factor)
 
     def _find_value_projection(self, V: Tensor) -> None:

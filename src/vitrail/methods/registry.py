@@ -122,6 +122,12 @@ class Method:
         reason = self.reason_against(kind)
         if reason is not None:
             self._refuse(anatomy, reason, kind)
+        paired = self.family == "relevance" or not {"Q", "K", "dQ"}.isdisjoint(self.needed(options))
+        if paired and self.reads == "chain" and not all(o.product for o in anatomy.organs):
+            raise NotApplicableError(
+                f"{self.name} does not apply to {anatomy.model}: it takes attention apart into queries and keys, and "
+                "this model's attention has more in it than their product; transformer_mm needs the attention only"
+            )
         if "stream" in self.needed(options) and self.reads == "chain" and not anatomy.has_stream:
             missing = next(
                 i for i, o in enumerate(anatomy.organs)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, NotApplicableError, OptionError
+from vitrail.errors import InputError, OptionError
 
 Span = tuple[int, int]
 JOINS = ("sum", "max")
@@ -93,9 +93,7 @@ def encode(texts: Sequence[str], reading: Reading, model: nn.Module) -> list[Enc
 
     Raises:
         InputError: A text has no words, or the windows do not leave room for any.
-        NotApplicableError: The model's attention cannot be read.
     """
-    check(model)
     found = []
     most = limit(model, reading)
     for index, text in enumerate(texts):
@@ -182,17 +180,6 @@ def limit(model: nn.Module, reading: Reading) -> int:
     if most >= _NO_LIMIT:
         raise InputError("how many tokens the model takes is unknown: say so by Reading(tokenizer, window=…)")
     return most
-
-
-def check(model: nn.Module) -> None:
-    """Refuse text models whose attention is known not to be readable, and say why."""
-    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
-    if kind in ("deberta", "deberta-v2"):
-        raise NotApplicableError(
-            f"{type(model).__name__} is not explained: DeBERTa adds products of words and positions to its attention "
-            "scores before the softmax, in compiled code, so neither the queries and keys that make its attention nor "
-            "the attention itself can be told apart; use a model of the BERT, RoBERTa, DistilBERT or ELECTRA kind"
-        )
 
 
 def batch(windows: Sequence[Window], padding: int) -> dict[str, Tensor]:
