@@ -2,9 +2,10 @@
 
 Without ``--from`` everything is made here from the training reviews alone: a WordPiece vocabulary, then an encoder of
 BERT's kind that first learns to fill in masked words and then to tell NEG from POS. With ``--from DIR`` an encoder and
-its tokenizer, which the user has on disk, are trained on the verdicts only. A review is learnt from by a random stretch
-of it, and judged as a whole, by the mean of the logits over windows. Of the epochs the one with the best accuracy on
-the validation reviews is kept; the test reviews are measured once, at the end.
+its tokenizer, which the user has on disk, are trained on the verdicts only. With ``--warm FILE`` verdicts are first
+learnt from other reviews: the Large Movie Review Dataset as one JSON list of ``{"t": text, "s": 0 or 1}``. A review is
+learnt from by a random stretch of it, and judged as a whole, by the mean of the logits over windows. Of the epochs the
+one with the best accuracy on the validation reviews is kept; the test reviews are measured once, at the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -44,6 +46,8 @@ WORDS = Recipe(batch=64, lr=1e-3, decay=0.01, evaluate=1)
 VERDICTS = Recipe(batch=32, lr=2e-4, decay=0.05, evaluate=1)
 #: For an encoder that already knows the language, as the published experiments have it.
 FINE = Recipe(batch=10, lr=1e-5, decay=0.01, epochs=10, evaluate=1)
+#: For other reviews, of which there are many.
+WARM = Recipe(batch=64, lr=1e-4, decay=0.01, epochs=2, evaluate=1)
 #: Share of the words that are hidden: to be filled in, and while verdicts are learnt.
 HIDDEN, DROPPED = 0.15, 0.1
 RESERVE = 20.0
@@ -65,6 +69,21 @@ def read(data: Path, split: str, most: int | None) -> Movies | list[Any]:
         return reviews
     by_label = [[s for s in reviews if s.label == label] for label in (0, 1)]
     return [sample for pair in zip(*by_label, strict=False) for sample in pair][:most]
+
+
+def read_warm(file: Path, tokenizer: Any, taken: set[str], most: int | None) -> Reviews:
+    """Other reviews with their verdicts, without those whose words are among the taken ones."""
+    found = json.loads(file.read_text(encoding="utf-8"))
+    fresh = [one for one in found[:most] if plain(one["t"]) not in taken]
+    logger.info("%d other reviews to learn from first, %d left out", len(fresh), len(found[:most]) - len(fresh))
+    texts = [re.sub(r"<[^>]*>", " ", one["t"]) for one in fresh]
+    ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return Reviews(texts, [torch.tensor(own) for own in ids], torch.tensor([int(one["s"]) for one in fresh]))
+
+
+def plain(text: str) -> str:
+    """The beginning of a text, letters only: what two copies of a review share however they were cleaned."""
+    return re.sub(r"[^a-z]", "", re.sub(r"<[^>]*>", " ", text).lower())[:200]
 
 
 def vocabulary(texts: Sequence[str], size: int, length: int) -> transformers.PreTrainedTokenizerFast:
@@ -197,6 +216,7 @@ def options() -> argparse.Namespace:
     add_options(parser, 8.0, "the whole run, from start to manifest")
     parser.add_argument("--data", type=Path, required=True, help="ERASER's movies: the folder, or movies.tar.gz")
     parser.add_argument("--from", dest="encoder", type=Path, default=None, help="folder with an encoder to start from")
+    parser.add_argument("--warm", type=Path, default=None, help="JSON file with other reviews to learn from first")
     parser.add_argument("--length", type=int, default=None, help="most tokens at a time")
     parser.add_argument("--words", type=float, default=0.6, help="share of the time for masked words (%(default)s)")
     args = parser.parse_args()
@@ -246,6 +266,14 @@ def main() -> None:
         own = replace(WORDS, batch=args.batch or WORDS.batch, epochs=args.epochs)
         until = Clock.now() + args.words * (deadline - Clock.now())
         taught["words"] = train("words", words, fill_in(words, stretches, half), count, own, until, journal, None)
+    if args.warm is not None:
+        taken = {plain(text) for own in splits.values() for text in own.texts}
+        more = read_warm(args.warm, tokenizer, taken, 64 if args.smoke else None)
+        warm = replace(WARM, batch=args.batch or WARM.batch, epochs=args.epochs or WARM.epochs)
+        until = Clock.now() + 0.5 * (deadline - Clock.now())
+        first = judge(net, Stretches(more, tokenizer, length, device), more.labels, half)
+        taught["warm"] = train("warm", net, first, len(more.texts), warm, until, journal, None)
+        taught["warm"]["reviews"] = len(more.texts)
     recipe = replace(recipe, batch=args.batch or recipe.batch, lr=args.lr or recipe.lr)
     recipe = replace(recipe, epochs=args.epochs or recipe.epochs)
     loss = judge(net, stretches, splits["train"].labels, half)
