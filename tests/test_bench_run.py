@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from datafiles import voc_in
 from vitrail.bench import explainer as explaining
 from vitrail.bench.again import Classes
 from vitrail.bench.local import LocalEngine
+from vitrail.bench.peak import Peak
 from vitrail.bench.plan import PlanError
 from vitrail.bench.store import tally
 from vitrail.scores.segmentation import Segmentation
@@ -43,6 +45,21 @@ def test_random_maps_differ_by_image_and_not_by_chunk(base):  # noqa: F811
     store, _ = base
     assert explaining.seed_of(store.stage.key, "a", "random") != explaining.seed_of(store.stage.key, "b", "random")
     assert explaining.seed_of(store.stage.key, "a", "random") != explaining.seed_of(store.stage.key, "a", "rise")
+
+
+def test_the_most_memory_held_is_noted_with_the_map(base):  # noqa: F811
+    store, _ = base
+    table = store.merge()
+    with Peak(torch.device("cpu")) as peak, mmap.mmap(-1, 2**27) as fresh:  # nobody freed these pages before
+        fresh.write(b"x" * 2**27)
+    explained = pl.col("protocol") == "explain"
+    assert table.filter(~explained)["memory"].is_null().all()
+    noted = table.filter(explained, pl.col("error").is_null())
+    if peak.bytes != peak.bytes:
+        assert noted["memory"].is_null().all()
+        pytest.skip("this system does not tell how far a process grew")
+    assert peak.bytes > 2**26
+    assert (noted["memory"] >= 0).all()
 
 
 def test_maps_are_kept_beside_the_part(tmp_path):

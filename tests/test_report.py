@@ -260,6 +260,7 @@ def test_every_block_is_filled(run, sheet):
         for one in block.columns:
             assert set(one.standings) == set(run.plan.specs()), (block.title, one.measure.score)
     assert {c.method for c in sheet.costs} == set(run.plan.specs())
+    assert all(c.held == ("–" if c.memory is None else f"{c.memory / 2**20:,.0f} MiB") for c in sheet.costs)
     assert {(s.case.kind, bool(s.picture), s.reason) for s in sheet.shown} == {
         (kind, True, "") for kind in ("best", "worst", "disagreement")
     }

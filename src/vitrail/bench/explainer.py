@@ -7,12 +7,13 @@ import hashlib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.bench.peak import Peak
 from vitrail.bench.stage import Model, Stage
 from vitrail.errors import MapWarning, OutputError, VitrailError
 from vitrail.explain import explain
@@ -36,6 +37,7 @@ class Made:
         signed: Whether negative relevance has a meaning.
         seconds: Each picture's share of the time.
         forwards: How many changed pictures the model was shown for each picture.
+        memory: Bytes held at the most while the batch of each picture was explained; methods of one pass share it.
     """
 
     maps: Tensor
@@ -44,6 +46,7 @@ class Made:
     signed: bool
     seconds: list[float]
     forwards: list[float]
+    memory: list[float]
 
     def half(self, grid: tuple[int, int] | None) -> Tensor:
         """Each map scaled to [0, 1], or [-1, 1] if signed, in half precision on the grid of the patches.
@@ -54,6 +57,15 @@ class Made:
         if grid is not None and scaled.shape[-2] > grid[0]:
             scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), grid).reshape(*scaled.shape[:2], *grid)
         return scaled.half().cpu()
+
+
+class _Part(NamedTuple):
+    """Maps of some of the pictures."""
+
+    rows: Sequence[int]
+    done: Explanation
+    looks: float
+    memory: float
 
 
 @dataclass
@@ -87,7 +99,7 @@ class Explainer:
             target: Explained instead of the classes: from the model's output to one number for each picture.
         """
         aimed = classes if target is None else target
-        found: dict[str, list[tuple[Sequence[int], Explanation, float]]] = {spec: [] for spec in specs}
+        found: dict[str, list[_Part]] = {spec: [] for spec in specs}
         bad: Reasons = {}
         rows = range(len(ids))
         shared = [spec for spec in specs if not seeded(spec)]
@@ -101,21 +113,21 @@ class Explainer:
 
     def _attempt(
         self, specs: Sequence[str], rows: Sequence[int], ids: Sequence[str], images: Tensor,
-        aimed: Tensor | Callable[[Any], Tensor],
-        found: dict[str, list[tuple[Sequence[int], Explanation, float]]], bad: Reasons,
+        aimed: Tensor | Callable[[Any], Tensor], found: dict[str, list[_Part]], bad: Reasons,
     ) -> None:  # fmt: skip
         options = {spec: {"seed": seed_of(self.key, ids[rows[0]], spec)} if seeded(spec) else {} for spec in specs}
         at = torch.as_tensor(list(rows))
         self.looks = 0
         try:
-            done = within_memory(
-                self.stage,
-                lambda batch: explain(
-                    self.model.about, images[at.to(images.device)], methods=options,
-                    target=aimed[at] if isinstance(aimed, Tensor) else aimed,
-                    batch_size=batch, advance=self._looked,
-                ),
-            )  # fmt: skip
+            with Peak(images.device) as peak:
+                done = within_memory(
+                    self.stage,
+                    lambda batch: explain(
+                        self.model.about, images[at.to(images.device)], methods=options,
+                        target=aimed[at] if isinstance(aimed, Tensor) else aimed,
+                        batch_size=batch, advance=self._looked,
+                    ),
+                )  # fmt: skip
         except OutputError:
             raise
         except Exception as error:  # noqa: BLE001 - any failure of one picture is a row, not the end
@@ -127,7 +139,7 @@ class Explainer:
                 self._attempt(some, few, ids, images, aimed, found, bad)
             return
         for spec in specs:
-            found[spec].append((rows, done[spec], self.looks / len(rows)))
+            found[spec].append(_Part(rows, done[spec], self.looks / len(rows), peak.bytes))
 
     def _looked(self, pictures: int) -> None:
         self.looks += pictures
@@ -177,17 +189,18 @@ def reason(error: BaseException) -> str:
     return line if isinstance(error, VitrailError) and line else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
-def _joined(parts: Sequence[tuple[Sequence[int], Explanation, float]], batch: int) -> Made:
+def _joined(parts: Sequence[_Part], batch: int) -> Made:
     """Explanations of some of the pictures each, put in their places."""
-    first = parts[0][1]
+    first = parts[0].done
 
     def empty(like: Tensor) -> Tensor:
         return like.new_zeros(batch, *like.shape[1:])
 
-    made = Made(empty(first.maps), empty(first.grid), empty(first.flat), first.signed, [0.0] * batch, [0.0] * batch)
-    for rows, one, looks in parts:
+    costs = ([0.0] * batch for _ in range(3))
+    made = Made(empty(first.maps), empty(first.grid), empty(first.flat), first.signed, *costs)
+    for rows, one, looks, memory in parts:
         at = torch.as_tensor(list(rows), device=one.maps.device)
         made.maps[at], made.grid[at], made.flat[at] = one.maps, one.grid, one.flat
         for row in rows:
-            made.seconds[row], made.forwards[row] = one.seconds / len(rows), looks
+            made.seconds[row], made.forwards[row], made.memory[row] = one.seconds / len(rows), looks, memory
     return made

@@ -17,7 +17,7 @@ from vitrail.errors import OutputError, require
 #: What names a row; no two rows of a run agree in all of these.
 KEYS = ("model", "dataset", "image", "method", "target", "protocol", "score")
 #: What depends on the machine and the moment, and so is left out where tables must be identical.
-COSTS = ("seconds", "forwards")
+COSTS = ("seconds", "forwards", "memory")
 #: What the model said at each level of a perturbation test.
 CURVES = ("removed", "logp_predicted", "logp_label", "winner", "logp_first", "logp_second")
 NOTE = b"vitrail"

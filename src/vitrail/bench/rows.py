@@ -42,7 +42,7 @@ class Rows:
         row: dict[str, Any] = dict(zip(KEYS, (self.model, self.dataset, *keys), strict=True))
         row |= {"value": value, "explained": explained, "error": error, **(rest or {})}
         for name, column in self.columns.items():
-            column.append(row.get(name, 0.0 if name in COSTS else None))
+            column.append(row.get(name, 0.0 if name in COSTS[:2] else None))
 
     def found(self, batch: Batch, found: Found) -> None:
         """What a protocol found, one row for each picture and score."""
@@ -77,7 +77,8 @@ class Rows:
                         self.add((*keys, ""), None, kind, missing.get(row, "no map"))
                         continue
                     made, k = batch.made[method], batch.columns[target][row]
-                    cost = {"seconds": made.seconds[row], "forwards": made.forwards[row]}
+                    memory = None if isnan(made.memory[row]) else made.memory[row]
+                    cost = {"seconds": made.seconds[row], "forwards": made.forwards[row], "memory": memory}
                     self.add((*keys, "probability"), float(probabilities[row, kind]), kind, None, cost)
                     self.add((*keys, "flat"), float(made.flat[row, k]), kind, None, cost)
 

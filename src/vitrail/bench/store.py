@@ -30,6 +30,8 @@ error              string        why there is no score, else null
 seconds            float64       in rows of ``explain`` the time of the map, in others that of scoring it; a picture's
                                  share, the same in all rows of one image, method, target and protocol
 forwards           float64       pictures the model was shown for that, shares as above
+memory             float64       in rows of ``explain``: bytes held at the most while the picture's batch was explained,
+                                 see `vitrail.bench.peak`; methods of one pass have it in common; else null
 removed            list<int32>   perturbation curves: pixels (or patches) removed at each level, else null
 logp_predicted     list<float>   log-probability of the predicted class at each level
 logp_label         list<float>   of the label, NaN where there is none
@@ -39,10 +41,10 @@ logp_second        list<float>   the second largest
 =================  ============  =================================================================================
 
 The first seven columns name a row: no two agree in all of them, and tables are sorted by them. ``results.parquet`` has
-every column but ``seconds`` and ``forwards``, so that two runs of one plan give the same bytes, whatever the engine,
-the number of workers, and how often they were killed (but a batch halved for want of memory may change the last bits);
-``results.csv`` leaves out the curves as well. ``costs.parquet`` has the naming columns without ``score``, and the two
-left out.
+every column but ``seconds``, ``forwards`` and ``memory``, so that two runs of one plan give the same bytes, whatever
+the engine, the number of workers, and how often they were killed (but a batch halved for want of memory may change the
+last bits); ``results.csv`` leaves out the curves as well. ``costs.parquet`` has the naming columns without ``score``,
+and the three left out.
 
 **Maps.** A safetensors file holds, for each ``method/target``, a tensor of shape (images, rows, columns) in half
 precision, each map scaled to [0, 1] or [-1, 1]; the ids of the images are in its metadata, as JSON under ``images``. A

@@ -21,6 +21,7 @@ class Cost:
         test_seconds: Of all perturbation tests of one picture; None where there are none.
         test_forwards: The same in forwards.
         flat: Maps that say nothing.
+        memory: Bytes held at the most by any of its batches, beyond the model; None if nobody knows.
     """
 
     model: str
@@ -31,6 +32,12 @@ class Cost:
     test_seconds: float | None
     test_forwards: float | None
     flat: int
+    memory: float | None
+
+    @property
+    def held(self) -> str:
+        """The memory in words."""
+        return "–" if self.memory is None else f"{self.memory / 2**20:,.0f} MiB"
 
 
 class Refusal(NamedTuple):
@@ -63,8 +70,9 @@ def costs(run: Run) -> list[Cost]:
 
     def means(rows: pl.LazyFrame) -> dict[tuple[str, str], dict[str, float]]:
         # Targets of a picture are explained, and presets tested, in one go, whose cost stands in each of their rows.
-        once = rows.group_by(each).agg(pl.col("seconds").max(), pl.col("forwards").max())
-        table = once.group_by(pair).agg(pl.col("seconds").mean(), pl.col("forwards").mean(), pl.len().alias("maps"))
+        once = rows.group_by(each).agg(pl.col("seconds", "forwards", "memory").max())
+        mean = pl.col("seconds", "forwards").mean()
+        table = once.group_by(pair).agg(mean, pl.col("memory").max(), pl.len().alias("maps"))
         return {(row["model"], row["method"]): row for row in table.collect().iter_rows(named=True)}
 
     made = means(frame.filter(pl.col("protocol") == EXPLAIN))
@@ -78,7 +86,7 @@ def costs(run: Run) -> list[Cost]:
             if key in made:
                 own, test = made[key], tested.get(key, {})
                 found.append(Cost(*key, int(own["maps"]), own["seconds"], own["forwards"], test.get("seconds"),
-                                  test.get("forwards"), flats.get(key, 0)))  # fmt: skip
+                                  test.get("forwards"), flats.get(key, 0), own["memory"]))  # fmt: skip
     return found
 
 

@@ -122,8 +122,11 @@ def _strong(text: str, place: int) -> str:
 def _rest(sheet: Sheet) -> Iterator[str]:
     yield "## Costs\n"
     yield grid(
-        ["method", "model", "seconds a picture", "extra forwards", "maps that say nothing"],
-        [[f"`{c.method}`", c.model, f"{c.seconds:.3f}", f"{c.forwards:.1f}", f"{c.flat:,}"] for c in sheet.costs],
+        ["method", "model", "seconds a picture", "extra forwards", "memory", "maps that say nothing"],
+        [
+            [f"`{c.method}`", c.model, f"{c.seconds:.3f}", f"{c.forwards:.1f}", c.held, f"{c.flat:,}"]
+            for c in sheet.costs
+        ],
     )
     yield "\n## Not applicable, failed\n"
     if sheet.refused:

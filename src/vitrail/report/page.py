@@ -211,20 +211,22 @@ def _figure(image: str, words: str) -> str:
 
 def _costs(sheet: Sheet) -> str:
     tested = any(one.test_forwards is not None for one in sheet.costs)
-    names = ["method", "model", "maps", "seconds a picture", "extra forwards", "maps that say nothing"]
-    names[5:5] = ["testing: seconds", "testing: forwards"] if tested else []
+    names = ["method", "model", "maps", "seconds a picture", "extra forwards", "memory", "maps that say nothing"]
+    names[6:6] = ["testing: seconds", "testing: forwards"] if tested else []
     rows = []
     order = list(sheet.manifest["weights"])
     for one in sorted(sheet.costs, key=lambda c: (order.index(c.model), c.seconds)):
         test = [f"{one.test_seconds:.3f}", f"{one.test_forwards:.1f}"] if one.test_forwards is not None else ["–", "–"]
         cells = [name(one.method), code(one.model), f"{one.maps:,}", f"{one.seconds:.3f}", f"{one.forwards:.1f}"]
+        cells.append(one.held)
         rows.append(row([*cells, *(test if tested else []), f"{one.flat:,}"], text=(1,)))
     about = sheet.manifest
     words = (
         "Means over pictures. Forwards are pictures shown to the model besides the one common pass of all methods. "
         "Methods of one pass share it, and its time is shared out. Testing is one go for all presets, whose time and "
-        f"forwards all methods share. Device: {about['accelerator'] or about['device']} ({about['machine']}). Memory "
-        "was not recorded."
+        "forwards all methods share. Memory is the most that a batch held beyond the model, for methods of one pass "
+        "that of the pass; on a CPU it is how far the process grew, a lower bound. "
+        f"Device: {about['accelerator'] or about['device']} ({about['machine']})."
     )
     return f'<h2 id="costs">Costs</h2><p>{escape(words)}</p>{table(heads(names, (1,)), rows)}'
 
