@@ -21,7 +21,7 @@ from typing import Any
 
 import timm
 import torch
-from timm.models import list_models
+from timm.models import list_models, model_entrypoint
 from torch import nn
 
 import vitrail
@@ -38,23 +38,32 @@ FIELDS = (
 QUICK: dict[str, dict[str, Any]] = {"rise": {"masks": 8}, "occlusion": {"window": 4, "stride": 4}}
 UNTRIED = frozenset({"scorecam"})
 SMALL = 112
+#: Files whose models differ in more than their size.
+VARIED = frozenset({"vision_transformer", "vision_transformer_sam", "eva"})
 #: Words and numbers in a name that tell sizes of a family apart, not families.
 SIZES = re.compile(
-    r"(?<![a-z])(test|nano|pico|femto|atto|wee|pwee|dwee|dpwee|tiny|mini|little|small|xsmall|medium|mediumd|betwixt|base|"
-    r"large|huge|giant|gigantic|xlarge|so150m2?|so400m|[tsmblhg]|xs|xxs|[0-9]+[a-z]?[0-9]*)(?![a-z])"
+    r"(?<![a-z0-9])(patch[0-9]+|test|nano|pico|femto|atto|wee|pwee|dwee|dpwee|tiny|mini|little|dlittle|small|xsmall|"
+    r"medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|enormous|xlarge|so150m2?|so400m|[tsmblhg]|xs|xxs|"
+    r"[0-9]+[a-z]?[0-9]*)(?![a-z0-9])"
 )
 
 
 def variants(limit: float) -> Iterator[tuple[str, str, int]]:
     """The smallest model of each family: (family, name, parameters); a family of large models only is left out."""
-    families: dict[str, list[str]] = {}
+    families: dict[tuple[str, str], list[str]] = {}
     for name in list_models():
-        words = SIZES.sub("", name.replace("_", " ")).split()
-        families.setdefault("_".join(words), []).append(name)
-    for family, names in families.items():
+        families.setdefault(_family(name), []).append(name)
+    for (_, family), names in families.items():
         sizes = sorted((size, name) for name in names if (size := _size(name)))
         if sizes and sizes[0][0] <= limit * 1e6:
             yield family, sizes[0][1], sizes[0][0]
+
+
+def _family(name: str) -> tuple[str, str]:
+    """Models of one file whose names begin alike; plain ViTs, of which there are many kinds, by their whole name."""
+    words = SIZES.sub("", name.replace("_", " ")).split()
+    file = model_entrypoint(name).__module__.rpartition(".")[2]
+    return file, ("_".join(words) if file in VARIED else words[0] if words else name)
 
 
 def _size(name: str) -> int:
