@@ -106,10 +106,11 @@ def _segmentation_rows(model: str, form: str, tally: Segmentation) -> Iterator[d
 
 def _gap_rows(model: str, form: str, records: Records, preset: str) -> Iterator[dict[str, Any]]:
     """Area under removing the least relevant first, minus that under the most relevant first."""
-    tally = records.tally(find_presets(preset)[0], form)
+    protocol = find_presets(preset)[0]
+    tally = records.tally(protocol, form)
     halves = np.array([half(i) for i in tally.ids])
-    positive, negative = (next(n for n in tally.columns if n.startswith(word)) for word in ("positive", "negative"))
-    gap = tally.column(negative) - tally.column(positive)
+    areas = (tally.column(protocol.label(f"{word}({protocol.fills[0]})")) for word in ("negative", "positive"))
+    gap = np.subtract(*areas)
     for which in (0, 1):
         here = gap[halves == which]
         yield _row(model, form, which, f"gap, {preset}", interval(here), len(here))
