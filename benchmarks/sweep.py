@@ -1,9 +1,10 @@
 """Every family of transformer classifiers in timm: what is found in it, and which methods work.
 
 ``python benchmarks/sweep.py --out benchmarks/results/sweep-timm.csv`` makes the smallest variant of each family with
-random weights, at half the usual resolution where it can be made for that, lets noise through it and tries every
-method with quick settings. Score-CAM is not tried: it reads the feature maps that ViT-CX reads and scores them in the
-same way, with one forward a channel. Nothing is downloaded.
+random weights, small ones first, at half the usual resolution where it can be made for that, lets noise through it and
+tries every method with quick settings. Score-CAM is not tried: it reads the feature maps that ViT-CX reads and scores
+them in the same way, with one forward a channel. Nothing is downloaded. What is in the table already is not looked at
+again, unless ``--only`` names it.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,8 @@ FIELDS = (
 QUICK: dict[str, dict[str, Any]] = {"rise": {"masks": 8}, "occlusion": {"window": 4, "stride": 4}}
 UNTRIED = frozenset({"scorecam"})
 SMALL = 112
+#: What modules that attend are called.
+ATTENTIVE = re.compile("Atte?n|atte?n|MHSA|GPSA|Lsa|XCA|SRA")
 #: Files whose models differ in more than their size.
 VARIED = frozenset({"vision_transformer", "vision_transformer_sam", "eva"})
 #: Words and numbers in a name that tell sizes of a family apart, not families.
@@ -48,15 +50,17 @@ SIZES = re.compile(
 )
 
 
-def variants(limit: float) -> Iterator[tuple[str, str, int]]:
-    """The smallest model of each family: (family, name, parameters); a family of large models only is left out."""
+def variants(limit: float) -> list[tuple[str, str, int]]:
+    """The smallest model of each family: (family, name, parameters), small ones first; large ones are left out."""
+    found = []
     families: dict[tuple[str, str], list[str]] = {}
     for name in list_models():
         families.setdefault(_family(name), []).append(name)
     for (_, family), names in families.items():
         sizes = sorted((size, name) for name in names if (size := _size(name)))
         if sizes and sizes[0][0] <= limit * 1e6:
-            yield family, sizes[0][1], sizes[0][0]
+            found.append((family, sizes[0][1], sizes[0][0]))
+    return sorted(found, key=lambda one: one[2])
 
 
 def _family(name: str) -> tuple[str, str]:
@@ -74,7 +78,7 @@ def _size(name: str) -> int:
     except Exception:  # noqa: BLE001 - some entry points need weights, other libraries or a real device
         return 0
     names = " ".join(type(m).__name__ for m in model.modules())
-    return sum(p.numel() for p in model.parameters()) if "tten" in names or "Lsa" in names else 0
+    return sum(p.numel() for p in model.parameters()) if ATTENTIVE.search(names) else 0
 
 
 def look(name: str) -> dict[str, Any] | None:
@@ -142,9 +146,13 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(os.cpu_count() or 1)
-    rows = []
+    rows: list[dict[str, Any]] = []
+    if args.out.exists():
+        with args.out.open(newline="", encoding="utf-8") as file:
+            rows = [row for row in csv.DictReader(file) if not args.only or row["family"] not in args.only]
+    known = {row["model"] for row in rows}
     for family, name, size in variants(args.millions):
-        if args.only and family not in args.only:
+        if name in known or (args.only and family not in args.only):
             continue
         began = time.perf_counter()
         try:

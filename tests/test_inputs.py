@@ -154,6 +154,21 @@ def test_a_vit_without_mlps_is_refused_where_they_matter():
     assert not vitrail.explain(Bare(), torch.randn(2, 3, 32, 32), "vtranm:af", target=1).flat.all()
 
 
+def test_a_vit_without_norms_has_no_feature_map():
+    class Plainer(PlainViT):
+        """One attention over the patches, normalised nowhere."""
+
+        def forward(self, images):
+            x = self.embed(images).flatten(2).transpose(1, 2)
+            q, k, v = self.blocks[0].qkv(x).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
+            z = nn.functional.scaled_dot_product_attention(q, k, v)
+            return self.head((x + self.blocks[0].proj(z.transpose(1, 2).flatten(2))).mean(1))
+
+    for method in ("cdam", "gradcam_features", "scorecam", "vit_cx"):
+        with pytest.raises(NotApplicableError, match="no feature map was found"):
+            vitrail.explain(Plainer(), torch.randn(2, 3, 32, 32), method, target=1)
+
+
 def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
     model = tiny_vit()
     nn.init.zeros_(model.head.weight)

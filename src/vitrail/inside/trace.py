@@ -10,6 +10,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from vitrail.errors import NotApplicableError
+
 ALL = slice(None)
 LAST = slice(-1, None)
 BUT_LAST = slice(None, -1)
@@ -108,6 +110,11 @@ class Block:
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in ("Y", "dY"):
+            raise NotApplicableError(
+                "no feature map was found: nothing is normalised in front of this model's last attention; "
+                "use rise, occlusion or an input gradient instead"
+            )
         raise AttributeError(f"{name} was not kept in this pass: the method must name it in its registry line's needs")
 
     def having(self, **tensors: Tensor) -> Block:
