@@ -169,6 +169,16 @@ def test_a_vit_without_norms_has_no_feature_map():
             vitrail.explain(Plainer(), torch.randn(2, 3, 32, 32), method, target=1)
 
 
+@pytest.mark.parametrize("method", ["cdam", "gradcam_features", "scorecam", "vit_cx"])
+def test_features_of_parts_of_a_picture_are_no_map(method):
+    import timm
+
+    torch.manual_seed(0)
+    model = timm.create_model("mobilevit_xxs", num_classes=4)
+    with pytest.raises(NotApplicableError, match="cuts its pictures into 4 parts before it normalises them"):
+        vitrail.explain(model, torch.randn(2, 3, 64, 64), method, target=1)
+
+
 def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
     model = tiny_vit()
     nn.init.zeros_(model.head.weight)

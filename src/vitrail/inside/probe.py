@@ -240,6 +240,12 @@ class Probe:
 
     def as_map(self, value: Tensor) -> Tensor:
         """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
+        if len(value) != len(self.images):
+            raise NotApplicableError(
+                f"the features of {self.anatomy.model} do not lie on a grid: it cuts its pictures into "
+                f"{len(value) // len(self.images)} parts before it normalises them; use rise, occlusion or an input "
+                "gradient instead"
+            )
         if value.dim() == 4:
             return value.permute(0, 3, 1, 2)
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
