@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import zlib
+from dataclasses import replace
+from functools import wraps
 
 import numpy as np
 import pytest
@@ -21,7 +23,7 @@ from vitrail.errors import (
     VitrailError,
     WeightsError,
 )
-from vitrail.methods import find
+from vitrail.methods import METHODS, find
 from vitrail.models.checkpoint import fit, read_weights
 from vitrail.models.plain import PlainViT
 from vitrail.models.preprocess import open_image
@@ -177,6 +179,18 @@ def test_features_of_parts_of_a_picture_are_no_map(method):
     model = timm.create_model("mobilevit_xxs", num_classes=4)
     with pytest.raises(NotApplicableError, match="cuts its pictures into 4 parts before it normalises them"):
         vitrail.explain(model, torch.randn(2, 3, 64, 64), method, target=1)
+
+
+def test_a_method_must_give_one_map_for_each_input(monkeypatch):
+    line = METHODS["rollout"]
+
+    @wraps(line.relevance)
+    def fourfold(trace, **options):
+        return line.relevance(trace, **options).repeat(4, 1)
+
+    monkeypatch.setitem(METHODS, "rollout", replace(line, relevance=fourfold))
+    with pytest.raises(ModelError, match="rollout gave 8 maps for 2 inputs"):
+        vitrail.explain(tiny_vit(), torch.randn(2, 3, 32, 32), "rollout", target=1)
 
 
 def test_a_head_of_zeros_is_noted_and_its_maps_flagged():

@@ -11,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import MapWarning, OptionError, TargetError
+from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations
 from vitrail.inputs import Inputs, to_feed
 from vitrail.inside.anatomy import Anatomy, read
@@ -281,6 +281,11 @@ def _finish(
     finished: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     kinds: dict[Any, list[_Job]] = {}
     for job in jobs:
+        if len(relevance[job.label]) != feed.batch:
+            raise ModelError(
+                f"{job.label} gave {len(relevance[job.label])} maps for {feed.batch} inputs: {anatomy.model} cuts its "
+                "inputs into parts on the way; use a method that needs its answers only, as rise or occlusion"
+            )
         kinds.setdefault((relevance[job.label].shape, job.method.is_signed(job.options)), []).append(job)
     for (_, signed), alike in kinds.items():
         joined = torch.stack([relevance[job.label] for job in alike])
