@@ -12,6 +12,7 @@ so its threshold is searched for until that number is like a trained model's.
 from __future__ import annotations
 
 import argparse
+from itertools import product
 from typing import Any
 
 import timm
@@ -112,12 +113,18 @@ def main() -> None:
     torch.manual_seed(0)
     clock = Clock(torch.device(args.device), args.repeats)
     model = timm.create_model(args.model).to(args.device).eval()
-    results = {
-        "single": [single(model, clock, batch) for batch in args.batches],
-        "vit_cx": [causal(model, clock, batch, most) for batch in (1, 4) for most in args.most],
-        "rise": [sampled(model, clock, most, converted) for converted in (False, True) for most in args.most],
-    }
-    save(args, results)
+    results: dict[str, list[dict[str, Any]]] = {"single": [], "vit_cx": [], "rise": []}
+
+    def keep(part: str, row: dict[str, Any]) -> None:
+        results[part].append(row)
+        save(args, results)  # after each, so that a run that is cut short leaves what it has
+
+    for batch in args.batches:
+        keep("single", single(model, clock, batch))
+    for batch, most in product((1, 4), args.most):
+        keep("vit_cx", causal(model, clock, batch, most))
+    for converted, most in product((False, True), args.most):
+        keep("rise", sampled(model, clock, most, converted))
 
 
 if __name__ == "__main__":
