@@ -6,7 +6,12 @@ DIR holds ``weights/{vit,deit}_tiny_patch16_224.safetensors``, ``pets`` (photogr
 (validation images). Every form (source of the relevance, share of the spread part, first block of the mean) explains
 the predicted class. Scored are segmentation of the pets (mean threshold) and, on ImageNet, the gap between removing the
 least and the most relevant pixels first, filled with black and with the mean colour. Images go to one half or the other
-by their name. The form with the best rank over all scores and both models on the first half is the choice.
+by their name. On pairs of scenes, whose classes are both asked for, scored are how often the asked object gets more
+relevance a pixel than the other one, and the share of relevance on it; the val split is the one half, the test split
+the other. The form with the best rank over all scores and models on the first half is the choice.
+
+Depths are those of twelve blocks; for a model of L blocks depth d stands for 1 + (d − 1)·L/12, rounded down. Models
+named by --models are measured, rows of others are kept as the table has them.
 """
 
 from __future__ import annotations
@@ -17,15 +22,18 @@ import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pairs import selectivity
 from torch import Tensor
 
 import vitrail
-from vitrail.data import ImageNet, MaskFolder, Sample
+from vitrail.data import ImageNet, MaskFolder, Sample, Scenes
+from vitrail.demo import mask_of, pixels
 from vitrail.explanation import versions
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import Records
@@ -33,7 +41,8 @@ from vitrail.scores.presets import find_presets
 from vitrail.scores.segmentation import Segmentation, half, segmentation
 from vitrail.scores.statistics import Interval, interval, mean_ratio
 
-MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
+PHOTOGRAPHS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
+SCENES = "scenes"
 SOURCES = ("transformer_mm", "vtranm", "last")
 SHARES = (0.25, 0.5, 0.75, 1.0)
 DEPTHS = (1, 4, 7, 10)
@@ -42,10 +51,13 @@ GAPS = ("chefer21", "chefer21-mean")
 BATCH = 50
 
 
-def forms() -> list[str]:
-    """Every form of leadlight, and what it is compared with."""
-    made = [f"leadlight:source={s},mix={m},depth={d}" for s in SOURCES for m in SHARES for d in DEPTHS]
-    return [*made, "leadlight:source=last,mix=0", *REFERENCES]
+def forms(blocks: int = 12) -> dict[str, str]:
+    """Every form of leadlight, and what it is compared with: as the table names it, and as this model is asked."""
+    made = {}
+    for source, share, depth in product(SOURCES, SHARES, DEPTHS):
+        form = f"leadlight:source={source},mix={share},depth="
+        made[f"{form}{depth}"] = f"{form}{1 + (depth - 1) * blocks // 12}"
+    return {**made, **{name: name for name in ("leadlight:source=last,mix=0", *REFERENCES)}}
 
 
 def batches(data: Any, count: int, about: Any, device: str) -> Iterator[tuple[list[Sample], Tensor]]:
@@ -65,12 +77,39 @@ def masks_of(samples: list[Sample], about: Any, device: str) -> Tensor:
     return torch.stack(cut).to(device)
 
 
+def score_pairs(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Rows of the scenes model: how well the asked object of two is told from the other."""
+    about = vitrail.load(SCENES)
+    about.module.to(args.device)
+    labels = forms(blocks=5)
+    rows = []
+    for which, split in enumerate(("val", "test")):
+        data = Scenes(split=split, pairs=True, count=args.scenes)
+        wins: dict[str, list[Any]] = {label: [] for label in labels}
+        mass: dict[str, list[Any]] = {label: [] for label in labels}
+        for start in range(0, args.scenes, BATCH):
+            scenes = [data[i] for i in range(start, min(start + BATCH, args.scenes))]
+            images = torch.stack([pixels(scene) for scene in scenes]).to(args.device)
+            masks = [np.stack([mask_of(scene, c) for c in scene.classes]) for scene in scenes]
+            targets = [list(scene.classes) for scene in scenes]
+            found = vitrail.explain(about, images, methods=list(labels.values()), target=targets)
+            for label, asked in labels.items():
+                for own, own_masks in zip(found[asked].maps.cpu().numpy(), masks, strict=True):
+                    won, share = selectivity(own, own_masks)
+                    wins[label].append(won.mean())
+                    mass[label].append(share.mean())
+        for label in labels:
+            for what, values in (("wins", wins[label]), ("mass", mass[label])):
+                rows.append(_row(SCENES, label, which, f"pairs, {what}", interval(np.array(values)), len(values)))
+    return rows
+
+
 def score(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Rows of one model: form, half, score, value, interval."""
     about = vitrail.load(f"timm:{name}", args.assets / "weights" / f"{name}.safetensors")
     about.module.to(args.device)
     stretched = replace(about, preprocess=replace(about.preprocess, squash=True))  # so that masks fit
-    labels = forms()
+    labels = list(forms())
     tallies = {label: Segmentation() for label in labels}
     for samples, images in batches(MaskFolder(args.assets / "pets"), args.pets, stretched, args.device):
         masks = masks_of(samples, about, args.device)
@@ -133,25 +172,40 @@ def choose(rows: list[dict[str, Any]]) -> list[tuple[float, str]]:
     return sorted((float(np.mean(r)), form) for form, r in ranks.items())
 
 
+def kept(table: Path, models: list[str]) -> list[dict[str, Any]]:
+    """Rows that the table has of other models than these."""
+    if not table.exists():
+        return []
+    with table.open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["model"] not in models]
+    return [{**row, **{name: float(row[name]) for name in ("value", "low", "high")}} for row in rows]
+
+
 def main() -> None:
     """Score every form on both models and write the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--assets", type=Path, required=True)
+    parser.add_argument("--models", nargs="+", choices=[*PHOTOGRAPHS, SCENES], default=[*PHOTOGRAPHS, SCENES])
+    parser.add_argument("--assets", type=Path, default=None, help="needed for photographs")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--pets", type=int, default=300)
     parser.add_argument("--images", type=int, default=1000)
+    parser.add_argument("--scenes", type=int, default=500, help="pairs in each half")
     parser.add_argument("--batch", type=int, default=512, help="pictures in a forward pass of the evaluator")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    if args.assets is None and set(args.models) != {SCENES}:
+        parser.error("--assets: where are the weights and the photographs?")
     warnings.simplefilter("ignore")
-    rows = [row for name in MODELS for row in score(name, args)]
+    rows = kept(args.out, args.models)
+    for name in args.models:
+        rows += score_pairs(args) if name == SCENES else score(name, args)
     with args.out.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     order = choose(rows)
-    about = {"chosen": order[0][1], "order": order[:20], "pets": args.pets, "images": args.images,
-             "device": args.device, "versions": versions()}  # fmt: skip
+    about = {"chosen": order[0][1], "order": order[:20], "measured": args.models, "pets": args.pets,
+             "images": args.images, "scenes": args.scenes, "device": args.device, "versions": versions()}  # fmt: skip
     args.out.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     for place, form in order[:10]:
         print(f"{place:6.2f}  {form}")

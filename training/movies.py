@@ -242,7 +242,8 @@ def main() -> None:
     else:
         tokenizer = transformers.AutoTokenizer.from_pretrained(args.encoder)
         factory = transformers.AutoModelForSequenceClassification
-        net = factory.from_pretrained(args.encoder, num_labels=2, **labels)
+        # A file in half precision would otherwise be trained in it, and Adam's small steps vanish or overflow there.
+        net = factory.from_pretrained(args.encoder, num_labels=2, dtype=torch.float32, **labels)
         recipe = FINE
     net.to(device)
     length = args.length or min(512, sizes["max_position_embeddings"] if args.encoder is None else 512)
