@@ -11,11 +11,11 @@ from benching import ONE, TINY, store_of
 from vitrail.bench.check import _methods, _protocols, read_plan
 from vitrail.bench.estimate import estimate, scoring_cost
 from vitrail.bench.local import LocalEngine
-from vitrail.bench.plan import Given, PlanError, parse, plans
+from vitrail.bench.plan import CONTROLS, Given, PlanError, parse, plans
 from vitrail.bench.shard import parse_shard, share
 from vitrail.bench.trial import about, overview, trial
 from vitrail.errors import NotApplicableError
-from vitrail.methods import Method
+from vitrail.methods import METHODS, Method
 from vitrail.papers import tables
 
 pl = pytest.importorskip("polars")
@@ -109,10 +109,22 @@ def test_every_table_of_the_papers_has_a_plan_that_is_sound():
         assert about(name)
         found[name] = plan.paper
     assert {name for name in tables() if name != "004_fig1"} <= set(found), "one picture each is not a benchmark"
-    assert {paper for paper in found.values() if paper} == set(found) - {"imagenet1000", "scenes", "smoke"}
+    own = {"imagenet1000", "imagenet1000_many", "scenes", "smoke"}
+    assert {paper for paper in found.values() if paper} == set(found) - own
     with pytest.raises(PlanError, match=r"line 2: paper = '000_table9': take one of 000_table1, "):
         check_text('name = "a"\npaper = "000_table9"\nmodels = "scenes"\nmethods = "tam"\nprotocols = "complexity"\n'
                    'dataset = { name = "scenes", limit = 1 }')  # fmt: skip
+
+
+def test_the_two_halves_of_imagenet1000_differ_in_their_methods_only():
+    halves = [parse(plans()[n].read_text(encoding="utf-8"), plans()[n].parent, Given(home=None))[0]
+              for n in ("imagenet1000", "imagenet1000_many")]  # fmt: skip
+    one, many = (half.model_dump(exclude={"name", "methods"}) for half in halves)
+    assert one == many
+    shared = set(halves[0].specs()) & set(halves[1].specs())
+    assert shared == {"leadlight", *CONTROLS}
+    names = {spec.partition(":")[0] for half in halves for spec in half.specs()}
+    assert set(METHODS) - names == {"inverted"}, "every method is in one of them"
 
 
 def check_text(text, given=None):
