@@ -33,8 +33,9 @@ PREPROCESS = {"mean": HALF, "std": HALF}
 ARCHITECTURE = {"size": SIZE, "patch": PATCH, "width": 144, "depth": 5, "heads": 6, "classes": len(CLASSES), "mlp": 4}
 TINY = {"width": 48, "depth": 2, "heads": 2}
 RECIPE = Recipe(batch=512, lr=1e-3, ema=0.999, ema_share=0.1)
-#: More would make the answers surer, and their gradients say less; and a tag is learned in few.
-EPOCHS = 12
+#: Epochs, and the shares of scenes that are seen in part and that are blended with another. With nothing blended, more
+#: epochs would make the answers surer, and their gradients say less; and a tag is learned in few, from whole scenes.
+LESSONS: dict[str, tuple[int, float, float]] = {"cls": (20, 0.5, 0.33), "gap": (12, 0.5, 0.0), "tagged": (12, 0.0, 0.0)}
 #: Seconds of a model's time that are left for the last evaluation and for writing.
 RESERVE = 6.0
 
@@ -109,8 +110,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--train", type=int, default=60_000, help="training scenes of cls and gap (%(default)s)")
     parser.add_argument("--train-tagged", type=int, default=40_000, help="training scenes of tagged (%(default)s)")
     parser.add_argument("--test", type=int, default=2_000, help="scenes in each held-out set (%(default)s)")
-    parser.add_argument("--hidden", type=float, default=0.5, help="share of scenes seen in part (%(default)s)")
-    parser.add_argument("--blended", type=float, default=0.0, help="share of scenes blended with another (%(default)s)")
+    parser.add_argument("--hidden", type=float, default=None, help="share of scenes of cls and gap seen in part (0.5)")
+    parser.add_argument("--blended", type=float, default=None, help="share blended with another (cls 0.33, gap none)")
     parser.add_argument("--start", type=Path, default=None, help="weights of an earlier run to start from")
     parser.add_argument("--render-seconds", type=float, default=120.0, help="limit for drawing each training set")
     args = parser.parse_args()
@@ -171,8 +172,11 @@ def train_one(
     """Train, save and measure one model."""
     name, head = MODELS[which]
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {}), **head}
-    epochs = args.epochs or EPOCHS
-    recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=epochs)
+    epochs, hidden, blended = LESSONS[which]
+    if which != "tagged":
+        hidden = hidden if args.hidden is None else args.hidden
+        blended = blended if args.blended is None else args.blended
+    recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=args.epochs or epochs)
     val = sets[_val(which)].to(device)
     torch.manual_seed(args.seed)  # so that a model does not depend on which others were trained before it
     torch.compiler.reset()
@@ -185,12 +189,13 @@ def train_one(
         net=net.to(device),
         model=model,
         count=len(data.images),
-        loss=plain_loss(data) if which == "tagged" else labelled_loss(data, args.hidden, args.blended),
+        loss=plain_loss(data) if which == "tagged" else labelled_loss(data, hidden, blended),
         evaluate=lambda m: first_right(predict(m, val.images, PREPROCESS, device, fast=True), val.labels),
         about=describe(architecture, CLASSES, HALF, HALF, name=name, data=data.note),
     )
     trained = train(task, recipe, end - RESERVE, device, journal, device.type == "cuda" and not args.no_compile)
-    described = {"training": data.note, "test": {key: sets[key].note for key in FOR_MODEL[which]}}
+    described = {"training": data.note, "hidden": hidden, "blended": blended,
+                 "test": {key: sets[key].note for key in FOR_MODEL[which]}}  # fmt: skip
     journal.finish(task, recipe, trained, described, args.seed, lambda m: measure(m, sets, FOR_MODEL[which], device),
                    device)  # fmt: skip
 
