@@ -17,6 +17,7 @@ from vitrail.bench.local import LocalEngine
 from vitrail.bench.peak import Peak
 from vitrail.bench.plan import PlanError
 from vitrail.bench.store import tally
+from vitrail.explain import explain
 from vitrail.scores.segmentation import Segmentation
 
 pl = pytest.importorskip("polars")
@@ -99,7 +100,7 @@ def test_maps_are_compared_again_with_other_weights_and_for_every_class(tmp_path
     text = """
 name = "again"
 models = ["scenes"]
-methods = ["raw_attention", "gradcam"]
+methods = ["raw_attention", "transformer_mm"]
 controls = false
 protocols = ["sanity", "multiclass"]
 dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true } }
@@ -114,8 +115,8 @@ dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true
     head = table.filter(pl.col("protocol") == "sanity", pl.col("score") == "head|spearman")
     alike = {row["method"]: row["value"] for row in head.to_dicts()}
     assert alike["raw_attention"] == pytest.approx(1), "attention does not rest on the head"
-    assert alike["gradcam"] < 0.99
-    found = tally(table, Classes, method="gradcam", protocol="multiclass", target="things")
+    assert alike["transformer_mm"] < 0.99
+    found = tally(table, Classes, method="transformer_mm", protocol="multiclass", target="things")
     assert len(found) == 2
     summary = found.summary()
     assert 0 < summary["best_miou"] < 1
@@ -123,6 +124,30 @@ dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true
     assert blind["best_miou"] < summary["best_miou"], "one map for two classes names one of them wrongly"
     size = store.stage.model(0).view.size
     assert 0 < found.column("labelled").max() <= size[0] * size[1]
+
+
+def test_a_class_that_is_asked_for_twice_is_explained_once(base, monkeypatch):  # noqa: F811
+    store, _ = base
+    model = store.stage.model(0)
+    images, classes = torch.randn(3, 3, 128, 128), torch.tensor([[1, 1], [2, 5], [3, 3]])
+    shown = []
+
+    def watched(about, given, **rest):
+        shown.append((len(given), rest["target"].tolist(), list(rest["methods"])))
+        return explain(about, given, **rest)
+
+    monkeypatch.setattr(explaining, "explain", watched)
+    made, bad = explaining.Explainer(store.stage, model, "key")(
+        ["a", "b", "c"], images, classes, ["gradtoken", "occlusion", "rollout"]
+    )
+    assert not bad
+    together = (3, classes.tolist(), ["occlusion"])  # all classes from the same pictures
+    assert shown == [together, (3, [[1], [2], [3]], ["gradtoken", "rollout"]), (1, [[5]], ["gradtoken", "rollout"])]
+    whole = explain(model.about, images, methods=["gradtoken", "occlusion", "rollout"], target=classes)
+    for name, own in made.items():
+        assert torch.allclose(own.maps, whole[name].maps, atol=1e-4), name
+        assert torch.allclose(own.grid, whole[name].grid, atol=1e-5), name
+        assert torch.equal(own.flat, whole[name].flat), name
 
 
 def test_outputs_of_imagenet_stand_for_the_classes_of_voc(tmp_path):

@@ -60,12 +60,24 @@ class Made:
 
 
 class _Part(NamedTuple):
-    """Maps of some of the pictures."""
+    """Maps of some of the pictures, for all of their classes or for one."""
 
     rows: Sequence[int]
+    column: int | None
     done: Explanation
     looks: float
     memory: float
+
+
+class _Attempt(NamedTuple):
+    """What is to be explained, and where maps and failures go."""
+
+    ids: Sequence[str]
+    images: Tensor
+    aimed: Tensor | Callable[[Any], Tensor]
+    column: int | None
+    found: dict[str, list[_Part]]
+    bad: Reasons
 
 
 @dataclass
@@ -94,27 +106,35 @@ class Explainer:
         Args:
             ids: The pictures' ids, which seeds are made of.
             images: Shape (B, channels, height, width).
-            classes: Shape (B, K).
+            classes: Shape (B, K); a class that a picture has twice is explained once where each costs a pass.
             specs: The methods.
             target: Explained instead of the classes: from the model's output to one number for each picture.
         """
-        aimed = classes if target is None else target
         found: dict[str, list[_Part]] = {spec: [] for spec in specs}
         bad: Reasons = {}
         rows = range(len(ids))
+
+        def attempt(some: Sequence[str], few: Sequence[int], column: int | None = None) -> None:
+            aimed = target if target is not None else classes if column is None else classes[:, column : column + 1]
+            self._attempt(_Attempt(ids, images, aimed, column, found, bad), some, few)
+
         shared = [spec for spec in specs if not seeded(spec)]
-        if shared:
-            self._attempt(shared, rows, ids, images, aimed, found, bad)
+        dear = [spec for spec in shared if target is None and find(spec)[1].family != "perturbation"]
+        if free := [spec for spec in shared if spec not in dear]:
+            attempt(free, rows)
+        first = _first(classes)
+        for k in range(classes.shape[1]):
+            fresh = [row for row in rows if first[row][k] == k]
+            if dear and fresh:
+                attempt(dear, fresh, k)
         for spec in specs:
             if seeded(spec):
                 for row in rows:
-                    self._attempt([spec], [row], ids, images, aimed, found, bad)
-        return {spec: _joined(parts, len(ids)) for spec, parts in found.items() if parts}, bad
+                    attempt([spec], [row])
+        return {spec: _joined(parts, first) for spec, parts in found.items() if parts}, bad
 
-    def _attempt(
-        self, specs: Sequence[str], rows: Sequence[int], ids: Sequence[str], images: Tensor,
-        aimed: Tensor | Callable[[Any], Tensor], found: dict[str, list[_Part]], bad: Reasons,
-    ) -> None:  # fmt: skip
+    def _attempt(self, given: _Attempt, specs: Sequence[str], rows: Sequence[int]) -> None:
+        ids, images, aimed, column, found, bad = given
         options = {spec: {"seed": seed_of(self.key, ids[rows[0]], spec)} if seeded(spec) else {} for spec in specs}
         at = torch.as_tensor(list(rows))
         self.looks = 0
@@ -136,10 +156,10 @@ class Explainer:
                 return
             parts = [([spec], rows) for spec in specs] if len(specs) > 1 else [(specs, [row]) for row in rows]
             for some, few in parts:
-                self._attempt(some, few, ids, images, aimed, found, bad)
+                self._attempt(given, some, few)
             return
         for spec in specs:
-            found[spec].append(_Part(rows, done[spec], self.looks / len(rows), peak.bytes))
+            found[spec].append(_Part(rows, column, done[spec], self.looks / len(rows), peak.bytes))
 
     def _looked(self, pictures: int) -> None:
         self.looks += pictures
@@ -189,18 +209,36 @@ def reason(error: BaseException) -> str:
     return line if isinstance(error, VitrailError) and line else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
-def _joined(parts: Sequence[_Part], batch: int) -> Made:
-    """Explanations of some of the pictures each, put in their places."""
-    first = parts[0].done
+def _first(classes: Tensor) -> list[list[int]]:
+    """For each class of each picture, where that class comes first.
+
+    Example:
+        >>> _first(torch.tensor([[5, 7], [5, 5]]))
+        [[0, 1], [0, 0]]
+    """
+    return [[row.index(one) for one in row] for row in classes.tolist()]
+
+
+def _joined(parts: Sequence[_Part], first: list[list[int]]) -> Made:
+    """Explanations of some of the pictures each, put in their places; a class that comes again has the same map."""
+    one = parts[0].done
+    count = one.maps.shape[1] if parts[0].column is None else len(first[0])
 
     def empty(like: Tensor) -> Tensor:
-        return like.new_zeros(batch, *like.shape[1:])
+        return like.new_zeros(len(first), count, *like.shape[2:])
 
-    costs = ([0.0] * batch for _ in range(3))
-    made = Made(empty(first.maps), empty(first.grid), empty(first.flat), first.signed, *costs)
-    for rows, one, looks, memory in parts:
-        at = torch.as_tensor(list(rows), device=one.maps.device)
-        made.maps[at], made.grid[at], made.flat[at] = one.maps, one.grid, one.flat
+    costs = ([0.0] * len(first) for _ in range(3))
+    made = Made(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, *costs)
+    for rows, column, done, looks, memory in parts:
+        at = torch.as_tensor(list(rows), device=done.maps.device)
+        columns = slice(None) if column is None else slice(column, column + 1)
+        made.maps[at, columns], made.grid[at, columns], made.flat[at, columns] = done.maps, done.grid, done.flat
         for row in rows:
-            made.seconds[row], made.forwards[row], made.memory[row] = one.seconds / len(rows), looks, memory
+            made.seconds[row] += done.seconds / len(rows)
+            made.forwards[row] += looks
+            made.memory[row] = max(made.memory[row], memory)
+    if parts[0].column is not None:
+        for row, places in enumerate(first):
+            for tensor in (made.maps, made.grid, made.flat):
+                tensor[row] = tensor[row, places]
     return made
