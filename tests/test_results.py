@@ -1,0 +1,130 @@
+"""The committed results: what must be in them, that the page says what they say, and how runs are put together."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from vitrail.bench.plan import CONTROLS, Given, parse, plans
+from vitrail.errors import DataError
+
+pl = pytest.importorskip("polars")
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDER = ROOT / "results"
+
+
+@pytest.fixture
+def scripts(monkeypatch):
+    """The two scripts, which are not part of the package."""
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import collect
+    import show
+
+    return collect, show
+
+
+def read(folder=FOLDER):
+    with (folder / "imagenet1000.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_method_and_control_of_the_plan_has_every_score():
+    path = plans()["imagenet1000"]
+    plan, _, _ = parse(path.read_text(encoding="utf-8"), path.parent, Given(home=None))
+    scores = {
+        ("imagenet", "chefer21"): {"positive(black)", "negative(black)"},
+        ("imagenet", "vtranm"): {"aopc(black)", "lodds(black)"},
+        ("imagenet", "srg"): {"srg(black)"},
+        ("imagenet", "srg-tokens"): {"srg(tokens)", "negative(tokens)"},
+        ("imagenet", "pointing"): {"hit@0", "hit@15", "energy"},
+        ("pets", "segmentation"): {"pixel_accuracy", "map", "miou"},
+    }
+    rows = read()
+    there = {(r["dataset"], r["protocol"], r["score"], r["target"], r["method"]): r for r in rows}
+    assert len(there) == len(rows), "no number stands twice"
+    wanted = [(d, p, s, t, m) for (d, p), names in scores.items() for s in names for t in ("predicted", "label")
+              for m in plan.specs()]  # fmt: skip
+    for key in wanted:
+        row = there[key]
+        assert float(row["low"]) <= float(row["value"]) <= float(row["high"]), key
+        assert int(row["images"]) == (300 if key[0] == "pets" else 1000), key
+        assert (row["control"] == "True") == (key[-1] in CONTROLS)
+
+
+def test_the_manifest_names_runs_by_hash_and_no_machine():
+    text = (FOLDER / "imagenet1000-manifest.json").read_text(encoding="utf-8")
+    found = json.loads(text)
+    assert {name: one["images"] for name, one in found["data"].items()} == {"imagenet": 1000, "pets": 300}
+    assert found["rows_without_a_score"] == 0
+    assert all(len(model["weights_sha256"]) == 64 for model in found["models"])
+    runs = {run["key"]: run for run in found["runs"]}
+    assert {row["run"] for row in read()} <= set(runs)
+    named = [method for run in runs.values() for method in run["methods"]]
+    assert sorted(named) == sorted({row["method"] for row in read()}), "each method is from one run"
+    assert not any(part in text for part in ("/", "\\")), "no path of any machine"
+
+
+def test_the_page_says_what_the_table_says(scripts):
+    _, show = scripts
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert page == show.renewed(page, show.Table(FOLDER / "imagenet1000.csv")), "run python results/show.py"
+    assert (ROOT / "docs" / show.PICTURE).stat().st_size < 150_000
+
+
+def made(folder, name, methods, seed=0, shift=0.0):
+    """A run's folder as the benchmark leaves it, of twelve pictures and two scores."""
+    folder.mkdir()
+    plan = {"name": name, "models": ["scenes"], "dataset": {"name": "scenes", "label": "few"}, "methods": methods,
+            "protocols": ["complexity", "pointing"], "targets": ["predicted", "label"], "seed": seed}  # fmt: skip
+    manifest = {"key": name, "plan": plan, "weights": {"scenes": "0" * 64}, "accelerator": "none", "machine": "m",
+                "versions": {"vitrail": "absent", "torch": "2"}}  # fmt: skip
+    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    rows = []
+    for place, method in enumerate([*methods, *CONTROLS]):
+        noise = np.random.default_rng(place).normal(size=12) / 100
+        for target in ("predicted", "label"):
+            for i in range(12):
+                moved = 0.1 if target == "label" and method not in CONTROLS else 0.0
+                own = 0.2 if method in CONTROLS else 0.5 + place / 10 + shift + moved
+                rows += [("few", f"{i:02}", method, target, protocol, score, own + noise[i], 3 + (i == 0) * len(target),
+                          None) for protocol, score in (("pointing", "energy"), ("complexity", "gini"))]  # fmt: skip
+    columns = ("dataset", "image", "method", "target", "protocol", "score", "value", "explained", "error")
+    schema = dict.fromkeys(columns, pl.String) | {"value": pl.Float64, "explained": pl.Int32}
+    pl.DataFrame(rows, schema=schema, orient="row").write_parquet(folder / "scores.parquet")
+    return folder
+
+
+def test_runs_are_put_together_and_the_last_one_wins(scripts, tmp_path):
+    collect, _ = scripts
+    one = collect.Run(made(tmp_path / "a", "a", ["rollout", "gradtoken"]))
+    two = collect.Run(made(tmp_path / "b", "b", ["gradtoken", "tam"], shift=0.3))
+    rows = list(collect.table([one, two]))
+    energy = {r["method"]: r for r in rows if (r["score"], r["target"]) == ("energy", "label")}
+    from_second = dict.fromkeys(("gradtoken", "tam", *CONTROLS), "b")
+    assert {name: r["run"] for name, r in energy.items()} == {"rollout": "a"} | from_second
+    assert list(energy)[:3] == ["tam", "gradtoken", "rollout"]
+    assert (energy["tam"]["to_best"], energy["rollout"]["p_to_control"] < "0.05") == ("", True)
+    assert float(energy["gradtoken"]["value"]) == pytest.approx(90, abs=1), "percent, of the second run"
+    assert float(energy["tam"]["to_predicted"]) == pytest.approx(10, abs=0.001)
+    assert "to_predicted" not in energy["random"], "blind to classes"
+    gini = [r for r in rows if r["score"] == "gini"]
+    assert {(r["unit"], r["to_best"], r["to_control"]) for r in gini} == {("", "", "")}, "neither way is better"
+    about = collect.about([one, two])
+    assert [run["methods"] for run in about["runs"]] == [["rollout"], ["gradtoken", "random", "centre", "edges", "tam"]]
+    assert about["data"]["few"] | {"ids_sha256": ""} == {"images": 12, "right": 11, "ids_sha256": ""}
+    assert about["runs"][0]["versions"]["vitrail"] == "from source"
+
+
+def test_runs_that_differ_are_not_put_together(scripts, tmp_path):
+    collect, _ = scripts
+    runs = [collect.Run(made(tmp_path / f"{seed}", "a", ["tam"], seed=seed)) for seed in (0, 1)]
+    with pytest.raises(DataError, match="differ in seed"):
+        collect.merged(runs)
+    (tmp_path / "0" / "scores.parquet").unlink()
+    with pytest.raises(DataError, match=r"neither results.parquet nor scores.parquet"):
+        collect.Run(tmp_path / "0")
