@@ -47,9 +47,10 @@ def depends(value: Any) -> bool:
 def multiply(
     mode: RelevanceMode, left: Tensor, right: Tensor, run: Two = torch.matmul,
     to_left: Two = lambda s, v: s @ v.mT, to_right: Two = lambda s, u: u.mT @ s, both: str = "matmul",
+    one: str = "linear",
 ) -> Tensor:  # fmt: skip
-    """A product: of two things that depend on the input, or of one that does and one that does not."""
-    rule = mode.rule(both if left.requires_grad and right.requires_grad else "linear")
+    """A product: of two things that depend on the input (``both`` is its name), or of one that does (``one``)."""
+    rule = mode.rule(both if left.requires_grad and right.requires_grad else one)
     if rule is None or not (left.requires_grad or right.requires_grad):
         return run(left, right)
     shape_l, shape_r = left.shape, right.shape
@@ -70,7 +71,7 @@ def multiply(
 
 def linear(mode: RelevanceMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map; two of them on one vector each may be heads that are averaged."""
-    rule = mode.rule("linear")
+    rule = mode.rule("inner" if mode.packed else "linear")
     if rule is None or weight.requires_grad:
         return func(input, weight, bias)  # type: ignore[no-any-return]
     run = lambda x: F.linear(x, weight, bias)  # noqa: E731

@@ -146,6 +146,6 @@ def safe(a: Tensor, b: Tensor) -> Tensor:
     return (a / (b + EPS)).masked_fill_(b == 0, 0.0)
 
 
-def away(x: Tensor) -> Tensor:
-    """Entries moved by 1e-9 away from zero; zero itself moves up."""
-    return x + torch.where(x >= 0, EPS, -EPS).to(x.dtype)
+def away(x: Tensor, eps: float = EPS) -> Tensor:
+    """Entries moved by ``eps`` away from zero; zero itself moves up."""
+    return x + torch.where(x >= 0, eps, -eps).to(x.dtype)

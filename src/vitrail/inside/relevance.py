@@ -49,6 +49,7 @@ class RelevanceMode(TorchFunctionMode):
         pending: A softmax that is attention if its result meets values, and what that result is called by now.
         scores: Results of linear maps on one vector an input.
         turned: Products with constants that may be parts of a rotation.
+        packed: Whether ``nn.MultiheadAttention`` is at work, whose linear maps are no modules.
     """
 
     def __init__(self, rules: RuleSet, samples: Samples, text: bool = False) -> None:
@@ -60,13 +61,15 @@ class RelevanceMode(TorchFunctionMode):
         self.pending: tuple[Tensor, Tensor] | None = None
         self.scores: dict[int, Tensor] = {}
         self.turned: dict[int, Tensor] = {}
+        self.packed = False
         self._text = text
         self._found: dict[tuple[str, int], Tensor] = {}
         self.stream = Stream(_EVERY_CALL, torch.float32, self._found)
 
     def rule(self, name: str) -> Rule | None:
         """The rule for an operation, or None where its ordinary gradient will do."""
-        return self.rules.rules.get(name)
+        table = self.rules.rules
+        return table.get("linear" if name == "inner" and name not in table else name)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

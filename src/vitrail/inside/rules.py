@@ -16,6 +16,8 @@ from torch import Tensor
 from vitrail.inside.operations import EPS, Linear, Mean, Norm, Plain, Product, Sum, away, carry, safe
 
 EPS_ACTIVATION = 1e-10
+EPS_GAMMA = 1e-6
+EPS_INPUT = 1e-10
 
 Rule = Callable[..., Tensor]
 
@@ -27,9 +29,10 @@ class RuleSet:
     Attributes:
         name: What it is called.
         rules: From an operation's name to its rule. Names: "linear", "conv", "pixels" (a convolution of the image),
-            "matmul", "gate" (a product entry by entry), "add", "position" (a sum with something that does not depend
-            on the input), "heads" (two heads' scores), "turn" (rotary position), "scale", "shift", "norm",
-            "activation", "sigmoid", "softmax", "mean" (over tokens).
+            "inner" (a linear map inside ``nn.MultiheadAttention``, or values weighed by attention that is held fixed;
+            as "linear" where the table does not say), "matmul", "gate" (a product entry by entry), "add", "position"
+            (a sum with something that does not depend on the input), "heads" (two heads' scores), "turn" (rotary
+            position), "scale", "shift", "norm", "activation", "sigmoid", "softmax", "mean" (over tokens).
         gradient: Whether a changed gradient is carried, so that relevance is input times gradient.
     """
 
@@ -170,6 +173,33 @@ def gamma_rule(gamma: float) -> Rule:
     return rule
 
 
+def gamma_generalised(gamma: float) -> Rule:
+    """Products of the output's own sign count 1 + gamma times, so no divisor is smaller than its output."""
+
+    def rule(op: Linear, x: Tensor) -> Tensor:
+        def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
+            y, (xp, xn), (wp, wn) = op.run(x), _halves(x), _halves(op.weight)
+            raised = op.apply(xp, wp).add_(op.apply(xn, wn))
+            if op.bias is not None:
+                raised += op.bias.clamp_min(0)
+            # What is not raised is the rest of y, and where y is negative nothing cancels in y - raised.
+            z = y + gamma * torch.where(y > 0, raised, y - raised)
+            S = R * y / away(z, EPS_GAMMA)
+            G = op.adjoint(S, op.weight)
+            same = op.adjoint(S * (y > 0), wp) + op.adjoint(S * (y < 0), wn)
+            G = G + gamma * torch.where(x > 0, same, G - same)
+            return (x * G / away(x, EPS_INPUT),)
+
+        return carry(op.run, back, (x,), x)
+
+    return rule
+
+
+def unchanged(op: Linear, x: Tensor) -> Tensor:
+    """The ordinary gradient, where a table must say so."""
+    return op.run(x)
+
+
 # -- two inputs --------------------------------------------------------------------------------------------------
 
 
@@ -295,16 +325,27 @@ def conservative(gelu: str = "plain") -> RuleSet:
     return RuleSet("conservative", rules, gradient=True)
 
 
-def attnlrp(gamma_conv: float = 0.25, gamma_linear: float = 0.05) -> RuleSet:
-    """Gradients with the scale of norms held fixed, activations as factors, and products shared by their factors.
+#: The forms of the gamma rule.
+GAMMA_RULES = {"plain": gamma_rule, "generalised": gamma_generalised}
+
+
+def attnlrp(
+    gamma_conv: float = 0.25, gamma_linear: float = 0.05, attention: str = "shared", form: str = "plain"
+) -> RuleSet:
+    """Gradients with the scale of norms held fixed, activations as factors, and the gamma rule in linear maps.
 
     Args:
         gamma_conv: How much more positive weights count in the patch embedding.
         gamma_linear: The same in linear maps.
+        attention: "shared" for products shared by their factors, "fixed" for attention weights that are constants and
+            the plain gradient inside ``nn.MultiheadAttention``.
+        form: A key of ``GAMMA_RULES``.
     """
-    convolved = gamma_rule(gamma_conv)
+    gamma = GAMMA_RULES[form]
+    convolved = gamma(gamma_conv)
     rules: dict[str, Rule] = {
-        "linear": gamma_rule(gamma_linear), "conv": convolved, "pixels": convolved, "matmul": gradient_halved,
-        "gate": gradient_halved, "norm": fixed_scale, "activation": output_over_input, "sigmoid": constant,
+        "linear": gamma(gamma_linear), "conv": convolved, "pixels": convolved, "gate": gradient_halved,
+        "norm": fixed_scale, "activation": output_over_input, "sigmoid": constant,
     }  # fmt: skip
-    return RuleSet("attnlrp", rules, gradient=True)
+    within: dict[str, Rule] = {"softmax": constant, "inner": unchanged}
+    return RuleSet("attnlrp", rules | (within if attention == "fixed" else {"matmul": gradient_halved}), gradient=True)

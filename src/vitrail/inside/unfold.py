@@ -49,6 +49,7 @@ def fused(
 
 def multi_head(mode: RelevanceMode, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
     """The function behind ``nn.MultiheadAttention``, step by step and batch first."""
+    mode.packed = True
     with mode:
         packed = unpack(*args, **kwargs)
         inputs = [t.transpose(0, 1) for t in packed.inputs]
@@ -58,6 +59,7 @@ def multi_head(mode: RelevanceMode, func: Any, *args: Any, **kwargs: Any) -> tup
             parts = tuple(F.linear(*each) for each in zip(inputs, packed.weights, packed.biases, strict=True))
         Q, K, V = (t.reshape(*t.shape[:2], packed.heads, -1).transpose(1, 2) for t in parts)
         out = packed.project(attend(mode, Q, K, V, packed.mask(Q), None))
+    mode.packed = False
     return out, packed.returned(mode.attention[-1].detach() if packed.wanted[0] else None)
 
 
@@ -79,8 +81,9 @@ def matmul(mode: RelevanceMode, func: Any, left: Tensor, right: Tensor, **kwargs
     pending = mode.pending
     if right.dim() == 1:
         return multiply(mode, left, right[:, None]).squeeze(-1)
-    Z = multiply(mode, left, right)
-    if pending is not None and left is pending[1]:
+    attends = pending is not None and left is pending[1]
+    Z = multiply(mode, left, right, one="inner" if attends else "linear")
+    if pending is not None and attends:
         mode.pending = None
         mode.turned.clear()
         mode.stream.attended(len(mode.attention), Block(), right)

@@ -12,10 +12,11 @@ from vitrail.methods.registry import choose, register
 
 
 @register("attnlrp", "AttnLRP", "relevance", needs={}, class_specific=True, cite="achtibat2024attnlrp",
-          signed=True)  # fmt: skip
+          signed=True, variants={"released": {"attention": "fixed", "gamma_rule": "generalised"}})  # fmt: skip
 def attnlrp(
-    trace: Trace, probe: Probe, *, gamma_conv: float = 0.25, gamma_linear: float = 0.05, where: str = "pixels"
-) -> Tensor:
+    trace: Trace, probe: Probe, *, gamma_conv: float = 0.25, gamma_linear: float = 0.05, where: str = "pixels",
+    attention: str = "shared", gamma_rule: str = "plain",
+) -> Tensor:  # fmt: skip
     """Relevance through attention as well as around it: softmax by its derivative, products halved between factors.
 
     Args:
@@ -24,14 +25,21 @@ def attnlrp(
         gamma_conv: How much more positive weights count in the patch embedding; 0 is the plain gradient.
         gamma_linear: The same in linear maps.
         where: "pixels", or "tokens" for the tokens that enter the first block; a text has tokens only.
+        attention: "shared" as in the paper, or "fixed": attention weights are constants, and the linear maps
+            inside ``nn.MultiheadAttention`` keep their plain gradient.
+        gamma_rule: "plain" for positive weights whatever they meet, "generalised" for products of the output's sign,
+            whose sum cannot cancel.
 
     Returns:
         Relevance of pixels, shape (b, height, width), or of patches, shape (b, S), with a sign.
     """
     choose("where", where, ["pixels", "tokens"])
+    choose("attention", attention, ["shared", "fixed"])
+    choose("gamma_rule", gamma_rule, rules.GAMMA_RULES)
     for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
         if gamma < 0:
             raise OptionError(f"{name}={gamma} is negative: it says how much more positive weights count")
     if probe.feed.image is None:
         where = "tokens"
-    return probe.relevances(rules.attnlrp(gamma_conv, gamma_linear), frozenset({where})).map(trace)
+    table = rules.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
+    return probe.relevances(table, frozenset({where})).map(trace)
