@@ -49,9 +49,10 @@ def interval(values: NDArray[Any], rng: np.random.Generator, draws: int = 2000) 
     return float(scenes.mean()), float(low), float(high)
 
 
-def measure(name: str, count: int, methods: list[str]) -> dict[str, Any]:
+def measure(name: str, count: int, methods: list[str], device: str, most: int) -> dict[str, Any]:
     """All methods on one model."""
     about = vitrail.load(name)
+    about.module.to(device)
     data = Scenes(split="test", pairs=True, count=count)
     wins: dict[str, list[NDArray[Any]]] = {m: [] for m in methods}
     mass: dict[str, list[NDArray[Any]]] = {m: [] for m in methods}
@@ -60,13 +61,13 @@ def measure(name: str, count: int, methods: list[str]) -> dict[str, Any]:
     for start in range(0, count, BATCH):
         scenes = [data[i] for i in range(start, min(start + BATCH, count))]
         targets = [list(scene.classes) for scene in scenes]
-        images = torch.stack([pixels(scene) for scene in scenes])
-        found = vitrail.explain(about, images, methods=methods, target=targets)
-        top = found[methods[0]].logits.topk(2).indices.sort(-1).values
+        images = torch.stack([pixels(scene) for scene in scenes]).to(device)
+        found = vitrail.explain(about, images, methods=methods, target=targets, batch_size=most)
+        top = found[methods[0]].logits.cpu().topk(2).indices.sort(-1).values
         both += int((top == torch.tensor(targets).sort(-1).values).all(-1).sum())
         masks = [np.stack([mask_of(scene, c) for c in scene.classes]) for scene in scenes]
         for m in methods:
-            maps = found[m].maps.numpy()
+            maps = found[m].maps.cpu().numpy()
             flat[m] += int(found[m].flat.sum())
             for i in range(len(scenes)):
                 w, s = selectivity(maps[i], masks[i])
@@ -86,20 +87,25 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["scenes", "scenes-gap"])
     parser.add_argument("--methods", nargs="+", default=list(vitrail.methods()))
     parser.add_argument("--count", type=int, default=500)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--batch", type=int, default=BATCH, help="most pictures in a pass")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
-    results = [measure(name, args.count, args.methods) for name in args.models]
-    for result in results:
+    results = []
+    for name in args.models:
+        results.append(result := measure(name, args.count, args.methods, args.device, args.batch))
         print(f"{result['model']}: both classes in the top two for {result['both_classes_in_top_two']:.1%}")
         for m, row in result["methods"].items():
             w, s = row["wins"], row["mass"]
             print(f"  {m:24s} wins {w[0]:.1%} [{w[1]:.1%}, {w[2]:.1%}]  mass {s[0]:.1%} [{s[1]:.1%}, {s[2]:.1%}]"
                   f"  flat {row['flat_maps']}")  # fmt: skip
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        manifest = {"split": "test, pairs", "interval": "95 % bootstrap over scenes", "versions": versions()}
-        args.out.write_text(json.dumps({"manifest": manifest, "results": results}, indent=1) + "\n", encoding="utf-8")
+        if args.out:  # after each, so that a run that is cut short leaves what it has
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            manifest = {"split": "test, pairs", "interval": "95 % bootstrap over scenes", "device": args.device,
+                        "versions": versions()}  # fmt: skip
+            whole = {"manifest": manifest, "results": results}
+            args.out.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

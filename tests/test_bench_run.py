@@ -17,6 +17,7 @@ from vitrail.bench.local import LocalEngine
 from vitrail.bench.peak import Peak
 from vitrail.bench.plan import PlanError
 from vitrail.bench.store import tally
+from vitrail.bench.work import products
 from vitrail.explain import explain
 from vitrail.scores.segmentation import Segmentation
 
@@ -124,6 +125,17 @@ dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true
     assert blind["best_miou"] < summary["best_miou"], "one map for two classes names one of them wrongly"
     size = store.stage.model(0).view.size
     assert 0 < found.column("labelled").max() <= size[0] * size[1]
+
+
+def test_a_plan_says_how_matrices_are_multiplied_and_nothing_stays_behind():
+    torch.set_float32_matmul_precision("medium")
+    try:
+        for matmul, wanted in (("tf32", "high"), ("float32", "highest")):
+            with products(matmul):
+                assert torch.get_float32_matmul_precision() == wanted
+            assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
 
 
 def test_a_class_that_is_asked_for_twice_is_explained_once(base, monkeypatch):  # noqa: F811

@@ -130,6 +130,8 @@ class Plan(BaseModel):
         targets: Whose class the maps explain: "predicted", "label" or both.
         protocols: Perturbation presets by name, and names of `vitrail.bench.protocols.PROTOCOLS`.
         precision: Of the forwards of perturbation tests; maps are always made in the model's own.
+        matmul: How a GPU multiplies matrices in single precision: "tf32" is several times as fast and rounds the
+            factors to ten bits, which most maps do not feel and some of relevance do; see the page on benchmarks.
         view: "model" prepares pictures as the model wants it, "squash" resizes straight to its size by bilinear
             interpolation, so that nothing is cut off, as the papers' evaluations do.
         batch: Most pictures in one forward pass.
@@ -149,6 +151,7 @@ class Plan(BaseModel):
     targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("predicted",)
     protocols: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
     precision: Literal["float32", "bfloat16"] = "float32"
+    matmul: Literal["float32", "tf32"] = "float32"
     view: Literal["model", "squash"] = "model"
     batch: int = Field(default=64, ge=1)
     chunk: int = Field(default=64, ge=1)

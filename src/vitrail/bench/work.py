@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -110,7 +111,19 @@ class Chunk:
             raise WeightsError(
                 f"{stage.plan.models[self.model].name} has other weights on this machine than where the run was begun"
             )
-        return _Work(self, stage).run()
+        with products(stage.plan.matmul):
+            return _Work(self, stage).run()
+
+
+@contextmanager
+def products(matmul: str) -> Iterator[None]:
+    """Let a GPU multiply matrices in single precision as a plan says; what was set before is set again."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if matmul == "tf32" else "highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def chunks(stage: Stage, run: Path) -> list[Chunk]:

@@ -33,19 +33,28 @@ class Samples:
             >>> Samples(2).total(torch.ones(8, 3, 3)).flatten()  # four heads folded into the batch
             tensor([36., 36., 36., 36., 36., 36., 36., 36.])
         """
-        if self.count == 1:
-            return t.sum()
-        if self.second and t.dim() == 3 and t.shape[1] == self.count:
-            return t.sum((0, 2), keepdim=True)
-        if t.shape[0] == self.count:
-            return t.sum(tuple(range(1, t.dim())), keepdim=True)
-        sums = t.reshape(self.count, -1).sum(1).repeat_interleave(t.shape[0] // self.count)
-        return sums.view(-1, *[1] * (t.dim() - 1))
+        return self._each(t, torch.sum)
 
     def unit(self, t: Tensor) -> Tensor:
-        """Each input divided by its sum of absolute values; zeros stay zeros."""
-        size = self.total(t.abs())
-        return t / size.masked_fill(size == 0, 1.0)
+        """Each input divided by its sum of absolute values, in place; zeros stay zeros."""
+        size = self._each(t, _length)
+        return t.div_(size.masked_fill_(size == 0, 1.0))
+
+    def _each(self, t: Tensor, fold: Callable[..., Tensor]) -> Tensor:
+        if self.count == 1:
+            return fold(t, None)
+        if self.second and t.dim() == 3 and t.shape[1] == self.count:
+            return fold(t, (0, 2), keepdim=True)
+        if t.shape[0] == self.count:
+            return fold(t, tuple(range(1, t.dim())), keepdim=True)
+        folded = fold(t.reshape(self.count, -1), 1).repeat_interleave(t.shape[0] // self.count)
+        return folded.view(-1, *[1] * (t.dim() - 1))
+
+
+def _length(t: Tensor, dim: tuple[int, ...] | int | None, keepdim: bool = False) -> Tensor:
+    """The sum of absolute values, which are never written out."""
+    length: Tensor = torch.linalg.vector_norm(t, 1, dim, keepdim)
+    return length
 
 
 @dataclass(frozen=True)
