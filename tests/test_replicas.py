@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import reduce
+
 import pytest
 import torch
 from timm.models.deit import VisionTransformerDistilled
@@ -10,7 +12,7 @@ from timm.models.vision_transformer import VisionTransformer
 import vitrail
 from replica_cases_a import CASES_A
 from replica_cases_b import CASES_B, LEADLIGHT
-from replicas import gradcam, gradtoken, raw_attention, rollout, transformer_mm, vit, vtranm
+from replicas import gradcam, gradient_lrp, gradtoken, raw_attention, rollout, transformer_mm, vit, vtranm
 
 SIZE = {"patch_size": 8, "embed_dim": 48, "depth": 4, "num_heads": 3, "num_classes": 7}
 
@@ -110,6 +112,31 @@ def test_query_gradient_is_the_papers_closed_form():
         trace = one.trace(one.output[:, 3])
     expected = gradtoken.closed_form_query_gradient(vit.run(model, images), torch.tensor([3, 3]))
     assert torch.allclose(trace.blocks[-1].dQ, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_attnlrp_released_leaves_packed_attention_its_gradient():
+    from torchvision.models import VisionTransformer as Torchvision
+
+    torch.manual_seed(5)
+    model = Torchvision(32, 8, 3, 4, 48, 96, num_classes=7)
+    for parameter in model.parameters():
+        parameter.data = parameter.data + 0.15 * torch.randn_like(parameter)
+    model = model.double().eval()
+    names = {
+        "encoder.layers.encoder_layer_": "blocks.", "self_attention.in_proj_": "attn.qkv.", "out_proj": "proj",
+        "self_attention": "attn", "ln_1": "norm1", "ln_2": "norm2", "mlp.0": "mlp.fc1", "mlp.3": "mlp.fc2",
+        "encoder.ln": "norm", "encoder.pos_embedding": "pos_embed", "class_token": "cls_token", "heads.head": "head",
+        "conv_proj": "patch_embed.proj",
+    }  # fmt: skip
+    renamed = {name: reduce(lambda text, pair: text.replace(*pair), names.items(), name) for name in model.state_dict()}
+    twin = VisionTransformer(img_size=32, patch_size=8, embed_dim=48, depth=3, num_heads=4, mlp_ratio=2, num_classes=7)
+    twin.double().eval().load_state_dict({renamed[name]: value for name, value in model.state_dict().items()})
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    ours = vitrail.explain(model, images, "attnlrp:released", target=[1, 4]).grid[:, 0]
+    slow = vit.run(twin, images)
+    for packed in (True, False):
+        expected = gradient_lrp.attnlrp_released(slow, torch.tensor([1, 4]), packed=packed)
+        assert torch.allclose(ours, expected, rtol=1e-8, atol=1e-9 * float(expected.abs().max())) is packed
 
 
 def test_vtranm_af_is_transformer_mm():

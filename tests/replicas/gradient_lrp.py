@@ -14,6 +14,8 @@ from .vit import Classes, Pass, Weights
 
 TINY = 1e-9
 TINY_GELU = 1e-10
+TINY_SUM = 1e-6
+TINY_INPUT = 1e-10
 
 
 @dataclass(frozen=True)
@@ -26,17 +28,21 @@ class Changes:
         gelu: "plain" derivative, or "identity": output over input.
         gamma_linear: Extra weight of positive parts in linear layers; 0 is the plain gradient.
         gamma_conv: The same for the patch embedding.
+        generalised: Whether products of the output's sign count more, instead of positive weights.
+        packed: Whether the linear layers of attention keep their gradient, as inside ``nn.MultiheadAttention``.
     """
 
     attention: str
     gelu: str
     gamma_linear: float
     gamma_conv: float
+    generalised: bool = False
+    packed: bool = False
 
 
-def away_from_zero(x: Tensor) -> Tensor:
-    """Move each entry by 1e-9 away from zero; zero itself moves up."""
-    return torch.where(x >= 0, x + TINY, x - TINY)
+def away_from_zero(x: Tensor, step: float = TINY) -> Tensor:
+    """Move each entry by a step away from zero; zero itself moves up."""
+    return torch.where(x >= 0, x + step, x - step)
 
 
 def back_linear(x: Tensor, W: Tensor, b: Tensor | None, dy: Tensor, gamma: float) -> Tensor:
@@ -60,6 +66,31 @@ def back_linear(x: Tensor, W: Tensor, b: Tensor | None, dy: Tensor, gamma: float
     z = x @ W_gamma.T + bias + gamma * bias.clamp(min=0)
     relevance = x * ((dy * y / away_from_zero(z)) @ W_gamma)
     return relevance / away_from_zero(x)
+
+
+def back_generalised(x: Tensor, W: Tensor, b: Tensor | None, dy: Tensor, gamma: float) -> Tensor:
+    """Back through a linear layer by the generalised gamma rule, product by product.
+
+    Args:
+        x: Inputs, shape rows, i.
+        W: Weight as torch stores it, shape o, i.
+        b: Bias, shape o, or None.
+        dy: Gradient at the outputs, shape rows, o.
+        gamma: How much more products count whose sign is the output's.
+
+    Returns:
+        Gradient at the inputs, shape rows, i.
+    """
+    bias = torch.zeros(W.shape[0], dtype=torch.float64) if b is None else b
+    rows = []
+    for row in range(x.shape[0]):
+        # One column a term of the sum, the bias last.
+        terms = torch.cat([W * x[row], bias[:, None]], dim=1)  # shape o, i + 1
+        y = terms.sum(dim=1)
+        terms = terms * (1 + gamma * (terms.sign() == y.sign()[:, None]).double())
+        share = terms[:, :-1] / away_from_zero(terms.sum(dim=1), TINY_SUM)[:, None]
+        rows.append((dy[row] * y) @ share / away_from_zero(x[row], TINY_INPUT))
+    return torch.stack(rows)
 
 
 def back_norm(x: Tensor, weights: Weights, name: str, dy: Tensor) -> Tensor:
@@ -110,7 +141,7 @@ def back_attention(inner: Inner, dZ: Tensor, kind: str) -> Tensor:
     return torch.cat([join(dQ / 4), join(dK / 4), join(dV / 2)], dim=-1)
 
 
-def back_head(pass_: Pass, weights: Weights, image: int, c: int, gamma: float) -> Tensor:
+def back_head(pass_: Pass, weights: Weights, image: int, c: int, changes: Changes) -> Tensor:
     """Gradient of the logit of class c at the stream leaving the last block, shape n, d."""
     x, mean = pooled_vectors(pass_, weights, image)
     one = torch.zeros(1, pass_.logits.shape[1], dtype=torch.float64)
@@ -118,7 +149,8 @@ def back_head(pass_: Pass, weights: Weights, image: int, c: int, gamma: float) -
 
     def linear(vector: Tensor, name: str, dy: Tensor) -> Tensor:
         W, b = weights.get(f"{name}.weight"), weights.optional(f"{name}.bias")
-        return back_linear(vector[None], W, b, dy, gamma)[0]
+        back = back_generalised if changes.generalised else back_linear
+        return back(vector[None], W, b, dy, changes.gamma_linear)[0]
 
     dx = torch.zeros_like(x)
     if "head_dist.weight" in weights.values:
@@ -138,7 +170,9 @@ def back_block(pass_: Pass, weights: Weights, i: int, image: int, dx: Tensor, ch
 
     def linear(x: Tensor, layer: str, dy: Tensor) -> Tensor:
         W, b = weights.get(f"{name}.{layer}.weight"), weights.optional(f"{name}.{layer}.bias")
-        return back_linear(x, W, b, dy, changes.gamma_linear)
+        if changes.packed and layer.startswith("attn"):
+            return back_linear(x, W, b, dy, 0.0)
+        return (back_generalised if changes.generalised else back_linear)(x, W, b, dy, changes.gamma_linear)
 
     d = dx if block.gamma2 is None else dx * block.gamma2
     d = linear(inner.after, "mlp.fc2", d) * gelu_factor(inner.before, inner.after, changes.gelu)
@@ -167,7 +201,7 @@ def times_input(pass_: Pass, classes: Classes, where: str, changes: Changes) -> 
     weights = Weights(pass_.model)
     maps = []
     for image, c in enumerate(classes):
-        d = back_head(pass_, weights, image, int(c), changes.gamma_linear)
+        d = back_head(pass_, weights, image, int(c), changes)
         for i in reversed(range(len(pass_.blocks))):
             d = back_block(pass_, weights, i, image, d, changes)
         if where == "tokens":
@@ -175,7 +209,8 @@ def times_input(pass_: Pass, classes: Classes, where: str, changes: Changes) -> 
         elif where == "pixels":
             start = start_of(pass_, weights, image)
             d = back_norm(start.stream, weights, "norm_pre", d)[pass_.prefix :]
-            d = back_linear(start.rows, start.W, start.b, d, changes.gamma_conv)
+            back = back_generalised if changes.generalised else back_linear
+            d = back(start.rows, start.W, start.b, d, changes.gamma_conv)
             maps.append(paste(start.rows * d, pass_).sum(dim=0))
         else:
             raise ValueError(f"unknown place {where!r}")
@@ -213,6 +248,16 @@ def attnlrp(
         Signed relevance, shape b, S or b, height, width.
     """
     return times_input(pass_, classes, where, Changes("shared", "identity", gamma_linear, gamma_conv))
+
+
+def attnlrp_released(
+    pass_: Pass, classes: Classes, where: str = "pixels", attention: str = "constant", packed: bool = False
+) -> Tensor:
+    """AttnLRP as its authors released it for vision: attention held fixed, and the generalised gamma rule.
+
+    Takes what ``times_input`` and ``Changes`` take, and gives signed relevance, shape b, S or b, height, width.
+    """
+    return times_input(pass_, classes, where, Changes(attention, "identity", 0.05, 0.25, True, packed))
 
 
 def unit(R: Tensor) -> Tensor:
