@@ -13,11 +13,22 @@ from vitrail.inside.anatomy import read
 from vitrail.inside.feed import Feed
 from vitrail.inside.operations import Linear, Samples
 from vitrail.inside.relevance import Relevances, propagate
-from vitrail.inside.rules import ABSLRP, ORIG, OURS, RuleSet, attnlrp, conservative, linear_joint, linear_split
+from vitrail.inside.rules import (
+    ABSLRP,
+    ORIG,
+    OURS,
+    RuleSet,
+    attnlrp,
+    conservative,
+    gamma_generalised,
+    linear_joint,
+    linear_split,
+)
 from vitrail.models.plain import PlainViT
 
 EVERYTHING = frozenset({"A", "tokens", "pixels", "totals"})
-RULES = {r.name: r for r in (OURS, ORIG, ABSLRP, conservative("identity"), attnlrp())}
+RELEASED = attnlrp(attention="fixed", form="generalised")
+RULES = {r.name: r for r in (OURS, ORIG, ABSLRP, conservative("identity"), attnlrp())} | {"released": RELEASED}
 
 
 def one_hot(scores: torch.Tensor) -> torch.Tensor:
@@ -90,7 +101,7 @@ def made(name: str):
 def run(model: nn.Module, feed: Feed, rules: RuleSet, want: frozenset[str] = EVERYTHING) -> Relevances:
     if feed.image is None:
         want = want - {"pixels"}
-    if rules.name == "conservative":
+    if rules.name == "conservative" or rules is RELEASED:  # these hold attention fixed
         want = want - {"A"}
     extra = {"read": embeds} if type(model).__name__ in ("CLIP", "CLIPVisionModelWithProjection") else {}
     return propagate(model, feed, read(model, feed), rules, one_hot, want, **extra)
@@ -198,6 +209,20 @@ def test_gamma_zero_is_the_gradient():
             y = model(x)
         (found,) = torch.autograd.grad(y.sum(), x)
         assert torch.allclose(found, expected) is same
+
+
+@pytest.mark.parametrize("gamma", [0.05, 100.0])
+def test_generalised_gamma_conserves_and_does_not_grow(gamma):
+    torch.manual_seed(0)
+    W = torch.randn(12, 64, dtype=torch.float64)
+    W[:, 1::2] = -W[:, ::2]  # equal inputs would cancel
+    x = torch.randn(3, 7, 32, dtype=torch.float64).repeat_interleave(2, -1)
+    x = (x + 1e-3 * torch.randn_like(x)).requires_grad_()
+    y = gamma_generalised(gamma)(Linear(lambda x: F.linear(x, W), F.linear, torch.matmul, W, None, Samples(3)), x)
+    G = torch.randn_like(y)
+    (found,) = torch.autograd.grad(y, x, G)
+    assert torch.allclose((x * found).sum(-1), (G * y).sum(-1), rtol=1e-3, atol=1e-6)
+    assert float(found.detach().abs().max()) <= (1 + gamma) * float((G.abs() @ W.abs()).max())
 
 
 def test_absolute_rules_bring_everything_to_one():
