@@ -15,7 +15,7 @@ from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations
 from vitrail.inputs import Inputs, to_feed
 from vitrail.inside.anatomy import Anatomy, read
-from vitrail.inside.capture import check_finite, passing
+from vitrail.inside.capture import answering, check_finite, passing
 from vitrail.inside.feed import Feed, logits_of
 from vitrail.inside.layout import Layout
 from vitrail.inside.probe import Probe, Scorer
@@ -194,11 +194,14 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
     relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
     own: dict[str, float] = dict.fromkeys(relevance, 0.0)
     parts: dict[str, list[dict[str, Any]]] = {job.label: [] for job in jobs}
-    with passing(about.module, feed, anatomy, [job.method.needed(job.options) for job in jobs]) as one:
+    by_trace = [job for job in jobs if "trace" in job.method.takes]
+    needs = [job.method.needed(job.options) for job in jobs]
+    # Methods that look at the model from outside only need its answer, and nothing of it opened.
+    opened = passing(about.module, feed, anatomy, needs) if by_trace else answering(about.module, feed, anatomy)
+    with opened as one:
         aimed = aim(target, one.output, feed.batch, about.classes)
         probe = Probe(about.module, feed, anatomy, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most)
-        by_trace = [job for job in jobs if "trace" in job.method.takes]
-        agnostic = run.stitched(one.trace())
+        agnostic = run.stitched(one.trace()) if by_trace else None
         for job in by_trace:
             if job.round is None and job.method.class_specific:
                 relevance[job.label] = [

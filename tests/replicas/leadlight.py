@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from . import transformer_mm
+from . import transformer_mm, vtranm
 from .raw_attention import head_mean
 from .vit import Classes, Pass
 
@@ -13,23 +13,30 @@ def over_max(x: Tensor) -> Tensor:
     return x / x.max() if x.max() > 0 else torch.zeros_like(x)
 
 
-def replica(pass_: Pass, classes: Classes, of: str = "transformer_mm", mix: float = 0.5) -> Tensor:
+def replica(pass_: Pass, classes: Classes, mix: float = 0.5, lower: int = 2, of: str = "vtranm") -> Tensor:
     """Mix a map and its spread version, each over its maximum.
 
     Args:
         pass_: The recorded forward pass.
         classes: One class per image.
-        of: The map to start from; only "transformer_mm" is written out.
         mix: Share of the spread map.
+        lower: One block in so many, counted from the input, is left out of the spreading, as is the last block; at
+            least one block spreads.
+        of: The map to start from: "vtranm" with lengths and without cosines, or "transformer_mm".
 
     Returns:
         Patch relevance, shape b, S.
     """
-    if of != "transformer_mm":
+    if of == "vtranm":
+        start = vtranm.replica(pass_, classes, variant="af+l", score="logit")
+    elif of == "transformer_mm":
+        start = transformer_mm.replica(pass_, classes, score="logit")
+    else:
         raise ValueError(f"no replica here for leadlight of {of!r}")
-    before = pass_.blocks[:-1]
+    count = len(pass_.blocks)
+    before = pass_.blocks[min(count // lower, count - 2) : -1]
     maps = []
-    for image, R in enumerate(transformer_mm.replica(pass_, classes, score="logit")):
+    for image, R in enumerate(start):
         A_bar = torch.zeros(pass_.r.shape[0], pass_.r.shape[0], dtype=torch.float64)
         for block in before:
             A_bar = A_bar + head_mean(block.A[image].detach()) / len(before)

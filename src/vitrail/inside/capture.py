@@ -80,6 +80,22 @@ class Pass:
 
 
 @contextmanager
+def answering(model: nn.Module, feed: Feed, anatomy: Anatomy) -> Iterator[Pass]:
+    """What the model says, for methods that look at nothing inside it; the model is held still meanwhile.
+
+    Args:
+        model: The user's model, unwrapped.
+        feed: Inputs on its device.
+        anatomy: As read from it.
+    """
+    with still(model), torch.no_grad():
+        output = feed.into(model)
+    logits = logits_of(output)
+    device = feed.tensors[0].device
+    yield Pass(output, logits, (), {}, anatomy, 0, _dtype(model), device, Gate(), feed.valid)
+
+
+@contextmanager
 def passing(
     model: nn.Module, feed: Feed, anatomy: Anatomy, needs: Iterable[Needs], edits: Mapping[int, Edit] | None = None,
     tail: Tail | None = None,
@@ -96,8 +112,7 @@ def passing(
     """
     organs = anatomy.organs
     by_call = {kind: frozenset(organs[i].call for i in where) for kind, where in plan(needs, len(organs)).items()}
-    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    dtype = torch.promote_types(weight.dtype, torch.float32)
+    dtype = _dtype(model)
     mode = AttentionMode(
         by_call, feed.batch, dtype,
         edits={organs[i].call: edit for i, edit in (edits or {}).items()},
@@ -128,6 +143,12 @@ def passing(
         queries = mode.calls[organs[-1].call].shape[2]
         device = feed.tensors[0].device
         yield Pass(output, logits, tuple(blocks), nodes, anatomy, queries, dtype, device, mode.gate, feed.valid)
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """What methods compute in: the model's own precision, but single at least."""
+    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    return torch.promote_types(weight.dtype, torch.float32)
 
 
 def _unpadded(block: Block, valid: Tensor) -> Block:

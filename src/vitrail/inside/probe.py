@@ -18,7 +18,7 @@ from vitrail.inside.capture import passing
 from vitrail.inside.feed import Feed
 from vitrail.inside.layout import grid_of
 from vitrail.inside.still import still
-from vitrail.inside.trace import ALL, Needs, Trace
+from vitrail.inside.trace import ALL, LAST, Needs, Trace
 
 if TYPE_CHECKING:
     from vitrail.inside.relevance import Relevances
@@ -226,13 +226,15 @@ class Probe:
             stage: Of models whose grid shrinks, which stage's last block: −1 the last, −2 the last but one. In a plain
                 model the last block.
         """
-        needs: dict[str, slice] = {kind: ALL, "stream": ALL} if kind == "branch" else {kind: ALL}
+        plain = self.anatomy.kind == "plain" and not self.anatomy.organs[-1].pool
+        where = LAST if plain else ALL
+        needs: dict[str, slice] = {kind: where, "stream": where} if kind == "branch" else {kind: where}
         with passing(self.model, self.feed, self.anatomy, [needs]) as one, torch.no_grad():
             blocks = [b for b in one.trace().blocks if kind in vars(b) and not b.pool]
         if not blocks:
             raise NotApplicableError(f"no feature map was found in {self.anatomy.model}: none of its blocks shows one")
         maps = []
-        for block in blocks if self.anatomy.kind != "plain" else blocks[-1:]:
+        for block in blocks[-1:] if self.anatomy.kind == "plain" else blocks:
             value = getattr(block, kind)
             scale = getattr(block, "gamma", None) if kind == "branch" else None
             maps.append(value if scale is None else value / scale)

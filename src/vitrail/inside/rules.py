@@ -219,8 +219,9 @@ def product_absolute(op: Product, u: Tensor, v: Tensor) -> Tensor:
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         S = R / (op.run(u, v).abs() + EPS)
         (up, un), (vp, vn) = _halves(u), _halves(v)
-        to_u = up * op.left(S, vp) + un * op.left(S, vn)
-        to_v = vp * op.right(S, up) + vn * op.right(S, un)
+        shares = op.left(S, vp), op.left(S, vn), op.right(S, up), op.right(S, un)
+        to_u = up.mul_(shares[0]).addcmul_(un, shares[1])
+        to_v = vp.mul_(shares[2]).addcmul_(vn, shares[3])
         return op.samples.unit(to_u), op.samples.unit(to_v)
 
     return carry(op.run, back, (u, v), u, v)

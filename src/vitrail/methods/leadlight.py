@@ -14,19 +14,22 @@ from vitrail.methods.registry import METHODS, choose, register
 #: Where the relevance to be joined comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"transformer_mm": {"start": 0}, "vtranm": {"variant": "af+l"}, "last": {}}
 
+#: By source, one block in so many, counted from below, takes no part in the spreading unless told otherwise.
+LOWER = {"transformer_mm": 4, "vtranm": 2, "last": 4}
 
-def _needs(source: str, depth: int, **_: object) -> Needs:
+
+def _needs(source: str, depth: int | None, **_: object) -> Needs:
     choose("source", source, SOURCES)
     panes: Needs = {"A": LAST, "dA": LAST}
     if source != "last":
         method = METHODS[source]
         panes = method.needed({**method.options, **SOURCES[source]})
-    return {**panes, "A_mean": slice(depth - 1, -1)}
+    return {**panes, "A_mean": slice((depth or 1) - 1, -1)}
 
 
 @register("leadlight", "Leadlight", "gradient", needs=_needs, class_specific=True, score="logit", cite="vitrail",
-          variants={"fast": {"source": "last"}})  # fmt: skip
-def leadlight(trace: Trace, *, source: str = "transformer_mm", mix: float = 0.5, depth: int = 1) -> Tensor:
+          variants={"fast": {"source": "last", "mix": 0.75}})  # fmt: skip
+def leadlight(trace: Trace, *, source: str = "vtranm", mix: float = 0.5, depth: int | None = None) -> Tensor:
     """Relevance of the patches, mixed with itself spread over the patches each attends to.
 
     A window of small panes held together by lead: R' = Ā·R with Ā the mean attention between patches over the blocks
@@ -34,10 +37,11 @@ def leadlight(trace: Trace, *, source: str = "transformer_mm", mix: float = 0.5,
 
     Args:
         trace: The pass, with gradients.
-        source: Where the relevance R comes from: "transformer_mm", "vtranm" (with lengths, without cosines), or "last"
+        source: Where the relevance R comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
         mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone).
-        depth: First block of the mean, counted from 1.
+        depth: First block of the mean, counted from 1; None leaves out the lower half of the blocks, or the lower
+            quarter with "transformer_mm" and "last".
 
     Returns:
         Relevance of patches, shape (b, S), not negative.
@@ -46,6 +50,8 @@ def leadlight(trace: Trace, *, source: str = "transformer_mm", mix: float = 0.5,
     if not 0 <= mix <= 1:
         raise OptionError(f"mix={mix} is not a share: it must lie between 0 and 1")
     total = len(trace.blocks)
+    if depth is None:
+        depth = max(1, min(1 + total // LOWER[source], total - 1))
     if not 1 <= depth < total:
         raise OptionError(f"depth={depth} is not a block below the last: this model has blocks 1 to {total}")
     R = _panes(trace, source)
