@@ -18,12 +18,13 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "conservative_lrp": gradient_lrp.conservative_lrp,
     "conservative_lrp:gelu=identity": lambda p, c: gradient_lrp.conservative_lrp(p, c, gelu="identity"),
     "conservative_lrp:where=pixels": lambda p, c: gradient_lrp.conservative_lrp(p, c, where="pixels"),
-    "attnlrp": gradient_lrp.attnlrp,
+    "attnlrp": lambda p, c: gradient_lrp.attnlrp_released(p, c, attention="shared"),
+    "attnlrp:plain": gradient_lrp.attnlrp,
     "attnlrp:gamma_conv=0,gamma_linear=0,where=tokens": lambda p, c: gradient_lrp.attnlrp(
         p, c, gamma_conv=0.0, gamma_linear=0.0, where="tokens"
     ),
     "attnlrp:released": gradient_lrp.attnlrp_released,
-    "attnlrp:gamma_rule=generalised,where=tokens": lambda p, c: gradient_lrp.attnlrp_released(
+    "attnlrp:where=tokens": lambda p, c: gradient_lrp.attnlrp_released(
         p, c, where="tokens", attention="shared"
     ),
     "abslrp": gradient_lrp.abslrp,
