@@ -59,6 +59,24 @@ def test_opened_model_says_the_same(one):
         assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
 
 
+def test_values_are_made_by_what_is_said_to_make_them(one):
+    """V is V_in through Wv, but for a bias, which is the same for every token."""
+    case, model, feed = one
+    anatomy = read(model, feed, None, case.target)
+    with passing(model, feed, anatomy, [{"V": ALL, "value_path": ALL}]) as opened:
+        blocks = opened.blocks
+    for block in blocks:
+        if isinstance(model, FoldedHeads):  # values that are no view of what the projection gave are not followed
+            assert "Wv" not in vars(block)
+            return
+        made = (block.V_in @ block.Wv.T).unflatten(-1, (block.V.shape[1], -1)).transpose(1, 2)
+        bias = block.V - made
+        assert torch.allclose(bias, bias[:1, :, :1].expand_as(bias), atol=1e-6)
+    weights = dict(model.named_parameters())
+    assert all(len(weights[o.value]) % blocks[0].Wv.shape[0] == 0 for o in anatomy.organs if o.value in weights)
+    assert len({o.value for o in anatomy.organs}) == len(anatomy.organs), "each block has its own"
+
+
 def test_attention_rows_sum_to_one_and_make_the_stream(one):
     """A is a distribution over keys, and A·V through the projection is what the block adds to X."""
     case, model, feed = one

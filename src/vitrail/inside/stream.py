@@ -39,12 +39,13 @@ class _Norm:
 
 @dataclass(frozen=True)
 class _Linear:
-    """A linear map's result, remembered by where its memory lies so that it need not be kept alive."""
+    """A linear map's result, known by where its memory lies, which is held lest anything else come to lie there."""
 
     weight: Tensor
     start: int
     stop: int
     source: Tensor | None
+    memory: torch.UntypedStorage
 
 
 class Stream:
@@ -231,7 +232,7 @@ class Stream:
         if not self._branch and self._wants("value_path", self._index + 1):
             start = result.data_ptr()
             stop = start + result.numel() * result.element_size()
-            self._linears.append(_Linear(weight, start, stop, source))
+            self._linears.append(_Linear(weight, start, stop, source, result.untyped_storage()))
 
     def _note_branch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         touched = [a for a in args if isinstance(a, Tensor)]
