@@ -56,7 +56,10 @@ def forms(blocks: int = 12) -> dict[str, str]:
     made = {}
     for source, share, depth in product(SOURCES, SHARES, DEPTHS):
         form = f"leadlight:source={source},mix={share},depth="
-        made[f"{form}{depth}"] = f"{form}{1 + (depth - 1) * blocks // 12}"
+        first = 1 + (depth - 1) * blocks // 12
+        made[f"{form}{depth}"] = f"{form}{first}"
+        if source != "last" and share in (0.5, 0.75) and depth in (4, 7):
+            made[f"{form}{depth},score=prob"] = f"{form}{first},score=prob"
     return {**made, **{name: name for name in ("leadlight:source=last,mix=0", *REFERENCES)}}
 
 

@@ -83,10 +83,10 @@ def _size(name: str) -> int:
     return sum(p.numel() for p in model.parameters()) if ATTENTIVE.search(names) else 0
 
 
-def look(name: str) -> dict[str, Any] | None:
+def look(name: str, device: str) -> dict[str, Any] | None:
     """One model's row, or None if it is no transformer."""
     torch.manual_seed(0)
-    model, feed = _make(name)
+    model, feed = _make(name, device)
     _wake(model)
     try:
         anatomy = read(model, feed)
@@ -119,16 +119,16 @@ def look(name: str) -> dict[str, Any] | None:
     return row
 
 
-def _make(name: str) -> tuple[nn.Module, Feed]:
+def _make(name: str, device: str) -> tuple[nn.Module, Feed]:
     """A model with random weights, made for small pictures if it can be, and one picture of noise."""
     try:
-        model = timm.create_model(name, num_classes=10, img_size=SMALL).eval()
-        feed = Feed((torch.randn(1, 3, SMALL, SMALL),))
+        model = timm.create_model(name, num_classes=10, img_size=SMALL).eval().to(device)
+        feed = Feed((torch.randn(1, 3, SMALL, SMALL, device=device),))
         with torch.no_grad():
             model(*feed.args)
     except Exception:  # noqa: BLE001 - whatever a family objects to: it is made as it is usually
-        model = timm.create_model(name, num_classes=10).eval()
-        feed = Feed((torch.randn(1, *model.pretrained_cfg.get("input_size", (3, 224, 224))),))
+        model = timm.create_model(name, num_classes=10).eval().to(device)
+        feed = Feed((torch.randn(1, *model.pretrained_cfg.get("input_size", (3, 224, 224)), device=device),))
     return model, feed
 
 
@@ -145,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--millions", type=float, default=90, help="largest model to make, in millions of parameters")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="*", help="families to look at")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -159,7 +160,7 @@ def main() -> None:
             continue
         began = time.perf_counter()
         try:
-            found = look(name)
+            found = look(name, args.device)
         except Exception as error:  # noqa: BLE001
             found = {"remark": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         gc.collect()
