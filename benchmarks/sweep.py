@@ -147,6 +147,8 @@ def main() -> None:
     parser.add_argument("--millions", type=float, default=90, help="largest model to make, in millions of parameters")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--only", nargs="*", help="families to look at")
+    parser.add_argument("--models", nargs="*", help="models to look at, instead of the smallest of each family")
+    parser.add_argument("--list", action="store_true", help="only name the models, which takes minutes by itself")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(os.cpu_count() or 1)
@@ -155,8 +157,12 @@ def main() -> None:
         with args.out.open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if not args.only or row["family"] not in args.only]
     known = {row["model"] for row in rows}
-    for family, name, size in variants(args.millions, args.only):
+    chosen = [(_family(name)[1], name, _size(name)) for name in args.models or ()]
+    for family, name, size in chosen or variants(args.millions, args.only):
         if name in known:
+            continue
+        if args.list:
+            print(name, flush=True)
             continue
         began = time.perf_counter()
         try:
