@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import mmap
 from pathlib import Path
 
@@ -62,6 +63,23 @@ def test_the_most_memory_held_is_noted_with_the_map(base):  # noqa: F811
         pytest.skip("this system does not tell how far a process grew")
     assert peak.bytes > 2**26
     assert (noted["memory"] >= 0).all()
+
+
+def test_memory_that_nobody_knows_is_not_none(base, monkeypatch):  # noqa: F811
+    store, _ = base
+    held = iter([math.nan, 5.0, math.nan, math.nan])
+
+    class Told(Peak):
+        def __exit__(self, *error):
+            super().__exit__(*error)
+            self.bytes = next(held)
+
+    monkeypatch.setattr(explaining, "Peak", Told)
+    explainer = explaining.Explainer(store.stage, store.stage.model(0), "key")
+    images, classes = torch.randn(1, 3, 128, 128), torch.tensor([[1, 2]])
+    memory = [explainer("a", images, classes, ["rollout"])[0]["rollout"].memory[0] for _ in range(2)]
+    assert memory[0] == 5, "of two passes the one that is known"
+    assert math.isnan(memory[1])
 
 
 def test_maps_are_kept_beside_the_part(tmp_path):

@@ -15,6 +15,7 @@ from vitrail.inside.operations import Linear, Samples
 from vitrail.inside.relevance import Relevances, propagate
 from vitrail.inside.rules import (
     ABSLRP,
+    GAMMA_RULES,
     ORIG,
     OURS,
     RuleSet,
@@ -27,8 +28,8 @@ from vitrail.inside.rules import (
 from vitrail.models.plain import PlainViT
 
 EVERYTHING = frozenset({"A", "tokens", "pixels", "totals"})
-RELEASED = attnlrp(attention="fixed", form="generalised")
-RULES = {r.name: r for r in (OURS, ORIG, ABSLRP, conservative("identity"), attnlrp())} | {"released": RELEASED}
+VARIANTS = {"released": attnlrp(attention="fixed"), "plain": attnlrp(form="plain")}
+RULES = {r.name: r for r in (OURS, ORIG, ABSLRP, conservative("identity"), attnlrp())} | VARIANTS
 
 
 def one_hot(scores: torch.Tensor) -> torch.Tensor:
@@ -101,7 +102,7 @@ def made(name: str):
 def run(model: nn.Module, feed: Feed, rules: RuleSet, want: frozenset[str] = EVERYTHING) -> Relevances:
     if feed.image is None:
         want = want - {"pixels"}
-    if rules.name == "conservative" or rules is RELEASED:  # these hold attention fixed
+    if rules.name == "conservative" or rules is VARIANTS["released"]:  # these hold attention fixed
         want = want - {"A"}
     extra = {"read": embeds} if type(model).__name__ in ("CLIP", "CLIPVisionModelWithProjection") else {}
     return propagate(model, feed, read(model, feed), rules, one_hot, want, **extra)
@@ -197,7 +198,8 @@ def test_conservative_sums_to_the_logit():
     assert not torch.allclose(run(model, feed, conservative(), want).tokens.sum(1), logits, rtol=1e-3)
 
 
-def test_gamma_zero_is_the_gradient():
+@pytest.mark.parametrize("form", GAMMA_RULES)
+def test_gamma_zero_is_the_gradient(form):
     model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(36, 2)).double()
     from vitrail.inside.relevance import RelevanceMode
 
@@ -205,7 +207,7 @@ def test_gamma_zero_is_the_gradient():
     (expected,) = torch.autograd.grad(model(x).sum(), x)
     model.requires_grad_(False)
     for gamma, same in ((0.0, True), (0.3, False)):
-        with RelevanceMode(attnlrp(gamma, gamma), Samples(2)):
+        with RelevanceMode(attnlrp(gamma, gamma, form=form), Samples(2)):
             y = model(x)
         (found,) = torch.autograd.grad(y.sum(), x)
         assert torch.allclose(found, expected) is same

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -41,7 +40,7 @@ from vitrail.report.run import Run, find_run  # noqa: E402
 from vitrail.report.sheet import make_sheet  # noqa: E402
 from vitrail.report.standing import standings  # noqa: E402
 from vitrail.report.values import Values, values  # noqa: E402
-from vitrail.report.write import write_rationales, write_report  # noqa: E402
+from vitrail.report.write import write_report  # noqa: E402
 from vitrail.scores.curves import find_area  # noqa: E402
 from vitrail.scores.presets import find_presets  # noqa: E402
 from vitrail.scores.segmentation import Segmentation  # noqa: E402
@@ -371,36 +370,6 @@ def test_the_command(run, tmp_path):
     done = CliRunner().invoke(app, ["report", str(run.folder), "-o", str(tmp_path), "--cases", "0"])
     assert done.exit_code == 0, done.output
     assert (tmp_path / "report.html").is_file()
-
-
-# -- token-F1 ----------------------------------------------------------------------------------------------------------
-
-
-def test_token_f1_against_k(tmp_path):
-    def row(name, shift):
-        at = {k: {"value": 0.1 + shift + k / 1000, "low": 0.05 + shift, "high": 0.3 + shift} for k in (10, 20, 80)}
-        return {"method": name, "macro_f1_at": at, "micro_f1_at": at, "auprc": {"mean": 0.2, "low": 0.1, "high": 0.3}}
-
-    path = tmp_path / "movies.json"
-    rows = [row("rollout", 0.0), row("gradtoken", 0.1), row("random", -0.05)]
-    path.write_text(json.dumps({"manifest": {"reviews": 3, "versions": {"vitrail": "0"}}, "rows": rows}))
-    page_ = write_rationales(path)
-    assert page_.name == "movies-report.html"
-    tree = parsed(page_.read_text(encoding="utf-8"))
-    charts = list(tree.iter("svg"))
-    assert len(charts) == 2
-    assert len([p for p in charts[0] if p.tag == "polyline"]) == 3
-    assert len([p for p in charts[0] if p.tag == "polygon"]) == 3  # an interval for each
-    body = [["".join(c.itertext()) for c in tr] for tr in next(tree.iter("tbody"))]
-    assert [line[0] for line in body] == ["gradtoken", "rollout", "random"]
-    assert body[0][1] == "0.210[0.150, 0.400]"
-    table = list(csv.DictReader(StringIO((tmp_path / "movies-report.csv").read_text())))
-    assert len(table) == 3 * 2 * 3
-    path.write_text(json.dumps({"rows": [{"method": "a", "macro_f1_at": {"10": 0.5}}]}))
-    assert "0.500" in write_rationales(path).read_text(encoding="utf-8")  # a number alone has no interval
-    path.write_text("{}")
-    with pytest.raises(DataError, match="token-F1"):
-        write_rationales(path)
 
 
 def test_a_page_can_be_read_as_xml():

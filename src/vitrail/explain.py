@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, overload
@@ -15,7 +16,7 @@ from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations
 from vitrail.inputs import Inputs, to_feed
 from vitrail.inside.anatomy import Anatomy, read
-from vitrail.inside.capture import answering, check_finite, passing
+from vitrail.inside.capture import answer, check_finite, passing
 from vitrail.inside.feed import Feed, logits_of
 from vitrail.inside.layout import Layout
 from vitrail.inside.probe import Probe, Scorer
@@ -197,8 +198,8 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
     by_trace = [job for job in jobs if "trace" in job.method.takes]
     needs = [job.method.needed(job.options) for job in jobs]
     # Methods that look at the model from outside only need its answer, and nothing of it opened.
-    opened = passing(about.module, feed, anatomy, needs) if by_trace else answering(about.module, feed, anatomy)
-    with opened as one:
+    outside = nullcontext(answer(about.module, feed, anatomy)) if not by_trace else None
+    with outside or passing(about.module, feed, anatomy, needs) as one:
         aimed = aim(target, one.output, feed.batch, about.classes)
         probe = Probe(about.module, feed, anatomy, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most)
         agnostic = run.stitched(one.trace()) if by_trace else None

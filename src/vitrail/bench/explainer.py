@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Made:
         seconds: Each picture's share of the time.
         forwards: How many changed pictures the model was shown for each picture.
         memory: Bytes held at the most while the batch of each picture was explained; methods of one pass share it.
+            Not a number where nobody can tell.
     """
 
     maps: Tensor
@@ -227,8 +229,8 @@ def _joined(parts: Sequence[_Part], first: list[list[int]]) -> Made:
     def empty(like: Tensor) -> Tensor:
         return like.new_zeros(len(first), count, *like.shape[2:])
 
-    costs = ([0.0] * len(first) for _ in range(3))
-    made = Made(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, *costs)
+    zeros, unknown = [0.0] * len(first), [math.nan] * len(first)
+    made = Made(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, zeros, zeros.copy(), unknown)
     for rows, column, done, looks, memory in parts:
         at = torch.as_tensor(list(rows), device=done.maps.device)
         columns = slice(None) if column is None else slice(column, column + 1)
@@ -236,7 +238,7 @@ def _joined(parts: Sequence[_Part], first: list[list[int]]) -> Made:
         for row in rows:
             made.seconds[row] += done.seconds / len(rows)
             made.forwards[row] += looks
-            made.memory[row] = max(made.memory[row], memory)
+            made.memory[row] = max((m for m in (made.memory[row], memory) if not math.isnan(m)), default=math.nan)
     if parts[0].column is not None:
         for row, places in enumerate(first):
             for tensor in (made.maps, made.grid, made.flat):

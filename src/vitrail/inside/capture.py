@@ -79,20 +79,18 @@ class Pass:
         )
 
 
-@contextmanager
-def answering(model: nn.Module, feed: Feed, anatomy: Anatomy) -> Iterator[Pass]:
-    """What the model says, for methods that look at nothing inside it; the model is held still meanwhile.
+def answer(model: nn.Module, feed: Feed, anatomy: Anatomy) -> Pass:
+    """A pass of which nothing is kept but what the model says, for methods that look at nothing inside it.
 
     Args:
-        model: The user's model, unwrapped.
+        model: The user's model, unwrapped; it is held still while it runs.
         feed: Inputs on its device.
         anatomy: As read from it.
     """
     with still(model), torch.no_grad():
         output = feed.into(model)
-    logits = logits_of(output)
     device = feed.tensors[0].device
-    yield Pass(output, logits, (), {}, anatomy, 0, _dtype(model), device, Gate(), feed.valid)
+    return Pass(output, logits_of(output), (), {}, anatomy, 0, _dtype(model), device, Gate(), feed.valid)
 
 
 @contextmanager

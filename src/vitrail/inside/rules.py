@@ -334,12 +334,12 @@ GAMMA_RULES = {"plain": gamma_rule, "generalised": gamma_generalised}
 
 
 def attnlrp(
-    gamma_conv: float = 0.25, gamma_linear: float = 0.05, attention: str = "shared", form: str = "plain"
+    gamma_conv: float = 0.25, gamma_linear: float = 0.05, attention: str = "shared", form: str = "generalised"
 ) -> RuleSet:
     """Gradients with the scale of norms held fixed, activations as factors, and the gamma rule in linear maps.
 
     Args:
-        gamma_conv: How much more positive weights count in the patch embedding.
+        gamma_conv: How much more the products that the rule raises count in the patch embedding.
         gamma_linear: The same in linear maps.
         attention: "shared" for products shared by their factors, "fixed" for attention weights that are constants and
             the plain gradient inside ``nn.MultiheadAttention``.
