@@ -10,14 +10,12 @@ from vitrail.explain import explain
 from vitrail.figures import FIGURES, Progress, draw, find_figure
 from vitrail.figures.registry import Line
 from vitrail.figures.sheet import LARGEST, Grid, Sheet, fit
-from vitrail.methods import METHODS
 from vitrail.models import load
 from vitrail.models.loaded import Loaded
 from vitrail.models.preprocess import Preprocess
 from vitrail.testing import tiny_vit
 
 pytest.importorskip("matplotlib")
-NEEDS_VIT_CX = pytest.mark.skipif("vit_cx" not in METHODS, reason="the method vit_cx is not in this installation")
 
 DEPTH, HEADS = 3, 4
 
@@ -66,7 +64,7 @@ def test_every_figure_is_tried():
     assert list(CASES) == list(FIGURES)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=NEEDS_VIT_CX if n.startswith("vitcx") else ()) for n in CASES])
+@pytest.mark.parametrize("name", CASES)
 def test_a_figure_has_its_panels_and_no_words_overlap(name, about, images, tmp_path):
     options, pictures, charts = CASES[name]
     before = {key: value.clone() for key, value in about.module.state_dict().items()}
@@ -160,7 +158,6 @@ def test_functions_are_explained_as_well(about, images):
     assert {"target 0", "target 1"} <= {t.get_text() for t in drawn.texts}
 
 
-@NEEDS_VIT_CX
 def test_masks_can_be_chosen_and_are_checked(about, images):
     assert panels(draw("vitcx-5", about, images[:1], masks=[0, -1], method="vit_cx:mode=paper")) == 3
     with pytest.raises(OptionError, match="masks=999 is out of range"):
