@@ -31,6 +31,7 @@ from vitrail.methods.registry import METHODS, find
 from vitrail.scores.rationale import TOP, Rationales, average_precision, faithfulness, gold, judge, micro_f1, token_f1
 from vitrail.scores.statistics import compare, interval
 from vitrail.text import PUBLISHED, Reading
+from vitrail.text.windows import predict
 
 #: Scores with one value a review, and whether more is better.
 SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}
@@ -114,8 +115,13 @@ def _rows(args: argparse.Namespace, tallies: dict[str, Rationales], seconds: dic
             continue
         values = {n: t._rows("f1").mean(1) if score == "f1" else t.column(score) for n, t in tallies.items()}  # noqa: SLF001
         for row in compare(values, higher=higher):
-            rows[row.name][score] = {k: v for k, v in row._asdict().items() if k != "name"}
+            rows[row.name][score] = {k: _told(v) for k, v in row._asdict().items() if k != "name"}
     return sorted(rows.values(), key=lambda r: -r["f1"]["mean"])
+
+
+def _told(value: float) -> float | None:
+    """A number as JSON has it: none where there is none, as the best method's distance to itself."""
+    return None if np.isnan(value) else value
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -155,9 +161,13 @@ def main() -> None:
     samples = list(Movies(args.data, args.split))[: args.reviews]
     rows = measure(args, model, reading, samples)
     print(table(rows))
+    said = predict([s.text for s in samples], reading, model, args.batch).argmax(1).tolist()
     manifest = {
-        "model": args.model.name, "split": args.split, "reviews": len(samples), "whole": args.whole, "join": "max",
-        "explained": "true class", "quick": args.quick, "device": args.device, "versions": versions(),
+        "model": args.model.name, "split": args.split, "reviews": len(samples),
+        "accuracy": float(np.mean([s.label == own for s, own in zip(samples, said, strict=True)])),
+        "read": "to the end" if args.whole else "first window", "words": "max of pieces", "explained": "true class",
+        "quick": args.quick, "versions": versions(),
+        "device": torch.cuda.get_device_name(0) if args.device.startswith("cuda") else args.device,
     }  # fmt: skip
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -201,7 +201,13 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
     outside = nullcontext(answer(about.module, feed, anatomy)) if not by_trace else None
     with outside or passing(about.module, feed, anatomy, needs) as one:
         aimed = aim(target, one.output, feed.batch, about.classes)
-        probe = Probe(about.module, feed, anatomy, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most)
+        # Methods look at changed inputs in the model's own precision: an answer under autocast is none of theirs. And
+        # one with a graph would keep all of it in memory.
+        kept = outside is not None and not torch.is_autocast_enabled(feed.tensors[0].device.type)
+        probe = Probe(
+            about.module, feed, anatomy, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most,
+            output=one.output if kept else None,
+        )  # fmt: skip
         agnostic = run.stitched(one.trace()) if by_trace else None
         for job in by_trace:
             if job.round is None and job.method.class_specific:

@@ -44,6 +44,7 @@ class Probe:
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Which target is in hand, for methods that work target by target.
         most: Most pictures in one forward pass.
+        output: What the model returned for the inputs as they are, where that is known already.
         notes: Where a method puts what it computed on the way, or None if nobody asked for it.
         advance: Called with the number of pictures that were just looked at, for progress.
     """
@@ -57,6 +58,7 @@ class Probe:
     score: str = "prob"
     k: int = 0
     most: int = 32
+    output: Any = None
     notes: dict[str, list[Any]] | None = None
     advance: Callable[[int], None] = field(default=lambda _: None)
 
@@ -123,6 +125,14 @@ class Probe:
             values = self.scorer(output, owner, self.score)
         self.advance(len(images))
         return values.clone() if values.is_inference() else values
+
+    def unchanged(self) -> Tensor:
+        """All targets of the inputs as they are, shape (b, K), without gradients; no forward pass if it is known."""
+        owner = torch.arange(self.batch, device=self.feed.tensors[0].device)
+        if self.output is None:
+            return torch.cat([self.scores(self.images[p], owner[p]) for p in self.pieces(self.batch)])
+        with torch.no_grad():
+            return self.scorer(self.output, owner, self.score).detach()
 
     def gradient(self, images: Tensor, owner: Tensor | int = 0) -> Tensor:
         """Gradient of the target in hand at changed pictures, in the shape of the pictures."""

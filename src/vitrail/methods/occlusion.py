@@ -43,7 +43,7 @@ def occlusion(probe: Probe, *, window: int = 1, stride: int = 1, fill: float = 0
     count = len(down) * len(across)
     dtype = torch.promote_types(images.dtype, torch.float32)
     total = torch.zeros(len(images), probe.count, height * width, dtype=dtype, device=images.device)
-    whole_scores = [probe.scores(images[i : i + 1], i) for i in range(len(images))]
+    whole_scores = probe.unchanged()
     for piece in probe.pieces(count):
         index = torch.arange(piece.start, piece.stop, device=images.device)
         covered = down[index // len(across), :, None] & across[index % len(across), None, :]

@@ -117,7 +117,7 @@ def _debiased(
         Impact of masks, shape (draws, N, K).
     """
     image = probe.images[i]
-    before = probe.scores(image[None], i)
+    before = probe.unchanged()[i]
     # A GPU draws its own noise: the CPU's would take longer than the model.
     home = image.device if image.device.type == "cuda" else torch.device("cpu")
     generator = torch.Generator(home).manual_seed(seed)

@@ -8,6 +8,7 @@ other scores, as ``auprc``, with ``mean``, ``low`` and ``high``. ``benchmarks/mo
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -26,7 +27,8 @@ AVERAGES = {"macro_f1_at": "macro: mean over reviews", "micro_f1_at": "micro: fr
 OTHERS = {"auprc": "up", "comprehensiveness": "up", "sufficiency": "down"}
 INTRODUCTION = (
     "The k highest words of each review against those people marked. After GradToken, Figure 6, which gives a curve "
-    "and no numbers. Bands are 95 % intervals over reviews; the six best have a colour, controls are dashed."
+    "and no numbers. The six best have a colour, controls are dashed; bands are their 95 % intervals over reviews, "
+    "and those of the others stand in the tables."
 )
 #: Methods that know nothing of the model.
 CONTROLS = ("random", "start first", "end first")
@@ -81,8 +83,7 @@ def read_rationales(path: str | Path) -> tuple[dict[str, Any], list[Rationale]]:
 def rationale_page(about: dict[str, Any], found: list[Rationale]) -> str:
     """The figure, its numbers with intervals, and how they were made."""
     title = "Token-F1 of the top words"
-    facts = {name: value for name, value in about.items() if not isinstance(value, dict)}
-    told = "".join(f"<li><b>{escape(str(value))}</b>{escape(name)}</li>" for name, value in facts.items())
+    told = "".join(f"<li><b>{escape(value)}</b>{escape(name)}</li>" for name, value in _facts(about))
     top = f'<p class="over">Vitrail report</p><h1>{title}</h1><ul class="facts">{told}</ul>'
     body = [f"<header>{top}</header><p>{INTRODUCTION}</p>"]
     kinds = [kind for kind in AVERAGES if all(kind in one.f1 for one in found)]
@@ -99,6 +100,17 @@ def rationale_page(about: dict[str, Any], found: list[Rationale]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about.get("versions", {}).items())
     body.append(f'<h2>How it was made</h2><p class="dim">{escape(versions)}</p>' if versions else "")
     return page(title, "".join(body))
+
+
+def _facts(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What stands below the title: switches that are on, shares in percent, words and whole numbers as they are."""
+    for name, value in about.items():
+        if isinstance(value, bool):
+            yield from [(name, "yes")] if value else []
+        elif isinstance(value, float):
+            yield name, f"{100 * value:.1f} %"
+        elif isinstance(value, str | int):
+            yield name, str(value)
 
 
 def rationale_markdown(found: list[Rationale]) -> str:
@@ -128,8 +140,9 @@ def _figure(kind: str, found: list[Rationale]) -> str:
     drawn = []
     for one in sorted(found, key=lambda one: (style[one.method] != "rest", style[one.method])):
         at = [one.f1[kind][k] for k in ks]
+        ends = [(v.low, v.high) for v in at] if style[one.method] != "rest" else []  # twenty bands would be fog
         drawn.append(
-            Line(one.method, [v.value for v in at], style[one.method], [v.low for v in at], [v.high for v in at])
+            Line(one.method, [v.value for v in at], style[one.method], [e[0] for e in ends], [e[1] for e in ends])
         )
     words = f"<b>Token-F1, {escape(AVERAGES[kind])}</b>"
     chart = lines(ks, drawn, "k, number of words picked", "token-F1", f"Token-F1 against k, {AVERAGES[kind]}")

@@ -1,0 +1,71 @@
+"""The committed results on movie reviews: whole, sound JSON, and what the page on texts says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from vitrail.methods import METHODS
+from vitrail.report.rationale import rationale_page, read_rationales
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "benchmarks" / "results" / "movies.json"
+CONTROLS = {"random", "inverted", "start first", "end first"}
+
+
+@pytest.fixture(scope="module")
+def rows():
+    def refuse(name):
+        raise AssertionError(f"{name} is no JSON")
+
+    found = json.loads(FILE.read_text(encoding="utf-8"), parse_constant=refuse)
+    return {row["method"]: row for row in found["rows"]}
+
+
+def test_every_method_that_applies_to_texts_is_there(rows):
+    capable = {name for name, method in METHODS.items() if method.reason_against("text") is None}
+    assert {name.partition(":")[0] for name in rows} == capable | CONTROLS
+    assert {row["reviews"] for row in rows.values()} == {199}
+
+
+def test_the_page_has_the_numbers_of_the_file(rows):
+    text = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
+    told = {}
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and re.match(r"\d", cells[1]):
+            told[re.sub(r"[*`]| \(control\)", "", cells[0])] = cells[1:]
+    assert told.keys() == rows.keys()
+    for name, row in rows.items():
+        assert told[name] == [
+            _interval(row["f1"]),
+            *(f"{row['macro_f1_at'][k]['value']:.3f}" for k in ("10", "80")),
+            *(_interval(row[score]) for score in ("auprc", "comprehensiveness", "sufficiency")),
+        ], name
+    ranked = [name for name in sorted(rows, key=lambda n: -rows[n]["f1"]["mean"]) if name not in CONTROLS]
+    assert ranked.index("gradtoken") == 3
+    assert len(ranked) == 24
+    assert "GradToken is fourth of 24" in text
+
+
+def test_the_report_draws_it(rows):
+    about, found = read_rationales(FILE)
+    page = rationale_page(about, found)
+    assert all(f"<title>{name}</title>" in page for name in rows)
+    assert "<b>94.5 %</b>accuracy" in page
+    assert ">False<" not in page
+
+
+def test_the_classifier_is_the_one_that_was_trained(rows):
+    entry = json.loads((ROOT / "training" / "results" / "movies-manifest.json").read_text())["models"]["movies"]
+    assert 100 * entry["accuracy"]["test_top1"] == pytest.approx(92.96, abs=0.01)
+    log = (ROOT / "training" / "results" / "movies-log.jsonl").read_text(encoding="utf-8").splitlines()
+    verdicts = [json.loads(line) for line in log if '"verdicts"' in line]
+    assert max(verdicts, key=lambda v: v["val_accuracy"])["epoch"] == entry["training"]["verdicts"]["kept_epoch"]
+
+
+def _interval(cell):
+    return f"{cell['mean']:.3f} [{cell['low']:.3f}, {cell['high']:.3f}]"
