@@ -16,7 +16,7 @@ from vitrail.errors import NotApplicableError, OptionError
 from vitrail.inside.anatomy import read
 from vitrail.inside.feed import Feed
 from vitrail.inside.probe import Probe
-from vitrail.methods.clusters import complete_linkage, joined, similarity, stretched
+from vitrail.methods.clusters import _ties, by_rounds, complete_linkage, joined, similarity, stretched
 from vitrail.methods.occlusion import occlusion
 from vitrail.methods.registry import find
 from vitrail.methods.rise import RandomMasks, rise
@@ -154,6 +154,7 @@ def test_random_masks_are_cuts_of_stretched_grids():
 
 
 def same_partition(a, b) -> bool:
+    a, b = np.asarray(a), np.asarray(b)
     return np.array_equal(a[:, None] == a, b[:, None] == b)
 
 
@@ -172,7 +173,7 @@ def test_linkage_is_scipys(seed, ties):
     tree = hierarchy.linkage(D[np.triu_indices(30, 1)], "complete")
     for threshold in (0.125, 0.25, 0.4, 0.5, 0.7, 0.9, 2.0):
         expected = hierarchy.fcluster(tree, np.nextafter(threshold, 0), "distance")
-        assert same_partition(complete_linkage(D, threshold), expected)
+        assert same_partition(complete_linkage(torch.as_tensor(D), threshold), expected)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -184,18 +185,36 @@ def test_linkage_is_scikit_learns(seed, ties):
         expected = cluster.AgglomerativeClustering(
             n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold
         ).fit_predict(D)
-        assert same_partition(complete_linkage(D, threshold), expected)
+        assert same_partition(complete_linkage(torch.as_tensor(D), threshold), expected)
 
 
 def test_clusters_are_numbered_by_their_first_members():
-    labels = complete_linkage(distances(1, False), 0.6)
+    labels = complete_linkage(torch.as_tensor(distances(1, False)), 0.6).numpy()
     first = [int(np.flatnonzero(labels == k)[0]) for k in range(labels.max() + 1)]
     assert first == sorted(first)
-    assert complete_linkage(np.zeros((1, 1)), 0.1).tolist() == [0]
+    assert complete_linkage(torch.zeros(1, 1), 0.1).tolist() == [0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rounds_join_what_chains_join(seed):
+    D = torch.as_tensor(distances(seed, False))
+    for threshold in (0.125, 0.25, 0.4, 0.5, 0.7, 0.9, 2.0):
+        assert same_partition(by_rounds(D, threshold), complete_linkage(D, threshold))
+    points = torch.rand(200, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    D = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+    assert same_partition(by_rounds(D, 0.5), complete_linkage(D, 0.5))
+    assert by_rounds(D[:0, :0], 0.5).tolist() == []
+
+
+def test_ties_above_the_threshold_do_not_count():
+    D = torch.tensor([[0.0, 0.3, 0.2], [0.3, 0.0, 0.3], [0.2, 0.3, 0.0]])
+    assert _ties(D, 0.31)
+    assert not _ties(D, 0.3)
+    assert not _ties(torch.as_tensor(distances(1, False)), 2.0)
 
 
 def test_linkage_stops_at_the_threshold_itself():
-    D = np.array([[0.0, 0.25], [0.25, 0.0]])
+    D = torch.tensor([[0.0, 0.25], [0.25, 0.0]])
     assert complete_linkage(D, 0.25).tolist() == [0, 1]
     assert complete_linkage(D, 0.2500001).tolist() == [0, 0]
 
@@ -353,6 +372,23 @@ def test_nothing_is_noted_and_nothing_spent_unless_asked(model, images):
     looked: list[int] = []
     vit_cx(probe(model, images[:1], advance=looked.append), masks="random", random_masks=9)
     assert sum(looked) == 1 + 2 * 9
+
+
+@pytest.mark.parametrize("spec", ["vit_cx", "vit_cx:paper", "vit_cx:2,random_masks=9", "scorecam", "occlusion"])
+def test_the_picture_itself_is_looked_at_once(model, images, spec):
+    vitrail.explain(model, images[:2], spec)  # which also reads the model, once for all
+    seen, looked = [], []
+    hook = model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
+    vitrail.explain(model, images[:2], spec, advance=looked.append)
+    hook.remove()
+    assert sum(seen) == 2 + sum(looked)
+
+
+@pytest.mark.parametrize("spec", ["vit_cx", "vit_cx:paper", "scorecam", "occlusion"])
+def test_what_the_pass_kept_is_what_another_pass_gives(model, images, spec):
+    alone = vitrail.explain(model, images, spec).grid
+    beside = vitrail.explain(model, images, methods=[spec, "rollout"])[spec].grid  # where nothing is kept for it
+    assert torch.allclose(alone, beside, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("better", [{"draws": 8}, {"antithetic": True}])

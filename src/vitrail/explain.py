@@ -198,15 +198,15 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
     by_trace = [job for job in jobs if "trace" in job.method.takes]
     needs = [job.method.needed(job.options) for job in jobs]
     # Methods that look at the model from outside only need its answer, and nothing of it opened.
-    outside = nullcontext(answer(about.module, feed, anatomy)) if not by_trace else None
+    outside = nullcontext(answer(about.module, feed, anatomy)) if not by_trace and not any(needs) else None
     with outside or passing(about.module, feed, anatomy, needs) as one:
         aimed = aim(target, one.output, feed.batch, about.classes)
-        # Methods look at changed inputs in the model's own precision: an answer under autocast is none of theirs. And
-        # one with a graph would keep all of it in memory.
-        kept = outside is not None and not torch.is_autocast_enabled(feed.tensors[0].device.type)
+        # Methods look at changed inputs in the model's own precision: a pass under autocast is none of theirs. And one
+        # with a graph would keep all of it in memory.
+        again = not by_trace and not torch.is_autocast_enabled(feed.tensors[0].device.type)
         probe = Probe(
             about.module, feed, anatomy, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most,
-            output=one.output if kept else None,
+            seen=one if again else None,
         )  # fmt: skip
         agnostic = run.stitched(one.trace()) if by_trace else None
         for job in by_trace:

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from vitrail.errors import NotApplicableError
 from vitrail.inside.anatomy import Anatomy
 from vitrail.inside.attention import Edit
-from vitrail.inside.capture import passing
+from vitrail.inside.capture import Pass, passing
 from vitrail.inside.feed import Feed
 from vitrail.inside.layout import grid_of
 from vitrail.inside.still import still
-from vitrail.inside.trace import ALL, LAST, Needs, Trace
+from vitrail.inside.trace import ALL, LAST, Block, Needs, Trace
 
 if TYPE_CHECKING:
     from vitrail.inside.relevance import Relevances
@@ -44,7 +44,7 @@ class Probe:
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Which target is in hand, for methods that work target by target.
         most: Most pictures in one forward pass.
-        output: What the model returned for the inputs as they are, where that is known already.
+        seen: The pass over the inputs as they are, where there was one that methods may read off again.
         notes: Where a method puts what it computed on the way, or None if nobody asked for it.
         advance: Called with the number of pictures that were just looked at, for progress.
     """
@@ -58,7 +58,7 @@ class Probe:
     score: str = "prob"
     k: int = 0
     most: int = 32
-    output: Any = None
+    seen: Pass | None = None
     notes: dict[str, list[Any]] | None = None
     advance: Callable[[int], None] = field(default=lambda _: None)
 
@@ -127,12 +127,12 @@ class Probe:
         return values.clone() if values.is_inference() else values
 
     def unchanged(self) -> Tensor:
-        """All targets of the inputs as they are, shape (b, K), without gradients; no forward pass if it is known."""
+        """All targets of the inputs as they are, shape (b, K), without gradients; no forward if they were seen."""
         owner = torch.arange(self.batch, device=self.feed.tensors[0].device)
-        if self.output is None:
+        if self.seen is None:
             return torch.cat([self.scores(self.images[p], owner[p]) for p in self.pieces(self.batch)])
         with torch.no_grad():
-            return self.scorer(self.output, owner, self.score).detach()
+            return self.scorer(self.seen.output, owner, self.score).detach()
 
     def gradient(self, images: Tensor, owner: Tensor | int = 0) -> Tensor:
         """Gradient of the target in hand at changed pictures, in the shape of the pictures."""
@@ -229,7 +229,7 @@ class Probe:
     # -- feature maps --------------------------------------------------------------------------------------------
 
     def features(self, kind: str = "Y", stage: int = -1) -> Tensor:
-        """Feature maps of a block, shape (b, width, rows, columns).
+        """Feature maps of a block, shape (b, width, rows, columns); no forward if the pass that was seen kept them.
 
         Args:
             kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds.
@@ -238,9 +238,10 @@ class Probe:
         """
         plain = self.anatomy.kind == "plain" and not self.anatomy.organs[-1].pool
         where = LAST if plain else ALL
-        needs: dict[str, slice] = {kind: where, "stream": where} if kind == "branch" else {kind: where}
-        with passing(self.model, self.feed, self.anatomy, [needs]) as one, torch.no_grad():
-            blocks = [b for b in one.trace().blocks if kind in vars(b) and not b.pool]
+        blocks = _showing(kind, self.seen.blocks) if plain and self.seen is not None else []
+        if not blocks:
+            with passing(self.model, self.feed, self.anatomy, [feature_needs(kind, where)]) as one, torch.no_grad():
+                blocks = _showing(kind, one.blocks)
         if not blocks:
             raise NotApplicableError(f"no feature map was found in {self.anatomy.model}: none of its blocks shows one")
         maps = []
@@ -273,6 +274,15 @@ class Probe:
                     f"of {size[0]}×{size[1]}"
                 )
         return value[:, prefix:].transpose(1, 2).reshape(len(value), -1, *grid)
+
+
+def feature_needs(kind: str, where: slice = LAST) -> Needs:
+    """What a pass must keep for `Probe.features` of a kind."""
+    return {kind: where, "stream": where} if kind == "branch" else {kind: where}
+
+
+def _showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
+    return [b for b in blocks if kind in vars(b) and not b.pool]
 
 
 def _at_stage(maps: Sequence[Tensor], stage: int) -> Tensor:

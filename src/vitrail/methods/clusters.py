@@ -133,24 +133,56 @@ def joined(masks: FeatureMasks, labels: Tensor, mean: bool, pieces: Pieces) -> F
     return stretched(grids, masks.size, pieces, masks.aligned, drop=False)
 
 
-def complete_linkage(distance: np.ndarray, threshold: float) -> np.ndarray:
+def complete_linkage(distance: Tensor, threshold: float) -> Tensor:
     """Join clusters as long as their two farthest members are less than a threshold apart.
 
-    Chains of nearest neighbours: walk from a cluster to its nearest, until two are each other's nearest, and join
-    these; distances only grow by that, so joins need not happen in order of height. Ties go to the cluster the walk
-    came from, then to the lowest index.
+    Distances only grow by joining, so joins need not happen in order of height. On a GPU all pairs of clusters that are
+    each other's nearest are joined at once, round by round, unless distances below the threshold are equal; elsewhere,
+    and then, one pair after the other.
 
     Args:
         distance: Symmetric, shape (N, N).
         threshold: Clusters this far apart or farther stay apart.
 
     Returns:
-        The cluster of each, shape (N,), numbered in the order of their first members.
+        The cluster of each, shape (N,), on the CPU, numbered in the order of their first members.
 
     Example:
-        >>> points = np.array([0.0, 5.0, 1.0, 2.0])
-        >>> complete_linkage(abs(points[:, None] - points), 2.0)
-        array([0, 1, 0, 2])
+        >>> points = torch.tensor([0.0, 5.0, 1.0, 2.0])
+        >>> complete_linkage((points[:, None] - points).abs(), 2.0)
+        tensor([0, 1, 0, 2])
+    """
+    if distance.device.type == "cuda" and not _ties(distance, threshold):
+        root = by_rounds(distance, threshold).cpu().numpy()
+    else:
+        root = by_chains(distance.cpu().numpy(), threshold)
+    _, first, label = np.unique(root, return_index=True, return_inverse=True)
+    return torch.as_tensor(np.argsort(np.argsort(first))[label])
+
+
+def by_rounds(distance: Tensor, threshold: float) -> Tensor:
+    """A member of each one's cluster, the same for all of a cluster, shape (N,); distances below it must differ."""
+    D = distance.clone().fill_diagonal_(torch.inf)
+    here = torch.arange(len(D), device=D.device)
+    root = here
+    while len(D):
+        near, nearest = D.min(1)
+        first = ((nearest[nearest] == here) & (here < nearest) & (near < threshold)).nonzero()[:, 0]
+        if not len(first):
+            break
+        second = nearest[first]
+        D[first] = torch.maximum(D[first], D[second])
+        D[:, first] = torch.maximum(D[:, first], D[:, second])
+        D[second] = torch.inf
+        D[:, second] = torch.inf
+        root = here.index_copy(0, second, first)[root]
+    return root
+
+
+def by_chains(distance: np.ndarray, threshold: float) -> np.ndarray:
+    """The same by chains of nearest neighbours: walk from a cluster to its nearest, until two are each other's nearest.
+
+    Ties go to the cluster the walk came from, then to the lowest index.
     """
     D = np.array(distance, dtype=np.float64)
     np.fill_diagonal(D, np.inf)
@@ -179,5 +211,10 @@ def complete_linkage(distance: np.ndarray, threshold: float) -> np.ndarray:
     root = np.arange(len(D))
     for gone, kept in reversed(merges):
         root[gone] = root[kept]
-    _, first, label = np.unique(root, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[label]
+    return root
+
+
+def _ties(distance: Tensor, threshold: float) -> bool:
+    """Whether two pairs are equally far apart, below a threshold."""
+    each = distance[torch.ones_like(distance, dtype=torch.bool).triu(1)].sort().values
+    return bool(((each[1:] == each[:-1]) & (each[1:] < threshold)).any())

@@ -7,14 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
+from vitrail.inside.probe import Probe, feature_needs
 from vitrail.methods.clusters import stretched
 from vitrail.methods.registry import choose, register
 
 SCORINGS = ("vitcx", "official", "softmax")
 
 
-@register("scorecam", "Score-CAM", "perturbation", needs={}, class_specific=True, score="prob",
+@register("scorecam", "Score-CAM", "perturbation", needs=feature_needs("Y"), class_specific=True, score="prob",
           cite="wang2020scorecam", reads="features", variants={s: {"scoring": s} for s in SCORINGS})  # fmt: skip
 def scorecam(probe: Probe, *, scoring: str = "vitcx") -> Tensor:
     """Every feature map of the last block as a mask; their sum, weighed by the class's score behind them.

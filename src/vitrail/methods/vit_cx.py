@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe
+from vitrail.inside.probe import Probe, feature_needs
+from vitrail.inside.trace import Needs
 from vitrail.methods.clusters import FeatureMasks, complete_linkage, joined, similarity, stretched
 from vitrail.methods.registry import choose, register
 from vitrail.methods.rise import RandomMasks, whole
@@ -31,7 +32,15 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-@register("vit_cx", "ViT-CX", "perturbation", needs={}, class_specific=True, score="prob", cite="xie2023vitcx",
+def _needs(mode: str = "released", masks: str = "clustered", **_: object) -> Needs:
+    return {} if masks == "random" else feature_needs(_kind(mode))
+
+
+def _kind(mode: str) -> str:
+    return "Y" if mode == "released" else "branch"
+
+
+@register("vit_cx", "ViT-CX", "perturbation", needs=_needs, class_specific=True, score="prob", cite="xie2023vitcx",
           reads="features", variants=VARIANTS)  # fmt: skip
 def vit_cx(
     probe: Probe, *, mode: str = "released", delta: float | None = None, sigma: float = 0.1, masks: str = "clustered",
@@ -83,7 +92,7 @@ def vit_cx(
 
 def _from_features(probe: Probe, mode: str, delta: float | None) -> Iterator[FeatureMasks]:
     """The masks of each picture; without ``delta`` one for each feature map."""
-    features = probe.features("Y" if mode == "released" else "branch", stage=-2)
+    features = probe.features(_kind(mode), stage=-2)
     size = (int(probe.images.shape[2]), int(probe.images.shape[3]))
     single = [stretched(grids, size, probe.pieces) for grids in features]
     if delta is None:
@@ -91,11 +100,9 @@ def _from_features(probe: Probe, mode: str, delta: float | None) -> Iterator[Fea
             _note_clusters(probe, masks, masks, torch.ones(len(masks), dtype=torch.long))
             yield masks
         return
-    # All distances leave the device before the first mask is looked at: so the joining, which is the CPU's, goes on
-    # while the device is busy with the picture before.
-    distances = [(1 - similarity(masks)).cpu().numpy() for masks in single]
-    for masks, distance in zip(single, distances, strict=True):
-        labels = torch.as_tensor(complete_linkage(distance, delta))
+    # All are joined before the first mask is looked at: joining asks the device for one answer after the other, and
+    # would wait for the picture before each time.
+    for masks, labels in zip(single, [complete_linkage(1 - similarity(m), delta) for m in single], strict=True):
         clusters = joined(masks, labels, mode == "paper", probe.pieces) if len(masks) else masks
         _note_clusters(probe, masks, clusters, labels.bincount())
         yield clusters
