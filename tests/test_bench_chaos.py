@@ -48,6 +48,36 @@ def test_two_workers_one_of_them_killed_give_the_same_bytes(base, tmp_path):  # 
     assert_same(store, base[1])
 
 
+ENDED = """
+import os, signal, sys
+from pathlib import Path
+from benching import TINY, store_of
+from vitrail.bench.local import LocalEngine
+
+if __name__ == "__main__":
+    engine, here = LocalEngine(2), Path(sys.argv[1])
+    try:
+        engine.run(store_of(TINY, here, here).missing(), lambda _: os.kill(os.getpid(), signal.SIGTERM))
+    finally:
+        print([p.is_alive() for p in engine.processes], signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+"""
+
+
+def test_a_request_to_end_ends_the_workers_too(base, tmp_path):  # noqa: F811
+    script = tmp_path / "ended.py"
+    script.write_text(ENDED, encoding="utf-8")
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, str(script), str(tmp_path)]
+    given = {"capture_output": True, "text": True, "timeout": 300, "env": {**os.environ, "PYTHONPATH": path}}
+    done = subprocess.run(command, check=False, **given)  # noqa: S603
+    assert done.stdout.split() == ["[False,", "False]", "True"], done.stderr
+    assert done.returncode == 128 + signal.SIGTERM
+    store = store_of(TINY, tmp_path, tmp_path)
+    assert len(store.missing()) < len(store.chunks), "what was done stays done"
+    LocalEngine(1).run(store.missing())
+    assert_same(store, base[1])
+
+
 def test_two_shards_give_the_same_bytes(base, tmp_path):  # noqa: F811
     store = store_of(TINY, tmp_path, tmp_path)
     LocalEngine(1).run(share(store.chunks, (1, 2)))

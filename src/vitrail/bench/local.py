@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -60,7 +62,8 @@ class LocalEngine:
                     run_chunk(task, self.devices[0])
                     done(task)
             return
-        _Pool(self, tasks, done).run()
+        with unwound():
+            _Pool(self, tasks, done).run()
 
 
 class _Pool:
@@ -156,6 +159,27 @@ def _serve(connection: Connection, device: str, threads: int) -> None:
             connection.send(("output", str(error)))
         except Exception as error:  # noqa: BLE001 - told to the parent, which raises it
             connection.send(("other", f"{task.name}: {reason(error)}"))
+
+
+@contextmanager
+def unwound() -> Iterator[None]:
+    """A while in which a request to end (SIGTERM, as schedulers send it) unwinds as Ctrl-C does.
+
+    By default it ends this process alone, and its workers would go on with what they are at for minutes. A program that
+    has its own way with the signal keeps it.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextmanager
