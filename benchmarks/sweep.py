@@ -83,17 +83,16 @@ def _size(name: str) -> int:
     return sum(p.numel() for p in model.parameters()) if ATTENTIVE.search(names) else 0
 
 
-def look(name: str, device: str) -> dict[str, Any] | None:
-    """One model's row, or None if it is no transformer."""
+def look(name: str, device: str) -> dict[str, Any]:
+    """One model's row."""
     torch.manual_seed(0)
     model, feed = _make(name, device)
     _wake(model)
     try:
         anatomy = read(model, feed)
-    except ModelError as error:
-        return None if "no attention was found" in str(error) else {"remark": str(error)}
     except VitrailError as error:
-        return {"remark": str(error)}
+        none = isinstance(error, ModelError) and "no attention was found" in str(error)
+        return {"attention": "none" if none else "", "remark": str(error)}
     pixels = "×".join(str(side) for side in feed.args[0].shape[2:])
     row: dict[str, Any] = {
         "attention": anatomy.kind, "layers": len(anatomy.organs), "kind": kind_of(anatomy), "pixels": pixels,
@@ -159,7 +158,7 @@ def main() -> None:
     known = {row["model"] for row in rows}
     chosen = [(_family(name)[1], name, _size(name)) for name in args.models or ()]
     for family, name, size in chosen or variants(args.millions, args.only):
-        if name in known:
+        if name in known or not size:
             continue
         if args.list:
             print(name, flush=True)
@@ -170,8 +169,6 @@ def main() -> None:
         except Exception as error:  # noqa: BLE001
             found = {"remark": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         gc.collect()
-        if found is None:
-            continue
         spent = time.perf_counter() - began
         row = {"family": family, "model": name, "millions": f"{size / 1e6:.1f}", "seconds": f"{spent:.1f}", **found}
         rows.append(row)
