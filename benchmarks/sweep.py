@@ -35,7 +35,9 @@ FIELDS = (
     "seconds",
 )  # fmt: skip
 #: Quicker than the methods' own quick settings.
-QUICK: dict[str, dict[str, Any]] = {"rise": {"masks": 8}, "occlusion": {"window": 4, "stride": 4}}
+QUICK: dict[str, dict[str, Any]] = {
+    "rise": {"masks": 8}, "occlusion": {"window": 4, "stride": 4}, "vit_cx": {"delta": 0.7},
+}  # fmt: skip
 UNTRIED = frozenset({"scorecam"})
 SMALL = 112
 #: What modules that attend are called.

@@ -35,6 +35,17 @@ def test_probability_and_its_logarithm_rank_alike_in_the_first_order():
     assert torch.allclose(normalise(a), normalise(b), atol=1e-10)
 
 
+@pytest.mark.parametrize("pool", ["model", "mean"])
+def test_legrad_does_without_stacking_where_the_tail_remembers_the_batch(pool):
+    """As models do that put tokens back on a grid of as many pictures as they were given."""
+    model, given = tiny_vit().double(), []
+    expected = grid("legrad", model, blocks=3, pool=pool)
+    model.register_forward_pre_hook(lambda _, args: given.append(args[0].shape[0]))
+    model.norm.register_forward_pre_hook(lambda _, args: (args[0].reshape(given[-1], args[0].shape[1], -1),))
+    assert torch.allclose(grid("legrad", model, blocks=3, pool=pool), expected, rtol=1e-10)
+    assert len(given) > 4, "three more passes, one for each block"
+
+
 @pytest.mark.parametrize("variant", range(1, 5))
 def test_gradtoken_to_no_depth_is_variant_0(variant):
     assert torch.equal(grid("gradtoken", variant=variant, depth=3), grid("gradtoken", variant=0))

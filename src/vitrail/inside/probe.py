@@ -182,20 +182,28 @@ class Probe:
             One gradient a block, in order, each of shape (b, H, n, n).
         """
         organs = [i for i, o in enumerate(self.anatomy.organs) if not o.pool][-count:]
+        try:
+            return self._ended(organs, range(len(organs)), pool)
+        except RuntimeError:  # a tail that puts tokens back on a grid may remember how many pictures there were
+            return [self._ended(organs, [i], pool)[0] for i in range(len(organs))]
+
+    def _ended(self, organs: Sequence[int], ends: Sequence[int], pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """For some of the organs, the gradient at its attention of the target as if the model ended there."""
         needs = {"dA": slice(organs[0], organs[-1] + 1)}
-        owner = torch.arange(self.batch, device=self.feed.tensors[0].device).repeat(len(organs))
+        owner = torch.arange(self.batch, device=self.feed.tensors[0].device).repeat(len(ends))
         found = []
 
         def stack(outputs: list[Tensor]) -> Tensor:
             # Whether tokens or pictures come first, pictures are stacked.
             axis = 1 if self.anatomy.tokens_first else 0
-            return torch.cat([pool(x) for x in outputs[-len(organs) :]], axis)
+            last = outputs[-len(organs) :]
+            return torch.cat([pool(last[i]) for i in ends], axis)
 
         with passing(self.model, self.feed, self.anatomy, [needs], tail=stack) as one:
-            values = self.scorer(one.output, owner, self.score)[:, self.k].view(len(organs), -1)
-            for i, index in enumerate(organs):
-                node = one.nodes["dA", index]
-                (gradient,) = torch.autograd.grad(values[i].sum(), node, retain_graph=i + 1 < len(organs))
+            values = self.scorer(one.output, owner, self.score)[:, self.k].view(len(ends), -1)
+            for place, i in enumerate(ends):
+                node = one.nodes["dA", organs[i]]
+                (gradient,) = torch.autograd.grad(values[place].sum(), node, retain_graph=place + 1 < len(ends))
                 found.append(gradient.to(one.dtype))
         return found
 
