@@ -21,6 +21,7 @@ from zoo import (
     MANY,
     SMALL,
     FoldedHeads,
+    HandWritten,
     build,
     inputs_of,
     open_clip_vit_b_32,
@@ -224,3 +225,18 @@ def test_published_sizes_say_the_same(make):
         assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
     found = vitrail.explain(model, feed.args[0], "transformer_mm", target=target or 3)
     assert not found.flat.any()
+
+
+@pytest.mark.parametrize("einsum", [False, True])
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_values_before_attention_are_the_same_attention(einsum):
+    _, plain, feed = build("own:handwritten")
+    turned = HandWritten(einsum, turned=True).double().eval()
+    turned.load_state_dict(plain.state_dict())
+    images = feed.args[0]
+    with torch.no_grad():
+        assert torch.allclose(turned(images)["logits"], plain(images)["logits"], rtol=1e-10)
+    chosen = quick(plain, feed)
+    expected, found = (vitrail.explain(model, images, methods=chosen, target=1) for model in (plain, turned))
+    for method, own in expected.items():
+        assert torch.allclose(found[method].grid, own.grid, rtol=1e-6, atol=1e-9), method

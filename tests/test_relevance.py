@@ -79,7 +79,7 @@ MAKERS = {
 }
 ZOO = (
     "hf:vit", "hf:vit-eager", "hf:deit-teacher", "hf:dinov2-registers", "hf:clip-vision", "hf:bert", "torchvision:vit",
-    "open_clip:vit", "own:handwritten", "own:einsum", "own:encoder", "own:folded-heads",
+    "open_clip:vit", "own:handwritten", "own:einsum", "own:turned", "own:encoder", "own:folded-heads",
 )  # fmt: skip
 
 

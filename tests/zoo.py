@@ -87,9 +87,12 @@ def open_clip_model() -> nn.Module:
 
 
 class HandWritten(nn.Module):
-    """Attention by softmax and matmul, or by einsum, inside a model nobody knows, in (tokens, batch, width) layout."""
+    """Attention by softmax and matmul, or by einsum, inside a model nobody knows, in (tokens, batch, width) layout.
 
-    def __init__(self, einsum: bool = False) -> None:
+    Turned, features come before tokens, so that values stand to the left of attention.
+    """
+
+    def __init__(self, einsum: bool = False, turned: bool = False) -> None:
         super().__init__()
         self.embed = nn.Conv2d(3, 32, 8, 8)
         self.cls = nn.Parameter(torch.randn(1, 1, 32))
@@ -101,7 +104,7 @@ class HandWritten(nn.Module):
             for _ in range(3)
         )
         self.head = nn.Linear(32, 5)
-        self.einsum = einsum
+        self.einsum, self.turned = einsum, turned
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
         x = self.embed(images).flatten(2).permute(2, 0, 1)
@@ -109,7 +112,14 @@ class HandWritten(nn.Module):
         for m in self.layers:
             y = m["n1"](x)
             q, k, v = (m[n](y).view(*y.shape[:2], 4, 8).permute(1, 2, 0, 3) for n in "qkv")
-            if self.einsum:
+            if self.turned:
+                q, k, v = (t.transpose(-1, -2) for t in (q, k, v))
+                if self.einsum:
+                    a = (torch.einsum("bhdi,bhdj->bhij", q, k) / 8**0.5).softmax(-1)
+                    z = torch.einsum("bhdj,bhij->bhdi", v, a).mT
+                else:
+                    z = (v @ ((q.mT @ k) * 8**-0.5).softmax(-1).mT).transpose(2, 3)
+            elif self.einsum:
                 a = (torch.einsum("b h i d, b h j d -> b h i j", q, k) / 8**0.5).softmax(-1)
                 z = torch.einsum("bhij,bhjd->bhid", nn.functional.dropout(a, 0.1, self.training), v)
             else:
@@ -224,6 +234,8 @@ CASES = {
     "open_clip:vit": Case(open_clip_model, 1, (3, 3), "cls", 3, size=(3, 48, 48), target=similar, scaled=True),
     "own:handwritten": Case(HandWritten, 1, (4, 4), "cls", 3, size=(3, 32, 32)),
     "own:einsum": Case(lambda: HandWritten(einsum=True), 1, (4, 4), "cls", 3, size=(3, 32, 32)),
+    "own:turned": Case(lambda: HandWritten(turned=True), 1, (4, 4), "cls", 3, size=(3, 32, 32)),
+    "own:turned-einsum": Case(lambda: HandWritten(True, turned=True), 1, (4, 4), "cls", 3, size=(3, 32, 32)),
     "own:encoder": Case(Encoder, 0, (4, 4), "mean", 3, size=(3, 32, 32)),
     "own:folded-heads": Case(FoldedHeads, 1, (4, 4), "cls", 3, size=(3, 32, 32)),
     "own:registers": Case(lambda: PlainViT(prefix=3), 3, (4, 4), "cls", 3, size=(3, 32, 32)),

@@ -27,6 +27,9 @@ SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
 MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
 # Functions whose result is the attention itself, only relabelled: a copy, another type, dropout that is off.
 SAME = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.contiguous, Tensor.clone}
+# Functions that may swap the last two axes, as where features come before tokens and values before attention.
+MT: Any = Tensor.mT.__get__  # type: ignore[attr-defined]
+TURN = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes, MT}
 # Functions that may fold the heads into the batch.
 FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
 
@@ -84,6 +87,7 @@ class _Pending:
     O: Tensor  # noqa: E741
     scores: _Scores | None
     alias: Tensor
+    turned: Tensor | None = None
 
 
 class AttentionMode(TorchFunctionMode):
@@ -252,6 +256,11 @@ class AttentionMode(TorchFunctionMode):
         pending = self._pending
         if pending is not None and left is pending.alias:
             return self._meet_values(func, pending, left, right, kwargs)
+        if pending is not None and right is pending.turned:
+            out = self._meet_values(func, pending, pending.alias, left.transpose(-2, -1), kwargs).transpose(-2, -1)
+            if self.stream is not None:
+                self.stream.branch_from(out)
+            return out
         if left.dim() < 3 or right.dim() < 3:  # a weight matrix, not keys
             return func(left, right, **kwargs)  # type: ignore[no-any-return]
         self._gated(len(self.calls), left, right)
@@ -266,10 +275,14 @@ class AttentionMode(TorchFunctionMode):
         pair = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
         inner = terms[0].split(",") if len(terms) == 2 else []
         if len(inner) == 2 and len(inner[0]) == len(inner[1]) == len(terms[1]) and inner[0][:-2] == inner[1][:-2]:
-            i, k, a, b = inner[0][-2], inner[0][-1], inner[1][-2], inner[1][-1]
-            if k in (a, b) and terms[1] == inner[0][:-2] + i + (a if b == k else b):
-                right = pair[1].transpose(-2, -1) if b == k else pair[1]
-                return self._matmul(torch.matmul, pair[0], right)
+            one, two, out = inner[0][-2:], inner[1][-2:], terms[1]
+            over = "".join(set(one) & set(two))
+            if len(over) == 1 and out == inner[0][:-2] + one.replace(over, "") + two.replace(over, ""):
+                left = pair[0] if one[1] == over else pair[0].transpose(-2, -1)
+                right = pair[1] if two[0] == over else pair[1].transpose(-2, -1)
+                if right is not pair[1] and self._pending is not None and pair[1] is self._pending.alias:
+                    self._pending.turned = right
+                return self._matmul(torch.matmul, left, right)
         return func(equation, *operands)  # type: ignore[no-any-return]
 
     def _softmax(self, func: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -310,6 +323,8 @@ class AttentionMode(TorchFunctionMode):
         if pending is not None and args[0] is pending.alias:
             if func in SAME or (func in FOLD and result.shape[-2:] == pending.alias.shape[-2:]):
                 pending.alias = result
+            elif turns(func, args):
+                pending.turned = result
         elif scores is not None and result.shape == scores.result.shape and any(a is scores.result for a in args[:2]):
             scores.result = result
 
@@ -353,6 +368,19 @@ class AttentionMode(TorchFunctionMode):
         **dict.fromkeys(SOFTMAX, _softmax),
         **dict.fromkeys(MATMUL, _matmul),
     }
+
+
+def turns(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call swaps the last two axes of its first argument.
+
+    Example:
+        >>> turns(torch.transpose, (torch.zeros(2, 3, 4), 1, -1)), turns(torch.transpose, (torch.zeros(2, 3, 4), 0, 1))
+        (True, False)
+    """
+    if func not in TURN:
+        return False
+    n = args[0].dim()
+    return func == MT or {axis % n for axis in args[1:3]} == {n - 2, n - 1}
 
 
 def _shape(queries: Tensor, keys: Tensor) -> tuple[int, int, int, int]:

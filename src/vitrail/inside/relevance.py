@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.errors import ModelError, NotApplicableError
 from vitrail.inside.anatomy import Anatomy
-from vitrail.inside.attention import SAME
+from vitrail.inside.attention import SAME, turns
 from vitrail.inside.doors import DOORS, IN_PLACE, depends
 from vitrail.inside.feed import Feed, any_output
 from vitrail.inside.operations import Samples
@@ -47,6 +47,7 @@ class RelevanceMode(TorchFunctionMode):
         entering: For each attention call whose branch is added to a stream, that stream: its place in the graph, and
             its value.
         pending: A softmax that is attention if its result meets values, and what that result is called by now.
+        transposed: The same with its axes swapped, where values come before attention.
         scores: Results of linear maps on one vector an input.
         turned: Products with constants that may be parts of a rotation.
         packed: Whether ``nn.MultiheadAttention`` is at work, whose linear maps are no modules.
@@ -59,6 +60,7 @@ class RelevanceMode(TorchFunctionMode):
         self.attention: list[Tensor] = []
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self.pending: tuple[Tensor, Tensor] | None = None
+        self.transposed: Tensor | None = None
         self.scores: dict[int, Tensor] = {}
         self.turned: dict[int, Tensor] = {}
         self.packed = False
@@ -109,8 +111,11 @@ class RelevanceMode(TorchFunctionMode):
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any,
         before: tuple[Tensor, GradientEdge, Tensor] | None = None,
     ) -> None:  # fmt: skip
-        if self.pending is not None and func in SAME and args and args[0] is self.pending[1]:
-            self.pending = (self.pending[0], result)
+        if self.pending is not None and args and args[0] is self.pending[1]:
+            if func in SAME:
+                self.pending = (self.pending[0], result)
+            elif turns(func, args):
+                self.transposed = result
         self.stream.after(func, args, kwargs, result)
         for (_, call), stream in self._found.items():
             if before is not None and stream is before[0]:

@@ -72,7 +72,7 @@ def softmax(mode: RelevanceMode, func: Any, input: Tensor, *args: Any, **kwargs:
     else:
         A = func(input, *args, **kwargs)
     if attends:
-        mode.pending = (A, A)
+        mode.pending, mode.transposed = (A, A), None
     return A
 
 
@@ -81,6 +81,10 @@ def matmul(mode: RelevanceMode, func: Any, left: Tensor, right: Tensor, **kwargs
     pending = mode.pending
     if right.dim() == 1:
         return multiply(mode, left, right[:, None]).squeeze(-1)
+    if pending is not None and right is mode.transposed:
+        Z = matmul(mode, func, pending[1], left.transpose(-2, -1), **kwargs).transpose(-2, -1)
+        mode.stream.branch_from(Z)
+        return Z
     attends = pending is not None and left is pending[1]
     Z = multiply(mode, left, right, one="inner" if attends else "linear")
     if pending is not None and attends:
@@ -104,7 +108,10 @@ def einsum(mode: RelevanceMode, func: Any, equation: Any, *operands: Any) -> Ten
         if left[-1] == right[-2]:
             return matmul(mode, torch.matmul, *pair)
         if left[-1] == right[-1]:
-            return matmul(mode, torch.matmul, pair[0], pair[1].transpose(-2, -1))
+            turned = pair[1].transpose(-2, -1)
+            if mode.pending is not None and pair[1] is mode.pending[1]:
+                mode.transposed = turned
+            return matmul(mode, torch.matmul, pair[0], turned)
     return multiply(
         mode, pair[0], pair[1], lambda u, v: torch.einsum(equation, u, v),
         lambda s, v: torch.einsum(f"{outer},{right}->{left}", s, v),
