@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import vitrail
 import zoo
 from vitrail.errors import NotApplicableError
 from vitrail.inside.anatomy import read
 from vitrail.inside.feed import Feed
 from vitrail.inside.operations import Linear, Samples
-from vitrail.inside.relevance import Relevances, propagate
+from vitrail.inside.propagation import Relevances, propagation
 from vitrail.inside.rules import (
     ABSLRP,
     GAMMA_RULES,
@@ -105,7 +106,7 @@ def run(model: nn.Module, feed: Feed, rules: RuleSet, want: frozenset[str] = EVE
     if rules.name == "conservative" or rules is VARIANTS["released"]:  # these hold attention fixed
         want = want - {"A"}
     extra = {"read": embeds} if type(model).__name__ in ("CLIP", "CLIPVisionModelWithProjection") else {}
-    return propagate(model, feed, read(model, feed), rules, one_hot, want, **extra)
+    return propagation(model, feed, read(model, feed), rules, **extra).relevances(one_hot, want)
 
 
 def parts_of(found: Relevances) -> list[torch.Tensor]:
@@ -266,10 +267,10 @@ def test_a_batch_as_large_as_the_tokens():
 def test_what_cannot_be_asked():
     model, feed = made("plain")
     with pytest.raises(NotApplicableError, match="hold attention fixed"):
-        propagate(model, feed, read(model, feed), conservative(), one_hot, frozenset({"A"}))
+        propagation(model, feed, read(model, feed), conservative()).relevances(one_hot, frozenset({"A"}))
     model, feed = made("hf:bert")
     with pytest.raises(NotApplicableError, match="no pixels"):
-        propagate(model, feed, read(model, feed), OURS, one_hot, frozenset({"pixels"}))
+        propagation(model, feed, read(model, feed), OURS).relevances(one_hot, frozenset({"pixels"}))
 
 
 def test_half_precision_is_carried_in_single():
@@ -281,3 +282,36 @@ def test_half_precision_is_carried_in_single():
     close = torch.corrcoef(torch.stack([found.tokens.flatten(), expected.tokens.flatten()]))[0, 1]
     assert close > 0.95
     assert next(model.parameters()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("methods", "passes"), [(["lrp", "partial_lrp"], 1), (["abslrp"], 1), (["attnlrp"], 1), (["lrp", "abslrp"], 2)]
+)
+def test_one_forward_serves_every_question_of_the_same_rules(methods, passes):
+    """For two classes, the same maps as for each alone, and a forward for each rule set beside that of the answer."""
+    torch.manual_seed(4)
+    model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    alone = [{m: vitrail.explain(model, images, m, target=k).grid[:, 0] for m in methods} for k in (1, 3)]
+    seen = []
+    handle = model.register_forward_hook(lambda *_: seen.append(1))
+    found = vitrail.explain(model, images, methods=methods, target=[[1, 3]])
+    handle.remove()
+    assert len(seen) == 1 + passes
+    for k, own in enumerate(alone):
+        for method, grid in own.items():
+            assert torch.equal(found[method].grid[:, k], grid), method
+
+
+def test_a_result_that_was_written_over_is_computed_again():
+    x = torch.randn(2, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(4, 5, dtype=torch.float64)
+    op = Linear(lambda x: F.linear(x, weight), F.linear, torch.matmul, weight, None, Samples(2))
+    expected, found = (gamma_generalised(0.1)(op, x) for _ in range(2))
+    start = torch.randn(2, 4, dtype=torch.float64)
+    (kept,) = torch.autograd.grad(expected, x, start)
+    edge = torch.autograd.graph.get_gradient_edge(found)
+    with torch.no_grad():
+        found.zero_()
+    (again,) = torch.autograd.grad(edge, x, start)
+    assert torch.equal(again, kept)
+    assert float(kept.abs().sum()) > 0

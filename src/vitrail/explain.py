@@ -62,7 +62,6 @@ class _Run:
     advance: Callable[[int], None]
     places: Places | None
 
-
     def stitched(self, trace: Trace) -> Trace:
         """The pass, with windows joined if that was asked for."""
         return trace if self.places is None else join_windows(trace, self.places)
@@ -217,6 +216,7 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
             elif job.round is None:
                 relevance[job.label] = [_timed(job, agnostic, probe, own, parts, run)] * aimed.count
                 parts[job.label] *= aimed.count
+        probe.carried.clear()
         rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(job.round for job in by_trace) if r]
         for k, (score, cut) in rounds:
             last = (k, (score, cut)) == rounds[-1]
@@ -268,6 +268,8 @@ def _timed(
 ) -> Tensor:  # fmt: skip
     """Run a method on what it takes, and keep its notes if they are wanted."""
     began = perf_counter()
+    if job.method.family != "relevance":
+        probe.carried.clear()  # nobody is going to ask for it
     notes: dict[str, list[Any]] | None = {} if run.keep else None
     looking = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
     given = {"trace": None if trace is None else replace(trace, notes=notes), "probe": looking}

@@ -140,9 +140,33 @@ class _Carry(torch.autograd.Function):
         return (None, None, None, *ctx.back(*R, *ctx.saved_tensors))
 
 
+class _CarryWithResult(torch.autograd.Function):
+    """The same, whose backward also gets the result of an operation of one input."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[[Tensor], Tensor], back: Callable[..., Any], x: Tensor) -> Tensor:
+        y = run(x)
+        ctx.run, ctx.back = run, back
+        ctx.save_for_backward(x)
+        # Autograd refuses results that were written over, which a model may do; those can be computed again.
+        ctx.y, ctx.version = y.detach(), y._version  # noqa: SLF001
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, R: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        y = ctx.y if ctx.y._version == ctx.version else ctx.run(x)  # noqa: SLF001
+        return None, None, ctx.back(R, x, y)
+
+
 def carry(run: Callable[..., Tensor], back: Callable[..., Any], kept: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
     """``run(*inputs)``, whose backward is ``back(R, *kept)``, one entry an input."""
     return _Carry.apply(run, back, kept, *inputs)  # type: ignore[no-any-return]
+
+
+def carry_with_result(run: Callable[[Tensor], Tensor], back: Callable[..., Tensor], x: Tensor) -> Tensor:
+    """``run(x)``, whose backward is ``back(R, x, y)``, y being the result."""
+    return _CarryWithResult.apply(run, back, x)  # type: ignore[no-any-return]
 
 
 def safe(a: Tensor, b: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from vitrail.inside.still import still
 from vitrail.inside.trace import ALL, LAST, Block, Needs, Trace
 
 if TYPE_CHECKING:
-    from vitrail.inside.relevance import Relevances
+    from vitrail.inside.propagation import Propagation, Relevances
     from vitrail.inside.rules import RuleSet
 
 #: From the output for some images, and which inputs they were made from, shape (N,), to all K targets, shape (N, K).
@@ -47,6 +47,7 @@ class Probe:
         seen: The pass over the inputs as they are, where there was one that methods may read off again.
         notes: Where a method puts what it computed on the way, or None if nobody asked for it.
         advance: Called with the number of pictures that were just looked at, for progress.
+        carried: The last forward under rules of relevance, if any, for who asks for the same rules next.
     """
 
     model: nn.Module
@@ -61,6 +62,7 @@ class Probe:
     seen: Pass | None = None
     notes: dict[str, list[Any]] | None = None
     advance: Callable[[int], None] = field(default=lambda _: None)
+    carried: list[Propagation] = field(default_factory=list)
 
     @property
     def images(self) -> Tensor:
@@ -215,9 +217,7 @@ class Probe:
             want: Which of the fields of ``Relevances`` to fill.
             contrast: Start with all classes but the asked one, alike, instead of the asked one.
         """
-        from vitrail.inside.relevance import propagate
-
-        owner = torch.arange(self.batch, device=self.feed.tensors[0].device)
+        from vitrail.inside.propagation import propagation
 
         def start(values: Tensor) -> Tensor:
             if self.classes is None:
@@ -227,12 +227,17 @@ class Probe:
                 asked = torch.zeros_like(values).scatter(1, self.classes[:, self.k : self.k + 1], 1)
             return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
 
+        if not self.carried or self.carried[0].rules is not rules:
+            self.carried.clear()  # before the next: a graph is as large as that of a training step
+            self.carried.append(propagation(self.model, self.feed, self.anatomy, rules, **self._targets()))
+        return self.carried[0].relevances(start, want)
+
+    def _targets(self) -> dict[str, Any]:
+        """Where the targets are a function of the output, they are what relevance starts at."""
         if self.classes is not None:
-            return propagate(self.model, self.feed, self.anatomy, rules, start, want)
-        # The targets are a function of the output: they are what relevance starts at.
-        return propagate(
-            self.model, self.feed, self.anatomy, rules, start, want, lambda output: self.scorer(output, owner, "logit")
-        )
+            return {}
+        owner = torch.arange(self.batch, device=self.feed.tensors[0].device)
+        return {"read": lambda output: self.scorer(output, owner, "logit")}
 
     # -- feature maps --------------------------------------------------------------------------------------------
 

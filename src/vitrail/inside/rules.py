@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from vitrail.inside.operations import EPS, Linear, Mean, Norm, Plain, Product, Sum, away, carry, safe
+from vitrail.inside.operations import EPS, Linear, Mean, Norm, Plain, Product, Sum, away, carry, carry_with_result, safe
 
 EPS_ACTIVATION = 1e-10
 EPS_GAMMA = 1e-6
@@ -131,12 +132,12 @@ def linear_split(op: Linear, x: Tensor) -> Tensor:
 def linear_absolute(op: Linear, x: Tensor) -> Tensor:
     """Relevance to positive products over |y|, bias included, brought to a total of 1."""
 
-    def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
+    def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
         (xp, xn), (wp, wn) = _halves(x), _halves(op.weight)
-        S = R / op.run(x).abs_().add_(EPS)
-        return (op.samples.unit(xp.mul_(op.adjoint(S, wp)).addcmul_(xn, op.adjoint(S, wn))),)
+        S = R / y.abs().add_(EPS)
+        return op.samples.unit(xp.mul_(op.adjoint(S, wp)).addcmul_(xn, op.adjoint(S, wn)))
 
-    return carry(op.run, back, (x,), x)
+    return carry_with_result(op.run, back, x)
 
 
 def pixels_bounded(op: Linear, x: Tensor) -> Tensor:
@@ -161,14 +162,14 @@ def gamma_rule(gamma: float) -> Rule:
             return op.run(x)
         weight = op.weight
 
-        def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
-            y, wp = op.run(x), weight.clamp_min(0)
+        def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            wp = weight.clamp_min(0)
             z = y + gamma * op.apply(x, wp)
             if op.bias is not None:
                 z = z + gamma * op.bias.clamp_min(0)
-            return (x * op.adjoint(R * y / away(z), weight + gamma * wp) / away(x),)
+            return x * op.adjoint(R * y / away(z), weight + gamma * wp) / away(x)
 
-        return carry(op.run, back, (x,), x)
+        return carry_with_result(op.run, back, x)
 
     return rule
 
@@ -180,20 +181,22 @@ def gamma_generalised(gamma: float) -> Rule:
         if gamma == 0:
             return op.run(x)
 
-        def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
-            y, (xp, xn), (wp, wn) = op.run(x), _halves(x), _halves(op.weight)
-            raised = op.apply(xp, wp).add_(op.apply(xn, wn))
+        def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            # Sums of the products of either sign, from the sum of all and that of their sizes: raised is the positive
+            # ones, y - raised the negative ones, and only the larger of the two is ever used, in which nothing cancels.
+            size = op.weight.abs()
+            raised = op.apply(x.abs(), size).add_(y)
             if op.bias is not None:
-                raised += op.bias.clamp_min(0)
-            # What is not raised is the rest of y, and where y is negative nothing cancels in y - raised.
-            z = y + gamma * torch.where(y > 0, raised, y - raised)
+                raised += op.bias.abs()
+            raised *= 0.5
+            z = torch.where(y > 0, raised, y - raised).mul_(gamma).add_(y)
             S = R * y / away(z, EPS_GAMMA)
             G = op.adjoint(S, op.weight)
-            same = op.adjoint(S * (y > 0), wp) + op.adjoint(S * (y < 0), wn)
-            G = G + gamma * torch.where(x > 0, same, G - same)
-            return (x * G / away(x, EPS_INPUT),)
+            same = op.adjoint(S * y.sign(), size).add_(G).mul_(0.5)
+            G = torch.where(x > 0, same, G - same).mul_(gamma).add_(G)
+            return x * G / away(x, EPS_INPUT)
 
-        return carry(op.run, back, (x,), x)
+        return carry_with_result(op.run, back, x)
 
     return rule
 
@@ -317,6 +320,7 @@ ABSLRP = RuleSet("abslrp", _PASSED | {
 })  # fmt: skip
 
 
+@cache  # so that whoever asks for the same rules gets the same table
 def conservative(gelu: str = "plain") -> RuleSet:
     """Gradients with attention and the scale of norms held fixed.
 
@@ -333,6 +337,7 @@ def conservative(gelu: str = "plain") -> RuleSet:
 GAMMA_RULES = {"plain": gamma_rule, "generalised": gamma_generalised}
 
 
+@cache
 def attnlrp(
     gamma_conv: float = 0.25, gamma_linear: float = 0.05, attention: str = "shared", form: str = "generalised"
 ) -> RuleSet:
