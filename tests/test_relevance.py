@@ -315,3 +315,23 @@ def test_a_result_that_was_written_over_is_computed_again():
     (again,) = torch.autograd.grad(edge, x, start)
     assert torch.equal(again, kept)
     assert float(kept.abs().sum()) > 0
+
+
+@pytest.mark.parametrize("turn", [False, True])
+def test_a_result_that_is_a_view_can_be_written_over(turn):
+    """As the kernels of some devices return them."""
+    from vitrail.inside.operations import carry, carry_with_result
+
+    def run(x):
+        return (x * 2).view(6).view(2, 3).T if turn else (x * 2).view(6).view(2, 3)
+
+    for carried in (
+        lambda x: carry(run, lambda R: ((R.T if turn else R) * 5,), (), x),
+        lambda x: carry_with_result(run, lambda R, *_: (R.T if turn else R) * 5, x),
+    ):
+        x = torch.arange(6.0).view(2, 3).requires_grad_()
+        y = carried(x)
+        y += 1
+        assert torch.equal(y, run(x) + 1)
+        (found,) = torch.autograd.grad(y.sum(), x)
+        assert torch.equal(found, torch.full((2, 3), 5.0))

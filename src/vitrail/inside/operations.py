@@ -126,6 +126,18 @@ class Plain:
     run: Callable[[Tensor], Tensor]
 
 
+def _whole(out: Tensor, *inputs: Tensor) -> Tensor:
+    """A result as a tensor of its own: autograd lets nobody write over what is a view of something else.
+
+    Some kernels return views of what they made: a linear map of three axes is one of two axes, seen otherwise. Views of
+    an input stay what they are.
+    """
+    base = out._base  # noqa: SLF001
+    if base is None or any(base is t or base is t._base for t in inputs):  # noqa: SLF001
+        return out
+    return torch.ops.aten._unsafe_view(out, out.shape)  # type: ignore[no-any-return]  # noqa: SLF001
+
+
 class _Carry(torch.autograd.Function):
     """An operation with a backward of our own; what it needs is kept by autograd, and so freed on the way."""
 
@@ -133,7 +145,7 @@ class _Carry(torch.autograd.Function):
     def forward(ctx: Any, run: Callable[..., Tensor], back: Callable[..., Any], kept: Any, *inputs: Tensor) -> Tensor:
         ctx.back = back
         ctx.save_for_backward(*kept)
-        return run(*inputs)
+        return _whole(run(*inputs), *inputs)
 
     @staticmethod
     def backward(ctx: Any, *R: Tensor) -> Any:
@@ -145,7 +157,7 @@ class _CarryWithResult(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, run: Callable[[Tensor], Tensor], back: Callable[..., Any], x: Tensor) -> Tensor:
-        y = run(x)
+        y = _whole(run(x), x)
         ctx.run, ctx.back = run, back
         ctx.save_for_backward(x)
         # Autograd refuses results that were written over, which a model may do; those can be computed again.

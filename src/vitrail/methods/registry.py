@@ -85,6 +85,10 @@ class Method:
     @property
     def options(self) -> dict[str, Any]:
         """Its options with their defaults; methods that read off a score also take ``score``."""
+        return dict(self._defaults)
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
         parameters = inspect.signature(self.relevance).parameters.values()
         options = {p.name: p.default for p in parameters if p.name not in self.takes}
         return options if self.score is None else {**options, "score": self.score}
