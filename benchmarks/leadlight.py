@@ -8,10 +8,10 @@ the predicted class. Scored are segmentation of the pets (mean threshold) and, o
 least and the most relevant pixels first, filled with black and with the mean colour. Images go to one half or the other
 by their name. On pairs of scenes, whose classes are both asked for, scored are how often the asked object gets more
 relevance a pixel than the other one, and the share of relevance on it; the val split is the one half, the test split
-the other. The form with the best rank over all scores and models on the first half is the choice.
+the other. Forms are ordered by their mean rank over all scores and models on the first half.
 
 Depths are those of twelve blocks; for a model of L blocks depth d stands for 1 + (d − 1)·L/12, rounded down. Models
-named by --models are measured, rows of others are kept as the table has them.
+named by --models are measured, rows of others are kept as the table has them, and what they were measured with.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def forms(blocks: int = 12) -> dict[str, str]:
     for source, share, depth in product(SOURCES, SHARES, DEPTHS):
         form = f"leadlight:source={source},mix={share},depth="
         first = 1 + (depth - 1) * blocks // 12
-        made[f"{form}{depth}"] = f"{form}{first}"
-        if source != "last" and share in (0.5, 0.75) and depth in (4, 7):
-            made[f"{form}{depth},score=prob"] = f"{form}{first},score=prob"
-    return {**made, **{name: name for name in ("leadlight:source=last,mix=0", *REFERENCES)}}
+        wide = source != "last" and share in (0.5, 0.75) and depth in (4, 7)
+        for score in ("logit", "prob") if wide else ("logit",):
+            made[f"{form}{depth},score={score}"] = f"{form}{first},score={score}"
+    return {**made, **{name: name for name in ("leadlight:source=last,mix=0,score=logit", *REFERENCES)}}
 
 
 def batches(data: Any, count: int, about: Any, device: str) -> Iterator[tuple[list[Sample], Tensor]]:
@@ -207,9 +207,12 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     order = choose(rows)
-    about = {"chosen": order[0][1], "order": order[:20], "measured": args.models, "pets": args.pets,
-             "images": args.images, "scenes": args.scenes, "device": args.device, "versions": versions()}  # fmt: skip
-    args.out.with_suffix(".json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    manifest = args.out.with_suffix(".json")
+    now = {"device": args.device, "pets": args.pets, "images": args.images, "scenes": args.scenes,
+           "versions": versions()}  # fmt: skip
+    measured = json.loads(manifest.read_text(encoding="utf-8"))["measured"] if manifest.exists() else {}
+    about = {"first": order[0][1], "order": order[:20], "measured": measured | dict.fromkeys(args.models, now)}
+    manifest.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
     for place, form in order[:10]:
         print(f"{place:6.2f}  {form}")
 

@@ -1,7 +1,6 @@
 """One table from one or several runs: imagenet1000.csv, its manifest, and the tables and picture of docs/results.md.
 
     python results/collect.py runs/KEY [runs/KEY ...]
-    python results/collect.py runs/KEY [runs/KEY ...] --name imagenet500
 
 Runs must agree in models, pictures and settings, and may differ in methods: plans are split by what methods cost. A
 method that is in several runs is taken from the last one. Values, intervals and tests are made from the values of the
@@ -181,18 +180,17 @@ def main() -> None:
     """Collect runs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, the newest last")
-    parser.add_argument("--name", default=NAME, help="what the table is called (%(default)s)")
     parser.add_argument("--out", type=Path, default=HERE, help="where the table and its manifest go")
     parser.add_argument("--page", type=Path, default=show.PAGE, help="the page whose tables are made anew")
     args = parser.parse_args()
     runs = [Run(folder) for folder in args.runs]
     rows = list(table(runs))  # takes minutes: nothing is overwritten before
-    with (args.out / f"{args.name}.csv").open("w", encoding="utf-8", newline="") as file:
+    with (args.out / f"{NAME}.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
     text = json.dumps(about(runs), indent=2, ensure_ascii=False)
-    (args.out / f"{args.name}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
+    (args.out / f"{NAME}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
     show.show(args.out, args.page)
 
 

@@ -17,8 +17,7 @@ from pathlib import Path
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-#: The table of all pictures, and of half of them, with methods that have not been run on all.
-NAME, HALF = "imagenet1000", "imagenet500"
+NAME = "imagenet1000"
 PAGE = HERE.parent / "docs" / "results.md"
 PICTURE = "images/results.png"
 NUMBERS = ("value", "low", "high", "p_to_best", "to_control", "p_to_control", "to_predicted", "p_to_predicted")
@@ -218,6 +217,7 @@ def draw(table: Table, path: Path) -> None:
 
     there = table.have(DRAWN)
     order = [*reversed(table.column(BLACK))]
+    labels = [name if len(name) <= 32 else f"{name[:31]}…" for name in order]
     figure, axes = plt.subplots(2, 2, figsize=(7.2, 0.8 + 0.36 * len(order)), sharey=True, layout="constrained")
     for axis, score in zip(axes.flat, there, strict=True):
         column = table.column(score)
@@ -229,7 +229,7 @@ def draw(table: Table, path: Path) -> None:
             axis.plot([cell.low, cell.high], [y, y], color=colour, linewidth=2.2, solid_capstyle="butt")
             axis.plot(cell.value, y, "s" if cell.control else "o", color=colour, markersize=4)
         axis.set_title(DRAWN[score], fontsize=11)
-        axis.set_yticks(range(len(order)), order, fontsize=8.5)
+        axis.set_yticks(range(len(order)), labels, fontsize=8.5)
         axis.tick_params(axis="x", labelsize=9)
         axis.grid(axis="both", color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)
@@ -241,12 +241,12 @@ def draw(table: Table, path: Path) -> None:
     Image.open(held).convert("RGB").quantize(64).save(path, optimize=True)
 
 
-def renewed(page: str, table: Table, half: Table) -> str:
-    """The page with its tables made anew, from the table of all pictures and that of half of them."""
+def renewed(page: str, table: Table) -> str:
+    """The page with its tables made anew."""
     made = {
         "methods": methods(table), "perturbation": main_table(table, REMOVED, BLACK),
         "places": main_table(table, PLACED, MIOU), "leaders": leaders(table), "agreement": agreement(table),
-        "targets": targets(table), "half": main_table(half, (*REMOVED, HIT, PIXELS, MIOU), BLACK),
+        "targets": targets(table),
     }  # fmt: skip
     for name, text in made.items():
         before, found, rest = page.partition(f"<!-- {name} -->")
@@ -258,9 +258,9 @@ def renewed(page: str, table: Table, half: Table) -> str:
 
 
 def show(folder: Path, page: Path) -> None:
-    """Make the page's tables and picture anew from the tables in a folder."""
-    table, half = Table(folder / f"{NAME}.csv"), Table(folder / f"{HALF}.csv")
-    page.write_text(renewed(page.read_text(encoding="utf-8"), table, half), encoding="utf-8")
+    """Make the page's tables and picture anew from the table in a folder."""
+    table = Table(folder / f"{NAME}.csv")
+    page.write_text(renewed(page.read_text(encoding="utf-8"), table), encoding="utf-8")
     draw(table, page.parent / PICTURE)
 
 

@@ -16,10 +16,6 @@ pl = pytest.importorskip("polars")
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "results"
-#: Methods whose defaults are others than when they were run: by name, what was run.
-EARLIER = {"attnlrp": "attnlrp:plain"}
-#: Those of the plan of many that are not there yet, or on half of the pictures.
-HALF = ("leadlight:fast", "attnlrp:released")
 
 
 @pytest.fixture
@@ -32,18 +28,17 @@ def scripts(monkeypatch):
     return collect, show
 
 
-def read(name="imagenet1000"):
-    with (FOLDER / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+def read():
+    with (FOLDER / "imagenet1000.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
 def test_every_method_and_control_of_the_plan_has_every_score():
-    specs = [
+    specs = {
         spec
         for name in ("imagenet1000", "imagenet1000_many")
         for spec in parse(plans()[name].read_text(encoding="utf-8"), ROOT, Given(home=None))[0].specs()
-    ]
-    whole = {EARLIER.get(spec, spec) for spec in specs if spec in EARLIER or spec not in HALF}
+    }
     scores = {
         ("imagenet", "chefer21"): {"positive(black)", "negative(black)"},
         ("imagenet", "vtranm"): {"aopc(black)", "lodds(black)"},
@@ -52,39 +47,35 @@ def test_every_method_and_control_of_the_plan_has_every_score():
         ("imagenet", "pointing"): {"hit@0", "hit@15", "energy"},
         ("pets", "segmentation"): {"pixel_accuracy", "map", "miou"},
     }
-    some = {*HALF, *EARLIER, "leadlight", *CONTROLS}
-    for file, methods, pictures in (("imagenet1000", whole, 1000), ("imagenet500", some, 500)):
-        rows = read(file)
-        there = {(r["dataset"], r["protocol"], r["score"], r["target"], r["method"]): r for r in rows}
-        assert len(there) == len(rows), "no number stands twice"
-        wanted = [(d, p, s, t, m) for (d, p), names in scores.items() for s in names for t in ("predicted", "label")
-                  for m in methods]  # fmt: skip
-        for key in wanted:
-            row = there[key]
-            assert float(row["low"]) <= float(row["value"]) <= float(row["high"]), key
-            assert int(row["images"]) == (300 if key[0] == "pets" else pictures), key
-            assert (row["control"] == "True") == (key[-1] in CONTROLS)
+    rows = read()
+    there = {(r["dataset"], r["protocol"], r["score"], r["target"], r["method"]): r for r in rows}
+    assert len(there) == len(rows), "no number stands twice"
+    wanted = [(d, p, s, t, m) for (d, p), names in scores.items() for s in names for t in ("predicted", "label")
+              for m in specs]  # fmt: skip
+    for key in wanted:
+        row = there[key]
+        assert float(row["low"]) <= float(row["value"]) <= float(row["high"]), key
+        assert int(row["images"]) == (300 if key[0] == "pets" else 1000), key
+        assert (row["control"] == "True") == (key[-1] in CONTROLS)
 
 
-@pytest.mark.parametrize(("name", "pictures"), [("imagenet1000", 1000), ("imagenet500", 500)])
-def test_the_manifest_names_runs_by_hash_and_no_machine(name, pictures):
-    text = (FOLDER / f"{name}-manifest.json").read_text(encoding="utf-8")
+def test_the_manifest_names_runs_by_hash_and_no_machine():
+    text = (FOLDER / "imagenet1000-manifest.json").read_text(encoding="utf-8")
     found = json.loads(text)
-    assert {data: one["images"] for data, one in found["data"].items()} == {"imagenet": pictures, "pets": 300}
+    assert {data: one["images"] for data, one in found["data"].items()} == {"imagenet": 1000, "pets": 300}
     assert found["rows_without_a_score"] == 0
     assert all(len(model["weights_sha256"]) == 64 for model in found["models"])
     runs = {run["key"]: run for run in found["runs"]}
-    assert {row["run"] for row in read(name)} <= set(runs)
+    assert {row["run"] for row in read()} <= set(runs)
     named = [method for run in runs.values() for method in run["methods"]]
-    assert sorted(named) == sorted({row["method"] for row in read(name)}), "each method is from one run"
+    assert sorted(named) == sorted({row["method"] for row in read()}), "each method is from one run"
     assert not any(part in text for part in ("/", "\\")), "no path of any machine"
 
 
 def test_the_page_says_what_the_table_says(scripts):
     _, show = scripts
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    tables = [show.Table(FOLDER / f"{name}.csv") for name in (show.NAME, show.HALF)]
-    assert page == show.renewed(page, *tables), "run python results/show.py"
+    assert page == show.renewed(page, show.Table(FOLDER / f"{show.NAME}.csv")), "run python results/show.py"
     assert (ROOT / "docs" / show.PICTURE).stat().st_size < 150_000
 
 

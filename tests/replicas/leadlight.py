@@ -13,7 +13,9 @@ def over_max(x: Tensor) -> Tensor:
     return x / x.max() if x.max() > 0 else torch.zeros_like(x)
 
 
-def replica(pass_: Pass, classes: Classes, mix: float = 0.5, lower: int = 2, of: str = "vtranm") -> Tensor:
+def replica(
+    pass_: Pass, classes: Classes, mix: float = 0.5, lower: int = 2, of: str = "vtranm", score: str = "prob"
+) -> Tensor:
     """Mix a map and its spread version, each over its maximum.
 
     Args:
@@ -23,14 +25,15 @@ def replica(pass_: Pass, classes: Classes, mix: float = 0.5, lower: int = 2, of:
         lower: One block in so many, counted from the input, is left out of the spreading, as is the last block; at
             least one block spreads.
         of: The map to start from: "vtranm" with lengths and without cosines, or "transformer_mm".
+        score: What that map differentiates, "prob" or "logit".
 
     Returns:
         Patch relevance, shape b, S.
     """
     if of == "vtranm":
-        start = vtranm.replica(pass_, classes, variant="af+l", score="logit")
+        start = vtranm.replica(pass_, classes, variant="af+l", score=score)
     elif of == "transformer_mm":
-        start = transformer_mm.replica(pass_, classes, score="logit")
+        start = transformer_mm.replica(pass_, classes, score=score)
     else:
         raise ValueError(f"no replica here for leadlight of {of!r}")
     count = len(pass_.blocks)

@@ -27,8 +27,8 @@ def _needs(source: str, depth: int | None, **_: object) -> Needs:
     return {**panes, "A_mean": slice((depth or 1) - 1, -1)}
 
 
-@register("leadlight", "Leadlight", "gradient", needs=_needs, class_specific=True, score="logit", cite="vitrail",
-          variants={"fast": {"source": "last", "mix": 0.75}})  # fmt: skip
+@register("leadlight", "Leadlight", "gradient", needs=_needs, class_specific=True, score="prob", cite="vitrail",
+          variants={"fast": {"source": "last", "mix": 0.75, "score": "logit"}})  # fmt: skip
 def leadlight(trace: Trace, *, source: str = "vtranm", mix: float = 0.5, depth: int | None = None) -> Tensor:
     """Relevance of the patches, mixed with itself spread over the patches each attends to.
 
