@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -203,3 +204,17 @@ dataset = { name = "voc2012" , root = "." }
     assert seen.regions().common.shape == (2, 10, 4)
     with pytest.raises(PlanError, match=r"multiclass cannot be run with cifar10 on voc2012: a model of 10 classes"):
         store_of(text.replace('{ name = "MODEL", weights = "random" }', '"cifar10"'), tmp_path / "runs", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("devices", "said"),
+    [
+        (["cuda:0"] * 4, "4 workers share one GPU"), (["cuda:0", "cuda:1"] * 2, "4 workers share 2 GPUs"),
+        (["cuda:0", "cuda:1"], ""), (["cpu"] * 4, ""), (["cuda:0"], ""),
+    ],
+)  # fmt: skip
+def test_workers_that_share_a_gpu_are_told(capsys, devices, said):
+    from vitrail.bench.command import _crowd
+
+    _crowd(SimpleNamespace(devices=devices))
+    assert capsys.readouterr().err.partition(": ")[2].partition(" and")[0] == said

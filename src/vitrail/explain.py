@@ -224,6 +224,7 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
             for job in by_trace:
                 if job.round == (score, cut):
                     relevance[job.label].append(_timed(job, trace, probe.of(k), own, parts, run))
+        probe.carried.clear()
         check_finite(about.module, one.logits)
     for job in jobs:
         if job.method.takes == ("probe",):

@@ -100,6 +100,7 @@ def bench(
         raise typer.Exit(2) from error
     stage = open_stage(checked.model_dump_json(), home)
     runs = make_engine(engine, workers, device, checked.threads, address)
+    _crowd(runs)
     store = Store.create(stage, to, text, fresh=not resume, device=device)
     todo = store.missing()
     own = todo if part is None else [c for c in share(store.chunks, part) if c in todo]
@@ -129,6 +130,7 @@ def explain_directory(
     from vitrail.bench.progress import Meter, progress
 
     runs = make_engine(engine, workers, device, 1, address)
+    _crowd(runs)
     aimed: Any = None
     if target:  # classes for all images alike are a row of them; "topN" stands alone
         aimed = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
@@ -152,6 +154,20 @@ def make_engine(name: str, workers: int | None, device: str, threads: int, addre
 
         return RayEngine(workers, device, threads, address)
     raise OptionError(f"--engine {name}: choose from {', '.join(ENGINES)}")
+
+
+def _crowd(runs: Any) -> None:
+    """Say so where workers share a GPU, which makes all of them wait."""
+    from vitrail import cli
+
+    devices: list[str] = getattr(runs, "devices", ["cpu"])
+    gpus = len(set(devices))
+    if devices[0] != "cpu" and len(devices) > gpus:
+        shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
+        cli.err.print(
+            f"[yellow]note:[/yellow] {len(devices)} workers share {shared} and wait for each other; one a GPU, the "
+            "default, is likely to be faster", highlight=False, soft_wrap=True,
+        )  # fmt: skip
 
 
 def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
