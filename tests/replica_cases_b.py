@@ -48,6 +48,6 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
 LEADLIGHT: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "leadlight": leadlight.replica,
     "leadlight:mix=1,depth=1": lambda p, c: leadlight.replica(p, c, mix=1.0, lower=1000),
-    "leadlight:source=transformer_mm": lambda p, c: leadlight.replica(p, c, lower=4, of="transformer_mm"),
+    "leadlight:source=transformer_mm": lambda p, c: leadlight.replica(p, c, of="transformer_mm"),
     "leadlight:score=logit": lambda p, c: leadlight.replica(p, c, score="logit"),
 }

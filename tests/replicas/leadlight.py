@@ -14,7 +14,7 @@ def over_max(x: Tensor) -> Tensor:
 
 
 def replica(
-    pass_: Pass, classes: Classes, mix: float = 0.5, lower: int = 2, of: str = "vtranm", score: str = "prob"
+    pass_: Pass, classes: Classes, mix: float = 0.75, lower: int = 4, of: str = "vtranm", score: str = "prob"
 ) -> Tensor:
     """Mix a map and its spread version, each over its maximum.
 

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.errors import OptionError
+from vitrail.inside.probe import Probe
 from vitrail.inside.trace import LAST, Needs, Trace
 from vitrail.methods.flow import rows
 from vitrail.methods.registry import METHODS, choose, register
@@ -14,8 +15,10 @@ from vitrail.methods.registry import METHODS, choose, register
 #: Where the relevance to be joined comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"transformer_mm": {"start": 0}, "vtranm": {"variant": "af+l"}, "last": {}}
 
-#: By source, one block in so many, counted from below, takes no part in the spreading unless told otherwise.
-LOWER = {"transformer_mm": 4, "vtranm": 2, "last": 4}
+#: Of pictures, and of texts, whose single words count: how much of the spread part is taken, and one block in so many,
+#: counted from below, that takes no part in the spreading.
+SHARE = {"picture": 0.75, "text": 0.5}
+LOWER = {"picture": 4, "text": 2}
 
 
 def _needs(source: str, depth: int | None, **_: object) -> Needs:
@@ -28,8 +31,10 @@ def _needs(source: str, depth: int | None, **_: object) -> Needs:
 
 
 @register("leadlight", "Leadlight", "gradient", needs=_needs, class_specific=True, score="prob", cite="vitrail",
-          variants={"fast": {"source": "last", "mix": 0.75, "score": "logit"}})  # fmt: skip
-def leadlight(trace: Trace, *, source: str = "vtranm", mix: float = 0.5, depth: int | None = None) -> Tensor:
+          variants={"fast": {"source": "last", "score": "logit"}})  # fmt: skip
+def leadlight(
+    trace: Trace, probe: Probe, *, source: str = "vtranm", mix: float | None = None, depth: int | None = None
+) -> Tensor:
     """Relevance of the patches, mixed with itself spread over the patches each attends to.
 
     A window of small panes held together by lead: R' = Ā·R with Ā the mean attention between patches over the blocks
@@ -37,21 +42,24 @@ def leadlight(trace: Trace, *, source: str = "vtranm", mix: float = 0.5, depth: 
 
     Args:
         trace: The pass, with gradients.
+        probe: Tells pictures from texts.
         source: Where the relevance R comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
-        mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone).
-        depth: First block of the mean, counted from 1; None leaves out the lower half of the blocks, or the lower
-            quarter with "transformer_mm" and "last".
+        mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone); None is 0.75 for pictures and 0.5 for texts.
+        depth: First block of the mean, counted from 1; None leaves out the lower quarter of the blocks, for texts the
+            lower half.
 
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
     choose("source", source, SOURCES)
+    kind = "text" if probe.feed.image is None else "picture"
+    mix = SHARE[kind] if mix is None else mix
     if not 0 <= mix <= 1:
         raise OptionError(f"mix={mix} is not a share: it must lie between 0 and 1")
     total = len(trace.blocks)
     if depth is None:
-        depth = max(1, min(1 + total // LOWER[source], total - 1))
+        depth = max(1, min(1 + total // LOWER[kind], total - 1))
     if not 1 <= depth < total:
         raise OptionError(f"depth={depth} is not a block below the last: this model has blocks 1 to {total}")
     R = _panes(trace, source)
