@@ -93,6 +93,15 @@ class Method:
         options = {p.name: p.default for p in parameters if p.name not in self.takes}
         return options if self.score is None else {**options, "score": self.score}
 
+    @cached_property
+    def kinds(self) -> dict[str, tuple[str, ...]]:
+        """By option, the kinds of values it takes, keys of ``PLAIN``; options that take anything else are left out."""
+        parameters = inspect.signature(self.relevance).parameters.values()
+        notes = {p.name: p.annotation for p in parameters if p.name not in self.takes}
+        texts = {name: n if isinstance(n, str) else inspect.formatannotation(n) for name, n in notes.items()}
+        found = {name: tuple(text.replace(" ", "").split("|")) for name, text in texts.items()}
+        return {name: kinds for name, kinds in found.items() if PLAIN.keys() >= set(kinds)}
+
     def needed(self, options: Mapping[str, Any]) -> Needs:
         """What the pass must keep for these options."""
         own = {k: v for k, v in options.items() if k != "score"}
@@ -166,6 +175,9 @@ def kind_of(anatomy: Anatomy) -> str:
     return "registers" if (layout.prefix or 0) > 1 else "CLS"
 
 
+#: Kinds of values an option may take, as they are annotated, and what they are called.
+PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word", "None": "none"}
+
 METHODS: dict[str, Method] = {}
 
 
@@ -216,6 +228,11 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
     if unknown:
         takes = ", ".join(f"{k}={v!r}" for k, v in defaults.items()) or "no options"
         raise OptionError(f"{name} does not take {', '.join(unknown)}; it takes {takes}")
+    for key, value in chosen.items():
+        kinds = method.kinds.get(key)
+        if kinds is not None and not _fits(value, kinds):
+            allowed = " or ".join(PLAIN[kind] for kind in kinds)
+            raise OptionError(f"{key}={value!r} of {name} must be {allowed}; it is {defaults[key]} by default")
     chosen = {**defaults, **chosen}
     if method.made is not None:
         method, chosen = method.made(chosen)
@@ -247,6 +264,17 @@ def within(option: str, index: int, count: int, what: str) -> None:
     """
     if not -count <= index < count:
         raise OptionError(f"{option}={index} is out of range: this model has {count} {what}, 0 to {count - 1}")
+
+
+def _fits(value: Any, kinds: Sequence[str]) -> bool:
+    """Whether a plain value is of one of some kinds; what is not plain, as a tensor of one number, is let pass."""
+    if isinstance(value, bool) or value is None:
+        return ("bool" if isinstance(value, bool) else "None") in kinds
+    if isinstance(value, int):
+        return not {"int", "float", "str"}.isdisjoint(kinds)  # names may be numbers, as those of GradToken's variants
+    if isinstance(value, float):
+        return "float" in kinds
+    return not isinstance(value, str) or "str" in kinds
 
 
 def _value(text: str) -> Any:

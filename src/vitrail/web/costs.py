@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.errors import OptionError
 from vitrail.inside.anatomy import Anatomy
-from vitrail.methods import Method, find
+from vitrail.methods import find
 from vitrail.web.limits import Limits
 
 #: Methods of these families share one pass with each other; the others take passes of their own.
@@ -82,8 +82,8 @@ def cheap(spec: str, options: Mapping[str, Any], anatomy: Anatomy) -> bool:
     return looks(spec, options, anatomy) == 0
 
 
-def allow(spec: str, method: Method, options: Mapping[str, Any], anatomy: Anatomy, targets: int, limits: Limits) -> int:
-    """Refuse options that are of the wrong kind or cost too much.
+def allow(spec: str, options: Mapping[str, Any], anatomy: Anatomy, targets: int, limits: Limits) -> int:
+    """Refuse options that are too long, too large or cost too much.
 
     Returns:
         The number of pictures the method will show the model, at most.
@@ -92,9 +92,8 @@ def allow(spec: str, method: Method, options: Mapping[str, Any], anatomy: Anatom
         OptionError: Names the option and what is allowed.
     """
     name = spec.partition(":")[0]
-    defaults = method.options
     for option, value in options.items():
-        _check(name, option, value, defaults.get(option))
+        _check(name, option, value)
     total = looks(spec, options, anatomy, targets)
     if total > limits.looks:
         raise OptionError(
@@ -104,18 +103,9 @@ def allow(spec: str, method: Method, options: Mapping[str, Any], anatomy: Anatom
     return total
 
 
-def _check(name: str, option: str, value: Any, default: Any) -> None:
+def _check(name: str, option: str, value: Any) -> None:
     if isinstance(value, str) and len(value) > WORDS:
         raise OptionError(f"{option} of {name} is longer than {WORDS} characters: shorten it")
-    numbers = (int, float) if isinstance(default, float) else (int,)
-    if isinstance(default, bool) and not isinstance(value, bool):
-        raise OptionError(f"{option}={value!r} of {name} must be true or false: write {option}={str(default).lower()}")
-    if isinstance(default, int | float) and not isinstance(default, bool):
-        if isinstance(value, bool) or not isinstance(value, numbers):
-            kind = "a number" if isinstance(default, float) else "a whole number"
-            raise OptionError(f"{option}={value!r} of {name} must be {kind}: it is {default} by default")
-    elif isinstance(default, str) and not isinstance(value, str | int):
-        raise OptionError(f"{option}={value!r} of {name} must be a word: it is {default!r} by default")
     if isinstance(value, int | float) and not isinstance(value, bool):
         most = HIGHEST.get(option, LARGEST)
         if not isfinite(value) or abs(value) > most:

@@ -72,7 +72,7 @@ def _one(spec: str, served: Served, targets: int, seed: int, limits: Limits) -> 
     except RecursionError as error:
         raise OptionError(f"{spec[:30]}… is nested too deeply: name the method itself") from error
     extra = {"seed": seed} if "seed" in options and "seed=" not in label else {}
-    looks = allow(label, method, {**options, **extra}, served.anatomy, targets, limits)
+    looks = allow(label, {**options, **extra}, served.anatomy, targets, limits)
     method.check(served.anatomy, options)
     if served.reading is not None and (against := method.reason_against("text")) is not None:
         raise OptionError(f"{method.name} does not apply to texts: {against}")
