@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import runpy
 from io import BytesIO
@@ -303,8 +304,12 @@ def test_unknown_things_and_broken_bodies(client, picture):
     error(client.get("/api/jobs/none/events"), 404)
 
 
-def test_a_method_that_fails_spoils_no_other(client, picture):
-    methods = ["rollout", "gradtoken:heads=most", "raw_attention:head=x", "raw_attention:layer=77"]
+def test_a_method_that_fails_spoils_no_other(client, picture, monkeypatch):
+    def broken(trace):
+        raise TypeError("a fault of ours")
+
+    monkeypatch.setitem(METHODS, "gradsam", dataclasses.replace(METHODS["gradsam"], relevance=broken))
+    methods = ["rollout", "gradtoken:heads=most", "gradsam", "raw_attention:layer=77"]
     body = {"model": "tiny", "picture": picture, "targets": [0], "methods": methods}
     job = client.post("/api/explain?wait=true", json=body).json()
     assert [i["state"] for i in job["items"]] == ["done", "failed", "failed", "failed"]
@@ -312,6 +317,13 @@ def test_a_method_that_fails_spoils_no_other(client, picture):
     assert "heads='most'" in job["items"][1]["error"]["what"]
     assert "TypeError" in job["items"][2]["error"]["what"]
     assert "layer=77 is out of range" in job["items"][3]["error"]["what"]
+
+
+def test_an_option_of_the_wrong_kind_is_refused_at_once(client, picture):
+    body = {"model": "tiny", "picture": picture, "methods": ["rollout", "raw_attention:head=x"]}
+    answer = client.post("/api/explain?wait=true", json=body)
+    assert answer.status_code == 422
+    assert "head='x' of raw_attention must be a whole number or none" in answer.text
 
 
 def test_flat_maps_say_so_and_nothing_is_nan(picture):
