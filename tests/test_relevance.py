@@ -319,7 +319,7 @@ def test_a_result_that_was_written_over_is_computed_again():
 
 @pytest.mark.parametrize("turn", [False, True])
 def test_a_result_that_is_a_view_can_be_written_over(turn):
-    """As the kernels of some devices return them."""
+    """As some builds of torch return them."""
     from vitrail.inside.operations import carry, carry_with_result
 
     def run(x):

@@ -129,8 +129,8 @@ class Plain:
 def _whole(out: Tensor, *inputs: Tensor) -> Tensor:
     """A result as a tensor of its own: autograd lets nobody write over what is a view of something else.
 
-    Some kernels return views of what they made: a linear map of three axes is one of two axes, seen otherwise. Views of
-    an input stay what they are.
+    Some builds of torch return a view of what they made where others return that itself. Views of an input stay what
+    they are.
     """
     base = out._base  # noqa: SLF001
     if base is None or any(base is t or base is t._base for t in inputs):  # noqa: SLF001
