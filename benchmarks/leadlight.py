@@ -32,8 +32,8 @@ from pairs import selectivity
 from torch import Tensor
 
 import vitrail
+from vitrail.cli.demo import mask_of, pixels
 from vitrail.data import ImageNet, MaskFolder, Sample, Scenes
-from vitrail.demo import mask_of, pixels
 from vitrail.explanation import versions
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import Records

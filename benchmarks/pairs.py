@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 
 import vitrail
+from vitrail.cli.demo import mask_of, pixels
 from vitrail.data.scenes import Scenes
-from vitrail.demo import mask_of, pixels
 from vitrail.errors import MapWarning
 from vitrail.explanation import versions
 

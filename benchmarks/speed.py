@@ -19,24 +19,24 @@ import torch
 from clock import Clock, bare_calls, parser, save
 
 import vitrail
-from vitrail.inside.anatomy import read
-from vitrail.inside.capture import passing
-from vitrail.inside.feed import Feed
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
 
 SIX = ["raw_attention", "rollout", "gradcam", "transformer_mm", "vtranm", "gradtoken"]
 
 
 def parts(model: torch.nn.Module, images: torch.Tensor, clock: Clock) -> dict[str, float]:
     """Where the time of all six together goes."""
-    feed = Feed((images,))
-    anatomy = read(model, feed)
+    model_inputs = ModelInputs((images,))
+    structure = read_structure(model, model_inputs)
     registry = vitrail.methods()
     needs = [registry[name].needed(registry[name].options) for name in SIX]
     spent: dict[str, list[float]] = {}
     for _ in range(clock.repeats + 1):
         clock.sync()
         started = time.perf_counter()
-        with passing(model, feed, anatomy, needs) as one:
+        with forward_pass(model, model_inputs, structure, needs) as one:
 
             def lap(name: str) -> None:
                 nonlocal started

@@ -25,9 +25,9 @@ from timm.models import list_models, model_entrypoint
 from torch import nn
 
 import vitrail
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
 from vitrail.errors import ModelError, VitrailError
-from vitrail.inside.anatomy import read
-from vitrail.inside.feed import Feed
 from vitrail.methods.registry import kind_of
 
 FIELDS = (
@@ -88,16 +88,16 @@ def _size(name: str) -> int:
 def look(name: str, device: str) -> dict[str, Any]:
     """One model's row."""
     torch.manual_seed(0)
-    model, feed = _make(name, device)
+    model, model_inputs = _make(name, device)
     _wake(model)
     try:
-        anatomy = read(model, feed)
+        structure = read_structure(model, model_inputs)
     except VitrailError as error:
         none = isinstance(error, ModelError) and "no attention was found" in str(error)
         return {"attention": "none" if none else "", "remark": str(error)}
-    pixels = "×".join(str(side) for side in feed.args[0].shape[2:])
+    pixels = "×".join(str(side) for side in model_inputs.args[0].shape[2:])
     row: dict[str, Any] = {
-        "attention": anatomy.kind, "layers": len(anatomy.organs), "kind": kind_of(anatomy), "pixels": pixels,
+        "attention": structure.kind, "layers": len(structure.layers), "kind": kind_of(structure), "pixels": pixels,
     }  # fmt: skip
     verdicts: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
     reasons = []
@@ -106,7 +106,7 @@ def look(name: str, device: str) -> dict[str, Any]:
             continue
         try:
             options = QUICK.get(method.name, method.quick)
-            found = vitrail.explain(model, feed.args[0], method.name, target=3, **options)
+            found = vitrail.explain(model, model_inputs.args[0], method.name, target=3, **options)
             fine = bool(torch.isfinite(found.maps).all())
             fine = fine and len(found.maps) == 1
             verdicts["works" if fine else "failed"].append(method.name)
@@ -120,17 +120,19 @@ def look(name: str, device: str) -> dict[str, Any]:
     return row
 
 
-def _make(name: str, device: str) -> tuple[nn.Module, Feed]:
+def _make(name: str, device: str) -> tuple[nn.Module, ModelInputs]:
     """A model with random weights, made for small pictures if it can be, and one picture of noise."""
     try:
         model = timm.create_model(name, num_classes=10, img_size=SMALL).eval().to(device)
-        feed = Feed((torch.randn(1, 3, SMALL, SMALL, device=device),))
+        model_inputs = ModelInputs((torch.randn(1, 3, SMALL, SMALL, device=device),))
         with torch.no_grad():
-            model(*feed.args)
+            model(*model_inputs.args)
     except Exception:  # noqa: BLE001 - whatever a family objects to: it is made as it is usually
         model = timm.create_model(name, num_classes=10).eval().to(device)
-        feed = Feed((torch.randn(1, *model.pretrained_cfg.get("input_size", (3, 224, 224)), device=device),))
-    return model, feed
+        model_inputs = ModelInputs(
+            (torch.randn(1, *model.pretrained_cfg.get("input_size", (3, 224, 224)), device=device),)
+        )
+    return model, model_inputs
 
 
 def _wake(model: nn.Module) -> None:

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import show
+from vitrail.report.measure import Measure, measures
+from vitrail.report.standing import Standing, standings
 
 from vitrail.bench.plan import CONTROLS, Plan
 from vitrail.bench.protocols import pairs
 from vitrail.errors import DataError
-from vitrail.report.measure import Measure, measures
-from vitrail.report.standing import Standing, standings
 from vitrail.report.values import Values, tallies, values
 from vitrail.scores.statistics import difference, holm, p_value
 

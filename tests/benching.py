@@ -15,10 +15,10 @@ pytest.importorskip("polars")
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from vitrail.bench.check import read_plan
-from vitrail.bench.local import LocalEngine
-from vitrail.bench.stage import open_stage
-from vitrail.bench.store import Store
+from vitrail.bench.context import open_context
+from vitrail.bench.engines.local import LocalEngine
+from vitrail.bench.results_store import ResultsStore
+from vitrail.bench.validate import read_plan
 
 TINY = """
 name = "tiny"
@@ -61,7 +61,7 @@ def store_of(text, folder, tmp):
     path = tmp / f"plan-{abs(hash(text))}.toml"
     path.write_text(text, encoding="utf-8")
     plan, _ = read_plan(path)
-    return Store.create(open_stage(plan.model_dump_json()), folder, text)
+    return ResultsStore.create(open_context(plan.model_dump_json()), folder, text)
 
 
 def table_bytes(store):

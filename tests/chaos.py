@@ -20,10 +20,10 @@ import pyarrow.parquet  # noqa: F401
 import safetensors.torch  # noqa: F401
 import torch
 
-from vitrail.bench.check import read_plan
-from vitrail.bench.local import LocalEngine
-from vitrail.bench.stage import open_stage
-from vitrail.bench.store import Store
+from vitrail.bench.context import open_context
+from vitrail.bench.engines.local import LocalEngine
+from vitrail.bench.results_store import ResultsStore
+from vitrail.bench.validate import read_plan
 
 #: Kills while a run starts; the others hit its work.
 COLD = 4
@@ -32,7 +32,7 @@ COLD = 4
 def run(plan: Path, runs: Path, begun: int) -> None:
     torch.set_num_threads(1)
     checked, text = read_plan(plan)
-    store = Store.create(open_stage(checked.model_dump_json()), runs, text)
+    store = ResultsStore.create(open_context(checked.model_dump_json()), runs, text)
     os.write(begun, b"x")
     LocalEngine(1).run(store.missing())
     store.export()

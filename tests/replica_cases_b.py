@@ -24,9 +24,7 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
         p, c, gamma_conv=0.0, gamma_linear=0.0, where="tokens"
     ),
     "attnlrp:released": gradient_lrp.attnlrp_released,
-    "attnlrp:where=tokens": lambda p, c: gradient_lrp.attnlrp_released(
-        p, c, where="tokens", attention="shared"
-    ),
+    "attnlrp:where=tokens": lambda p, c: gradient_lrp.attnlrp_released(p, c, where="tokens", attention="shared"),
     "abslrp": gradient_lrp.abslrp,
     "occlusion": occlusion.replica,
     "occlusion:window=2": lambda p, c: occlusion.replica(p, c, window=2),

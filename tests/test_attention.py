@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import vitrail
+from vitrail.capture.attention import AttentionMode
 from vitrail.errors import ModelError
-from vitrail.inside.attention import AttentionMode
 from vitrail.testing import tiny_vit
 
 EVERYTHING = {kind: frozenset({0}) for kind in ("A", "A_mean", "O", "Q", "K", "V", "dA", "dQ")}

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from benching import TINY, assert_same, base, store_of, table_bytes  # noqa: F401 - a fixture
-from vitrail.bench.local import LocalEngine, WorkerError
-from vitrail.bench.shard import share
+from vitrail.bench.engines.local import LocalEngine, WorkerError
+from vitrail.bench.engines.shard import share
 from vitrail.errors import DataError
 
 #: How often a run is killed, from its start to its end.
@@ -52,7 +52,7 @@ ENDED = """
 import os, signal, sys
 from pathlib import Path
 from benching import TINY, store_of
-from vitrail.bench.local import LocalEngine
+from vitrail.bench.engines.local import LocalEngine
 
 if __name__ == "__main__":
     engine, here = LocalEngine(2), Path(sys.argv[1])
@@ -125,7 +125,7 @@ def test_ray_with_one_of_two_actors_killed_gives_the_same_bytes(base, tmp_path, 
 
     monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray's workers stand back otherwise, for ever on a busy machine
 
-    from vitrail.bench.ray import RayEngine
+    from vitrail.bench.engines.ray import RayEngine
 
     store = store_of(TINY, tmp_path, tmp_path)
     engine, killed = RayEngine(workers=2), []
@@ -141,7 +141,7 @@ def test_ray_with_one_of_two_actors_killed_gives_the_same_bytes(base, tmp_path, 
 
 
 def test_work_that_kills_every_worker_is_given_up(monkeypatch):
-    from vitrail.bench.local import _Pool
+    from vitrail.bench.engines.local import _Pool
 
     class Dead:
         name, maps = "part-x", 1

@@ -12,10 +12,10 @@ from PIL import Image
 
 from benching import ONE, base, store_of, table_bytes  # noqa: F401 - a fixture
 from vitrail.bench import explainer as explaining
-from vitrail.bench import part as parts
-from vitrail.bench import truth
-from vitrail.bench.local import LocalEngine
-from vitrail.bench.store import failures
+from vitrail.bench import ground_truth as truth
+from vitrail.bench import parts
+from vitrail.bench.engines.local import LocalEngine
+from vitrail.bench.results_store import failures
 from vitrail.errors import DataError, OutputError
 
 pl = pytest.importorskip("polars")
@@ -37,7 +37,7 @@ def test_a_damaged_part_is_done_again(base):  # noqa: F811
 
 def test_pictures_and_methods_that_fail_are_rows_with_the_reason(tmp_path, monkeypatch):
     store = store_of(ONE.replace("SEED", "1"), tmp_path, tmp_path)
-    ids, read, explain = store.stage.pictures(0).ids, truth.read, explaining.explain
+    ids, read, explain = store.stage.pictures(0).ids, truth.read_ground_truth, explaining.explain
 
     def broken(dataset, index):
         if index == 1:
@@ -49,7 +49,7 @@ def test_pictures_and_methods_that_fail_are_rows_with_the_reason(tmp_path, monke
             raise RuntimeError("no relevance today\nand more")
         return explain(model, images, methods=methods, **rest)
 
-    third = truth.prepare(store.stage.pictures(0).dataset, 2, store.stage.model(0).view, True).image[None]
+    third = truth.prepare_ground_truth(store.stage.pictures(0).dataset, 2, store.stage.model(0).view, True).image[None]
     monkeypatch.setattr(truth, "read", broken)
     monkeypatch.setattr(explaining, "explain", choosy)
     LocalEngine(1).run(store.missing())

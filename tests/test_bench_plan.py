@@ -8,12 +8,12 @@ import pytest
 from PIL import Image
 
 from benching import ONE, TINY, store_of
-from vitrail.bench.check import _methods, _protocols, read_plan
+from vitrail.bench.dry_run import about, overview, trial
+from vitrail.bench.engines.local import LocalEngine
+from vitrail.bench.engines.shard import parse_shard, share
 from vitrail.bench.estimate import estimate, scoring_cost
-from vitrail.bench.local import LocalEngine
-from vitrail.bench.plan import CONTROLS, Given, PlanError, parse, plans
-from vitrail.bench.shard import parse_shard, share
-from vitrail.bench.trial import about, overview, trial
+from vitrail.bench.plan import CONTROLS, PlanError, PlanOverrides, parse, plans
+from vitrail.bench.validate import _methods, _protocols, read_plan
 from vitrail.errors import NotApplicableError
 from vitrail.methods import METHODS, Method
 from vitrail.papers import tables
@@ -58,7 +58,7 @@ def test_a_plan_that_is_not_toml_or_not_there(tmp_path):
 
 
 def test_a_method_that_does_not_apply_is_a_stated_row_unless_none_does(tmp_path, monkeypatch):
-    def check(method, anatomy, options, stitch=False):
+    def check(method, structure, options, stitch=False):
         if method.name == "rollout":
             raise NotApplicableError("rollout does not apply to this model: it attends inside windows")
 
@@ -103,7 +103,7 @@ def test_chunks_cover_everything_once_and_shards_share_them(tmp_path):
 def test_every_table_of_the_papers_has_a_plan_that_is_sound():
     found = {}
     for name, path in plans().items():
-        plan, _, problems = parse(path.read_text(encoding="utf-8"), path.parent, Given(home=None))
+        plan, _, problems = parse(path.read_text(encoding="utf-8"), path.parent, PlanOverrides(home=None))
         assert plan is not None, problems
         assert [*problems, *_methods(plan), *_protocols(plan)] == [], name
         assert about(name)
@@ -117,7 +117,7 @@ def test_every_table_of_the_papers_has_a_plan_that_is_sound():
 
 
 def test_the_two_halves_of_imagenet1000_differ_in_their_methods_only():
-    halves = [parse(plans()[n].read_text(encoding="utf-8"), plans()[n].parent, Given(home=None))[0]
+    halves = [parse(plans()[n].read_text(encoding="utf-8"), plans()[n].parent, PlanOverrides(home=None))[0]
               for n in ("imagenet1000", "imagenet1000_many")]  # fmt: skip
     one, many = (half.model_dump(exclude={"name", "methods"}) for half in halves)
     assert one == many
@@ -139,7 +139,7 @@ def check_text(text, given=None):
 
 def test_folders_and_weights_are_given_beside_a_plan(tmp_path, monkeypatch):
     with pytest.raises(PlanError) as caught:
-        read_plan("003_table1", given=Given({"pets": "/x"}, {"deit-b": "/y"}, home=None))
+        read_plan("003_table1", given=PlanOverrides({"pets": "/x"}, {"deit-b": "/y"}, home=None))
     said = str(caught.value)
     assert "cannot be run, 4 problems" in said, "weights are not fetched where something else is wrong"
     assert re.search(r"line 20: imagenet-segmentation is read from files.*--data imagenet-segmentation=FOLDER", said)
@@ -153,21 +153,24 @@ def test_folders_and_weights_are_given_beside_a_plan(tmp_path, monkeypatch):
     text = ('name = "a"\nmodels = "scenes"\nmethods = "rollout"\nprotocols = "segmentation"\n'
             'dataset = { name = "masks", label = "pets" }')  # fmt: skip
     monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
-    by_home, said = check_text(text), check_text(text, Given({"masks": str(tmp_path / "pets")}, limit=1, home=None))
+    by_home, said = (
+        check_text(text),
+        check_text(text, PlanOverrides({"masks": str(tmp_path / "pets")}, limit=1, home=None)),
+    )
     assert by_home.dataset[0].root == said.dataset[0].root == str(tmp_path / "pets")
     assert (by_home.dataset[0].limit, said.dataset[0].limit) == (None, 1)
 
 
 def test_a_trial_needs_neither_data_nor_weights(tmp_path, monkeypatch):
-    monkeypatch.setattr("vitrail.bench.check.at_hand", lambda name: False)
-    found = trial("004_table1", tmp_path, 2, given=Given(home=None))
+    monkeypatch.setattr("vitrail.bench.validate.at_hand", lambda name: False)
+    found = trial("004_table1", tmp_path, 2, given=PlanOverrides(home=None))
     assert found.folder is None
     assert found.found.images == 5000
     assert len(found.notes) == 4, "three models and the pictures"
     swin = 2 + 1 + 55 + 28  # what is looked at for a map of Swin, less than of the others, which more methods fit
     assert found.found.forwards > 5000 * swin
     assert found.found.maps == 5000 * (2 * 17 + 10)
-    rows = dict(overview(1, given=Given(home=None)))
+    rows = dict(overview(1, given=PlanOverrides(home=None)))
     assert rows["003_table2"].found.images == 50_000
     assert rows["smoke"].notes == ()
     assert all(trial.found.seconds > 0 and trial.found.memory > 1 << 20 for trial in rows.values())
@@ -179,7 +182,7 @@ def test_dry_run_counts_what_the_evaluator_counts(tmp_path):
     assert (found.images, found.maps, found.left) == (3, 9, 1.0)
     assert found.forwards > found.explaining > 0
     assert found.memory > 1 << 20
-    from vitrail.bench.body import measured
+    from vitrail.bench.cost import measured
 
     plan, last = store.stage.plan, store.chunks[-1]
     assert last.data == 1

@@ -14,12 +14,12 @@ import torch
 from benching import ONE, base, store_of  # noqa: F401 - a fixture
 from datafiles import voc_in
 from vitrail.bench import explainer as explaining
-from vitrail.bench.again import Classes
-from vitrail.bench.local import LocalEngine
+from vitrail.bench.chunk import products
+from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.peak import Peak
 from vitrail.bench.plan import PlanError
-from vitrail.bench.store import tally
-from vitrail.bench.work import products
+from vitrail.bench.reexplain import Classes
+from vitrail.bench.results_store import tally
 from vitrail.explain import explain
 from vitrail.scores.segmentation import Segmentation
 
@@ -101,7 +101,7 @@ def test_the_command_runs_shards_and_resumes(tmp_path):
     import typer
     from typer.testing import CliRunner
 
-    from vitrail.bench.command import bench
+    from vitrail.cli.bench import bench
 
     app = typer.Typer()
     app.command()(bench)
@@ -214,7 +214,7 @@ dataset = { name = "voc2012" , root = "." }
     ],
 )  # fmt: skip
 def test_workers_that_share_a_gpu_are_told(capsys, devices, said):
-    from vitrail.bench.command import _crowd
+    from vitrail.cli.bench import _crowd
 
     _crowd(SimpleNamespace(devices=devices))
     assert capsys.readouterr().err.partition(": ")[2].partition(" and")[0] == said

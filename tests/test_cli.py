@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from vitrail import cli
+from vitrail.cli import app as cli
 from vitrail.testing import tiny_vit
 
 MODEL = ["--model", "timm:vit_tiny_patch16_224", "--weights", "random"]

@@ -15,7 +15,7 @@ from vitrail.data import (
     CIFAR10,
     CIFAR100,
 )
-from vitrail.data.files import Files
+from vitrail.data.archive import Files
 from vitrail.data.pickles import read_pickle
 from vitrail.errors import DataError, DataWarning
 

@@ -17,7 +17,7 @@ from vitrail.data import (
     ImageNetSegmentation,
     open_dataset,
 )
-from vitrail.data.images import read_rgb
+from vitrail.data.image_files import read_rgb
 from vitrail.data.synsets import wnids
 from vitrail.errors import DataError, DataWarning, MissingExtraError
 

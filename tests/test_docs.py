@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.methods import METHODS
-from vitrail.methods.table import renewed
+from vitrail.methods.applicability import renewed
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -42,7 +42,7 @@ def test_every_method_has_its_page_and_is_cited():
 
 
 REFRESH = (
-    'python -c "from pathlib import Path; from vitrail.methods.table import renewed; '
+    'python -c "from pathlib import Path; from vitrail.methods.applicability import renewed; '
     "p = Path('docs/methods/index.md'); p.write_text(renewed(p.read_text('utf-8')), 'utf-8')\""
 )
 

@@ -12,7 +12,7 @@ import torch
 import vitrail
 from vitrail.data import CLASSES, Scenes
 from vitrail.models.embedded import EMBEDDED
-from vitrail.models.plain import PlainViT
+from vitrail.models.plain_vit import PlainViT
 
 COUNT = 150
 SCENES = ("scenes", "scenes-gap", "scenes-tagged")
@@ -54,8 +54,8 @@ def test_cifar10_knows_its_classes_and_size():
     assert about.classes[0] == "airplane"
     assert len(about.classes) == 10
     found = vitrail.explain(about, torch.randn(1, 3, 32, 32), "rollout")
-    assert found.anatomy["tokens"] == "65 = 1 prefix + 8×8 patches"
-    assert found.anatomy["readout"] == "the CLS token"
+    assert found.structure["tokens"] == "65 = 1 prefix + 8×8 patches"
+    assert found.structure["readout"] == "the CLS token"
 
 
 @pytest.mark.skipif(not (ASSETS / "cifar10").is_dir(), reason="CIFAR-10 is not on this machine")
@@ -95,16 +95,16 @@ def test_the_tag_is_really_used():
 
 def test_readouts_are_found_on_trained_weights():
     images = Scenes("test", 2).batch(range(2))[0]
-    assert vitrail.explain(vitrail.load("scenes"), images, "rollout").anatomy["readout"] == "the CLS token"
+    assert vitrail.explain(vitrail.load("scenes"), images, "rollout").structure["readout"] == "the CLS token"
     single = [m.name for m in vitrail.methods().values() if m.family in ("attention", "gradient", "relevance")]
     found = vitrail.explain(vitrail.load("scenes-gap"), images, methods=single, target="top1")
-    assert found["rollout"].anatomy["readout"] == "the mean of the patches"
+    assert found["rollout"].structure["readout"] == "the mean of the patches"
     assert not any(e.flat.all() for e in found.values())
 
 
 def per_pixel(relevance, scene, label):
     """Mean relevance on a class and off it."""
-    from vitrail.demo import mask_of
+    from vitrail.cli.demo import mask_of
 
     mask = torch.from_numpy(mask_of(scene, label).copy())
     return relevance[mask].mean(), relevance[~mask].mean()

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import vitrail
-from vitrail.maps import normalise
-from vitrail.models.plain import PlainViT
+from vitrail.models.plain_vit import PlainViT
+from vitrail.postprocess import normalise
 from vitrail.testing import quick, tiny_vit
 
 IMAGES = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
@@ -89,20 +89,20 @@ def test_two_alike_tokens_read_together_are_one():
 
     twice = Twice().double()
     found = vitrail.explain(twice, IMAGES, methods=["raw_attention", "rollout"], target=1)
-    assert "distillation" in found["rollout"].anatomy["readout"]
+    assert "distillation" in found["rollout"].structure["readout"]
     one = vitrail.explain(twice, IMAGES, "raw_attention", target=1, layout=vitrail.Layout(readout="cls"))
     assert torch.allclose(found["raw_attention"].grid, one.grid, rtol=1e-12)
 
 
 def test_last_block_gradients_vanish_where_nothing_is_read():
-    from vitrail.inside.anatomy import read
-    from vitrail.inside.capture import passing
-    from vitrail.inside.feed import Feed
-    from vitrail.inside.trace import ALL
+    from vitrail.capture.forward import forward_pass
+    from vitrail.capture.inputs import ModelInputs
+    from vitrail.capture.structure import read_structure
+    from vitrail.capture.trace import ALL
 
-    feed = Feed((IMAGES,))
+    model_inputs = ModelInputs((IMAGES,))
     model = tiny_vit().double()
-    with passing(model, feed, read(model, feed), [{"dA": ALL}]) as one:
+    with forward_pass(model, model_inputs, read_structure(model, model_inputs), [{"dA": ALL}]) as one:
         trace = one.trace(one.output[:, 1])
     assert not trace.blocks[-1].dA[:, :, 1:].any()
     assert trace.blocks[-1].dA[:, :, 0].any()
@@ -126,7 +126,7 @@ def test_a_constant_image_gives_finite_maps():
 def test_mean_pooling_reads_all_patches():
     model = tiny_vit(pool=True, prefix=0)
     found = vitrail.explain(model, IMAGES.float(), "raw_attention")
-    assert found.anatomy["readout"] == "the mean of the patches"
+    assert found.structure["readout"] == "the mean of the patches"
     nn.init.zeros_(model.blocks[-1].qkv.weight)  # every patch then attends to all alike
     nn.init.zeros_(model.blocks[-1].qkv.bias)
     with pytest.warns(vitrail.errors.MapWarning):

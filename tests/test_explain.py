@@ -80,7 +80,7 @@ def test_hugging_face_outputs_without_scores_ask_for_a_function():
     with pytest.raises(vitrail.errors.TargetError, match=r"last_hidden_state \(2, 17, 32\).*target=function"):
         mm(1, model)
     one_patch = mm(lambda output: output.last_hidden_state[:, 5, 0], model)
-    assert "token 5" in one_patch.anatomy["readout"]
+    assert "token 5" in one_patch.structure["readout"]
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
@@ -180,7 +180,7 @@ def test_unfolded_patches_without_a_convolution():
     with pytest.warns(vitrail.errors.GuessWarning, match="inferred from the image's shape"):
         found = mm(1, Unfolding(), torch.randn(1, 3, 16, 64))
     assert found.grid.shape[2:] == (2, 8)
-    assert "inferred from the image's shape" in found.anatomy["note"]
+    assert "inferred from the image's shape" in found.structure["note"]
 
 
 def test_save_writes_what_it_says(tmp_path):

@@ -8,10 +8,10 @@ import torch
 from vitrail.errors import InputError, NotApplicableError, OptionError, OutputError, TargetError
 from vitrail.explain import explain
 from vitrail.figures import FIGURES, Progress, draw, find_figure
-from vitrail.figures.registry import Line
-from vitrail.figures.sheet import LARGEST, Grid, Sheet, fit
+from vitrail.figures.canvas import LARGEST, Canvas, CanvasGrid, fit
+from vitrail.figures.registry import FigureEntry
 from vitrail.models import load
-from vitrail.models.loaded import Loaded
+from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.testing import tiny_vit
 
@@ -23,7 +23,7 @@ DEPTH, HEADS = 3, 4
 @pytest.fixture(scope="module")
 def about():
     model = tiny_vit(depth=DEPTH, heads=HEADS)
-    return Loaded(model, Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3), tuple("abcde"), "tiny")
+    return LoadedModel(model, Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3), tuple("abcde"), "tiny")
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +186,7 @@ def test_progress_is_told_and_methods_that_do_not_apply_are_left_out(about, imag
     draw("gradtoken-7", about, images, methods="gradtoken", progress=seen)
     assert seen.total == seen.done == 2
 
-    from vitrail.figures.work import applicable
+    from vitrail.figures.prepare import applicable
 
     assert list(applicable(about, images, None, ("no_such_method", "rollout"))) == ["rollout"]
     with pytest.raises(NotApplicableError, match="none of no_such_method"):
@@ -197,11 +197,11 @@ def test_the_list_and_the_drawing_on_the_command_line(tmp_path, monkeypatch):
     import typer
     from typer.testing import CliRunner
 
-    from vitrail.figures.command import figure
+    from vitrail.cli.figure import figure
 
     app = typer.Typer()
     app.command()(figure)
-    monkeypatch.setattr("vitrail.cli.out.width", 200)
+    monkeypatch.setattr("vitrail.cli.common.out.width", 200)
     monkeypatch.chdir(tmp_path)
     listed = CliRunner().invoke(app, [])
     assert listed.exit_code == 0
@@ -218,10 +218,10 @@ def test_the_list_and_the_drawing_on_the_command_line(tmp_path, monkeypatch):
 
 
 def test_sheets_stay_printable():
-    grid = Grid(0, 0, 2, 3, 1.0, 0.5)
+    grid = CanvasGrid(0, 0, 2, 3, 1.0, 0.5)
     assert len(list(grid)) == 6
     with pytest.raises(InputError, match="too large"):
-        Sheet(LARGEST + 1, 3)
+        Canvas(LARGEST + 1, 3)
     assert fit("a $ b", 2, 6.5) == "a $ b"
     assert fit("Transformer-MM", 0.75, 7.5) == "Transformer-\nMM"
-    assert isinstance(next(iter(FIGURES.values())), Line)
+    assert isinstance(next(iter(FIGURES.values())), FigureEntry)

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from vitrail import cli
 from vitrail.bench.folder import explain_folder, read_map
+from vitrail.cli import app as cli
 
 pl = pytest.importorskip("polars")
 pytest.importorskip("pydantic")

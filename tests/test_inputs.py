@@ -25,7 +25,7 @@ from vitrail.errors import (
 )
 from vitrail.methods import METHODS, find
 from vitrail.models.checkpoint import fit, read_weights
-from vitrail.models.plain import PlainViT
+from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import open_image
 from vitrail.testing import quick, tiny_vit
 
@@ -203,7 +203,7 @@ def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
         found = vitrail.explain(model, torch.randn(2, 3, 32, 32), "transformer_mm")
     assert found.flat.all()
     assert not found.maps.any()
-    assert "untrained head" in str(found.anatomy)
+    assert "untrained head" in str(found.structure)
 
 
 def test_pictures_that_cannot_be_read(tmp_path):

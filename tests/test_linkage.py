@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.methods.clusters import _ties, by_rounds, complete_linkage
+from vitrail.methods._masks import _ties, by_rounds, complete_linkage
 
 
 def same_partition(a, b) -> bool:

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 import vitrail
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.structure import read_structure
+from vitrail.capture.trace import ALL, TENSOR_KINDS
 from vitrail.errors import MapWarning
-from vitrail.inside.anatomy import read
-from vitrail.inside.capture import passing
-from vitrail.inside.feed import Feed, any_output
-from vitrail.inside.trace import ALL, KINDS
 from vitrail.methods.registry import kind_of
 from zoo import (
     CASES,
@@ -38,33 +38,35 @@ def one(request):
 
 
 def test_anatomy_is_found(one):
-    case, model, feed = one
-    anatomy = read(model, feed, None, case.target)
-    assert anatomy.kind == "plain"
-    assert anatomy.layout.prefix == case.prefix
-    assert anatomy.layout.grid == case.grid
-    assert anatomy.layout.readout == case.readout
-    assert len(anatomy.organs) == case.layers
-    assert anatomy.has_stream
-    assert all(o.value and o.projection for o in anatomy.organs)
-    assert any(o.scale for o in anatomy.organs) == case.scaled
-    assert not anatomy.notes
-    assert anatomy.model in str(anatomy)
+    case, model, model_inputs = one
+    structure = read_structure(model, model_inputs, None, case.target)
+    assert structure.kind == "plain"
+    assert structure.layout.prefix == case.prefix
+    assert structure.layout.grid == case.grid
+    assert structure.layout.readout == case.readout
+    assert len(structure.layers) == case.layers
+    assert structure.has_stream
+    assert all(o.value and o.projection for o in structure.layers)
+    assert any(o.scale for o in structure.layers) == case.scaled
+    assert not structure.notes
+    assert structure.model in str(structure)
 
 
 def test_opened_model_says_the_same(one):
-    case, model, feed = one
+    case, model, model_inputs = one
     with torch.no_grad():
-        bare = any_output(feed.into(model))
-    with passing(model, feed, read(model, feed, None, case.target), [dict.fromkeys(KINDS, ALL)]) as opened:
+        bare = any_output(model_inputs.into(model))
+    with forward_pass(
+        model, model_inputs, read_structure(model, model_inputs, None, case.target), [dict.fromkeys(TENSOR_KINDS, ALL)]
+    ) as opened:
         assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
 
 
 def test_values_are_made_by_what_is_said_to_make_them(one):
     """V is V_in through Wv, but for a bias, which is the same for every token."""
-    case, model, feed = one
-    anatomy = read(model, feed, None, case.target)
-    with passing(model, feed, anatomy, [{"V": ALL, "value_path": ALL}]) as opened:
+    case, model, model_inputs = one
+    structure = read_structure(model, model_inputs, None, case.target)
+    with forward_pass(model, model_inputs, structure, [{"V": ALL, "value_path": ALL}]) as opened:
         blocks = opened.blocks
     for block in blocks:
         if isinstance(model, FoldedHeads):  # values that are no view of what the projection gave are not followed
@@ -74,14 +76,16 @@ def test_values_are_made_by_what_is_said_to_make_them(one):
         bias = block.V - made
         assert torch.allclose(bias, bias[:1, :, :1].expand_as(bias), atol=1e-6)
     weights = dict(model.named_parameters())
-    assert all(len(weights[o.value]) % blocks[0].Wv.shape[0] == 0 for o in anatomy.organs if o.value in weights)
-    assert len({o.value for o in anatomy.organs}) == len(anatomy.organs), "each block has its own"
+    assert all(len(weights[o.value]) % blocks[0].Wv.shape[0] == 0 for o in structure.layers if o.value in weights)
+    assert len({o.value for o in structure.layers}) == len(structure.layers), "each block has its own"
 
 
 def test_attention_rows_sum_to_one_and_make_the_stream(one):
     """A is a distribution over keys, and A·V through the projection is what the block adds to X."""
-    case, model, feed = one
-    with passing(model, feed, read(model, feed, None, case.target), [dict.fromkeys(KINDS, ALL)]) as opened:
+    case, model, model_inputs = one
+    with forward_pass(
+        model, model_inputs, read_structure(model, model_inputs, None, case.target), [dict.fromkeys(TENSOR_KINDS, ALL)]
+    ) as opened:
         blocks = [b for b in opened.blocks if not b.pool]
     for block in blocks:
         assert torch.allclose(block.A.sum(-1), torch.ones_like(block.A.sum(-1)))
@@ -100,18 +104,18 @@ def test_attention_rows_sum_to_one_and_make_the_stream(one):
 
 
 def test_every_method_gives_maps(one):
-    case, model, feed = one
-    outputs = any_output(feed.into(model)).shape[-1]
+    case, model, model_inputs = one
+    outputs = any_output(model_inputs.into(model)).shape[-1]
     target = case.target or [list(range(min(6, outputs)))]
-    methods = quick(model, feed, target)
-    kind = kind_of(read(model, feed, None, case.target))
+    methods = quick(model, model_inputs, target)
+    kind = kind_of(read_structure(model, model_inputs, None, case.target))
     expected = {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None}
     many = {m for m, line in vitrail.methods().items() if line.family in MANY}
     left_out = many if case.size[-1] > SMALL else set()
     assert set(methods) == expected - left_out
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty
-        found = vitrail.explain(model, inputs_of(feed), methods=methods, target=target)
+        found = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=target)
     for name, explanation in found.items():
         assert torch.isfinite(explanation.grid).all(), name
         assert torch.isfinite(explanation.maps).all(), name
@@ -120,17 +124,17 @@ def test_every_method_gives_maps(one):
         assert not explanation.flat.all(), name
         assert float(explanation.maps.abs().max()) == 1.0, name
         if case.grid is not None:
-            assert explanation.maps.shape[2:] == feed.args[0].shape[2:]
-            assert explanation.grid.shape[2:] in (case.grid, feed.args[0].shape[2:])
+            assert explanation.maps.shape[2:] == model_inputs.args[0].shape[2:]
+            assert explanation.grid.shape[2:] in (case.grid, model_inputs.args[0].shape[2:])
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_batch_is_its_images_one_by_one(one):
-    case, model, feed = one
+    case, model, model_inputs = one
     if case.grid is None:
         pytest.skip("texts of different lengths are another matter: padding enters the attention")
-    methods = quick(model, feed, case.target)
-    images = feed.args[0]
+    methods = quick(model, model_inputs, case.target)
+    images = model_inputs.args[0]
     target = case.target or [0, 1]
     together = vitrail.explain(model, images, methods=methods, target=target)
     for i in range(2):
@@ -143,13 +147,13 @@ def test_batch_is_its_images_one_by_one(one):
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_several_targets_are_single_calls(one):
-    case, model, feed = one
+    case, model, model_inputs = one
     if case.target is not None:
         pytest.skip("the target is a function")
-    methods = quick(model, feed)
-    together = vitrail.explain(model, inputs_of(feed), methods=methods, target=[[0, 1], [1, 0]])
+    methods = quick(model, model_inputs)
+    together = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=[[0, 1], [1, 0]])
     for k in range(2):
-        alone = vitrail.explain(model, inputs_of(feed), methods=methods, target=[k, 1 - k])
+        alone = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=[k, 1 - k])
         for name in methods:
             scale = float(alone[name].grid.abs().max())
             same = torch.allclose(together[name].grid[:, k], alone[name].grid[:, 0], rtol=1e-9, atol=1e-9 * scale)
@@ -169,7 +173,7 @@ def test_models_without_one_chain_of_global_attention_are_told_apart(name):
 
     model = timm.create_model(name, num_classes=4).eval()
     images = torch.randn(1, *IMAGE)
-    assert read(model, Feed((images,))).kind == OTHERS[name]
+    assert read_structure(model, ModelInputs((images,))).kind == OTHERS[name]
     with pytest.raises(vitrail.errors.NotApplicableError, match="does not apply"):
         vitrail.explain(model, images, "rollout")
 
@@ -201,7 +205,7 @@ def test_a_clip_of_two_towers():
     first = vitrail.explain(model, feeds[0], "rollout", target=lambda output: output.logits_per_image)
     other = vitrail.explain(model, feeds[1], "transformer_mm", target=lambda output: output.logits_per_image)
     assert first.grid.shape == other.grid.shape == (2, 3, 4, 4)
-    assert first.anatomy["attention"] == "plain, 2 layers"
+    assert first.structure["attention"] == "plain, 2 layers"
 
 
 @pytest.mark.parametrize(
@@ -217,26 +221,28 @@ def test_published_sizes_say_the_same(make):
         for parameter in model.parameters():
             if float(parameter.abs().max()) < 0.05:
                 parameter.add_(0.05 * torch.randn_like(parameter))
-    feed = Feed((torch.randn(1, *IMAGE, dtype=torch.float64),))
+    model_inputs = ModelInputs((torch.randn(1, *IMAGE, dtype=torch.float64),))
     target = similar if make is open_clip_vit_b_32 else None
     with torch.no_grad():
-        bare = any_output(feed.into(model))
-    with passing(model, feed, read(model, feed, None, target), [{"A": ALL, "dA": ALL, "stream": ALL}]) as opened:
+        bare = any_output(model_inputs.into(model))
+    with forward_pass(
+        model, model_inputs, read_structure(model, model_inputs, None, target), [{"A": ALL, "dA": ALL, "stream": ALL}]
+    ) as opened:
         assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
-    found = vitrail.explain(model, feed.args[0], "transformer_mm", target=target or 3)
+    found = vitrail.explain(model, model_inputs.args[0], "transformer_mm", target=target or 3)
     assert not found.flat.any()
 
 
 @pytest.mark.parametrize("einsum", [False, True])
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_values_before_attention_are_the_same_attention(einsum):
-    _, plain, feed = build("own:handwritten")
+    _, plain, model_inputs = build("own:handwritten")
     turned = HandWritten(einsum, turned=True).double().eval()
     turned.load_state_dict(plain.state_dict())
-    images = feed.args[0]
+    images = model_inputs.args[0]
     with torch.no_grad():
         assert torch.allclose(turned(images)["logits"], plain(images)["logits"], rtol=1e-10)
-    chosen = quick(plain, feed)
+    chosen = quick(plain, model_inputs)
     expected, found = (vitrail.explain(model, images, methods=chosen, target=1) for model in (plain, turned))
     for method, own in expected.items():
         assert torch.allclose(found[method].grid, own.grid, rtol=1e-6, atol=1e-9), method

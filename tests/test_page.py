@@ -15,8 +15,8 @@ uvicorn = pytest.importorskip("uvicorn", reason='the page needs the web extra: p
 
 from page_case import CONTRAST, alone, choose, drawn, nameless, photo, redrawn, settled, slow, until  # noqa: E402
 from texts import text_model  # noqa: E402
+from vitrail.cli.serve import load_models  # noqa: E402
 from vitrail.web.app import make_app  # noqa: E402
-from vitrail.web.command import load_models  # noqa: E402
 
 #: Milliseconds to wait for a state on a machine that is busy with other things.
 PATIENCE = 60_000

@@ -14,9 +14,9 @@ pytest.importorskip("pyarrow")
 from vitrail.bench.plan import parse, plans  # noqa: E402
 from vitrail.methods import find  # noqa: E402
 from vitrail.papers import find_table, tables  # noqa: E402
-from vitrail.report.beside import beside  # noqa: E402
 from vitrail.report.differs import match_data, match_models  # noqa: E402
-from vitrail.report.measure import measure  # noqa: E402
+from vitrail.report.metric import measure  # noqa: E402
+from vitrail.report.paper_comparison import beside  # noqa: E402
 
 #: Rows of the papers' tables.
 ROWS = {

@@ -11,11 +11,11 @@ import vitrail.methods.occlusion
 import vitrail.methods.rise
 import vitrail.methods.scorecam
 import vitrail.methods.vit_cx
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.probe import Probe
+from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError, OptionError
-from vitrail.inside.anatomy import read
-from vitrail.inside.feed import Feed
-from vitrail.inside.probe import Probe
-from vitrail.methods.clusters import joined, similarity, stretched
+from vitrail.methods._masks import joined, similarity, stretched
 from vitrail.methods.occlusion import occlusion
 from vitrail.methods.registry import find
 from vitrail.methods.rise import RandomMasks, rise
@@ -85,12 +85,12 @@ def images():
 
 def probe(model, images, classes=(0, 3), **options) -> Probe:
     """A probe for the same classes of every picture, as ``explain`` makes it."""
-    feed = Feed((images,))
+    model_inputs = ModelInputs((images,))
 
     def scorer(output, owner, kind):
         return (output if kind == "logit" else output.softmax(-1))[:, list(classes)]
 
-    return Probe(model, feed, read(model, feed), scorer, len(classes), **options)
+    return Probe(model, model_inputs, read_structure(model, model_inputs), scorer, len(classes), **options)
 
 
 def pieces(count: int):
@@ -239,8 +239,10 @@ def test_rise_tends_to_the_mean_of_what_shows_a_pixel(model, images):
             return torch.stack([x[:, 0, 9, 20], 0 * self.inner(x)[:, 0]], 1)
 
     ones = torch.ones(1, 3, 32, 32, dtype=torch.float64)
-    feed = Feed((ones,))
-    reading = Probe(Reader(), feed, read(model, feed), lambda output, owner, kind: output[:, :1], 1)
+    model_inputs = ModelInputs((ones,))
+    reading = Probe(
+        Reader(), model_inputs, read_structure(model, model_inputs), lambda output, owner, kind: output[:, :1], 1
+    )
     (top,) = rise(reading, masks=600)[0, 0].flatten().topk(1).indices
     row, column = divmod(int(top), 32)
     assert abs(row - 9) <= 4

@@ -257,10 +257,13 @@ def test_what_does_not_fit_is_refused():
         Evaluator(tiny_vit(), "chefer21")(images, {"m": maps})
     evaluate = Evaluator(tiny_vit(), "rise")
     for call in (
-        lambda: evaluate(images, {}), lambda: evaluate(images, {"m": maps[:, :16]}), lambda: evaluate(images[0], {}),
-        lambda: evaluate(images, {"m": maps}, label_maps={"m": maps}), lambda: evaluate(images, {"m": maps}, ids=["a"]),
+        lambda: evaluate(images, {}),
+        lambda: evaluate(images, {"m": maps[:, :16]}),
+        lambda: evaluate(images[0], {}),
+        lambda: evaluate(images, {"m": maps}, label_maps={"m": maps}),
+        lambda: evaluate(images, {"m": maps}, ids=["a"]),
         lambda: evaluate(images, {}, labels=torch.zeros(2).long(), label_maps={"m": maps}),
-    ):  # fmt: skip
+    ):
         with pytest.raises(InputError):
             call()
     with pytest.raises(OptionError, match="unknown preset"):

@@ -15,9 +15,7 @@ PICTURES = {
 
 @pytest.fixture(scope="module")
 def model(assets):
-    return vitrail.load(
-        "timm:vit_tiny_patch16_224", weights=assets / "weights" / "vit_tiny_patch16_224.safetensors"
-    )
+    return vitrail.load("timm:vit_tiny_patch16_224", weights=assets / "weights" / "vit_tiny_patch16_224.safetensors")
 
 
 @pytest.mark.parametrize("picture", PICTURES)

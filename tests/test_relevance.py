@@ -9,12 +9,12 @@ from torch import nn
 
 import vitrail
 import zoo
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError
-from vitrail.inside.anatomy import read
-from vitrail.inside.feed import Feed
-from vitrail.inside.operations import Linear, Samples
-from vitrail.inside.propagation import Relevances, propagation
-from vitrail.inside.rules import (
+from vitrail.lrp.ops import Linear, Samples
+from vitrail.lrp.propagate import Relevances, propagation
+from vitrail.lrp.rules import (
     ABSLRP,
     GAMMA_RULES,
     ORIG,
@@ -26,7 +26,7 @@ from vitrail.inside.rules import (
     linear_joint,
     linear_split,
 )
-from vitrail.models.plain import PlainViT
+from vitrail.models.plain_vit import PlainViT
 
 EVERYTHING = frozenset({"A", "tokens", "pixels", "totals"})
 VARIANTS = {"released": attnlrp(attention="fixed"), "plain": attnlrp(form="plain")}
@@ -85,28 +85,32 @@ ZOO = (
 
 
 def made(name: str):
-    """A model in double precision, and a feed of three inputs."""
+    """A model in double precision, and a model_inputs of three inputs."""
     if name in ZOO:
-        case, model, feed = zoo.build(name)
+        case, model, model_inputs = zoo.build(name)
         if case.grid is None:
-            again = {k: torch.cat([v, v[:1].flip(1) if k == "input_ids" else v[:1]]) for k, v in feed.kwargs.items()}
-            return model, Feed((), again)
-        return model, Feed((torch.randn(3, *case.size, dtype=torch.float64),))
+            again = {
+                k: torch.cat([v, v[:1].flip(1) if k == "input_ids" else v[:1]]) for k, v in model_inputs.kwargs.items()
+            }
+            return model, ModelInputs((), again)
+        return model, ModelInputs((torch.randn(3, *case.size, dtype=torch.float64),))
     torch.manual_seed(4)
     model = MAKERS[name]().double().eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return model, Feed((torch.randn(3, 3, 32, 32, dtype=torch.float64),))
+    return model, ModelInputs((torch.randn(3, 3, 32, 32, dtype=torch.float64),))
 
 
-def run(model: nn.Module, feed: Feed, rules: RuleSet, want: frozenset[str] = EVERYTHING) -> Relevances:
-    if feed.image is None:
+def run(model: nn.Module, model_inputs: ModelInputs, rules: RuleSet, want: frozenset[str] = EVERYTHING) -> Relevances:
+    if model_inputs.image is None:
         want = want - {"pixels"}
     if rules.name == "conservative" or rules is VARIANTS["released"]:  # these hold attention fixed
         want = want - {"A"}
     extra = {"read": embeds} if type(model).__name__ in ("CLIP", "CLIPVisionModelWithProjection") else {}
-    return propagation(model, feed, read(model, feed), rules, **extra).relevances(one_hot, want)
+    return propagation(model, model_inputs, read_structure(model, model_inputs), rules, **extra).relevances(
+        one_hot, want
+    )
 
 
 def parts_of(found: Relevances) -> list[torch.Tensor]:
@@ -116,16 +120,16 @@ def parts_of(found: Relevances) -> list[torch.Tensor]:
 @pytest.mark.parametrize("name", [*MAKERS, *ZOO])
 def test_every_model(name):
     """Totals stay by the rules that say so, a batch is its inputs one by one, and the model is left as it was."""
-    model, feed = made(name)
+    model, model_inputs = made(name)
     with torch.no_grad():
-        before = feed.into(model)
+        before = model_inputs.into(model)
     state = {k: v.clone() for k, v in model.state_dict().items()}
     all_found = {}
     for i, rules in enumerate(RULES.values()):
-        found = all_found[rules.name] = run(model, feed, rules)
+        found = all_found[rules.name] = run(model, model_inputs, rules)
         assert all(torch.isfinite(t).all() for t in parts_of(found))
         assert float(found.tokens.abs().sum()) > 0
-        alone = run(model, feed.take(slice(i % 3, i % 3 + 1)), rules)
+        alone = run(model, model_inputs.take(slice(i % 3, i % 3 + 1)), rules)
         for together, single in zip(parts_of(found), parts_of(alone), strict=True):
             scale = single.abs().max().clamp_min(1e-12)
             assert float((together[i % 3] - single[0]).abs().max() / scale) < 1e-9, rules.name
@@ -142,7 +146,7 @@ def test_every_model(name):
         assert torch.equal(v, state[k])
     assert all(p.requires_grad for p in model.parameters())
     with torch.no_grad():
-        after = feed.into(model)
+        after = model_inputs.into(model)
     for old, new in zip(tensors_of(before), tensors_of(after), strict=True):
         assert torch.equal(old, new)
 
@@ -157,16 +161,18 @@ def test_in_place_sums_change_nothing():
     plain = PlainViT().double().eval()
     thrifty = Thrifty().double().eval()
     thrifty.load_state_dict(plain.state_dict())
-    feed = Feed((torch.randn(2, 3, 32, 32, dtype=torch.float64),))
+    model_inputs = ModelInputs((torch.randn(2, 3, 32, 32, dtype=torch.float64),))
     for rules in RULES.values():
-        for expected, found in zip(parts_of(run(plain, feed, rules)), parts_of(run(thrifty, feed, rules)), strict=True):
+        for expected, found in zip(
+            parts_of(run(plain, model_inputs, rules)), parts_of(run(thrifty, model_inputs, rules)), strict=True
+        ):
             assert torch.allclose(found, expected, rtol=1e-6, atol=1e-12), rules.name
 
 
 def test_attention_and_values_get_half_each():
     """With the output projection alone between them, half of what the branch got arrives at attention."""
-    model, feed = made("plain")
-    found = run(model, feed, OURS)
+    model, model_inputs = made("plain")
+    found = run(model, model_inputs, OURS)
     assert len(found.A) == 3
     assert found.A[0].shape == (3, 4, 17, 17)
     # In the last block all relevance is at the readout: what the skip connection kept and the branch got make 1.
@@ -188,21 +194,21 @@ def test_linear_totals(rule, factor):
 
 def test_conservative_sums_to_the_logit():
     """Without biases, with output over input at activations: the relevance of all tokens is the logit."""
-    model, feed = made("plain")
+    model, model_inputs = made("plain")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.zero_()
-        logits = feed.into(model)[:, 1]
+        logits = model_inputs.into(model)[:, 1]
     want = frozenset({"tokens"})
-    assert torch.allclose(run(model, feed, conservative("identity"), want).tokens.sum(1), logits, rtol=1e-6)
-    assert not torch.allclose(run(model, feed, conservative(), want).tokens.sum(1), logits, rtol=1e-3)
+    assert torch.allclose(run(model, model_inputs, conservative("identity"), want).tokens.sum(1), logits, rtol=1e-6)
+    assert not torch.allclose(run(model, model_inputs, conservative(), want).tokens.sum(1), logits, rtol=1e-3)
 
 
 @pytest.mark.parametrize("form", GAMMA_RULES)
 def test_gamma_zero_is_the_gradient(form):
     model = nn.Sequential(nn.Conv2d(3, 4, 2), nn.Flatten(), nn.Linear(36, 2)).double()
-    from vitrail.inside.relevance import RelevanceMode
+    from vitrail.lrp.mode import RelevanceMode
 
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     (expected,) = torch.autograd.grad(model(x).sum(), x)
@@ -229,23 +235,23 @@ def test_generalised_gamma_conserves_and_does_not_grow(gamma):
 
 
 def test_absolute_rules_bring_everything_to_one():
-    model, feed = made("timm")
-    found = run(model, feed, ABSLRP)
+    model, model_inputs = made("timm")
+    found = run(model, model_inputs, ABSLRP)
     for t in (found.pixels, *found.A):
         assert torch.allclose(t.flatten(1).sum(1), torch.ones(3, dtype=torch.float64))
         assert (t >= 0).all()
 
 
 def test_two_heads_get_half_each():
-    model, feed = made("timm distilled")
+    model, model_inputs = made("timm distilled")
     tokens = torch.zeros(3, 18, dtype=torch.float64)
     for head, token in ((model.head, 0), (model.head_dist, 1)):
-        x = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(feed.image)))))[:, token]
+        x = model.norm(model.blocks(model.norm_pre(model._pos_embed(model.patch_embed(model_inputs.image)))))[:, token]
         x, W = x.detach().requires_grad_(), head.weight.detach()
         y = linear_joint(Linear(lambda x, W=W: x @ W.T, F.linear, torch.matmul, W, None, Samples(3)), x)
         tokens[:, token] = torch.autograd.grad(y, x, one_hot(y) / 2)[0].sum(1)
     assert torch.allclose(tokens.sum(1), torch.ones(3, dtype=torch.float64))
-    from vitrail.inside.relevance import RelevanceMode
+    from vitrail.lrp.mode import RelevanceMode
 
     with RelevanceMode(OURS, Samples(3)):
         x = torch.randn(3, 2, 32, dtype=torch.float64, requires_grad=True)
@@ -258,26 +264,30 @@ def test_two_heads_get_half_each():
 def test_a_batch_as_large_as_the_tokens():
     """Where tokens come first, a batch of n makes a square; the axes must not be mixed up."""
     model, _ = made("own:handwritten")
-    feed = Feed((torch.randn(17, 3, 32, 32, dtype=torch.float64),))
-    found, alone = run(model, feed, OURS), run(model, feed.take(slice(3, 4)), OURS)
+    model_inputs = ModelInputs((torch.randn(17, 3, 32, 32, dtype=torch.float64),))
+    found, alone = run(model, model_inputs, OURS), run(model, model_inputs.take(slice(3, 4)), OURS)
     for together, single in zip(parts_of(found), parts_of(alone), strict=True):
         assert torch.allclose(together[3], single[0], rtol=1e-7, atol=1e-12)
 
 
 def test_what_cannot_be_asked():
-    model, feed = made("plain")
+    model, model_inputs = made("plain")
     with pytest.raises(NotApplicableError, match="hold attention fixed"):
-        propagation(model, feed, read(model, feed), conservative()).relevances(one_hot, frozenset({"A"}))
-    model, feed = made("hf:bert")
+        propagation(model, model_inputs, read_structure(model, model_inputs), conservative()).relevances(
+            one_hot, frozenset({"A"})
+        )
+    model, model_inputs = made("hf:bert")
     with pytest.raises(NotApplicableError, match="no pixels"):
-        propagation(model, feed, read(model, feed), OURS).relevances(one_hot, frozenset({"pixels"}))
+        propagation(model, model_inputs, read_structure(model, model_inputs), OURS).relevances(
+            one_hot, frozenset({"pixels"})
+        )
 
 
 def test_half_precision_is_carried_in_single():
     torch.manual_seed(4)
     model, images = PlainViT().eval(), torch.randn(2, 3, 32, 32)
-    expected = run(model, Feed((images,)), OURS)
-    found = run(model.to(torch.bfloat16), Feed((images.to(torch.bfloat16),)), OURS)
+    expected = run(model, ModelInputs((images,)), OURS)
+    found = run(model.to(torch.bfloat16), ModelInputs((images.to(torch.bfloat16),)), OURS)
     assert found.pixels.dtype == torch.float32
     close = torch.corrcoef(torch.stack([found.tokens.flatten(), expected.tokens.flatten()]))[0, 1]
     assert close > 0.95
@@ -320,7 +330,7 @@ def test_a_result_that_was_written_over_is_computed_again():
 @pytest.mark.parametrize("turn", [False, True])
 def test_a_result_that_is_a_view_can_be_written_over(turn):
     """As some builds of torch return them."""
-    from vitrail.inside.operations import carry, carry_with_result
+    from vitrail.lrp.ops import carry, carry_with_result
 
     def run(x):
         return (x * 2).view(6).view(2, 3).T if turn else (x * 2).view(6).view(2, 3)

@@ -100,15 +100,15 @@ def test_agrees_with_replica(one, case, size):
 
 
 def test_query_gradient_is_the_papers_closed_form():
-    from vitrail.inside.anatomy import read
-    from vitrail.inside.capture import passing
-    from vitrail.inside.feed import Feed
-    from vitrail.inside.trace import ALL
+    from vitrail.capture.forward import forward_pass
+    from vitrail.capture.inputs import ModelInputs
+    from vitrail.capture.structure import read_structure
+    from vitrail.capture.trace import ALL
 
     model = make("cls")
     images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-    feed = Feed((images,))
-    with passing(model, feed, read(model, feed), [{"dQ": ALL}]) as one:
+    model_inputs = ModelInputs((images,))
+    with forward_pass(model, model_inputs, read_structure(model, model_inputs), [{"dQ": ALL}]) as one:
         trace = one.trace(one.output[:, 3])
     expected = gradtoken.closed_form_query_gradient(vit.run(model, images), torch.tensor([3, 3]))
     assert torch.allclose(trace.blocks[-1].dQ, expected, rtol=1e-9, atol=1e-12)

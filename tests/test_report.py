@@ -20,30 +20,30 @@ pytest.importorskip("pyarrow")
 
 from typer.testing import CliRunner  # noqa: E402
 
-from vitrail.bench.check import read_plan  # noqa: E402
-from vitrail.bench.local import LocalEngine  # noqa: E402
+from vitrail.bench.context import open_context  # noqa: E402
+from vitrail.bench.engines.local import LocalEngine  # noqa: E402
 from vitrail.bench.plan import Plan  # noqa: E402
-from vitrail.bench.stage import open_stage  # noqa: E402
-from vitrail.bench.store import Store, tally  # noqa: E402
-from vitrail.cli import app  # noqa: E402
+from vitrail.bench.results_store import ResultsStore, tally  # noqa: E402
+from vitrail.bench.validate import read_plan  # noqa: E402
+from vitrail.cli.app import app  # noqa: E402
 from vitrail.errors import DataError  # noqa: E402
 from vitrail.papers import find_table  # noqa: E402
-from vitrail.report.beside import beside, places  # noqa: E402
-from vitrail.report.block import Block, Column, blocks  # noqa: E402
 from vitrail.report.curves import curves  # noqa: E402
 from vitrail.report.differs import match_models  # noqa: E402
-from vitrail.report.html import page  # noqa: E402
-from vitrail.report.marks import TIED, WEAK, marks  # noqa: E402
-from vitrail.report.measure import measure, measures  # noqa: E402
-from vitrail.report.page import html  # noqa: E402
+from vitrail.report.html_report import html  # noqa: E402
+from vitrail.report.legend import TIED, WEAK, marks  # noqa: E402
+from vitrail.report.metric import measure, measures  # noqa: E402
+from vitrail.report.paper_comparison import beside, places  # noqa: E402
+from vitrail.report.ranking import standings  # noqa: E402
 from vitrail.report.run import Run, find_run  # noqa: E402
-from vitrail.report.sheet import make_sheet  # noqa: E402
-from vitrail.report.standing import standings  # noqa: E402
+from vitrail.report.section import Column, ReportSection, blocks  # noqa: E402
+from vitrail.report.summary import make_sheet  # noqa: E402
 from vitrail.report.values import Values, values  # noqa: E402
 from vitrail.report.write import write_report  # noqa: E402
 from vitrail.scores.curves import find_area  # noqa: E402
 from vitrail.scores.presets import find_presets  # noqa: E402
 from vitrail.scores.segmentation import Segmentation  # noqa: E402
+from vitrail.viz.html import page  # noqa: E402
 
 TINY = """
 name = "tiny"
@@ -67,7 +67,7 @@ def run(tmp_path_factory):
     path = tmp / "tiny.toml"
     path.write_text(TINY, encoding="utf-8")
     plan, text = read_plan(path)
-    store = Store.create(open_stage(plan.model_dump_json()), tmp / "runs", text)
+    store = ResultsStore.create(open_context(plan.model_dump_json()), tmp / "runs", text)
     LocalEngine(1).run(store.missing())
     store.export()
     return Run(store.folder)
@@ -163,7 +163,7 @@ def made_up(limit, miou, **plan):
     given = column(**miou)
     one = Column(own, given, standings(given, "up", run.controls))
     title = whole.models[0].title
-    return run, [Block(title, "imagenet-segmentation", "segmentation", "predicted", (one,))]
+    return run, [ReportSection(title, "imagenet-segmentation", "segmentation", "predicted", (one,))]
 
 
 def test_difference_interval_and_order_beside_the_paper():

@@ -11,8 +11,8 @@ import torch
 
 import vitrail
 from scoring import DULL, SIZE, _ids, _maps, _masks
-from vitrail.adapters import Attribution, as_maps, explain_func
 from vitrail.errors import InputError, OptionError
+from vitrail.integrations.adapters import Attribution, as_maps, explain_func
 from vitrail.scores.agreement import Agreement, agreement, kendall, spearman, top_overlap
 from vitrail.scores.complexity import Complexity, complexity, entropy, gini, used
 from vitrail.scores.pointing import Pointing, pointing

@@ -10,12 +10,12 @@ from torch import nn
 from torch.overrides import _get_current_function_mode_stack
 
 import vitrail
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.frozen import frozen, unwrap
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
+from vitrail.capture.trace import ALL, TENSOR_KINDS
 from vitrail.errors import ModelError
-from vitrail.inside.anatomy import read
-from vitrail.inside.capture import passing
-from vitrail.inside.feed import Feed
-from vitrail.inside.still import still, unwrap
-from vitrail.inside.trace import ALL, KINDS
 from vitrail.testing import quick, tiny_vit
 
 
@@ -93,22 +93,28 @@ def test_an_error_inside_changes_nothing():
 
     with pytest.raises(ZeroDivisionError):
         vitrail.explain(model, images, target=refuse)
-    feed = Feed((images,))
-    with pytest.raises(KeyboardInterrupt), passing(model, feed, read(model, feed), [dict.fromkeys(KINDS, ALL)]):
+    model_inputs = ModelInputs((images,))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        forward_pass(model, model_inputs, read_structure(model, model_inputs), [dict.fromkeys(TENSOR_KINDS, ALL)]),
+    ):
         raise KeyboardInterrupt
     assert changes(before, state(model)) == []
 
 
 def test_a_broken_forward_changes_nothing():
-    model, feed = untidy(), Feed((torch.randn(1, 3, 32, 32),))
-    read(model, feed)
+    model, model_inputs = untidy(), ModelInputs((torch.randn(1, 3, 32, 32),))
+    read_structure(model, model_inputs)
     before = state(model)
 
     def fail(*args):
         raise RuntimeError("out of memory, say")
 
     handle = model.blocks[1].norm2.register_forward_pre_hook(fail)
-    with pytest.raises(RuntimeError), passing(model, feed, read(model, feed), [{"A": ALL}]):
+    with (
+        pytest.raises(RuntimeError),
+        forward_pass(model, model_inputs, read_structure(model, model_inputs), [{"A": ALL}]),
+    ):
         pass
     handle.remove()
     assert changes(before, state(model)) == []
@@ -117,7 +123,7 @@ def test_a_broken_forward_changes_nothing():
 def test_the_check_itself_sees_changes():
     model = untidy()
     before = state(model)
-    with still(model):
+    with frozen(model):
         assert set(changes(before, state(model))) >= {"trainable", "training", "flags", "stance"}
     model.head.bias.data.add_(1)
     assert changes(before, state(model)) == ["values"]
@@ -173,12 +179,12 @@ def test_nothing_is_left_behind():
 
 def test_the_graph_starts_where_it_must():
     """GradToken needs the last block's queries: nothing before them may be in the graph, nothing else may be kept."""
-    model, feed = tiny_vit(), Feed((torch.randn(1, 3, 32, 32),))
+    model, model_inputs = tiny_vit(), ModelInputs((torch.randn(1, 3, 32, 32),))
     needs = vitrail.methods()["gradtoken"].needed(vitrail.methods()["gradtoken"].options)
-    with passing(model, feed, read(model, feed), [needs]) as one:
+    with forward_pass(model, model_inputs, read_structure(model, model_inputs), [needs]) as one:
         assert [set(vars(block)) - {"pool"} for block in one.blocks] == [{"A_mean"}, {"A_mean"}, {"K"}]
         assert list(one.nodes) == [("dQ", 2)]
         assert one.nodes["dQ", 2].is_leaf
         assert not any(t.requires_grad for b in one.blocks for t in vars(b).values() if isinstance(t, torch.Tensor))
-    with passing(model, feed, read(model, feed), [{"A_mean": ALL}]) as one:
+    with forward_pass(model, model_inputs, read_structure(model, model_inputs), [{"A_mean": ALL}]) as one:
         assert not one.output.requires_grad

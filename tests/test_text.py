@@ -13,15 +13,15 @@ from sklearn.metrics import average_precision_score
 
 import vitrail
 from texts import FAMILIES, reviews, text_model, trained
+from vitrail.cli.text import explain_texts, tokenizer_of
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods import METHODS
 from vitrail.methods.registry import find
 from vitrail.scores import rationale
 from vitrail.text import Reading
-from vitrail.text.command import explain_texts, tokenizer_of
-from vitrail.text.show import html, terminal
 from vitrail.text.tokens import encode, join_pieces
 from vitrail.text.windows import predict
+from vitrail.viz.text import html, terminal
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 
@@ -109,7 +109,7 @@ def test_a_head_that_averages_over_words_leaves_padding_out():
     together = vitrail.explain(Mean(model), TEXTS, methods=methods, tokenizer=tokenizer, target=1)
     for i, text in enumerate(TEXTS):
         alone = vitrail.explain(Mean(model), text, methods=methods, tokenizer=tokenizer, target=1)
-        assert "mean of the patches" in alone[methods[0]].anatomy["readout"]
+        assert "mean of the patches" in alone[methods[0]].structure["readout"]
         for name in methods:
             assert same(together[name].text[i].scores, alone[name].text[0].scores), name
 

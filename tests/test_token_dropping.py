@@ -90,7 +90,7 @@ def test_tokens_of_other_libraries_are_dropped_at_the_first_block():
         head = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
         torch.nn.init.normal_(head.weight)  # some libraries begin with zeros, which would hide a wrong answer
         drop = TokenDrop(model, images)
-        found = vitrail.inside.feed.logits_of(drop(images, stay))
+        found = vitrail.capture.inputs.logits_of(drop(images, stay))
         layers = [m for n, m in model.named_modules() if n.endswith((".layer.0", ".layers.0"))]
         block = first(model) if first else layers[0]
         prefix = torch.arange(drop.prefix).expand(2, -1)
@@ -101,10 +101,10 @@ def test_tokens_of_other_libraries_are_dropped_at_the_first_block():
 
         hook = block.register_forward_pre_hook(fewer)
         with torch.no_grad():
-            expected = vitrail.inside.feed.logits_of(model(images))
+            expected = vitrail.capture.inputs.logits_of(model(images))
         hook.remove()
         assert torch.allclose(found, expected, atol=1e-4), type(model)
-        assert not torch.allclose(found, vitrail.inside.feed.logits_of(model(images)), atol=1e-3)
+        assert not torch.allclose(found, vitrail.capture.inputs.logits_of(model(images)), atol=1e-3)
 
 
 def test_models_that_cannot_spare_tokens_are_refused():

@@ -15,14 +15,14 @@ from PIL import Image
 from safetensors.torch import load as load_tensors
 
 import vitrail
+from vitrail.cli.serve import load_models
 from vitrail.methods import METHODS
-from vitrail.models.loaded import Loaded
+from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
-from vitrail.web.command import load_models
+from vitrail.web.encoding import unpacked
 from vitrail.web.limits import Limits
-from vitrail.web.maps import unpacked
-from vitrail.web.plan import ask
-from vitrail.web.served import serve_model
+from vitrail.web.model import serve_model
+from vitrail.web.validation import ask
 from web_case import app_of, error, sent, tiny
 
 HEADERS = {
@@ -141,7 +141,7 @@ def test_samples_become_pictures(client):
 
 def test_models_the_page_cannot_show_are_refused_at_the_start():
     with pytest.raises(vitrail.errors.ModelError, match="images is unknown"):
-        serve_model(Loaded(vitrail.testing.tiny_vit()), "tiny")
+        serve_model(LoadedModel(vitrail.testing.tiny_vit()), "tiny")
     with pytest.raises(vitrail.errors.InputError, match="2 weights for 1"):
         load_models(["scenes"], ["pretrained", "random"])
     two = load_models(["scenes", "scenes"], [])
@@ -152,14 +152,14 @@ def test_the_command_starts_it(monkeypatch):
     import uvicorn
     from typer.testing import CliRunner
 
-    from vitrail import cli
+    from vitrail.cli import app as cli
 
     seen = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: seen.append((self.config, sockets)))
     options = ["serve", "--port", "0", "-m", "scenes", "-m", "scenes-gap", "--max-upload", "1", "--queue", "9"]
     result = CliRunner().invoke(cli.app, options)
     assert result.exit_code == 0, result.output
-    (config, sockets), = seen
+    ((config, sockets),) = seen
     port = sockets[0].getsockname()[1]
     sockets[0].close()
     assert f"http://127.0.0.1:{port}/" in result.output
@@ -323,7 +323,7 @@ def test_a_method_that_fails_spoils_no_other(client, picture, monkeypatch):
 def test_flat_maps_say_so_and_nothing_is_nan(picture):
     blind = vitrail.testing.tiny_vit()
     torch.nn.init.zeros_(blind.head.weight)
-    served = serve_model(Loaded(blind, Preprocess((32, 32), HALF, HALF), None, "blind"), "blind")
+    served = serve_model(LoadedModel(blind, Preprocess((32, 32), HALF, HALF), None, "blind"), "blind")
     with TestClient(app_of(served)) as one:
         body = {"model": "blind", "picture": sent(one), "methods": ["gradcam", "random"], "targets": [2]}
         answer = one.post("/api/explain?wait=true", json=body)
@@ -360,7 +360,7 @@ def test_attention_is_the_models_own(client, app, picture):
     answer = client.post("/api/attention", json={"model": "tiny", "picture": picture, "token": 6}).json()
     assert (answer["grid"], answer["tokens"], answer["prefix"], len(answer["layers"])) == ([4, 4], None, 1, 3)
     served = app.state.studio.models["tiny"]
-    x = served.feed(app.state.studio.picture(picture).seen["tiny"]).args[0]
+    x = served.model_inputs(app.state.studio.picture(picture).seen["tiny"]).args[0]
     module = served.about.module
     with torch.no_grad():
         tokens = module.embed(x).flatten(2).transpose(1, 2)

@@ -7,9 +7,9 @@ import json
 import pytest
 from fastapi.testclient import TestClient
 
+from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.plan import ask
-from vitrail.web.refusal import Refusal
+from vitrail.web.validation import ask
 from web_case import LONG, app_of, error, sent, tiny, until
 
 
@@ -104,5 +104,5 @@ def test_what_a_method_costs_is_known_before():
     served = tiny()
     costs = {one.label: one.looks for one in ask(["rollout", "rise", "occlusion:2x2"], served, 8, 0, Limits())}
     assert costs == {"rollout": 0, "rise": 4000, "occlusion:2x2": 10}
-    with pytest.raises(Refusal):
+    with pytest.raises(ApiError):
         ask(["rise"], served, 1, 0, Limits(looks=100))

@@ -12,10 +12,10 @@ import torch
 from fastapi.testclient import TestClient
 
 import vitrail
+from vitrail.web.bounded_store import BoundedStore
+from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.queue import Queue, Step, Task
-from vitrail.web.refusal import Refusal
-from vitrail.web.store import Store
+from vitrail.web.queue import Queue, QueuedTask, Step
 from web_case import LONG, app_of, picture_file, running, send, sent, until
 
 
@@ -24,7 +24,7 @@ class Log:
 
     def __init__(self, **limits):
         self.queue, self.done, self.gate = Queue(Limits(**limits)), [], threading.Event()
-        first = Task("gate", deque([Step(lambda: self.gate.wait(10) and None)]), lambda _: None)
+        first = QueuedTask("gate", deque([Step(lambda: self.gate.wait(10) and None)]), lambda _: None)
         self.queue.put(first)
         until(lambda: first.begun)
 
@@ -34,7 +34,7 @@ class Log:
             if work:
                 work()
 
-        task = Task(client, deque(Step(run, short) for _ in range(steps)), self.done.append)
+        task = QueuedTask(client, deque(Step(run, short) for _ in range(steps)), self.done.append)
         self.queue.put(task)
         return task
 
@@ -68,13 +68,13 @@ def test_queues_are_bounded_for_each_and_for_all():
     log = Log(each=2, queue=4)
     log.put("a")
     log.put("a")
-    with pytest.raises(Refusal, match="you have"):
+    with pytest.raises(ApiError, match="you have"):
         log.put("a")
     log.put("b")
-    with pytest.raises(Refusal, match="all clients"):
+    with pytest.raises(ApiError, match="all clients"):
         log.put("c")
     log.go(6)
-    with pytest.raises(Refusal, match="shutting down"):
+    with pytest.raises(ApiError, match="shutting down"):
         log.put("d")
 
 
@@ -97,7 +97,7 @@ def test_work_can_be_taken_back_and_failures_end_nothing_else():
 
 
 def test_stores_forget_by_number_and_bytes():
-    store = Store(count=3, size=100)
+    store = BoundedStore(count=3, size=100)
     for i in range(10):
         store.put(str(i), i, 30)
         store.get("0")
@@ -138,7 +138,7 @@ def test_a_long_method_is_the_same_whoever_comes_between():
         seen = one.app.state.studio.picture(held).seen["tiny"]
         served = one.app.state.studio.models["tiny"]
         alone = vitrail.explain(
-            served.about, served.feed(seen).args[0], methods=long["methods"], target=[[0]], batch_size=8
+            served.about, served.model_inputs(seen).args[0], methods=long["methods"], target=[[0]], batch_size=8
         )
         assert between
         for name, e in alone.items():

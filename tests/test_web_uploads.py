@@ -17,10 +17,10 @@ from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance
 
 from texts import text_model
+from vitrail.cli.serve import load_models
 from vitrail.models.preprocess import upright
-from vitrail.web.command import load_models
+from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.refusal import Refusal
 from vitrail.web.uploads import read_upload
 from web_case import app_of, error, picture_file, send, sent, tiny
 
@@ -72,7 +72,7 @@ def test_what_the_model_sees_is_what_the_command_line_gives_it(client, app):
     held = send(client, data).json()
     served = app.state.studio.models["tiny"]
     expected = served.preprocess(upright(Image.open(BytesIO(data))))
-    fed = served.feed(app.state.studio.picture(held["picture"]).seen["tiny"]).args[0][0]
+    fed = served.model_inputs(app.state.studio.picture(held["picture"]).seen["tiny"]).args[0][0]
     assert np.allclose(fed.numpy(), expected.numpy(), atol=1e-6)
 
 
@@ -155,7 +155,7 @@ def test_noise_never_breaks_the_reader():
         data = bytearray(starts[turn % len(starts)])
         for place in rng.integers(0, len(data), rng.integers(1, 12)):
             data[place] = rng.integers(0, 256)
-        with suppress(Refusal):  # anything else is a failure
+        with suppress(ApiError):  # anything else is a failure
             read_upload(bytes(data), Limits(pixels=1_000_000))
 
 

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.checkup import examine
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
+from vitrail.capture.swin import find_places, stitch
+from vitrail.capture.trace import ALL
+from vitrail.diagnose import examine
 from vitrail.errors import NotApplicableError
-from vitrail.inside.anatomy import read
-from vitrail.inside.capture import passing
-from vitrail.inside.feed import Feed
-from vitrail.inside.trace import ALL
-from vitrail.inside.windows import find_places, stitch
-from vitrail.models import Loaded
+from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 
 WINDOW = 7
@@ -50,8 +50,8 @@ def swin(request):
 
 
 def test_patches_are_found_where_rolling_and_cutting_put_them(swin):
-    feed = Feed((torch.randn(1, 3, 56, 56, dtype=torch.float64),))
-    places = find_places(swin, feed, read(swin, feed))
+    model_inputs = ModelInputs((torch.randn(1, 3, 56, 56, dtype=torch.float64),))
+    places = find_places(swin, model_inputs, read_structure(swin, model_inputs))
 
     def cut(shift):
         grid = torch.arange(14 * 14).view(14, 14).roll((-shift, -shift), (0, 1))
@@ -64,10 +64,10 @@ def test_patches_are_found_where_rolling_and_cutting_put_them(swin):
 
 def test_stitched_rows_sum_to_one_and_read_everything(swin):
     images = torch.randn(2, 3, 56, 56, dtype=torch.float64)
-    feed = Feed((images,))
-    anatomy = read(swin, feed)
-    with passing(swin, feed, anatomy, [{"A": ALL, "A_mean": ALL}]) as one:
-        trace = stitch(one.trace(), find_places(swin, feed, anatomy))
+    model_inputs = ModelInputs((images,))
+    structure = read_structure(swin, model_inputs)
+    with forward_pass(swin, model_inputs, structure, [{"A": ALL, "A_mean": ALL}]) as one:
+        trace = stitch(one.trace(), find_places(swin, model_inputs, structure))
     for block in trace.blocks:
         assert torch.allclose(block.A_mean.sum(-1), torch.ones_like(block.A_mean[..., 0]))
         assert torch.allclose(block.A.mean(1), block.A_mean)
@@ -88,7 +88,7 @@ def test_stitching_is_asked_for_and_only_where_it_helps():
 
 def test_the_doctor_finds_windows():
     model = timm_swin()
-    found = examine(Loaded(model, Preprocess((56, 56)), name="swin"))
+    found = examine(LoadedModel(model, Preprocess((56, 56)), name="swin"))
     assert "windowed" in " ".join(value for _, value in found.rows)
     works = {name for name, works, _ in found.verdicts if works}
     assert {"gradcam_features", "gradient_x_input", "rise", "vit_cx"} <= works

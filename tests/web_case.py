@@ -13,24 +13,24 @@ import numpy as np
 import uvicorn
 from PIL import Image
 
-from vitrail.models.loaded import Loaded
+from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.testing import tiny_vit
 from vitrail.web.app import make_app
 from vitrail.web.limits import Limits
-from vitrail.web.served import Served, serve_model
+from vitrail.web.model import ServedModel, serve_model
 
 #: Enough work for a minute, were it not cancelled.
 LONG = [f"rise:masks=9999,seed={i}" for i in range(20)]
 
 
-def tiny(name: str = "tiny", **options: int) -> Served:
+def tiny(name: str = "tiny", **options: int) -> ServedModel:
     """A model that answers within milliseconds."""
     names = ("cat", "dog", "<b>bold</b>", "fish", "house")
-    return serve_model(Loaded(tiny_vit(**options), Preprocess((32, 32), HALF, HALF, 0.875), names, name), name)
+    return serve_model(LoadedModel(tiny_vit(**options), Preprocess((32, 32), HALF, HALF, 0.875), names, name), name)
 
 
-def app_of(*models: Served, **limits: Any) -> Any:
+def app_of(*models: ServedModel, **limits: Any) -> Any:
     return make_app(models or [tiny()], Limits(**{"grace": 0.2, "looks": 60_000, **limits}))
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 import vitrail
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError
-from vitrail.inside.anatomy import read
-from vitrail.inside.feed import Feed
 from vitrail.methods import find
-from vitrail.models.plain import PlainViT
+from vitrail.models.plain_vit import PlainViT
 
 IMAGE = (3, 224, 224)
 SMALL = 48
@@ -242,7 +242,7 @@ CASES = {
 }  # fmt: skip
 
 
-def build(name: str) -> tuple[Case, nn.Module, Feed]:
+def build(name: str) -> tuple[Case, nn.Module, ModelInputs]:
     case = CASES[name]
     torch.manual_seed(5)
     model = case.make().double().eval()
@@ -254,25 +254,25 @@ def build(name: str) -> tuple[Case, nn.Module, Feed]:
         ids = torch.randint(3, 100, (2, *case.size))
         mask = torch.ones_like(ids)
         mask[1, 8:] = 0
-        return case, model, Feed((), {"input_ids": ids, "attention_mask": mask})
-    return case, model, Feed((torch.randn(2, *case.size, dtype=torch.float64),))
+        return case, model, ModelInputs((), {"input_ids": ids, "attention_mask": mask})
+    return case, model, ModelInputs((torch.randn(2, *case.size, dtype=torch.float64),))
 
 
-def quick(model: nn.Module, feed: Feed, target: Any = None) -> dict[str, dict[str, Any]]:
+def quick(model: nn.Module, model_inputs: ModelInputs, target: Any = None) -> dict[str, dict[str, Any]]:
     """Every method that applies to a model, with options that make it quick."""
-    anatomy = read(model, feed, None, target if callable(target) else None)
+    structure = read_structure(model, model_inputs, None, target if callable(target) else None)
     chosen = {}
     for name, method in vitrail.methods().items():
         _, line, options = find(name)
         try:
-            line.check(anatomy, options)
+            line.check(structure, options)
         except NotApplicableError:
             continue
-        if method.family in MANY and feed.image is not None and feed.image.shape[-1] > SMALL:
+        if method.family in MANY and model_inputs.image is not None and model_inputs.image.shape[-1] > SMALL:
             continue  # many passes: tried on the small models alone
         chosen[name] = dict(method.quick)
     return chosen
 
 
-def inputs_of(feed: Feed) -> Any:
-    return dict(feed.kwargs) or feed.args[0]
+def inputs_of(model_inputs: ModelInputs) -> Any:
+    return dict(model_inputs.kwargs) or model_inputs.args[0]

@@ -19,7 +19,7 @@ from training import STARTED
 from training.loop import Task, Trained
 from training.schedule import Clock, Recipe
 from training.start import logger
-from vitrail.models.plain import PlainViT
+from vitrail.models.plain_vit import PlainViT
 
 
 class Journal:

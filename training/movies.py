@@ -140,9 +140,15 @@ Measure = Callable[[], float]
 
 
 def train(
-    name: str, net: nn.Module, loss: Loss, count: int, recipe: Recipe, deadline: float, journal: Journal,
+    name: str,
+    net: nn.Module,
+    loss: Loss,
+    count: int,
+    recipe: Recipe,
+    deadline: float,
+    journal: Journal,
     measure: Measure | None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Train until the schedule is complete; with a measure, leave the net as it was after its best epoch."""
     decayed = [p for p in net.parameters() if p.ndim >= 2]
     free = [p for p in net.parameters() if p.ndim < 2]

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.plain import Block, PlainViT
+from vitrail.models.plain_vit import PlainBlock, PlainViT
 
 
-class DropBlock(Block):
+class DropBlock(PlainBlock):
     """A block whose two branches are each left out for a random share of the samples while training."""
 
     def __init__(self, width: int, heads: int, mlp: int, rate: float) -> None:

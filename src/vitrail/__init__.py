@@ -7,19 +7,28 @@
 torch.Size([1, 1, 32, 32])
 """
 
+from vitrail.capture.layout import Layout
+from vitrail.capture.structure import ModelStructure
 from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
-from vitrail.inside.anatomy import Anatomy
-from vitrail.inside.layout import Layout
 from vitrail.methods.registry import METHODS, Method
-from vitrail.models import Loaded, load
+from vitrail.models import LoadedModel, load
 from vitrail.models.preprocess import Preprocess
 from vitrail.targets import similarity
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Anatomy", "Explanation", "Explanations", "Layout", "Loaded", "Method", "Preprocess", "explain", "load", "methods",
+    "Explanation",
+    "Explanations",
+    "Layout",
+    "LoadedModel",
+    "Method",
+    "ModelStructure",
+    "Preprocess",
+    "explain",
+    "load",
+    "methods",
     "similarity",
 ]  # fmt: skip
 

@@ -1,5 +1,5 @@
 """``python -m vitrail`` is the command line."""
 
-from vitrail.cli import main
+from vitrail.cli.app import main
 
 main()

@@ -12,25 +12,25 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.forward import check_finite, forward_only, forward_pass
+from vitrail.capture.frozen import unwrap
+from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.layout import Layout
+from vitrail.capture.probe import Probe, Scorer
+from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.swin import Places, find_places, stitched_layout
+from vitrail.capture.swin import stitch as join_windows
+from vitrail.capture.trace import Trace
 from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations
-from vitrail.inputs import Inputs, to_feed
-from vitrail.inside.anatomy import Anatomy, read
-from vitrail.inside.capture import answer, check_finite, passing
-from vitrail.inside.feed import Feed, logits_of
-from vitrail.inside.layout import Layout
-from vitrail.inside.probe import Probe, Scorer
-from vitrail.inside.still import unwrap
-from vitrail.inside.trace import Trace
-from vitrail.inside.windows import Places, find_places, stitched_layout
-from vitrail.inside.windows import stitch as join_windows
-from vitrail.maps import flat, normalise, upsample
+from vitrail.inputs import Inputs, to_model_inputs
 from vitrail.methods import find
 from vitrail.methods.registry import Method
-from vitrail.models import Loaded, describe
+from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Prepare
 from vitrail.models.preprocess import Preprocess
-from vitrail.targets import Aim, Target, aim, class_scores
+from vitrail.postprocess import flat, normalise, upsample
+from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
 
 DEFAULT = "gradtoken"
 
@@ -74,7 +74,7 @@ MOST = 32
 
 @overload
 def explain(
-    model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
+    model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
     preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ..., **options: Any,
 ) -> Explanation: ...  # fmt: skip
@@ -82,7 +82,7 @@ def explain(
 
 @overload
 def explain(
-    model: nn.Module | Loaded, inputs: Inputs, method: str = ..., *,
+    model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
     preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
@@ -90,12 +90,21 @@ def explain(
 
 
 def explain(
-    model: nn.Module | Loaded, inputs: Inputs, method: str = DEFAULT, *,
-    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None, target: Target = None,
-    preprocess: Prepare | None = None, layout: Layout | None = None, batch_size: int | None = None,
-    keep: bool = False, stitch: bool = False, advance: Callable[[int], None] = lambda _: None, tokenizer: Any = None,
+    model: nn.Module | LoadedModel,
+    inputs: Inputs,
+    method: str = DEFAULT,
+    *,
+    methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    target: Target = None,
+    preprocess: Prepare | None = None,
+    layout: Layout | None = None,
+    batch_size: int | None = None,
+    keep: bool = False,
+    stitch: bool = False,
+    advance: Callable[[int], None] = lambda _: None,
+    tokenizer: Any = None,
     **options: Any,
-) -> Explanation | Explanations:  # fmt: skip
+) -> Explanation | Explanations:
     """Why did the model say that?
 
     The model is used as it is: it is held in evaluation mode for the time of the call and put back afterwards, on the
@@ -162,33 +171,44 @@ def explain(
         found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
         _warn(found)
         return Explanations(found) if methods is not None else found[jobs[0].label]
-    feed = to_feed(inputs, about)
-    anatomy = read(about.module, feed, layout, target if callable(target) else None)
-    stitch = stitch and anatomy.kind == "windowed"
+    model_inputs = to_model_inputs(inputs, about)
+    structure = read_structure(about.module, model_inputs, layout, target if callable(target) else None)
+    stitch = stitch and structure.kind == "windowed"
     for job in jobs:
-        job.method.check(anatomy, job.options, stitch)
-    run = _Run(batch_size or MOST, keep, advance, find_places(about.module, feed, anatomy) if stitch else None)
-    pieces = [_explain(about, piece, aimed, anatomy, jobs, run) for piece, aimed in _cut(feed, target, batch_size)]
+        job.method.check(structure, job.options, stitch)
+    run = _Run(
+        batch_size or MOST, keep, advance, find_places(about.module, model_inputs, structure) if stitch else None
+    )
+    pieces = [
+        _explain(about, piece, aimed, structure, jobs, run) for piece, aimed in _cut(model_inputs, target, batch_size)
+    ]
     found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
     _warn(found)
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 
-def _cut(feed: Feed, target: Target, size: int | None) -> list[tuple[Feed, Target]]:
+def _cut(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
     """The inputs in pieces, each with its targets."""
-    batch = feed.batch
+    batch = model_inputs.batch
     if size is None or size >= batch:
-        return [(feed, target)]
+        return [(model_inputs, target)]
     if size < 1:
         raise OptionError(f"batch_size={size} must be at least 1")
     each = isinstance(target, Sequence | Tensor) and not isinstance(target, str) and len(target) == batch
     return [
-        (feed.take(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
+        (model_inputs.take(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
         for i in range(0, batch, size)
     ]
 
 
-def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: Sequence[_Job], run: _Run) -> Found:
+def _explain(
+    about: LoadedModel,
+    model_inputs: ModelInputs,
+    target: Target,
+    structure: ModelStructure,
+    jobs: Sequence[_Job],
+    run: _Run,
+) -> Found:
     """All methods on one batch, from one forward and one backward for each target, kind of score and kind of graph."""
     started = perf_counter()
     relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
@@ -197,22 +217,22 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
     by_trace = [job for job in jobs if "trace" in job.method.takes]
     needs = [job.method.needed(job.options) for job in jobs]
     # Methods that look at the model from outside only need its answer, and nothing of it opened.
-    outside = nullcontext(answer(about.module, feed, anatomy)) if not by_trace and not any(needs) else None
-    with outside or passing(about.module, feed, anatomy, needs) as one:
-        aimed = aim(target, one.output, feed.batch, about.classes)
+    outside = (
+        nullcontext(forward_only(about.module, model_inputs, structure)) if not by_trace and not any(needs) else None
+    )
+    with outside or forward_pass(about.module, model_inputs, structure, needs) as one:
+        aimed = resolve_target(target, one.output, model_inputs.batch, about.classes)
         # Methods look at changed inputs in the model's own precision: a pass under autocast is none of theirs. And one
         # with a graph would keep all of it in memory.
-        again = not by_trace and not torch.is_autocast_enabled(feed.tensors[0].device.type)
+        again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
         probe = Probe(
-            about.module, feed, anatomy, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most,
+            about.module, model_inputs, structure, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most,
             seen=one if again else None,
         )  # fmt: skip
         agnostic = run.stitched(one.trace()) if by_trace else None
         for job in by_trace:
             if job.round is None and job.method.class_specific:
-                relevance[job.label] = [
-                    _timed(job, agnostic, probe.of(k), own, parts, run) for k in range(aimed.count)
-                ]
+                relevance[job.label] = [_timed(job, agnostic, probe.of(k), own, parts, run) for k in range(aimed.count)]
             elif job.round is None:
                 relevance[job.label] = [_timed(job, agnostic, probe, own, parts, run)] * aimed.count
                 parts[job.label] *= aimed.count
@@ -231,11 +251,11 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
             relevance[job.label] = list(_timed(job, None, probe, own, parts, run).unbind(1))
     shared = perf_counter() - started - sum(own.values())
     if run.places is not None:
-        anatomy = replace(anatomy, layout=stitched_layout(run.places))
-    finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, anatomy, feed)
+        structure = replace(structure, layout=stitched_layout(run.places))
+    finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
     common: dict[str, Any] = {
         "targets": aimed.classes, "logits": one.logits, "model": about.name, "classes": about.classes,
-        "images": feed.image, "anatomy": dict(anatomy.rows()),
+        "images": model_inputs.image, "structure": dict(structure.rows()),
         "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,
     }  # fmt: skip
     return {
@@ -248,7 +268,7 @@ def _explain(about: Loaded, feed: Feed, target: Target, anatomy: Anatomy, jobs: 
     }  # fmt: skip
 
 
-def _scorer(aimed: Aim, target: Target) -> Scorer:
+def _scorer(aimed: ResolvedTarget, target: Target) -> Scorer:
     """All targets as a function of the model's output for any pictures made from the inputs."""
 
     def score(output: Any, owner: Tensor, kind: str) -> Tensor:
@@ -264,9 +284,13 @@ def _scorer(aimed: Aim, target: Target) -> Scorer:
 
 
 def _timed(
-    job: _Job, trace: Trace | None, probe: Probe, own: dict[str, float], parts: dict[str, list[dict[str, Any]]],
+    job: _Job,
+    trace: Trace | None,
+    probe: Probe,
+    own: dict[str, float],
+    parts: dict[str, list[dict[str, Any]]],
     run: _Run,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Run a method on what it takes, and keep its notes if they are wanted."""
     began = perf_counter()
     if job.method.family != "relevance":
@@ -274,7 +298,7 @@ def _timed(
     notes: dict[str, list[Any]] | None = {} if run.keep else None
     looking = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
     given = {"trace": None if trace is None else replace(trace, notes=notes), "probe": looking}
-    with torch.no_grad(), torch.autocast(probe.feed.tensors[0].device.type, enabled=False):
+    with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
         relevance = job.method.apply([given[name] for name in job.method.takes], job.options)
     own[job.label] += perf_counter() - began
     if notes is not None:
@@ -288,31 +312,34 @@ def _merge(notes: list[dict[str, list[Any]]]) -> dict[str, list[list[Any]]]:
 
 
 def _finish(
-    jobs: Sequence[_Job], relevance: Mapping[str, Tensor], anatomy: Anatomy, feed: Feed
+    jobs: Sequence[_Job], relevance: Mapping[str, Tensor], structure: ModelStructure, model_inputs: ModelInputs
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """Relevance by each method as maps, grids and which maps say nothing; methods alike in shape go together."""
     finished: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     kinds: dict[Any, list[_Job]] = {}
     for job in jobs:
-        if len(relevance[job.label]) != feed.batch:
+        if len(relevance[job.label]) != model_inputs.batch:
             raise ModelError(
-                f"{job.label} gave {len(relevance[job.label])} maps for {feed.batch} inputs: {anatomy.model} cuts its "
-                "inputs into parts on the way; use a method that needs its answers only, as rise or occlusion"
+                f"{job.label} gave {len(relevance[job.label])} maps for {model_inputs.batch} inputs: "
+                f"{structure.model} splits its inputs into several rows; use a method that needs only the model's "
+                "outputs, such as rise or occlusion"
             )
         kinds.setdefault((relevance[job.label].shape, job.method.is_signed(job.options)), []).append(job)
     for (_, signed), alike in kinds.items():
         joined = torch.stack([relevance[job.label] for job in alike])
-        for job, *triple in zip(alike, *_to_maps(joined, signed, anatomy, feed), strict=True):
+        for job, *triple in zip(alike, *_to_maps(joined, signed, structure, model_inputs), strict=True):
             finished[job.label] = (triple[0], triple[1], triple[2])
     return [finished[job.label] for job in jobs]
 
 
-def _to_maps(relevance: Tensor, signed: bool, anatomy: Anatomy, feed: Feed) -> tuple[Tensor, Tensor, Tensor]:
+def _to_maps(
+    relevance: Tensor, signed: bool, structure: ModelStructure, model_inputs: ModelInputs
+) -> tuple[Tensor, Tensor, Tensor]:
     """Relevance of patches, shape (M, b, K, S), or of a grid, (M, b, K, rows, columns), as maps over the input."""
-    grid, image = anatomy.layout.grid, feed.image
-    valid = feed.valid
+    grid, image = structure.layout.grid, model_inputs.image
+    valid = model_inputs.valid
     if relevance.dim() == 4 and valid is not None:
-        return _to_token_maps(relevance, signed, valid, anatomy.layout.prefix or 0)
+        return _to_token_maps(relevance, signed, valid, structure.layout.prefix or 0)
     # On a text the prefix is padding, which would lend contrast to relevance that has none.
     dull = flat(relevance.flatten(3), axes=1)[..., 0]
     if relevance.dim() == 4 and grid is not None and image is not None:
@@ -321,7 +348,7 @@ def _to_maps(relevance: Tensor, signed: bool, anatomy: Anatomy, feed: Feed) -> t
         raw, axes = relevance, 2
         big = upsample(raw, (int(image.shape[2]), int(image.shape[3])))
     else:
-        raw = big = torch.nn.functional.pad(relevance, (anatomy.layout.prefix or 0, 0))
+        raw = big = torch.nn.functional.pad(relevance, (structure.layout.prefix or 0, 0))
         axes = 1
     return normalise(big, signed=signed, axes=axes).float(), raw, dull
 

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from vitrail.errors import InputError, OutputError
 from vitrail.models.preprocess import Preprocess, guess_picture
-from vitrail.picture import overlay, to_image
 from vitrail.targets import class_scores
+from vitrail.viz.colormap import overlay, to_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -51,7 +51,7 @@ class Explanation:
         classes: Class names, if known.
         images: The images as they were fed to the model, shape (B, channels, height, width), or None for text.
         preprocess: How they were prepared, which says how to turn them back into pictures.
-        anatomy: What was found inside the model, for the record.
+        structure: What was found inside the model, for the record.
         parts: What the method computed on the way, where that was asked for: by name, for each target a list of what
             was noted, in order (the method's page says what). Methods that treat all targets at once note once.
         text: For texts that were given with a tokenizer, the scores of each text's words; else None.
@@ -71,7 +71,7 @@ class Explanation:
     classes: tuple[str, ...] | None = None
     images: Tensor | None = field(default=None, repr=False)
     preprocess: Preprocess | None = field(default=None, repr=False)
-    anatomy: Mapping[str, str] = field(default_factory=dict, repr=False)
+    structure: Mapping[str, str] = field(default_factory=dict, repr=False)
     parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
     text: tuple[TextMap, ...] | None = field(default=None, repr=False)
 
@@ -111,7 +111,7 @@ class Explanation:
         return to_image(overlay(self.pictures[image], relevance, self.signed, opacity))
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure of all targets; see `vitrail.plot.figure`, for texts `vitrail.text.show.figure`."""
+        """A matplotlib figure of all targets; see `vitrail.viz.figure.figure`, for texts `vitrail.viz.text.figure`."""
         return Explanations({self.method: self}).figure(**options)
 
     def manifest(self) -> dict[str, Any]:
@@ -121,7 +121,7 @@ class Explanation:
             "method": self.method,
             "options": dict(self.options),
             "model": self.model,
-            "anatomy": dict(self.anatomy),
+            "structure": dict(self.structure),
             "targets": None if self.targets is None else self.targets.tolist(),
             "target_names": [[self.label(b, k) for k in range(self.maps.shape[1])] for b in range(self.maps.shape[0])],
             "probabilities": None if probabilities is None else probabilities.tolist(),
@@ -153,7 +153,7 @@ class Explanation:
                         with into(f"overlay{which}.png") as path:
                             self.overlay(b, k).save(path, format="PNG")
             if self.text is not None:
-                from vitrail.text.show import html, record
+                from vitrail.viz.text import html, record
 
                 with into("words.json") as path:
                     path.write_text(json.dumps(record(self), ensure_ascii=False) + "\n", encoding="utf-8")
@@ -185,15 +185,15 @@ class Explanations(Mapping[str, Explanation]):
         return "Explanations(" + ", ".join(map(repr, self._by_method.values())) + ")"
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure, a row for each target and a column for each method; see `vitrail.plot.figure`.
+        """A matplotlib figure, a row for each target and a column for each method; see `vitrail.viz.figure.figure`.
 
-        Of texts, see `vitrail.text.show.figure`.
+        Of texts, see `vitrail.viz.text.figure`.
         """
         if all(e.text is not None for e in self._by_method.values()):
-            from vitrail.text.show import figure as text_figure
+            from vitrail.viz.text import figure as text_figure
 
             return text_figure(self, **options)
-        from vitrail.plot import figure
+        from vitrail.viz.figure import figure
 
         return figure(self, **options)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import InputError
-from vitrail.inside.feed import Feed
-from vitrail.models.loaded import Loaded
+from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import open_image, upright
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 Inputs = Any
 
 
-def to_feed(inputs: Inputs, model: Loaded) -> Feed:
+def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
     """What the user gave, checked, as a batch on the model's device.
 
     Raises:
         InputError: Says which input is unusable and why.
     """
     if isinstance(inputs, Mapping):
-        feed = Feed((), dict(inputs))
+        model_inputs = ModelInputs((), dict(inputs))
     elif isinstance(inputs, Tensor):
-        feed = Feed((_batched(inputs),))
+        model_inputs = ModelInputs((_batched(inputs),))
     elif isinstance(inputs, str | Path) or _is_picture(inputs):
-        feed = Feed((_prepare([inputs], model),))
+        model_inputs = ModelInputs((_prepare([inputs], model),))
     elif isinstance(inputs, Sequence):
         if not inputs:
             raise InputError("nothing to explain: the list of inputs is empty")
@@ -41,19 +41,19 @@ def to_feed(inputs: Inputs, model: Loaded) -> Feed:
             if len(shapes) > 1:
                 listed = ", ".join(map(str, sorted(shapes)))
                 raise InputError(f"tensors of different shapes cannot be batched: {listed}")
-            feed = Feed((_batched(torch.stack(list(inputs))),))
+            model_inputs = ModelInputs((_batched(torch.stack(list(inputs))),))
         else:
-            feed = Feed((_prepare(inputs, model),))
+            model_inputs = ModelInputs((_prepare(inputs, model),))
     else:
         raise InputError(
             f"cannot explain a {type(inputs).__name__}: give a tensor, PIL images, paths, or a dict of tensors"
         )
-    if feed.batch == 0:
-        raise InputError(f"nothing to explain: the batch is empty, shape {tuple(feed.tensors[0].shape)}")
-    for tensor in feed.tensors:
+    if model_inputs.batch == 0:
+        raise InputError(f"nothing to explain: the batch is empty, shape {tuple(model_inputs.tensors[0].shape)}")
+    for tensor in model_inputs.tensors:
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise InputError("the input holds NaN or infinite values: check how it was normalised")
-    return feed.onto(model.module)
+    return model_inputs.onto(model.module)
 
 
 def _batched(tensor: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def _batched(tensor: Tensor) -> Tensor:
     )
 
 
-def _prepare(pictures: Sequence[Any], model: Loaded) -> Tensor:
+def _prepare(pictures: Sequence[Any], model: LoadedModel) -> Tensor:
     if model.preprocess is None:
         written = next((p for p in pictures if isinstance(p, str) and not Path(p).exists()), None)
         raise InputError(

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.inputs import fields_of, logits_of
 from vitrail.errors import OptionError, TargetError
-from vitrail.inside.feed import fields_of, logits_of
 
 SCORES = ("logit", "prob", "logprob")
 
@@ -22,7 +22,7 @@ Target = None | int | str | Sequence[Any] | Tensor | Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
-class Aim:
+class ResolvedTarget:
     """What is explained for a batch.
 
     Attributes:
@@ -79,7 +79,7 @@ def pick(scores: Tensor, classes: Tensor) -> Tensor:
     return scores.gather(1, classes[:, None])[:, 0]
 
 
-def aim(target: Target, output: Any, batch: int, names: Sequence[str] | None = None) -> Aim:
+def resolve_target(target: Target, output: Any, batch: int, names: Sequence[str] | None = None) -> ResolvedTarget:
     """Resolve a target against a model's output.
 
     Args:
@@ -89,17 +89,17 @@ def aim(target: Target, output: Any, batch: int, names: Sequence[str] | None = N
         names: Class names, for targets given by name and for messages.
 
     Example:
-        >>> aim([[1, 2]], torch.zeros(2, 3), batch=2).classes
+        >>> resolve_target([[1, 2]], torch.zeros(2, 3), batch=2).classes
         tensor([[1, 2],
                 [1, 2]])
-        >>> aim(7, torch.zeros(2, 3), batch=2)
+        >>> resolve_target(7, torch.zeros(2, 3), batch=2)
         Traceback (most recent call last):
         ...
         vitrail.errors.TargetError: class 7 does not exist: the model has 3 classes, 0 to 2
     """
     logits = logits_of(output)
     if callable(target):
-        return Aim(None, _values(target(output), batch), logits)
+        return ResolvedTarget(None, _values(target(output), batch), logits)
     if logits is None:
         raise TargetError(
             f"the model returned {fields_of(output)}, which holds no class scores: "
@@ -109,14 +109,14 @@ def aim(target: Target, output: Any, batch: int, names: Sequence[str] | None = N
         raise TargetError(f"the model returned {logits.shape[0]} rows of scores for {batch} inputs")
     best = 1 if target is None else _top(target)
     if best:
-        return Aim(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits)
+        return ResolvedTarget(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits)
     classes = _classes(target, batch, names)
     worst = classes[(classes < 0) | (classes >= logits.shape[1])]
     if len(worst):
         raise TargetError(
             f"class {int(worst[0])} does not exist: the model has {logits.shape[1]} classes, 0 to {logits.shape[1] - 1}"
         )
-    return Aim(classes.to(logits.device), None, logits)
+    return ResolvedTarget(classes.to(logits.device), None, logits)
 
 
 def class_index(name: str, names: Sequence[str] | None) -> int:

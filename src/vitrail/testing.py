@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from vitrail.methods import METHODS
-from vitrail.models.plain import PlainViT
+from vitrail.models.plain_vit import PlainViT
 
 
 def tiny_vit(seed: int = 0, **options: int) -> PlainViT:

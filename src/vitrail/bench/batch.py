@@ -9,8 +9,8 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from vitrail.bench.explainer import Explainer, Made, Reasons
-from vitrail.bench.truth import Truth
+from vitrail.bench.explainer import ExplainedBatch, Explainer, Reasons
+from vitrail.bench.ground_truth import GroundTruth
 
 
 @dataclass
@@ -33,12 +33,12 @@ class Batch:
 
     ids: tuple[str, ...]
     images: Tensor
-    truths: list[Truth]
+    truths: list[GroundTruth]
     predicted: Tensor
     labels: Tensor
     classes: Tensor
     columns: dict[str, list[int | None]]
-    made: dict[str, Made]
+    made: dict[str, ExplainedBatch]
     bad: Reasons
     explainer: Explainer
     data: int = 0

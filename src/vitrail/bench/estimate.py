@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitrail.bench.body import Body, measured
-from vitrail.bench.part import read_note
-from vitrail.bench.plan import Data, Plan
+from vitrail.bench.chunk import Chunk
+from vitrail.bench.context import BenchContext, grouped, samples
+from vitrail.bench.cost import ModelCost, measured
+from vitrail.bench.parts import read_note
+from vitrail.bench.plan import DatasetSpec, Plan
 from vitrail.bench.protocols import PROTOCOLS
-from vitrail.bench.stage import Stage, grouped, samples
-from vitrail.bench.work import Chunk
 from vitrail.methods import find
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
@@ -88,7 +88,7 @@ class Estimate:
         ]
 
 
-def estimate(stage: Stage, chunks: Sequence[Chunk], workers: int) -> Estimate:
+def estimate(stage: BenchContext, chunks: Sequence[Chunk], workers: int) -> Estimate:
     """Count the forwards of a plan that can be run, and time a small batch.
 
     Args:
@@ -102,7 +102,7 @@ def estimate(stage: Stage, chunks: Sequence[Chunk], workers: int) -> Estimate:
     return _sum(stage.plan, bodies, pieces, images, workers, "measured")
 
 
-def sketch(plan: Plan, bodies: Sequence[Body], counts: Mapping[int, int], workers: int, timed: str) -> Estimate:
+def sketch(plan: Plan, bodies: Sequence[ModelCost], counts: Mapping[int, int], workers: int, timed: str) -> Estimate:
     """Count the forwards of a plan from what is known of its models and data sets, neither of which need be there.
 
     Args:
@@ -120,9 +120,13 @@ def sketch(plan: Plan, bodies: Sequence[Body], counts: Mapping[int, int], worker
 
 
 def _sum(
-    plan: Plan, bodies: Sequence[Body], pieces: Sequence[tuple[int, int, tuple[str, ...], int, bool]], images: int,
-    workers: int, timed: str,
-) -> Estimate:  # fmt: skip
+    plan: Plan,
+    bodies: Sequence[ModelCost],
+    pieces: Sequence[tuple[int, int, tuple[str, ...], int, bool]],
+    images: int,
+    workers: int,
+    timed: str,
+) -> Estimate:
     """Add up pieces of work: model, data set, methods, pictures, and whether it is still to be done."""
     total = explaining = work = left = 0.0
     maps = 0
@@ -137,7 +141,7 @@ def _sum(
     return Estimate(images, maps, total, explaining, left / work if work else 0.0, work, workers, memory, timed)
 
 
-def explanation_cost(plan: Plan, data: Data, methods: Sequence[str], spec: str, body: Body) -> float:
+def explanation_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], spec: str, body: ModelCost) -> float:
     """Forwards that one picture's maps take by one of some methods done together; methods of one pass share it."""
     _, method, options = find(spec)
     protocols = plan.protocols_of(data)
@@ -165,7 +169,7 @@ def explanation_cost(plan: Plan, data: Data, methods: Sequence[str], spec: str, 
     return float(again * looks)
 
 
-def scoring_cost(plan: Plan, data: Data, methods: Sequence[str], body: Body) -> float:
+def scoring_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], body: ModelCost) -> float:
     """Forwards that scoring one picture's maps of some methods takes."""
     presets = find_presets([n for n in plan.protocols_of(data) if n not in PROTOCOLS])
     if not presets:

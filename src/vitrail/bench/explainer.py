@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.bench.context import BenchContext, BenchModel
 from vitrail.bench.peak import Peak
-from vitrail.bench.stage import Model, Stage
 from vitrail.errors import MapWarning, OutputError, VitrailError
 from vitrail.explain import explain
 from vitrail.explanation import Explanation
-from vitrail.maps import normalise
 from vitrail.methods import find
+from vitrail.postprocess import normalise
 
 T = TypeVar("T")
 #: For a method and a picture's place in the batch, why there is no map.
@@ -28,7 +28,7 @@ Reasons = dict[tuple[str, int], str]
 
 
 @dataclass
-class Made:
+class ExplainedBatch:
     """Maps of one method for B pictures with K classes each.
 
     Attributes:
@@ -92,15 +92,19 @@ class Explainer:
         key: The run's key, which seeds are made of.
     """
 
-    stage: Stage
-    model: Model
+    stage: BenchContext
+    model: BenchModel
     key: str
     looks: int = field(default=0, init=False)
 
     def __call__(
-        self, ids: Sequence[str], images: Tensor, classes: Tensor, specs: Sequence[str],
+        self,
+        ids: Sequence[str],
+        images: Tensor,
+        classes: Tensor,
+        specs: Sequence[str],
         target: Callable[[Any], Tensor] | None = None,
-    ) -> tuple[dict[str, Made], Reasons]:  # fmt: skip
+    ) -> tuple[dict[str, ExplainedBatch], Reasons]:
         """Explain K classes of each picture.
 
         A method or picture that fails is tried alone, so that it takes nothing else with it.
@@ -187,7 +191,7 @@ def seed_of(key: str, image: str, method: str) -> int:
     return int.from_bytes(hashlib.sha256(f"{key}\0{image}\0{method}".encode()).digest()[:4], "big") & 0x7FFFFFFF
 
 
-def within_memory(stage: Stage, call: Callable[[int], T]) -> T:
+def within_memory(stage: BenchContext, call: Callable[[int], T]) -> T:
     """Call with a number of pictures in a forward pass, and with half as many whenever memory runs out."""
     while True:
         try:
@@ -221,7 +225,7 @@ def _first(classes: Tensor) -> list[list[int]]:
     return [[row.index(one) for one in row] for row in classes.tolist()]
 
 
-def _joined(parts: Sequence[_Part], first: list[list[int]]) -> Made:
+def _joined(parts: Sequence[_Part], first: list[list[int]]) -> ExplainedBatch:
     """Explanations of some of the pictures each, put in their places; a class that comes again has the same map."""
     one = parts[0].done
     count = one.maps.shape[1] if parts[0].column is None else len(first[0])
@@ -230,7 +234,7 @@ def _joined(parts: Sequence[_Part], first: list[list[int]]) -> Made:
         return like.new_zeros(len(first), count, *like.shape[2:])
 
     zeros, unknown = [0.0] * len(first), [math.nan] * len(first)
-    made = Made(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, zeros, zeros.copy(), unknown)
+    made = ExplainedBatch(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, zeros, zeros.copy(), unknown)
     for rows, column, done, looks, memory in parts:
         at = torch.as_tensor(list(rows), device=done.maps.device)
         columns = slice(None) if column is None else slice(column, column + 1)

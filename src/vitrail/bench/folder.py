@@ -25,17 +25,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from vitrail.bench.chunk import BenchTask
+from vitrail.bench.context import BenchContext
+from vitrail.bench.engines.local import Done, LocalEngine
 from vitrail.bench.explainer import Explainer, within_memory
-from vitrail.bench.local import Done, LocalEngine
-from vitrail.bench.part import arrow, read_note, sweep, told, write_file, write_table
-from vitrail.bench.plan import Data, Network, Plan, libraries
-from vitrail.bench.stage import Stage
-from vitrail.bench.work import Task
+from vitrail.bench.parts import arrow, read_note, sweep, told, write_file, write_table
+from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, libraries
+from vitrail.capture.inputs import logits_of
 from vitrail.errors import DataError, InputError, WeightsError, require
-from vitrail.inside.feed import logits_of
 from vitrail.methods import find
 from vitrail.models.preprocess import open_image
-from vitrail.targets import aim
+from vitrail.targets import resolve_target
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
@@ -43,7 +43,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 class Engine(Protocol):
     """Whatever can run pieces of work."""
 
-    def run(self, tasks: Sequence[Task], done: Done = ...) -> None:
+    def run(self, tasks: Sequence[BenchTask], done: Done = ...) -> None:
         """Do all of them."""
 
 
@@ -108,9 +108,13 @@ class FolderChunk:
         return write_table(self.path, rows, self.note, _schema())
 
     def _batch(
-        self, stage: Stage, asked: dict[str, Any], images: Sequence[str], rows: dict[str, list[Any]],
+        self,
+        stage: BenchContext,
+        asked: dict[str, Any],
+        images: Sequence[str],
+        rows: dict[str, list[Any]],
         grids: dict[str, list[Tensor]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         model, methods = stage.model(0), asked["methods"]
 
         def add(image: str, method: str, kind: int, offset: int, **rest: Any) -> None:
@@ -136,12 +140,12 @@ class FolderChunk:
                 stage, lambda n: [logits_of(model.about.module(pictures[i : i + n])) for i in range(0, len(ids), n)]
             )
         logits = torch.cat([p for p in pieces if p is not None]).float().cpu()
-        classes = aim(asked["target"], logits, len(ids), model.about.classes).classes
+        classes = resolve_target(asked["target"], logits, len(ids), model.about.classes).classes
         assert classes is not None
         made, bad = Explainer(stage, model, self.key)(ids, pictures, classes, methods)
         probabilities = logits.softmax(1)
         for method in methods:
-            half = made[method].half(model.anatomy.layout.grid) if method in made else torch.empty(0)
+            half = made[method].half(model.structure.layout.grid) if method in made else torch.empty(0)
             held = sum(map(len, grids[method]))
             kept = [row for row in range(len(ids)) if (method, row) not in bad]
             if kept:
@@ -157,11 +161,21 @@ class FolderChunk:
 
 
 def explain_folder(
-    directory: str | Path, out: str | Path, *, recursive: bool = False, model: str = "scenes",
-    weights: str | None = None, methods: Sequence[str] = ("gradtoken",), target: Any = None, chunk: int = 256,
-    batch: int = 32, device: str = "cpu", engine: Engine | None = None,
-    begin: Callable[[Sequence[Task], int], None] = lambda _, __: None, done: Done = lambda _: None,
-) -> Path:  # fmt: skip
+    directory: str | Path,
+    out: str | Path,
+    *,
+    recursive: bool = False,
+    model: str = "scenes",
+    weights: str | None = None,
+    methods: Sequence[str] = ("gradtoken",),
+    target: Any = None,
+    chunk: int = 256,
+    batch: int = 32,
+    device: str = "cpu",
+    engine: Engine | None = None,
+    begin: Callable[[Sequence[BenchTask], int], None] = lambda _, __: None,
+    done: Done = lambda _: None,
+) -> Path:
     """Explain every image of a folder; what is there already is not done again.
 
     Args:
@@ -193,7 +207,7 @@ def explain_folder(
     loaded = _stage(asked, device).model(0)
     fingerprint = loaded.weights
     if loaded.classes:  # a class that is not there is told now and not by every worker
-        aim(target, torch.zeros(1, loaded.classes), 1, loaded.about.classes)
+        resolve_target(target, torch.zeros(1, loaded.classes), 1, loaded.about.classes)
     decides = about | {"weights": fingerprint, "images": images, "chunk": chunk, "versions": libraries()}
     key = hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest()[:16]
     tasks = [
@@ -231,15 +245,15 @@ def _images(root: Path, recursive: bool, out: Path) -> list[str]:
 
 
 @lru_cache(maxsize=2)
-def _stage(asked: str, device: str) -> Stage:
+def _stage(asked: str, device: str) -> BenchContext:
     """The model and methods of a folder as the stage of a plan without data."""
     about = json.loads(asked)
-    network = Network(name=about["model"], weights=about["weights"])
+    network = ModelSpec(name=about["model"], weights=about["weights"])
     plan = Plan(
-        name="folder", models=(network,), dataset=(Data(name="scenes", limit=1),), methods=tuple(about["methods"]),
+        name="folder", models=(network,), dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(about["methods"]),
         protocols=("complexity",), controls=False, batch=about["batch"],
     )  # fmt: skip
-    stage = Stage(plan, device)
+    stage = BenchContext(plan, device)
     refused = stage.model(0).refused
     if refused:
         raise InputError(next(iter(refused.values())))

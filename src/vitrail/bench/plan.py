@@ -32,7 +32,7 @@ class PlanError(VitrailError, ValueError):
     """A plan cannot be run; the message lists every problem with its line and the fix."""
 
 
-class Problem(BaseModel):
+class PlanProblem(BaseModel):
     """Something wrong with a plan: where, what, and how to mend it."""
 
     model_config = ConfigDict(frozen=True)
@@ -43,7 +43,7 @@ class Problem(BaseModel):
     """Whether it is only that files or weights are not on this machine, which a dry run can do without."""
 
 
-class Network(BaseModel):
+class ModelSpec(BaseModel):
     """A model as `vitrail.load` takes it.
 
     Attributes:
@@ -64,7 +64,7 @@ class Network(BaseModel):
         return self.label or self.name
 
 
-class Data(BaseModel):
+class DatasetSpec(BaseModel):
     """Pictures, as `vitrail.data.open_dataset` takes them.
 
     Attributes:
@@ -144,8 +144,8 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
-    models: Annotated[tuple[Network, ...], BeforeValidator(_networks), Field(min_length=1)]
-    dataset: Annotated[tuple[Data, ...], BeforeValidator(_several), Field(min_length=1)]
+    models: Annotated[tuple[ModelSpec, ...], BeforeValidator(_networks), Field(min_length=1)]
+    dataset: Annotated[tuple[DatasetSpec, ...], BeforeValidator(_several), Field(min_length=1)]
     methods: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
     controls: bool = True
     targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("predicted",)
@@ -174,7 +174,7 @@ class Plan(BaseModel):
         asked = [s for spec in self.methods for s in (single if spec == "@single" else [spec.replace(" ", "")])]
         return tuple(dict.fromkeys([*asked, *(CONTROLS if self.controls else ())]))
 
-    def protocols_of(self, data: Data) -> tuple[str, ...]:
+    def protocols_of(self, data: DatasetSpec) -> tuple[str, ...]:
         """What is run on one of the data sets."""
         return self.protocols if data.protocols is None else data.protocols
 
@@ -231,7 +231,7 @@ def find_plan(source: str | Path) -> Path:
 
 
 @dataclass(frozen=True)
-class Given:
+class PlanOverrides:
     """What is said beside a plan: things that differ from machine to machine.
 
     Attributes:
@@ -246,7 +246,7 @@ class Given:
     limit: int | None = None
     home: str | None = field(default_factory=lambda: os.environ.get("VITRAIL_DATA"))
 
-    def into(self, raw: dict[str, Any]) -> list[Problem]:
+    def into(self, raw: dict[str, Any]) -> list[PlanProblem]:
         """Put it into a plan's content; names that nothing in the plan has are problems."""
         unused = {("--data", name) for name in self.data} | {("--weights", name) for name in self.weights}
         tables = [one for one in _several(raw.get("dataset", [])) if isinstance(one, dict)]
@@ -274,14 +274,16 @@ class Given:
                      "--weights": [str(m.get("label", m.get("name"))) for m in raw.get("models", []) if
                                    isinstance(m, dict)]}  # fmt: skip
         return [
-            Problem(path=(), text=f"{option} {name}=…: the plan has no such name, only {', '.join(there_are[option])}")
+            PlanProblem(
+                path=(), text=f"{option} {name}=…: the plan has no such name, only {', '.join(there_are[option])}"
+            )
             for option, name in sorted(unused)
         ]
 
 
 def parse(
-    text: str, folder: Path, given: Given | None = None
-) -> tuple[Plan | None, dict[str, Any], list[Problem]]:
+    text: str, folder: Path, given: PlanOverrides | None = None
+) -> tuple[Plan | None, dict[str, Any], list[PlanProblem]]:
     """A plan from TOML, as far as its form goes: the plan if it is well formed, the raw content, the problems.
 
     Args:
@@ -304,11 +306,11 @@ def parse(
         for one in error.errors():
             # Which member of a union was tried says nothing to a reader.
             path = tuple(p for p in one["loc"] if not (isinstance(p, str) and ("[" in p or p in ("str", "tuple"))))
-            problems.append(Problem(path=path, text=_plain(one["type"], one["msg"], path, one["input"])))
+            problems.append(PlanProblem(path=path, text=_plain(one["type"], one["msg"], path, one["input"])))
         return None, raw, list({(p.path, p.text): p for p in problems}.values())
 
 
-def listed(problems: Sequence[Problem], text: str, source: str | Path) -> PlanError:
+def listed(problems: Sequence[PlanProblem], text: str, source: str | Path) -> PlanError:
     """All problems as one error, each with its line."""
     lines = Lines(text)
     placed = [(p.line or lines.of(*p.path), p) for p in problems]
@@ -321,7 +323,7 @@ def listed(problems: Sequence[Problem], text: str, source: str | Path) -> PlanEr
 def _plain(kind: str, message: str, path: tuple[str | int, ...], given: Any) -> str:
     where = ".".join(map(str, path))
     if kind == "extra_forbidden":
-        owners: dict[str, type[BaseModel]] = {"models": Network, "dataset": Data}
+        owners: dict[str, type[BaseModel]] = {"models": ModelSpec, "dataset": DatasetSpec}
         owner = owners.get(str(path[0]), Plan) if len(path) > 1 else Plan
         known = ", ".join(owner.model_fields)
         return f"there is no key {where!r}: take one of {known}"

@@ -18,7 +18,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )  # fmt: skip
 
-from vitrail.bench.work import Task
+from vitrail.bench.chunk import BenchTask
 
 #: Seconds between two lines where there is no terminal.
 EVERY = 30.0
@@ -32,14 +32,14 @@ class Meter:
         self.began = monotonic()
         self.bar: tuple[Progress, TaskID] | None = None
 
-    def begin(self, tasks: Sequence[Task], before: int = 0) -> None:
+    def begin(self, tasks: Sequence[BenchTask], before: int = 0) -> None:
         """Work begins: these pieces are to be done, and so many were done before."""
         self.tasks, self.maps, self.before = len(tasks), sum(task.maps for task in tasks), before
         self.began = monotonic()
         if self.bar is not None:
             self.bar[0].update(self.bar[1], total=self.maps, parts=self.parts)
 
-    def done(self, task: Task) -> None:
+    def done(self, task: BenchTask) -> None:
         """A piece of work is finished."""
         self.tasks_done += 1
         self.maps_done += task.maps

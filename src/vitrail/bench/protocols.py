@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.bench import again
+from vitrail.bench import reexplain as again
 from vitrail.bench.batch import Batch, Found, Protocol
+from vitrail.bench.context import method_of
 from vitrail.bench.explainer import within_memory
-from vitrail.bench.stage import method_of
 from vitrail.scores.complexity import complexity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import Strip

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.bench.batch import Batch, Found
-from vitrail.bench.part import COSTS, CURVES, KEYS
+from vitrail.bench.parts import COSTS, CURVES, KEYS
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.scores.presets import find_presets
 
@@ -17,7 +17,7 @@ from vitrail.scores.presets import find_presets
 EXPLAIN = "explain"
 
 
-class Rows:
+class ScoreRows:
     """The rows of one part.
 
     Args:
@@ -26,7 +26,7 @@ class Rows:
         methods: The methods of the chunk.
 
     Attributes:
-        columns: By name; see `vitrail.bench.store`.
+        columns: By name; see `vitrail.bench.results_store`.
     """
 
     def __init__(self, model: str, dataset: str, methods: Sequence[str]) -> None:
@@ -35,9 +35,13 @@ class Rows:
         self.columns: dict[str, list[Any]] = {name: [] for name in names}
 
     def add(
-        self, keys: Sequence[str], value: float | None, explained: int, error: str | None = None,
+        self,
+        keys: Sequence[str],
+        value: float | None,
+        explained: int,
+        error: str | None = None,
         rest: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """One row; the keys are image, method, target, protocol and score."""
         row: dict[str, Any] = dict(zip(KEYS, (self.model, self.dataset, *keys), strict=True))
         row |= {"value": value, "explained": explained, "error": error, **(rest or {})}

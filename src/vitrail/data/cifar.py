@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.files import Files, open_files
-from vitrail.data.images import read_rgb
+from vitrail.data.archive import Files, open_files
+from vitrail.data.image_files import read_rgb
 from vitrail.data.pickles import read_pickle
 from vitrail.data.sample import Listing, Sample
 from vitrail.errors import DataError

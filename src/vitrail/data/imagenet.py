@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.annotation import read_annotation
-from vitrail.data.images import read_rgb
+from vitrail.data.image_files import read_rgb
 from vitrail.data.sample import Listing, Sample
 from vitrail.data.synsets import TRUTHS, WNID, Synsets, read_truth
 from vitrail.errors import DataError

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from vitrail.data.files import Files, open_files
+from vitrail.data.archive import Files, open_files
 from vitrail.data.sample import Listing, Sample
 from vitrail.errors import DataError
 

@@ -2,7 +2,7 @@
 
 # isort: off
 from vitrail.figures import vtranm, gradtoken, vitcx
-from vitrail.figures.registry import FIGURES, Line, Progress, draw, find_figure
+from vitrail.figures.registry import FIGURES, FigureEntry, Progress, draw, find_figure
 # isort: on
 
-__all__ = ["FIGURES", "Line", "Progress", "draw", "find_figure", "gradtoken", "vitcx", "vtranm"]
+__all__ = ["FIGURES", "FigureEntry", "Progress", "draw", "find_figure", "gradtoken", "vitcx", "vtranm"]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from vitrail.explanation import Explanation
-from vitrail.figures.sheet import (
+from vitrail.figures.canvas import (
     BAR,
     CELL,
     GAP,
@@ -18,12 +18,12 @@ from vitrail.figures.sheet import (
     QUIET,
     SIDE,
     SMALL,
-    Grid,
-    Sheet,
+    Canvas,
+    CanvasGrid,
     fit,
 )
-from vitrail.figures.work import label_of, picture_of
-from vitrail.picture import overlay
+from vitrail.figures.prepare import label_of, picture_of
+from vitrail.viz.colormap import overlay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,9 +33,11 @@ Remark = Callable[[int, int, str], str]
 
 
 def comparison(
-    found: Sequence[Mapping[str, Explanation]], remarks: Remark | None = None, note: str = "",
+    found: Sequence[Mapping[str, Explanation]],
+    remarks: Remark | None = None,
+    note: str = "",
     heads: Mapping[str, str] | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Input, then a map by each method; the rows of one image belong together and share its input.
 
     Args:
@@ -54,10 +56,10 @@ def comparison(
     top = MARGIN + 0.04 + LINE * max(fit(t, cell, HEADING, 3).count("\n") + 1 for t in titles)
     line = LINE + 0.04 if remarks else 0.0
     left = MARGIN + cell + SIDE + GAP
-    grid = Grid(left, top, sum(counts), len(names), cell, tall, down=GAP + line)
+    grid = CanvasGrid(left, top, sum(counts), len(names), cell, tall, down=GAP + line)
     foot = MARGIN + (LINE + 0.04 if note else 0)
     kinds = [e.signed for e in found[0].values()]
-    sheet = Sheet(grid.right + BAR + MARGIN, grid.bottom + line + foot)
+    sheet = Canvas(grid.right + BAR + MARGIN, grid.bottom + line + foot)
     row = 0
     for i, (group, count) in enumerate(zip(found, counts, strict=True)):
         picture = picture_of(group[names[0]])

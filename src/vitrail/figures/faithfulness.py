@@ -10,17 +10,24 @@ from torch import Tensor
 
 from vitrail.errors import OptionError
 from vitrail.explanation import Explanation
-from vitrail.models import Loaded
+from vitrail.models import LoadedModel
 from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.presets import PRESETS, Grid
+from vitrail.scores.presets import PRESETS, LevelGrid
 
 CANVASES = ("blur", "mean")
 
 
 def deletion_insertion(
-    about: Loaded, image: Tensor, found: Mapping[str, Explanation], k: int, *, step: int = 1792, canvas: str = "blur",
-    batch: int = 32, advance: Callable[[int], None] = lambda _: None,
-) -> dict[str, tuple[float, float]]:  # fmt: skip
+    about: LoadedModel,
+    image: Tensor,
+    found: Mapping[str, Explanation],
+    k: int,
+    *,
+    step: int = 1792,
+    canvas: str = "blur",
+    batch: int = 32,
+    advance: Callable[[int], None] = lambda _: None,
+) -> dict[str, tuple[float, float]]:
     """Areas under the deletion and the insertion curve of each method's map of one image and one class.
 
     Args:
@@ -37,7 +44,7 @@ def deletion_insertion(
         raise OptionError(f"canvas={canvas!r} is not one of {', '.join(map(repr, CANVASES))}")
     whole = PRESETS["vitcx"]
     kept = [c for c in whole.curves if c.name == "deletion" or c.fill == canvas]
-    preset = replace(whole, curves=tuple(replace(c, grid=Grid(step=step)) for c in kept))
+    preset = replace(whole, curves=tuple(replace(c, grid=LevelGrid(step=step)) for c in kept))
     targets = next(iter(found.values())).targets
     assert targets is not None
     evaluate = Evaluator(about, [preset], batch=batch, advance=advance)

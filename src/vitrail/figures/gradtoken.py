@@ -11,10 +11,7 @@ from torch import Tensor
 
 from vitrail.explain import explain
 from vitrail.explanation import Explanation
-from vitrail.figures.compare import comparison
-from vitrail.figures.embedded import knows_scenes, truth_of
-from vitrail.figures.registry import Progress, figure
-from vitrail.figures.sheet import (
+from vitrail.figures.canvas import (
     BAR,
     CELL,
     FIRST,
@@ -27,18 +24,30 @@ from vitrail.figures.sheet import (
     SIDE,
     SMALL,
     THIRD,
-    Grid,
-    Sheet,
+    Canvas,
+    CanvasGrid,
     overlaid,
     remark_on,
 )
-from vitrail.figures.work import applicable, asked, explained, explained_by, label_of, on_grid, picture_of, whole_number
-from vitrail.maps import upsample
+from vitrail.figures.compare import comparison
+from vitrail.figures.prepare import (
+    applicable,
+    asked,
+    explained,
+    explained_by,
+    label_of,
+    on_grid,
+    picture_of,
+    whole_number,
+)
+from vitrail.figures.registry import Progress, figure
+from vitrail.figures.scene_inputs import knows_scenes, truth_of
 from vitrail.methods.registry import choose
-from vitrail.models import Loaded
-from vitrail.picture import Array, overlay
+from vitrail.models import LoadedModel
+from vitrail.postprocess import upsample
 from vitrail.scores.segmentation import Segmentation, segmentation
 from vitrail.targets import Target
+from vitrail.viz.colormap import Array, overlay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,9 +72,14 @@ SCORES = {
 
 @figure("gradtoken-7", "GradToken beside other methods, one class an image", CITE)
 def single(
-    about: Loaded, images: Tensor, targets: Target = None, *, methods: Sequence[str] | str | None = None,
-    quick: bool = False, progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    methods: Sequence[str] | str | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Figure:
     """Maps of several methods for one class of each image.
 
     Args:
@@ -83,9 +97,14 @@ def single(
 
 @figure("gradtoken-8", "GradToken beside other methods, two classes of the same image", CITE, pairs=True)
 def multiple(
-    about: Loaded, images: Tensor, targets: Target = "top2", *, methods: Sequence[str] | str | None = None,
-    quick: bool = False, progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = "top2",
+    *,
+    methods: Sequence[str] | str | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Figure:
     """Maps of several methods for two classes of each image, a row for each class.
 
     Args:
@@ -102,7 +121,7 @@ def multiple(
 
 
 @figure("gradtoken-9", "how attention is joined and spreads the relevance: the five schemes", CITE)
-def schemes(about: Loaded, images: Tensor, targets: Target = None, *, progress: Progress | None = None) -> Figure:
+def schemes(about: LoadedModel, images: Tensor, targets: Target = None, *, progress: Progress | None = None) -> Figure:
     """GradToken by each of its five schemes of aggregation and propagation.
 
     Args:
@@ -118,9 +137,14 @@ def schemes(about: Loaded, images: Tensor, targets: Target = None, *, progress: 
 
 @figure("gradtoken-10", "what each head says, for and against, and two ways to join them", CITE, scenes=1)
 def heads(
-    about: Loaded, images: Tensor, targets: Target = None, *, spread: bool = True, scale: str = "own",
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    spread: bool = True,
+    scale: str = "own",
     progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Left: input, heads averaged as they are (i), and after their negative part is dropped (ii). Right: every head.
 
     Args:
@@ -143,10 +167,10 @@ def heads(
     shown = [(pair, k) for pair in both for k in range(pair["gradtoken:i"].maps.shape[1])]
     right = MARGIN + SIDE + CELL + 0.24
     width = right + columns * (CELL + GAP) - GAP + BAR + 0.05 + MARGIN
-    sheet = Sheet(width, head + len(shown) * (each + 0.08) - 0.08 - LINE + MARGIN)
+    sheet = Canvas(width, head + len(shown) * (each + 0.08) - 0.08 - LINE + MARGIN)
     for i, (pair, k) in enumerate(shown):
         top = head + i * (each + 0.08)
-        left = Grid(MARGIN + SIDE, top, 3, 1, CELL, tall, down=line)
+        left = CanvasGrid(MARGIN + SIDE, top, 3, 1, CELL, tall, down=line)
         e, clamped = pair["gradtoken:i"], pair["gradtoken:ii"]
         picture = picture_of(e)
         sheet.beside((left.left, left.top, CELL, tall), label_of(e, k))
@@ -157,7 +181,7 @@ def heads(
             sheet.over(left[row, 0], title, SMALL)
         maps = on_grid(e, e.parts["heads_spread" if spread else "heads"][k][0][0]).float().cpu()
         most = float(maps.abs().max()) if scale == "common" else None
-        grid = Grid(right, top, 3, columns, CELL, tall, down=line)
+        grid = CanvasGrid(right, top, 3, columns, CELL, tall, down=line)
         for index, one in enumerate(maps):
             box = grid[divmod(index, columns)]
             sheet.picture(box, _signed(picture, one, most), remark_on(one))
@@ -180,9 +204,15 @@ def _signed(picture: Array, relevance: Tensor, most: float | None) -> Array:
 
 @figure("gradtoken-11", "how far down attention is averaged: maps, and scores against known masks", CITE, scenes=2)
 def depth(
-    about: Loaded, images: Tensor, targets: Target = None, *, scenes: int | None = None, threshold: str = "best",
-    truth: Iterable[tuple[Tensor, Tensor, Tensor]] | None = None, progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    scenes: int | None = None,
+    threshold: str = "best",
+    truth: Iterable[tuple[Tensor, Tensor, Tensor]] | None = None,
+    progress: Progress | None = None,
+) -> Figure:
     """Maps by the first block that takes part, and, where masks are known, segmentation scores by it.
 
     Args:
@@ -214,9 +244,9 @@ def depth(
     left = MARGIN + SIDE + cell + 0.14
     width = left + columns * (cell + GAP) - GAP + BAR + MARGIN
     pictures = head + len(rows) * (lines * step + 0.05) - LINE - 0.1
-    sheet = Sheet(width, pictures + (2.0 if curves else 0) + MARGIN)
+    sheet = Canvas(width, pictures + (2.0 if curves else 0) + MARGIN)
     for i, (e, k) in enumerate(rows):
-        grid = Grid(left, head + i * (lines * step + 0.05), lines, columns, cell, tall, down=step - tall)
+        grid = CanvasGrid(left, head + i * (lines * step + 0.05), lines, columns, cell, tall, down=step - tall)
         box = (MARGIN + SIDE, grid.top, cell, tall)
         sheet.beside(box, label_of(e, k))
         sheet.picture(box, picture_of(e))
@@ -239,7 +269,7 @@ def _blocks(first: int, total: int) -> str:
 
 
 def _measured(
-    about: Loaded, truth: Iterable[tuple[Tensor, Tensor, Tensor]], progress: Progress, count: int
+    about: LoadedModel, truth: Iterable[tuple[Tensor, Tensor, Tensor]], progress: Progress, count: int
 ) -> list[Segmentation]:
     """Segmentation by every depth, from no blocks to all."""
     tallies: list[Segmentation] = []
@@ -256,7 +286,7 @@ def _measured(
     return tallies
 
 
-def _charts(sheet: Sheet, curves: Sequence[Segmentation], threshold: str, total: int, top: float) -> None:
+def _charts(sheet: Canvas, curves: Sequence[Segmentation], threshold: str, total: int, top: float) -> None:
     """Three curves by depth, the best of each marked."""
     summaries = [tally.summary() for tally in curves]
     room = sheet.width - MARGIN - 0.15

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitrail.inputs import Inputs
-    from vitrail.models import Loaded
+    from vitrail.models import LoadedModel
     from vitrail.targets import Target
 
 Drawing = Callable[..., "Figure"]
@@ -35,7 +35,7 @@ class Progress:
 
 
 @dataclass(frozen=True)
-class Line:
+class FigureEntry:
     """A registry line.
 
     Attributes:
@@ -62,20 +62,20 @@ class Line:
         return {p.name: p.default for p in parameters if p.name not in hidden}
 
 
-FIGURES: dict[str, Line] = {}
+FIGURES: dict[str, FigureEntry] = {}
 
 
 def figure(name: str, title: str, cite: str, **line: Any) -> Callable[[Drawing], Drawing]:
-    """Add a drawing function to the registry; the arguments are the fields of `Line`."""
+    """Add a drawing function to the registry; the arguments are the fields of `FigureEntry`."""
 
     def add(drawing: Drawing) -> Drawing:
-        FIGURES[name] = Line(name, drawing, title, cite, **line)
+        FIGURES[name] = FigureEntry(name, drawing, title, cite, **line)
         return drawing
 
     return add
 
 
-def find_figure(name: str) -> Line:
+def find_figure(name: str) -> FigureEntry:
     """A figure by name.
 
     Example:
@@ -94,9 +94,13 @@ def find_figure(name: str) -> Line:
 
 
 def draw(
-    name: str, model: nn.Module | Loaded, inputs: Inputs | None = None, target: Target = None,
-    progress: Progress | None = None, **options: Any,
-) -> Figure:  # fmt: skip
+    name: str,
+    model: nn.Module | LoadedModel,
+    inputs: Inputs | None = None,
+    target: Target = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> Figure:
     """Draw a figure of a paper for any model and images.
 
     Args:
@@ -119,9 +123,9 @@ def draw(
         >>> sum(axes.get_label() == "picture" for axes in drawn.axes)
         6
     """
-    from vitrail.figures.embedded import scenes_for
-    from vitrail.inputs import to_feed
-    from vitrail.inside.feed import Feed
+    from vitrail.capture.inputs import ModelInputs
+    from vitrail.figures.scene_inputs import scenes_for
+    from vitrail.inputs import to_model_inputs
     from vitrail.models import describe
 
     line, about = find_figure(name), describe(model)
@@ -133,12 +137,12 @@ def draw(
         images, known = scenes_for(about, line)
         target = known if target is None else target
     else:
-        found = to_feed(inputs, about).image
+        found = to_model_inputs(inputs, about).image
         if found is None:
             raise InputError("a text has no pictures, and figures are made of them")
         images = found
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
     target = "top2" if target is None and line.pairs else target
-    ready = Feed((images,)).onto(about.module).args[0]
+    ready = ModelInputs((images,)).onto(about.module).args[0]
     return line.drawing(about, ready, target, progress=progress or Progress(), **options)

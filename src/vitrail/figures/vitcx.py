@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import NotApplicableError, OptionError, TargetError
-from vitrail.figures.compare import comparison
-from vitrail.figures.faithfulness import CANVASES, deletion_insertion
-from vitrail.figures.masks import FIVE, attention_maps, kind_of_features, masked, masks_of, most_like, numbered, telling
-from vitrail.figures.registry import Progress, figure
-from vitrail.figures.sheet import (
+from vitrail.figures.canvas import (
     BAR,
     CELL,
     FIRST,
@@ -27,17 +23,30 @@ from vitrail.figures.sheet import (
     SECOND,
     SIDE,
     SMALL,
-    Grid,
-    Sheet,
+    Canvas,
+    CanvasGrid,
     overlaid,
     painted,
     remark_on,
 )
-from vitrail.figures.work import applicable, asked, explained, label_of, picture_of, probe, whole_number
+from vitrail.figures.compare import comparison
+from vitrail.figures.faithfulness import CANVASES, deletion_insertion
+from vitrail.figures.prepare import applicable, asked, explained, label_of, picture_of, probe, whole_number
+from vitrail.figures.registry import Progress, figure
+from vitrail.figures.vitcx_masks import (
+    FIVE,
+    attention_maps,
+    kind_of_features,
+    masked,
+    masks_of,
+    most_like,
+    numbered,
+    telling,
+)
 from vitrail.methods.registry import choose, within
-from vitrail.models import Loaded
-from vitrail.picture import Array
+from vitrail.models import LoadedModel
 from vitrail.targets import Target
+from vitrail.viz.colormap import Array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,9 +57,16 @@ COMPARED = ("transformer_attribution", "transformer_mm", "tam", "scorecam", "vit
 
 @figure("vitcx-1", "ViT-CX beside other methods, with deletion and insertion below each map", CITE)
 def compared(
-    about: Loaded, images: Tensor, targets: Target = None, *, methods: Sequence[str] | str | None = None,
-    step: int = 1792, canvas: str = "blur", quick: bool = False, progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    methods: Sequence[str] | str | None = None,
+    step: int = 1792,
+    canvas: str = "blur",
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Figure:
     """Maps of several methods, each with the areas under its deletion and insertion curve; the best ones are marked.
 
     Args:
@@ -92,7 +108,12 @@ def compared(
 
 @figure("vitcx-2", "attention maps, feature maps, and the masks made of these", CITE, scenes=1)
 def sources(
-    about: Loaded, images: Tensor, targets: Target = None, *, method: str = "vit_cx", progress: Progress | None = None
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    method: str = "vit_cx",
+    progress: Progress | None = None,
 ) -> Figure:
     """Five maps of each kind: attention of the last heads, feature maps, and the masks these were joined into.
 
@@ -112,9 +133,9 @@ def sources(
     left = MARGIN + SIDE + CELL + 0.12 + SIDE
     each = 3 * (tall + line)
     height = head + len(found) * (each + 0.1) - 0.1 - LINE + MARGIN
-    sheet = Sheet(left + FIVE * (CELL + GAP) - GAP + BAR + MARGIN, height)
+    sheet = Canvas(left + FIVE * (CELL + GAP) - GAP + BAR + MARGIN, height)
     for i, e in enumerate(found):
-        grid = Grid(left, head + i * (each + 0.1), 3, FIVE, CELL, tall, down=line)
+        grid = CanvasGrid(left, head + i * (each + 0.1), 3, FIVE, CELL, tall, down=line)
         picture = picture_of(e)
         box = (MARGIN + SIDE, grid[1, 0][1], CELL, tall)
         sheet.picture(box, picture)
@@ -143,9 +164,14 @@ def sources(
 
 @figure("vitcx-4", "how alike masks are before clustering", CITE, scenes=16)
 def alike(
-    about: Loaded, images: Tensor, targets: Target = None, *, mode: str = "released", image: int = 0,  # noqa: ARG001
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    mode: str = "released",
+    image: int = 0,  # noqa: ARG001
     progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Cosines between every two masks of one image; of several images also their means, one for each.
 
     Args:
@@ -156,7 +182,7 @@ def alike(
         image: Which image's pairs are shown.
         progress: Is told how far the work is.
     """
-    from vitrail.methods.clusters import similarity, stretched
+    from vitrail.methods._masks import similarity, stretched
 
     progress = progress or Progress()
     within("image", whole_number("image", image), len(images), "images")
@@ -174,7 +200,7 @@ def alike(
         progress.step()
     panels = 2 if len(pairs) > 1 else 1
     wide, tall, left = 2.5, 1.6, 0.5
-    sheet = Sheet(left + panels * (wide + 0.65) - 0.65 + 0.2, 0.32 + tall + 0.45)
+    sheet = Canvas(left + panels * (wide + 0.65) - 0.65 + 0.2, 0.32 + tall + 0.45)
     means = np.array([p.mean() for p in pairs])
     name = f"{len(pairs[image]):,} pairs of masks" + (f" of image {image + 1}" if panels > 1 else "")
     shown = [(name, "cosine of two masks", "share of pairs (%)", pairs[image], FIRST)]
@@ -193,9 +219,14 @@ def alike(
 
 @figure("vitcx-5", "the plain and the debiased impact of a few masks", CITE, scenes=1)
 def impacts(
-    about: Loaded, images: Tensor, targets: Target = None, *, masks: Sequence[int] | int | None = None,
-    method: str = "vit_cx", progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    masks: Sequence[int] | int | None = None,
+    method: str = "vit_cx",
+    progress: Progress | None = None,
+) -> Figure:
     """The picture behind each mask, and both scores as bars.
 
     Args:
@@ -214,9 +245,9 @@ def impacts(
     columns = 1 + max(map(len, chosen))
     step, head, high = tall + LINE + 0.85, MARGIN + LINE + 0.05, 0.62
     left = MARGIN + SIDE
-    sheet = Sheet(left + columns * (CELL + GAP) - GAP + 0.15, head + len(found) * step + 0.05)
+    sheet = Canvas(left + columns * (CELL + GAP) - GAP + 0.15, head + len(found) * step + 0.05)
     for i, (e, picked) in enumerate(zip(found, chosen, strict=True)):
-        grid = Grid(left, head + i * step, 1, columns, CELL, tall)
+        grid = CanvasGrid(left, head + i * step, 1, columns, CELL, tall)
         picture = picture_of(e)
         sheet.beside(grid[0, 0], label_of(e, 0))
         sheet.picture(grid[0, 0], picture)
@@ -244,7 +275,12 @@ def impacts(
 
 @figure("vitcx-6", "how often masks cover a pixel, and the map before and after that is corrected", CITE, scenes=2)
 def coverage(
-    about: Loaded, images: Tensor, targets: Target = None, *, method: str = "vit_cx", progress: Progress | None = None
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    method: str = "vit_cx",
+    progress: Progress | None = None,
 ) -> Figure:
     """Coverage of the pixels by all masks, the sum of masks by impact, and that sum divided by coverage.
 
@@ -262,8 +298,8 @@ def coverage(
     cell = CELL + 0.2
     tall = cell * images.shape[2] / images.shape[3]
     head = MARGIN + LINE + 0.06
-    grid = Grid(MARGIN + SIDE, head, len(rows), 4, cell, tall)
-    sheet = Sheet(grid.right + BAR + MARGIN, grid.bottom + MARGIN)
+    grid = CanvasGrid(MARGIN + SIDE, head, len(rows), 4, cell, tall)
+    sheet = Canvas(grid.right + BAR + MARGIN, grid.bottom + MARGIN)
     for row, (e, k) in enumerate(rows):
         picture = picture_of(e)
         masks, weights = e.parts["masks"][0][0], e.parts["impact"][0][0][k].cpu()

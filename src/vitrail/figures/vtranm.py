@@ -12,9 +12,7 @@ from torch import Tensor
 
 from vitrail.errors import OptionError
 from vitrail.explanation import Explanation
-from vitrail.figures.compare import comparison
-from vitrail.figures.registry import Progress, figure
-from vitrail.figures.sheet import (
+from vitrail.figures.canvas import (
     BAR,
     GAP,
     HEADING,
@@ -22,15 +20,17 @@ from vitrail.figures.sheet import (
     MARGIN,
     SIDE,
     SMALL,
-    Grid,
-    Sheet,
+    Canvas,
+    CanvasGrid,
     overlaid,
     painted,
     remark_on,
 )
-from vitrail.figures.work import applicable, asked, explained, explained_by, label_of, on_grid, picture_of
+from vitrail.figures.compare import comparison
+from vitrail.figures.prepare import applicable, asked, explained, explained_by, label_of, on_grid, picture_of
+from vitrail.figures.registry import Progress, figure
 from vitrail.methods.registry import within
-from vitrail.models import Loaded
+from vitrail.models import LoadedModel
 from vitrail.targets import Target
 
 if TYPE_CHECKING:
@@ -60,9 +60,14 @@ MOST, LARGE, LABEL = 12, 1.5, 0.55
 
 @figure("vtranm-1", "attention weights, transformation weights, and the map made of both", CITE)
 def weights(
-    about: Loaded, images: Tensor, targets: Target = None, *, block: int | str = -1, strip: bool = True,
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    block: int | str = -1,
+    strip: bool = True,
     progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Input, attention weights and transformation weights of a block, and VTranM's map; below, every block in small.
 
     Args:
@@ -92,9 +97,9 @@ def weights(
     head = MARGIN + 2 * LINE + 0.04
     step = tall + below + 0.14
     left = MARGIN + SIDE
-    sheet = Sheet(left + wide + BAR + MARGIN, head + len(rows) * step - 0.14 + MARGIN)
+    sheet = Canvas(left + wide + BAR + MARGIN, head + len(rows) * step - 0.14 + MARGIN)
     for i, (e, k) in enumerate(rows):
-        grid = Grid(left, head + i * step, 1, 4, LARGE, tall)
+        grid = CanvasGrid(left, head + i * step, 1, 4, LARGE, tall)
         sheet.beside(grid[0, 0], label_of(e, k))
         shown = [None, *(_chosen(e, name, k, block) for name in ("attention", "transformation")), e.grid[0, k]]
         for box, grid_map in zip(grid, shown, strict=True):
@@ -102,11 +107,11 @@ def weights(
             pixels = picture if grid_map is None else overlaid(picture, grid_map)
             sheet.picture(box, pixels, "" if grid_map is None else remark_on(grid_map))
         if kinds:
-            first = Grid(left + LABEL, grid.bottom + LINE + 0.1, lines, columns, small, low, 0.03, 0.03)
+            first = CanvasGrid(left + LABEL, grid.bottom + LINE + 0.1, lines, columns, small, low, 0.03, 0.03)
             _strips(sheet, e, k, kinds, first)
     which = "mean of the blocks" if block == "mean" else f"block {range(layers)[int(block)] + 1}"
     titles = ("Input", f"Attention weights\n{which}", f"Transformation weights\n{which}", "VTranM")
-    for box, title in zip(Grid(left, head, 1, 4, LARGE, tall), titles, strict=True):
+    for box, title in zip(CanvasGrid(left, head, 1, 4, LARGE, tall), titles, strict=True):
         sheet.over(box, title, HEADING)
     sheet.bars(left + wide, head, tall, [False])
     return sheet.figure
@@ -119,7 +124,7 @@ def _chosen(e: Explanation, name: str, k: int, block: int | str) -> Tensor:
     return on_grid(e, patches[0])
 
 
-def _strips(sheet: Sheet, e: Explanation, k: int, kinds: Sequence[str], grid: Grid) -> None:
+def _strips(sheet: Canvas, e: Explanation, k: int, kinds: Sequence[str], grid: CanvasGrid) -> None:
     """Small maps of every block, a strip for each kind of weights."""
     each = grid.rows * (grid.tall + grid.down) + 0.05
     for row, name in enumerate(kinds):
@@ -134,9 +139,14 @@ def _strips(sheet: Sheet, e: Explanation, k: int, kinds: Sequence[str], grid: Gr
 
 @figure("vtranm-4", "VTranM beside other methods", CITE)
 def compared(
-    about: Loaded, images: Tensor, targets: Target = None, *, methods: Sequence[str] | str | None = None,
-    quick: bool = False, progress: Progress | None = None,
-) -> Figure:  # fmt: skip
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = None,
+    *,
+    methods: Sequence[str] | str | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Figure:
     """Maps of several methods for the same images and classes.
 
     Args:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
-from vitrail.inside.rules import ABSLRP
-from vitrail.inside.trace import Trace
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Trace
+from vitrail.lrp.rules import ABSLRP
 from vitrail.methods.registry import register
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.inside.trace import ALL, Trace
-from vitrail.methods.flow import rows
+from vitrail.capture.trace import ALL, Trace
+from vitrail.methods._propagate import rows
 from vitrail.methods.registry import register
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe
-from vitrail.inside.trace import Needs, Trace
-from vitrail.methods.flow import row
+from vitrail.methods._propagate import row
 from vitrail.methods.registry import register, within
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.inside.trace import ALL, Trace
-from vitrail.methods.flow import row
+from vitrail.capture.trace import ALL, Trace
+from vitrail.methods._propagate import row
 from vitrail.methods.registry import choose, register
 
 

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Trace
 from vitrail.errors import OptionError
-from vitrail.inside import rules
-from vitrail.inside.probe import Probe
-from vitrail.inside.trace import Trace
+from vitrail.lrp import rules
 from vitrail.methods.registry import choose, register
 
 
 @register("attnlrp", "AttnLRP", "relevance", needs={}, class_specific=True, cite="achtibat2024attnlrp",
           signed=True, variants={"released": {"attention": "fixed"}, "plain": {"gamma_rule": "plain"}})  # fmt: skip
 def attnlrp(
-    trace: Trace, probe: Probe, *, gamma_conv: float = 0.25, gamma_linear: float = 0.05, where: str = "pixels",
-    attention: str = "shared", gamma_rule: str = "generalised",
-) -> Tensor:  # fmt: skip
+    trace: Trace,
+    probe: Probe,
+    *,
+    gamma_conv: float = 0.25,
+    gamma_linear: float = 0.05,
+    where: str = "pixels",
+    attention: str = "shared",
+    gamma_rule: str = "generalised",
+) -> Tensor:
     """Relevance through attention as well as around it: softmax by its derivative, products halved between factors.
 
     Args:
@@ -39,7 +45,7 @@ def attnlrp(
     for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
         if gamma < 0:
             raise OptionError(f"{name}={gamma} is negative: it says how much more some products count")
-    if probe.feed.image is None:
+    if probe.model_inputs.image is None:
         where = "tokens"
     table = rules.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
     return probe.relevances(table, frozenset({where})).map(trace)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
-from vitrail.inside.trace import ALL, Block, Needs, Trace
-from vitrail.methods.path import path_gradient
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import ALL, Block, Needs, Trace
+from vitrail.methods._path_gradient import path_gradient
 from vitrail.methods.registry import choose, register
 
 #: First blocks of the authors' scripts, counted from 0.
@@ -21,9 +21,14 @@ def _needs(variant: str, **_: object) -> Needs:
           variants={**{v: {"variant": v} for v in STARTS}, "bert": {"start": -1}}, quick={"steps": 3},
           unfit={"pool": "an attention pool has no skip connection"})  # fmt: skip
 def bi_attn(
-    trace: Trace, probe: Probe, *, variant: str = "head", start: int | None = None, steps: int = 20,
+    trace: Trace,
+    probe: Probe,
+    *,
+    variant: str = "head",
+    start: int | None = None,
+    steps: int = 20,
     feedback: bool = True,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The readout's row of R ⊙ W: R grows by R ← R + M·R, W is the mean over heads of (path-averaged dA)⁺.
 
     Args:

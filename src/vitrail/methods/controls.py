@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
+from vitrail.capture.probe import Probe
 from vitrail.methods.registry import Method, find, register
 
 
 def _grid(probe: Probe) -> tuple[int, int]:
-    return probe.anatomy.layout.grid or (14, 14)
+    return probe.structure.layout.grid or (14, 14)
 
 
 @register("random", "Random", "control", needs={}, class_specific=False, cite="", reads="input", words=True)
@@ -33,8 +33,8 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
     Returns:
         Relevance of patches, shape (b, K, rows, columns); of a text's tokens, shape (b, K, S).
     """
-    if probe.feed.words is not None:
-        return _random_words(probe, probe.feed.words, seed)
+    if probe.model_inputs.words is not None:
+        return _random_words(probe, probe.model_inputs.words, seed)
     grid = _grid(probe)
     maps = []
     for image in probe.images:
@@ -45,13 +45,13 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
 
 
 def _random_words(probe: Probe, words: Tensor, seed: int) -> Tensor:
-    valid = probe.feed.valid
+    valid = probe.model_inputs.valid
     maps = torch.zeros(words.shape)
     for i, own in enumerate(words.cpu()):
         there = torch.ones_like(own, dtype=torch.bool) if valid is None else valid[i].cpu()
         generator = torch.Generator().manual_seed(crc32(own[there].long().numpy().tobytes(), seed))
         maps[i, there] = torch.rand(int(there.sum()), generator=generator)
-    maps = maps[:, probe.anatomy.layout.prefix or 0 :].to(words.device)
+    maps = maps[:, probe.structure.layout.prefix or 0 :].to(words.device)
     return maps[:, None].expand(-1, probe.count, -1)
 
 
@@ -119,4 +119,4 @@ def inverted(probe: Probe, *, of: str = "gradtoken") -> Tensor:
     Returns:
         Whatever the method gives, with the other sign.
     """
-    raise NotImplementedError(f"the registry makes this from {of} for {probe.anatomy.model}")
+    raise NotImplementedError(f"the registry makes this from {of} for {probe.structure.model}")

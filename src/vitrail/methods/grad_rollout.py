@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitrail.capture.trace import ALL, Trace
 from vitrail.errors import OptionError
-from vitrail.inside.trace import ALL, Trace
-from vitrail.methods.flow import row
+from vitrail.methods._propagate import row
 from vitrail.methods.registry import register
 from vitrail.methods.rollout import drop_smallest
 

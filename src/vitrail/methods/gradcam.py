@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.trace import LAST, Trace
-from vitrail.methods.flow import rows
+from vitrail.capture.trace import LAST, Trace
+from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
-from vitrail.inside.trace import LAST, Trace
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import LAST, Trace
 from vitrail.methods.registry import register
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.inside.trace import ALL, Trace
+from vitrail.capture.trace import ALL, Trace
 from vitrail.methods.registry import register
 
 

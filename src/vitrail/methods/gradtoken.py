@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from vitrail.capture.trace import LAST, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.inside.trace import LAST, Needs, Trace
-from vitrail.methods.flow import row
+from vitrail.methods._propagate import row
 from vitrail.methods.registry import choose, register
 
 

@@ -7,8 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe
 from vitrail.methods.registry import choose, register
 
 REDUCE = ("sum", "abs", "max")
@@ -45,7 +45,7 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
     maps = []
     for k in range(probe.count):
         parts = [probe.of(k).gradient(images[piece], owner[piece]) for piece in probe.pieces(len(images))]
-        maps.append(_over_channels(images * torch.cat(parts), reduce, probe.anatomy.layout.prefix or 0))
+        maps.append(_over_channels(images * torch.cat(parts), reduce, probe.structure.layout.prefix or 0))
     return torch.stack(maps, 1)
 
 
@@ -85,7 +85,7 @@ def integrated_gradients(
             step, owner = at // len(images), at % len(images)
             gradient = probe.of(k).gradient(baseline + alphas[step].view(each) * way[owner], owner)
             mean.index_add_(0, owner, weights[step].view(each) * gradient)
-        maps.append(_over_channels(way * mean, reduce, probe.anatomy.layout.prefix or 0))
+        maps.append(_over_channels(way * mean, reduce, probe.structure.layout.prefix or 0))
     return torch.stack(maps, 1)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import LAST, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe
-from vitrail.inside.trace import LAST, Needs, Trace
-from vitrail.methods.flow import rows
+from vitrail.methods._propagate import rows
 from vitrail.methods.registry import METHODS, choose, register
 
 #: Where the relevance to be joined comes from: a method and its options, none for the last block alone.
@@ -53,7 +53,7 @@ def leadlight(
         Relevance of patches, shape (b, S), not negative.
     """
     choose("source", source, SOURCES)
-    kind = "text" if probe.feed.image is None else "picture"
+    kind = "text" if probe.model_inputs.image is None else "picture"
     mix = SHARE[kind] if mix is None else mix
     if not 0 <= mix <= 1:
         raise OptionError(f"mix={mix} is not a share: it must lie between 0 and 1")

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Trace
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe
-from vitrail.inside.trace import Trace
 from vitrail.methods.registry import choose, register
 
 
@@ -30,7 +30,7 @@ def legrad(trace: Trace, probe: Probe, *, blocks: int = 2, pool: str = "model") 
     choose("pool", pool, ("model", "mean"))
     if blocks < 1:
         raise OptionError(f"blocks={blocks} must be at least 1")
-    tokens = 0 if probe.anatomy.tokens_first else 1
+    tokens = 0 if probe.structure.tokens_first else 1
     keep: Callable[[Tensor], Tensor] = lambda x: x  # noqa: E731
     mean: Callable[[Tensor], Tensor] = lambda x: x.mean(tokens, keepdim=True).expand_as(x)  # noqa: E731
     gradients = probe.layer_gradients(blocks, keep if pool == "model" else mean)

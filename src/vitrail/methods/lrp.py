@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
-from vitrail.inside.rules import ORIG
-from vitrail.inside.trace import Trace
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Trace
+from vitrail.lrp.rules import ORIG
 from vitrail.methods.registry import choose, register
 
 
@@ -23,6 +23,6 @@ def lrp(trace: Trace, probe: Probe, *, where: str = "pixels") -> Tensor:
         Relevance of pixels, shape (b, height, width), or of patches, shape (b, S).
     """
     choose("where", where, ["pixels", "tokens"])
-    if probe.feed.image is None:
+    if probe.model_inputs.image is None:
         where = "tokens"
     return probe.relevances(ORIG, frozenset({where})).map(trace)

@@ -7,8 +7,8 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe
 from vitrail.methods.registry import register
 from vitrail.methods.rise import whole
 
@@ -35,7 +35,7 @@ def occlusion(probe: Probe, *, window: int = 1, stride: int = 1, fill: float = 0
         raise OptionError(f"stride={stride} steps over patches that window={window} does not reach; both count patches")
     images = probe.images
     height, width = int(images.shape[2]), int(images.shape[3])
-    rows, columns = probe.anatomy.layout.grid or (ceil(height / PATCH), ceil(width / PATCH))
+    rows, columns = probe.structure.layout.grid or (ceil(height / PATCH), ceil(width / PATCH))
     if window > min(rows, columns):
         raise OptionError(f"window={window} is larger than the grid of {rows}×{columns} patches")
     down = _spans(rows, ceil(height / rows), window, stride, height, images.device)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
-from vitrail.inside.rules import ORIG
-from vitrail.inside.trace import Trace
-from vitrail.methods.flow import rows
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Trace
+from vitrail.lrp.rules import ORIG
+from vitrail.methods._propagate import rows
 from vitrail.methods.registry import register
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.trace import Needs, Trace
-from vitrail.methods.flow import row
+from vitrail.capture.trace import Needs, Trace
+from vitrail.methods._propagate import row
 from vitrail.methods.registry import choose, register, within
 
 

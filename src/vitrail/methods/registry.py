@@ -11,9 +11,9 @@ from typing import Any, NoReturn
 
 from torch import Tensor
 
+from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
+from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
-from vitrail.inside.anatomy import KINDS, Anatomy
-from vitrail.inside.trace import Needs
 
 Relevance = Callable[..., Tensor]
 
@@ -125,48 +125,48 @@ class Method:
             return "a text has no pixels and no grid"
         return None
 
-    def check(self, anatomy: Anatomy, options: Mapping[str, Any], stitch: bool = False) -> None:
+    def check(self, structure: ModelStructure, options: Mapping[str, Any], stitch: bool = False) -> None:
         """Refuse a model the method is not defined on, and say why and what to use instead."""
         if stitch and self.stitches:
             return
-        if self.reads == "chain" and anatomy.kind != "plain":
-            self._refuse(anatomy, f"the model {KINDS[anatomy.kind]}", "Swin")
-        kind = kind_of(anatomy)
+        if self.reads == "chain" and structure.kind != "plain":
+            self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+        kind = kind_of(structure)
         reason = self.reason_against(kind)
         if reason is not None:
-            self._refuse(anatomy, reason, kind)
+            self._refuse(structure, reason, kind)
         paired = self.family == "relevance" or not {"Q", "K", "dQ"}.isdisjoint(self.needed(options))
-        if paired and self.reads == "chain" and not all(o.product for o in anatomy.organs):
+        if paired and self.reads == "chain" and not all(o.product for o in structure.layers):
             raise NotApplicableError(
-                f"{self.name} does not apply to {anatomy.model}: it takes attention apart into queries and keys, and "
+                f"{self.name} does not apply to {structure.model}: it takes attention apart into queries and keys, and "
                 "this model's attention has more in it than their product; transformer_mm needs the attention only"
             )
-        if "stream" in self.needed(options) and self.reads == "chain" and not anatomy.has_stream:
+        if "stream" in self.needed(options) and self.reads == "chain" and not structure.has_stream:
             missing = next(
-                i for i, o in enumerate(anatomy.organs)
+                i for i, o in enumerate(structure.layers)
                 if o.projection is None or not (o.pool or (o.stream and o.mlp))
             )  # fmt: skip
             raise NotApplicableError(
-                f"{self.name} does not apply to {anatomy.model}: it follows the residual stream through each block's "
+                f"{self.name} does not apply to {structure.model}: it follows the residual stream through each block's "
                 f"attention and MLP, and block {missing} has no such pair of sums; transformer_mm needs none"
             )
 
-    def _refuse(self, anatomy: Anatomy, reason: str, kind: str) -> NoReturn:
+    def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
         usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
-        more = " or stitch=True" if self.stitches and anatomy.kind == "windowed" else ""
+        more = " or stitch=True" if self.stitches and structure.kind == "windowed" else ""
         raise NotApplicableError(
-            f"{self.name} does not apply to {anatomy.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
+            f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
         )
 
 
-def kind_of(anatomy: Anatomy) -> str:
+def kind_of(structure: ModelStructure) -> str:
     """A model's kind among ``MODEL_KINDS``; whatever is no plain encoder counts as Swin does."""
-    if anatomy.kind != "plain":
+    if structure.kind != "plain":
         return "Swin"
-    layout = anatomy.layout
+    layout = structure.layout
     if layout.grid is None:
         return "text"
-    if anatomy.pooled:
+    if structure.pooled:
         return "pool"
     if layout.readout in ("mean", "all"):
         return "mean"

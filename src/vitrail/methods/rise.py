@@ -8,9 +8,9 @@ from math import ceil
 import torch
 from torch import Tensor
 
+from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe
-from vitrail.methods.clusters import interpolation
+from vitrail.methods._masks import interpolation
 from vitrail.methods.registry import choose, register
 
 PRECISIONS = {"model": None, "bfloat16": torch.bfloat16}

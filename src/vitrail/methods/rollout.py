@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitrail.capture.trace import Block, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.inside.trace import Block, Needs, Trace
-from vitrail.methods.flow import batch_of, row
+from vitrail.methods._propagate import batch_of, row
 from vitrail.methods.registry import choose, register, within
 
 
@@ -21,9 +21,14 @@ def _needs(start: int, fusion: str, **_: object) -> Needs:
           variants={"chefer": {"start": 1}, "per_head": {"fusion": "per_head"},
                     "vit_explain": {"discard": 0.9, "faults": "vit_explain"}})  # fmt: skip
 def rollout(
-    trace: Trace, *, start: int = 0, normalise: bool = True, fusion: str = "mean", discard: float = 0.0,
+    trace: Trace,
+    *,
+    start: int = 0,
+    normalise: bool = True,
+    fusion: str = "mean",
+    discard: float = 0.0,
     faults: str = "none",
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """The readout row of the product of (A + I) over the blocks, later blocks on the left.
 
     Args:

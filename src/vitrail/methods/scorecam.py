@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitrail.inside.probe import Probe, feature_needs
-from vitrail.methods.clusters import stretched
+from vitrail.capture.probe import Probe, feature_needs
+from vitrail.methods._masks import stretched
 from vitrail.methods.registry import choose, register
 
 SCORINGS = ("vitcx", "official", "softmax")

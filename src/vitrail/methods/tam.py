@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
-from vitrail.inside.trace import ALL, LAST, Needs, Trace
-from vitrail.methods.flow import row
-from vitrail.methods.path import path_gradient
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import ALL, LAST, Needs, Trace
+from vitrail.methods._path_gradient import path_gradient
+from vitrail.methods._propagate import row
 from vitrail.methods.registry import register
 
 

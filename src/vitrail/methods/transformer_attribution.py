@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.probe import Probe
-from vitrail.inside.rules import OURS
-from vitrail.inside.trace import Block, Needs, Trace
-from vitrail.methods.flow import flow, row, rows
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Block, Needs, Trace
+from vitrail.lrp.rules import OURS
+from vitrail.methods._propagate import flow, row, rows
 from vitrail.methods.registry import register, within
 
 

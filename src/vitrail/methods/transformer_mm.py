@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.inside.trace import Block, Needs, Trace
-from vitrail.methods.flow import flow, rows
+from vitrail.capture.trace import Block, Needs, Trace
+from vitrail.methods._propagate import flow, rows
 from vitrail.methods.registry import register, within
 
 

@@ -8,10 +8,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from vitrail.capture.probe import Probe, feature_needs
+from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
-from vitrail.inside.probe import Probe, feature_needs
-from vitrail.inside.trace import Needs
-from vitrail.methods.clusters import FeatureMasks, complete_linkage, joined, similarity, stretched
+from vitrail.methods._masks import FeatureMasks, complete_linkage, joined, similarity, stretched
 from vitrail.methods.registry import choose, register
 from vitrail.methods.rise import RandomMasks, whole
 
@@ -43,10 +43,19 @@ def _kind(mode: str) -> str:
 @register("vit_cx", "ViT-CX", "perturbation", needs=_needs, class_specific=True, score="prob", cite="xie2023vitcx",
           reads="features", variants=VARIANTS)  # fmt: skip
 def vit_cx(
-    probe: Probe, *, mode: str = "released", delta: float | None = None, sigma: float = 0.1, masks: str = "clustered",
-    debias: bool = True, coverage: bool = True, draws: int = 1, antithetic: bool = False, random_masks: int = 5000,
+    probe: Probe,
+    *,
+    mode: str = "released",
+    delta: float | None = None,
+    sigma: float = 0.1,
+    masks: str = "clustered",
+    debias: bool = True,
+    coverage: bool = True,
+    draws: int = 1,
+    antithetic: bool = False,
+    random_masks: int = 5000,
     seed: int = 0,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Clusters of feature maps as masks; what each shows is scored with noise on what it hides.
 
     Args:
@@ -77,7 +86,7 @@ def vit_cx(
     if not debias and (draws > 1 or antithetic):
         raise OptionError("debias=False takes no noise: draws and antithetic have nothing to average")
     if delta is None:
-        delta = 0.05 if probe.anatomy.kind in FINER else 0.1
+        delta = 0.05 if probe.structure.kind in FINER else 0.1
     chosen: Iterator[Masks]
     if masks == "random":
         drawn = RandomMasks.draw(random_masks, CELLS, KEEP, seed, probe.images)

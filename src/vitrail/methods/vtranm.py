@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.inside.trace import ALL, LAST, Block, Needs, Trace
-from vitrail.methods.flow import rows
+from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register, within
 
 VARIANTS = ("baseline", "af", "af+l", "full")
@@ -35,9 +35,15 @@ class Measure:
 
 
 def _needs(
-    variant: str, layer: int, embedding: str, value_input: str, value_bias: bool, init: str | None, post_norm: str,
+    variant: str,
+    layer: int,
+    embedding: str,
+    value_input: str,
+    value_bias: bool,
+    init: str | None,
+    post_norm: str,
     **_: object,
-) -> Needs:  # fmt: skip
+) -> Needs:
     if variant == "baseline":
         return {kind: slice(layer, layer + 1 or None) for kind in ("A", "dA")}
     needs: dict[str, slice] = {"A": ALL, "dA": ALL}
@@ -58,10 +64,20 @@ def _needs(
 @register("vtranm", "VTranM (TokenTM)", "gradient", needs=_needs, class_specific=True, score="prob",
           cite="wu2024token", variants={v: {"variant": v} for v in VARIANTS})  # fmt: skip
 def vtranm(
-    trace: Trace, *, variant: str = "full", layer: int = 0, embedding: str = "residual", value_input: str = "norm",
-    per_head: bool = True, value_bias: bool = True, projection_bias: bool = False, layer_scale: bool = True,
-    necc_over: str = "all", init: str | None = None, post_norm: str = "ignore",
-) -> Tensor:  # fmt: skip
+    trace: Trace,
+    *,
+    variant: str = "full",
+    layer: int = 0,
+    embedding: str = "residual",
+    value_input: str = "norm",
+    per_head: bool = True,
+    value_bias: bool = True,
+    projection_bias: bool = False,
+    layer_scale: bool = True,
+    necc_over: str = "all",
+    init: str | None = None,
+    post_norm: str = "ignore",
+) -> Tensor:
     """Contributions C ← U·C over all attention and MLP layers, with U = I + mean over heads of dA⁺ ⊙ A·diag(w).
 
     w measures each vector's transformation from E to Ẽ: the ratio of lengths times the normalised exponential of the
@@ -88,10 +104,12 @@ def vtranm(
     """
     choose("variant", variant, VARIANTS)
     for option, value, allowed in (
-        ("embedding", embedding, ("residual", "norm")), ("value_input", value_input, ("norm", "raw")),
-        ("necc_over", necc_over, ("all", "patches")), ("init", init, (None, "norm", "identity")),
+        ("embedding", embedding, ("residual", "norm")),
+        ("value_input", value_input, ("norm", "raw")),
+        ("necc_over", necc_over, ("all", "patches")),
+        ("init", init, (None, "norm", "identity")),
         ("post_norm", post_norm, ("ignore", "fold")),
-    ):  # fmt: skip
+    ):
         choose(option, value, allowed)
     if variant == "baseline":
         within("layer", layer, len(trace.blocks), "blocks")

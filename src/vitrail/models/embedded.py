@@ -7,8 +7,8 @@ from importlib.resources import files
 from typing import Any
 
 from vitrail.errors import WeightsError
-from vitrail.models.loaded import Loaded
-from vitrail.models.plain import PlainViT
+from vitrail.models.loaded import LoadedModel
+from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import Preprocess
 
 #: Name to what it is; the weights lie beside the package's code, each with a card in ``docs/cards``.
@@ -20,7 +20,7 @@ EMBEDDED = {
 }
 
 
-def load_embedded(name: str) -> Loaded:
+def load_embedded(name: str) -> LoadedModel:
     """One of ``EMBEDDED``, with its class names and preprocessing.
 
     Example:
@@ -41,4 +41,4 @@ def load_embedded(name: str) -> Loaded:
     view = about["preprocess"]
     size, mean, std = (tuple(view[key]) for key in ("size", "mean", "std"))
     prepare = Preprocess(size, mean, std, view.get("crop", 1.0), origin="the model's own card")
-    return Loaded(model.eval(), prepare, tuple(about["classes"]), name)
+    return LoadedModel(model.eval(), prepare, tuple(about["classes"]), name)

@@ -18,7 +18,7 @@ Prepare = Callable[["Image"], Tensor]
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model and its luggage.
 
     Attributes:
@@ -34,11 +34,11 @@ class Loaded:
     name: str = ""
 
 
-def describe(model: nn.Module | Loaded, name: str | None = None) -> Loaded:
+def describe(model: nn.Module | LoadedModel, name: str | None = None) -> LoadedModel:
     """Find the preprocessing and the class names of a model object."""
-    if isinstance(model, Loaded):
+    if isinstance(model, LoadedModel):
         return model
-    return Loaded(model, preprocess_of(model), classes_of(model, class_count(model)), name or type(model).__name__)
+    return LoadedModel(model, preprocess_of(model), classes_of(model, class_count(model)), name or type(model).__name__)
 
 
 def class_count(model: nn.Module) -> int | None:

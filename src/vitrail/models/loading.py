@@ -15,7 +15,7 @@ from vitrail.models import sources
 from vitrail.models.catalogue import CATALOGUE, entry_of, full_name
 from vitrail.models.checkpoint import fit, read_weights
 from vitrail.models.embedded import EMBEDDED, load_embedded
-from vitrail.models.loaded import Loaded, describe
+from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
 
 #: Stands in the message where weights could not be fetched.
@@ -58,7 +58,7 @@ def offline() -> Iterator[None]:
             os.environ["HF_HUB_OFFLINE"] = before
 
 
-def load(spec: str, weights: str | Path | None = None, pretrained: bool | None = None) -> Loaded:
+def load(spec: str, weights: str | Path | None = None, pretrained: bool | None = None) -> LoadedModel:
     """A model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, ``open_clip:NAME``, or a short one.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from vitrail.errors import OptionError
 
 
-class Number(NamedTuple):
+class PaperNumber(NamedTuple):
     """One published number; the value is None where the paper has none."""
 
     table: str
@@ -27,7 +27,7 @@ class Number(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Metric:
+class PaperMetric:
     """A paper's metric as a score of ours, or why it is none.
 
     Attributes:
@@ -50,7 +50,7 @@ class Metric:
 
 
 @dataclass(frozen=True)
-class Source:
+class PaperSource:
     """A model or data set of a paper.
 
     Attributes:
@@ -69,7 +69,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Table:
+class PaperTable:
     """A table, or the numbers of a figure.
 
     Attributes:
@@ -94,15 +94,15 @@ class Table:
     title: str
     about: str
     view: str
-    numbers: tuple[Number, ...] = field(repr=False)
+    numbers: tuple[PaperNumber, ...] = field(repr=False)
     methods: Mapping[str, tuple[str, ...]] = field(repr=False)
-    models: Mapping[str, Source] = field(repr=False)
-    datasets: Mapping[str, Source] = field(repr=False)
-    metrics: Mapping[str, Metric] = field(repr=False)
+    models: Mapping[str, PaperSource] = field(repr=False)
+    datasets: Mapping[str, PaperSource] = field(repr=False)
+    metrics: Mapping[str, PaperMetric] = field(repr=False)
     notes: tuple[str, ...] = field(default=(), repr=False)
     quoted: tuple[str, frozenset[str]] = ("", frozenset())
 
-    def metric(self, number: Number) -> Metric:
+    def metric(self, number: PaperNumber) -> PaperMetric:
         """The score that belongs beside a number: of its data set, and of the way its row was scored.
 
         Example:
@@ -122,7 +122,7 @@ class Table:
 
 
 @lru_cache(maxsize=1)
-def tables() -> dict[str, Table]:
+def tables() -> dict[str, PaperTable]:
     """All tables by key.
 
     Example:
@@ -139,7 +139,7 @@ def tables() -> dict[str, Table]:
     }
 
 
-def find_table(key: str) -> Table:
+def find_table(key: str) -> PaperTable:
     """A table by its key.
 
     Example:
@@ -151,29 +151,33 @@ def find_table(key: str) -> Table:
     return tables()[key]
 
 
-def _number(line: Mapping[str, str]) -> Number:
-    table, model, dataset, method, metric, direction = (line[name] for name in Number._fields[:-1])
-    return Number(table, model, dataset, method, metric, direction, float(line["value"]) if line["value"] else None)
+def _number(line: Mapping[str, str]) -> PaperNumber:
+    table, model, dataset, method, metric, direction = (line[name] for name in PaperNumber._fields[:-1])
+    return PaperNumber(
+        table, model, dataset, method, metric, direction, float(line["value"]) if line["value"] else None
+    )
 
 
-def _table(key: str, about: Mapping[str, Any], paper: Mapping[str, Any], numbers: tuple[Number, ...]) -> Table:
+def _table(
+    key: str, about: Mapping[str, Any], paper: Mapping[str, Any], numbers: tuple[PaperNumber, ...]
+) -> PaperTable:
     def used(kind: str, column: str) -> dict[str, Any]:
         names = dict.fromkeys(getattr(number, column) for number in numbers)
         return {name: paper[kind][name] for name in names}
 
     quoted = about.get("quoted", {})
-    return Table(
+    return PaperTable(
         key, paper["title"], paper["cite"], about["title"], about["about"], paper["view"], numbers,
         {name: tuple(specs) for name, specs in used("methods", "method").items()},
         {name: _source(given) for name, given in used("models", "model").items()},
         {name: _source(given) for name, given in used("datasets", "dataset").items()},
-        {name: Metric(**given) for name, given in used("metrics", "metric").items()},
+        {name: PaperMetric(**given) for name, given in used("metrics", "metric").items()},
         tuple(about.get("notes", ())),
         (quoted.get("dataset", ""), frozenset(quoted.get("methods", ()))),
     )  # fmt: skip
 
 
-def _source(given: Mapping[str, Any]) -> Source:
+def _source(given: Mapping[str, Any]) -> PaperSource:
     names = tuple(given["names"]) if "names" in given else (given["name"],)
     rest = {key: given[key] for key in ("images", "note", "instead", "target") if key in given}
-    return Source(names, **rest)
+    return PaperSource(names, **rest)

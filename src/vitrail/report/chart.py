@@ -14,7 +14,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46, 10, 10, 40
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """One line of a chart.
 
     Attributes:
@@ -65,7 +65,7 @@ def styles(names: Sequence[str], ranked: Sequence[str], controls: Sequence[str] 
     return {name: "control" if name in controls else coloured.get(name, "rest") for name in names}
 
 
-def lines(x: Sequence[float], drawn: Sequence[Line], across: str, up: str, title: str) -> str:
+def lines(x: Sequence[float], drawn: Sequence[ChartLine], across: str, up: str, title: str) -> str:
     """A chart of lines.
 
     Args:

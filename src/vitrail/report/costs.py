@@ -40,7 +40,7 @@ class Cost:
         return "–" if self.memory is None else f"{self.memory / 2**20:,.0f} MiB"
 
 
-class Refusal(NamedTuple):
+class NotApplicableRow(NamedTuple):
     """A method that does not apply to a model."""
 
     model: str
@@ -90,10 +90,10 @@ def costs(run: Run) -> list[Cost]:
     return found
 
 
-def refusals(run: Run) -> list[Refusal]:
+def refusals(run: Run) -> list[NotApplicableRow]:
     """Methods that do not apply, as the manifest has them."""
     refused: dict[str, dict[str, str]] = run.manifest["refused"]
-    return [Refusal(model, method, why) for model, own in refused.items() for method, why in own.items()]
+    return [NotApplicableRow(model, method, why) for model, own in refused.items() for method, why in own.items()]
 
 
 def failures(run: Run) -> list[Failure]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitrail.report.measure import Measure, measure
+from vitrail.report.metric import MetricInfo, measure
 from vitrail.report.run import Run
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import QUANTITIES, Curve, Preset, find_presets
@@ -28,7 +28,7 @@ class Curves:
 
     model: str
     dataset: str
-    measure: Measure
+    measure: MetricInfo
     x: tuple[float, ...]
     y: dict[str, tuple[float, ...]] = field(repr=False)
     tokens: bool = False

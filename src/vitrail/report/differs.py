@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vitrail.models.embedded import EMBEDDED
-from vitrail.papers import Metric, Source, Table
+from vitrail.papers import PaperMetric, PaperSource, PaperTable
 
 if TYPE_CHECKING:
-    from vitrail.bench.plan import Data, Network, Plan
+    from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Match:
     remark: str = ""
 
 
-def match_models(table: Table, plan: Plan) -> dict[str, Match]:
+def match_models(table: PaperTable, plan: Plan) -> dict[str, Match]:
     """For each of the paper's models the plan's: by name, else one that stands in.
 
     A paper's model has none where the plan has others of the paper's.
@@ -46,7 +46,7 @@ def match_models(table: Table, plan: Plan) -> dict[str, Match]:
     return found
 
 
-def match_data(table: Table, plan: Plan, images: Mapping[str, int]) -> dict[str, Match]:
+def match_data(table: PaperTable, plan: Plan, images: Mapping[str, int]) -> dict[str, Match]:
     """For each of the paper's data sets the plan's: by name, else one on which the same protocols are run.
 
     Args:
@@ -68,7 +68,7 @@ def match_data(table: Table, plan: Plan, images: Mapping[str, int]) -> dict[str,
     return found
 
 
-def protocol_of(metric: Metric, protocols: Sequence[str]) -> tuple[str, str] | None:
+def protocol_of(metric: PaperMetric, protocols: Sequence[str]) -> tuple[str, str] | None:
     """The protocol of a data set that gives a metric, and the score's name there; None where none does.
 
     A preset with another fill stands for one that is not run.
@@ -84,7 +84,7 @@ def protocol_of(metric: Metric, protocols: Sequence[str]) -> tuple[str, str] | N
     return name, f"{metric.score.partition('(')[0]}({fill})" if fill else metric.score
 
 
-def set_up(table: Table, plan: Plan, datasets: Collection[str]) -> list[str]:
+def set_up(table: PaperTable, plan: Plan, datasets: Collection[str]) -> list[str]:
     """What differs for the whole table: view, precision, targets of the paper's data sets that are run."""
     found = []
     if plan.view != table.view:
@@ -99,7 +99,7 @@ def set_up(table: Table, plan: Plan, datasets: Collection[str]) -> list[str]:
     return found
 
 
-def _fits(plan: Plan, data: Data, wanted: Collection[str]) -> int:
+def _fits(plan: Plan, data: DatasetSpec, wanted: Collection[str]) -> int:
     """How many of some protocols are run on a data set."""
     return sum(_run_as(plan.protocols_of(data), name) is not None for name in wanted)
 
@@ -110,7 +110,7 @@ def _run_as(protocols: Sequence[str], wanted: str) -> str | None:
     return next((name for name in protocols if name.startswith(f"{wanted}-")), None)
 
 
-def _named(source: Source, networks: Sequence[Network]) -> Network | None:
+def _named(source: PaperSource, networks: Sequence[ModelSpec]) -> ModelSpec | None:
     for name in source.names:
         for network in networks:
             if _architecture(network.name) == _architecture(name):
@@ -123,7 +123,7 @@ def _architecture(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _model(name: str, source: Source, own: Network) -> Match:
+def _model(name: str, source: PaperSource, own: ModelSpec) -> Match:
     if own.weights == "random":
         return Match(own.title, False, f"{name}: {own.name} with random weights.")
     if own.weights is not None:
@@ -134,7 +134,7 @@ def _model(name: str, source: Source, own: Network) -> Match:
     return Match(own.title, True)
 
 
-def _data(name: str, source: Source, own: Data, same: bool, count: int) -> Match:
+def _data(name: str, source: PaperSource, own: DatasetSpec, same: bool, count: int) -> Match:
     if not same:
         kind = "drawn pictures" if own.name == "scenes" else "pictures"
         return Match(own.title, False, f"{name}: {count:,} {kind} of {own.title} stand in for it.")

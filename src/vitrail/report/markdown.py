@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 
-from vitrail.report.beside import Beside, Cell, Part
-from vitrail.report.block import Block, Column
-from vitrail.report.marks import MEANING, marks
+from vitrail.report.legend import MEANING, marks
+from vitrail.report.paper_comparison import Cell, ComparisonPart, PaperComparison
 from vitrail.report.paper_page import STAND_IN, labels, number
-from vitrail.report.sheet import Sheet
-from vitrail.report.standing import Standing
+from vitrail.report.ranking import RankedMethod
+from vitrail.report.section import Column, ReportSection
+from vitrail.report.summary import ReportSummary
 
 
-def markdown(sheet: Sheet) -> str:
+def markdown(sheet: ReportSummary) -> str:
     """The whole report."""
     return "\n".join([*_lines(sheet), ""])
 
@@ -32,7 +32,7 @@ def grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([text[0], "|---" + "|---:" * (len(head) - 1) + "|", *text[1:]])
 
 
-def _lines(sheet: Sheet) -> Iterator[str]:
+def _lines(sheet: ReportSummary) -> Iterator[str]:
     yield f"# {sheet.name}\n"
     if sheet.missing:
         yield f"**{sheet.unfinished}**\n"
@@ -49,7 +49,7 @@ def _lines(sheet: Sheet) -> Iterator[str]:
     yield from _rest(sheet)
 
 
-def _beside(found: Beside) -> Iterator[str]:
+def _beside(found: PaperComparison) -> Iterator[str]:
     source = found.table
     yield f"## Beside {source.paper}, {source.title}\n\n{source.about}.\n"
     if found.differs:
@@ -67,7 +67,7 @@ def _beside(found: Beside) -> Iterator[str]:
         yield "\n".join(f"- **{source.short(name)}**: {label}" for name, label in labels(part)) + "\n"
 
 
-def _part(found: Beside, part: Part) -> str:
+def _part(found: PaperComparison, part: ComparisonPart) -> str:
     names = [name for name in part.metrics if not found.table.metrics[name].reason]
     arrows = {"up": "↑", "down": "↓"}
     head = ["method"]
@@ -96,7 +96,7 @@ def _three(cell: Cell | None) -> tuple[str, str, str]:
     return said, ours, gap if gap.startswith("-") else f"+{gap}"
 
 
-def _block(block: Block) -> str:
+def _block(block: ReportSection) -> str:
     head = ["method", *(f"{c.measure.short} {c.measure.arrow}".strip() for c in block.columns)]
     rows = []
     for method in block.methods:
@@ -107,7 +107,7 @@ def _block(block: Block) -> str:
     return grid(head, rows)
 
 
-def _value(column: Column, one: Standing | None) -> str:
+def _value(column: Column, one: RankedMethod | None) -> str:
     if one is None:
         return "–"
     own = column.measure
@@ -119,7 +119,7 @@ def _strong(text: str, place: int) -> str:
     return {1: f"**{text}**", 2: f"*{text}*"}.get(place, text)
 
 
-def _rest(sheet: Sheet) -> Iterator[str]:
+def _rest(sheet: ReportSummary) -> Iterator[str]:
     yield "## Costs\n"
     yield grid(
         ["method", "model", "seconds a picture", "extra forwards", "memory", "maps that say nothing"],

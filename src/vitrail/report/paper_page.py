@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from html import escape
 
-from vitrail.papers import Table
-from vitrail.report.beside import Beside, Cell, Part, Row
+from vitrail.papers import PaperTable
 from vitrail.report.chart import Dot, dots
-from vitrail.report.html import code, items, table
+from vitrail.report.paper_comparison import Cell, ComparisonPart, ComparisonRow, PaperComparison
+from vitrail.viz.html import code, items, table
 
 #: Metrics side by side in one table.
 ACROSS = 4
@@ -18,7 +18,7 @@ STAND_IN = (
 )
 
 
-def paper_section(found: Beside) -> str:
+def paper_section(found: PaperComparison) -> str:
     """The heading, what differs, and the tables."""
     source = found.table
     body = [f'<h2 id="paper">Beside {escape(source.paper)}, {escape(source.title)}</h2>',
@@ -32,7 +32,7 @@ def paper_section(found: Beside) -> str:
     return "".join(body)
 
 
-def labels(part: Part) -> list[tuple[str, str]]:
+def labels(part: ComparisonPart) -> list[tuple[str, str]]:
     """For each metric what its numbers of ours are; twice where rows are scored in two ways."""
     cells = [(name, cell.measure.label) for row in part.rows for name, cell in row.cells.items() if cell.measure]
     order = list(part.metrics)
@@ -45,7 +45,7 @@ def number(cell: Cell, value: float) -> str:
     return f"{value:.{digits}f}"
 
 
-def _part(found: Beside, part: Part) -> str:
+def _part(found: PaperComparison, part: ComparisonPart) -> str:
     source = found.table
     scored = [name for name in part.metrics if not source.metrics[name].reason]
     title = f"{escape(part.model)} on {escape(part.dataset)}"
@@ -69,7 +69,7 @@ def _part(found: Beside, part: Part) -> str:
     return "".join(body)
 
 
-def _table(source: Table, part: Part, names: list[str]) -> str:
+def _table(source: PaperTable, part: ComparisonPart, names: list[str]) -> str:
     arrows = {"up": " ↑", "down": " ↓"}
     short = {name: source.short(name) for name in names}
     top = "".join(f'<th class="group start" colspan="3">{escape(short[n])}{arrows.get(part.metrics[n], "")}</th>'
@@ -84,7 +84,7 @@ def _table(source: Table, part: Part, names: list[str]) -> str:
     return table(head, rows)
 
 
-def _row(one: Row, names: list[str], kind: str, like: bool) -> str:
+def _row(one: ComparisonRow, names: list[str], kind: str, like: bool) -> str:
     ours = f"<small>{code(one.method)}</small>" if one.method and not one.control else ""
     cells = [f"<td>{escape(one.name)}{ours}</td>"]
     cells += [_cells(one.cells.get(name), like) for name in names]
@@ -111,7 +111,7 @@ def _cells(cell: Cell | None, like: bool) -> str:
     return f'{first}{mine}<td class="{"" if like else "faint"}">{sign}{gap}{note}</td>'
 
 
-def _chart(short: str, part: Part, name: str) -> str:
+def _chart(short: str, part: ComparisonPart, name: str) -> str:
     drawn = []
     for one in part.rows:
         cell = one.cells.get(name)

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.errors import DataError
-from vitrail.report.beside import places
-from vitrail.report.chart import Line, legend, lines, styles
-from vitrail.report.html import heads, page, row, table
+from vitrail.report.chart import ChartLine, legend, lines, styles
 from vitrail.report.markdown import grid
+from vitrail.report.paper_comparison import places
 from vitrail.scores.statistics import Interval
+from vitrail.viz.html import heads, page, row, table
 
 #: Names of what is drawn and in words.
 AVERAGES = {"macro_f1_at": "macro: mean over reviews", "micro_f1_at": "micro: from pooled counts"}
@@ -142,7 +142,7 @@ def _figure(kind: str, found: list[Rationale]) -> str:
         at = [one.f1[kind][k] for k in ks]
         ends = [(v.low, v.high) for v in at] if style[one.method] != "rest" else []  # twenty bands would be fog
         drawn.append(
-            Line(one.method, [v.value for v in at], style[one.method], [e[0] for e in ends], [e[1] for e in ends])
+            ChartLine(one.method, [v.value for v in at], style[one.method], [e[0] for e in ends], [e[1] for e in ends])
         )
     words = f"<b>Token-F1, {escape(AVERAGES[kind])}</b>"
     chart = lines(ks, drawn, "k, number of words picked", "token-F1", f"Token-F1 against k, {AVERAGES[kind]}")

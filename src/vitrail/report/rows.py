@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from io import StringIO
 from typing import Any
 
-from vitrail.report.beside import Beside
-from vitrail.report.block import Block, Column
-from vitrail.report.sheet import Sheet
-from vitrail.report.standing import Standing
+from vitrail.report.paper_comparison import PaperComparison
+from vitrail.report.ranking import RankedMethod
+from vitrail.report.section import Column, ReportSection
+from vitrail.report.summary import ReportSummary
 
 #: Columns; values of ours are in the units of the column ``unit``, those beside a paper's in the paper's.
 COLUMNS = (
@@ -21,7 +21,7 @@ COLUMNS = (
 )  # fmt: skip
 
 
-def rows(sheet: Sheet) -> Iterator[dict[str, Any]]:
+def rows(sheet: ReportSummary) -> Iterator[dict[str, Any]]:
     """Every score of every method, then every published number with ours."""
     for block in sheet.blocks:
         for column in block.columns:
@@ -31,7 +31,7 @@ def rows(sheet: Sheet) -> Iterator[dict[str, Any]]:
         yield from _published(sheet.beside)
 
 
-def as_csv(sheet: Sheet) -> str:
+def as_csv(sheet: ReportSummary) -> str:
     """The rows as CSV; what does not apply is left empty."""
     held = StringIO()
     writer = csv.DictWriter(held, COLUMNS, restval="", lineterminator="\n")
@@ -41,7 +41,7 @@ def as_csv(sheet: Sheet) -> str:
     return held.getvalue()
 
 
-def _score(block: Block, column: Column, one: Standing) -> dict[str, Any]:
+def _score(block: ReportSection, column: Column, one: RankedMethod) -> dict[str, Any]:
     own = column.measure
     factor = own.factor
     return {
@@ -59,7 +59,7 @@ def _of(own: Any) -> dict[str, Any]:
             "quantity": own.quantity, "fill": own.fill, "rule": own.rule, "unit": unit}  # fmt: skip
 
 
-def _published(found: Beside) -> Iterator[dict[str, Any]]:
+def _published(found: PaperComparison) -> Iterator[dict[str, Any]]:
     for part in found.parts:
         for row in part.rows:
             for name, cell in row.cells.items():

@@ -45,7 +45,7 @@ class Run:
     @cached_property
     def parts(self) -> list[Path]:
         """The parts that are there, whole and of this run."""
-        from vitrail.bench.part import read_note
+        from vitrail.bench.parts import read_note
 
         paths = sorted((self.folder / "parts").glob("part-*.parquet"))
         notes = ((path, read_note(path)) for path in paths)
@@ -62,7 +62,7 @@ class Run:
         return 0 if self._exported and not self.parts else max(0, gone)
 
     def scores(self) -> pl.LazyFrame:
-        """Every row with a value or a reason; the columns of `vitrail.bench.store`."""
+        """Every row with a value or a reason; the columns of `vitrail.bench.results_store`."""
         import polars as pl
 
         if self.parts:
@@ -73,7 +73,7 @@ class Run:
         """Seconds and forwards, one row for each image, method, target and protocol."""
         import polars as pl
 
-        from vitrail.bench.part import COSTS, KEYS
+        from vitrail.bench.parts import COSTS, KEYS
 
         if self.parts:
             frame = pl.scan_parquet(self.parts).filter(pl.col("error").is_null())

@@ -13,7 +13,7 @@ from vitrail.scores.statistics import Array, Score, Tally, first, mean_ratio
 if TYPE_CHECKING:
     import polars as pl
 
-    from vitrail.report.measure import Measure
+    from vitrail.report.metric import MetricInfo
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,8 +47,8 @@ def tallies(rows: pl.DataFrame, protocol: str) -> dict[str, Tally]:
         rows: Of one model, data set, target and protocol.
         protocol: Which.
     """
-    from vitrail.bench.again import Classes
-    from vitrail.bench.store import tally
+    from vitrail.bench.reexplain import Classes
+    from vitrail.bench.results_store import tally
 
     kinds: dict[str, type[Tally]] = {"segmentation": Segmentation, "multiclass": Classes}
     kind = kinds.get(protocol, Tally)
@@ -56,7 +56,7 @@ def tallies(rows: pl.DataFrame, protocol: str) -> dict[str, Tally]:
     return {str(method): tally(own, kind) for (method,), own in known.group_by("method", maintain_order=True)}
 
 
-def values(tally: Tally, measure: Measure) -> Values | None:
+def values(tally: Tally, measure: MetricInfo) -> Values | None:
     """A score's values; None where the run has none of it.
 
     Images for which it is undefined (NaN) are left out.

@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitrail.bench.part import write_file
+from vitrail.bench.parts import write_file
+from vitrail.report.html_report import html
 from vitrail.report.markdown import markdown
-from vitrail.report.page import html
 from vitrail.report.rationale import rationale_csv, rationale_markdown, rationale_page, read_rationales
 from vitrail.report.rows import as_csv
 from vitrail.report.run import Run
-from vitrail.report.sheet import make_sheet
+from vitrail.report.summary import make_sheet
 
 
 def write_report(
-    folder: str | Path, out: str | Path | None = None, *, each: int = 1, device: str = "cpu",
+    folder: str | Path,
+    out: str | Path | None = None,
+    *,
+    each: int = 1,
+    device: str = "cpu",
     advance: Callable[[], None] = lambda: None,
-) -> Path:  # fmt: skip
+) -> Path:
     """Report on a run, finished or not: report.html, report.md and report.csv.
 
     Args:

@@ -93,7 +93,9 @@ def complexity(maps: Tensor, above: float = USED) -> dict[str, Tensor]:
         {'gini': 0.75, 'entropy': 1.386, 'places': 0.25, 'used': 0.25, 'flat': 0.0}
     """
     if maps.dim() != 3:
-        raise InputError(f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.adapters")
+        raise InputError(
+            f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.integrations.adapters"
+        )
     settled, dull = settle(maps)
     wide = torch.where(dull, 1.0, settled.double())
     nats = entropy(wide)

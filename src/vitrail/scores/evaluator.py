@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.inputs import ModelInputs, fields_of, logits_of
 from vitrail.errors import InputError, OptionError, TargetError
-from vitrail.inside.feed import Feed, fields_of, logits_of
-from vitrail.models.loaded import Loaded, describe
+from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
 from vitrail.scores.fills import TOKENS, Normal, find_fill
 from vitrail.scores.perturbation import Forwards, Key, Records, Strip, note
@@ -72,10 +72,17 @@ class Evaluator:
     """
 
     def __init__(
-        self, model: nn.Module | Loaded, presets: str | Preset | Iterable[str | Preset] = "chefer21", *,
-        batch: int = 256, precision: torch.dtype | None = None, ties: Ties = "random", seed: int = 0,
-        preprocess: Preprocess | None = None, advance: Callable[[int], None] = lambda _: None,
-    ) -> None:  # fmt: skip
+        self,
+        model: nn.Module | LoadedModel,
+        presets: str | Preset | Iterable[str | Preset] = "chefer21",
+        *,
+        batch: int = 256,
+        precision: torch.dtype | None = None,
+        ties: Ties = "random",
+        seed: int = 0,
+        preprocess: Preprocess | None = None,
+        advance: Callable[[int], None] = lambda _: None,
+    ) -> None:
         if batch < 1:
             raise OptionError(f"batch={batch} must be at least 1")
         about = describe(model)
@@ -94,9 +101,15 @@ class Evaluator:
     # -- the way in ------------------------------------------------------------------------------------------------
 
     def __call__(
-        self, images: Tensor, maps: Maps, *, labels: Tensor | None = None, label_maps: Maps | None = None,
-        ids: Sequence[str] | None = None, predicted: Tensor | None = None,
-    ) -> Records:  # fmt: skip
+        self,
+        images: Tensor,
+        maps: Maps,
+        *,
+        labels: Tensor | None = None,
+        label_maps: Maps | None = None,
+        ids: Sequence[str] | None = None,
+        predicted: Tensor | None = None,
+    ) -> Records:
         """Perturb, look, note.
 
         Args:
@@ -115,7 +128,7 @@ class Evaluator:
         label_maps = label_maps or {}
         names = tuple(map(str, range(len(images)))) if ids is None else tuple(ids)
         self._check(images, maps, label_maps, labels, names)
-        images = Feed((images,)).onto(self.model).args[0]
+        images = ModelInputs((images,)).onto(self.model).args[0]
         if any(TOKENS in preset.fills for preset in self.presets) and self.drop is None:
             self.drop = TokenDrop(self.model, images)
         true = torch.full((len(images),), -1) if labels is None else labels

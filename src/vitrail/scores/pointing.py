@@ -132,9 +132,12 @@ def rank_accuracy(maps: Tensor, masks: Tensor, valid: Tensor | None = None) -> T
 
 
 def pointing(
-    maps: Tensor, masks: Tensor, tolerances: Sequence[float] = TOLERANCES, ties: Ties = "expected",
+    maps: Tensor,
+    masks: Tensor,
+    tolerances: Sequence[float] = TOLERANCES,
+    ties: Ties = "expected",
     ignore: Sequence[int] = IGNORE,
-) -> dict[str, Tensor]:  # fmt: skip
+) -> dict[str, Tensor]:
     """All scores of pointing, for each image.
 
     Args:

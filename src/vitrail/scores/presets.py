@@ -35,7 +35,7 @@ _UP = {"positive": "down", "deletion": "down", "negative": "up", "insertion": "u
 
 
 @dataclass(frozen=True)
-class Grid:
+class LevelGrid:
     """How many pixels are removed at each level.
 
     Attributes:
@@ -44,7 +44,8 @@ class Grid:
         ends: Whether a grid of steps holds the untouched picture and the empty one.
 
     Example:
-        >>> Grid((0, 10, 90)).counts(50176), Grid(step=1792).counts(50176)[:3], len(Grid(step=1792).counts(50176))
+        >>> steps = LevelGrid(step=1792).counts(50176)
+        >>> LevelGrid((0, 10, 90)).counts(50176), steps[:3], len(steps)
         ((0, 5017, 45158), (0, 1792, 3584), 29)
     """
 
@@ -86,7 +87,7 @@ class Curve:
     name: str
     order: Order
     fill: str
-    grid: Grid
+    grid: LevelGrid
 
     @property
     def title(self) -> str:
@@ -102,7 +103,7 @@ class Curve:
         """Number of pixels, or tokens, removed at each level, in the order of the curve.
 
         Example:
-            >>> Curve("insertion", "lerf", "blur", Grid(step=25088)).removed(50176)
+            >>> Curve("insertion", "lerf", "blur", LevelGrid(step=25088)).removed(50176)
             (50176, 25088, 0)
         """
         counts = self.grid.counts(units, self.fill == TOKENS)
@@ -177,16 +178,16 @@ class Preset:
         return replace(self, name=f"{self.name}-{fill}", curves=curves, choices={**self.choices, "fill": "asked for"})
 
 
-def _both(fill: str, grid: Grid, lerf: Grid | None = None) -> tuple[Curve, ...]:
+def _both(fill: str, grid: LevelGrid, lerf: LevelGrid | None = None) -> tuple[Curve, ...]:
     return Curve("positive", "morf", fill, grid), Curve("negative", "lerf", fill, lerf or grid)
 
 
 def _rise(step: int, *canvases: str) -> tuple[Curve, ...]:
-    grid = Grid(step=step)
+    grid = LevelGrid(step=step)
     return (Curve("deletion", "morf", "mean", grid), *(Curve("insertion", "lerf", c, grid) for c in canvases))
 
 
-_TENS, _ELEVEN, _FIVES = (Grid(tuple(range(0, stop, by))) for stop, by in ((91, 10), (101, 10), (101, 5)))
+_TENS, _ELEVEN, _FIVES = (LevelGrid(tuple(range(0, stop, by))) for stop, by in ((91, 10), (101, 10), (101, 5)))
 _BOTH: tuple[Mode, ...] = ("predicted", "label")
 _CHEFER = Preset("chefer21", "Chefer and others 2021, code", _both("black", _TENS), "accuracy", "trapezoid×100", _BOTH)
 _VTRANM = Preset(
@@ -220,7 +221,7 @@ PRESETS: dict[str, Preset] = {
         Preset("agcam", "AGCAM, code", _both("mean", _ELEVEN), "label", "mean", _BOTH, ("abpc",)),
         replace(_CHEFER, name="bth", source="transformerinterp, code", area="forced×100"),
         Preset(
-            "m4", "InterpretDL (M4), code", _both("grey", _FIVES, Grid((0, *range(0, 100, 5)))), "predicted", "mean",
+            "m4", "InterpretDL (M4), code", _both("grey", _FIVES, LevelGrid((0, *range(0, 100, 5)))), "predicted", "mean",  # noqa: E501
             extras=("abpc",), choices={"levels": "percentiles there, where tied pixels go together; ranks here"},
         ),
         Preset(
@@ -229,8 +230,8 @@ PRESETS: dict[str, Preset] = {
         ),
         Preset(
             "latec", "LATEC, code",
-            (Curve("deletion", "morf", "mean", Grid(step=50, ends=False)),
-             Curve("insertion", "lerf", "blur15", Grid(step=50, ends=False))), "predicted", "count",
+            (Curve("deletion", "morf", "mean", LevelGrid(step=50, ends=False)),
+             Curve("insertion", "lerf", "blur15", LevelGrid(step=50, ends=False))), "predicted", "count",
             choices={"levels": "steps in pixels are scaled to other picture sizes", "fill": "the blur's border is not "
                      "stated; reflected", "quantity": "class not stated; the predicted one"},
         ),

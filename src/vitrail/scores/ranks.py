@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
-from vitrail.maps import flat
+from vitrail.postprocess import flat
 
 Ties = Literal["random", "raster"]
 Order = Literal["morf", "lerf"]

@@ -118,9 +118,14 @@ def average_precision(scores: Sequence[ArrayLike | Tensor], truths: Sequence[Arr
 
 
 def faithfulness(
-    judge: Judge, words: Sequence[Sequence[str]], scores: Sequence[ArrayLike | Tensor], classes: Sequence[int],
-    shares: Sequence[float] = SHARES, blank: str | None = None, clamp: bool = False,
-) -> dict[str, Array]:  # fmt: skip
+    judge: Judge,
+    words: Sequence[Sequence[str]],
+    scores: Sequence[ArrayLike | Tensor],
+    classes: Sequence[int],
+    shares: Sequence[float] = SHARES,
+    blank: str | None = None,
+    clamp: bool = False,
+) -> dict[str, Array]:
     """Comprehensiveness and sufficiency, averaged over several shares of the words.
 
     Comprehensiveness is the class's probability minus the one without the top words: higher is better. Sufficiency is

@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.frozen import frozen, unwrap
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.layout import Layout
+from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, ModelError, OptionError
-from vitrail.inside.anatomy import read
-from vitrail.inside.feed import Feed
-from vitrail.inside.layout import Layout
-from vitrail.inside.still import still, unwrap
-from vitrail.maps import flat, normalise
+from vitrail.postprocess import flat, normalise
 from vitrail.scores.agreement import spearman
 from vitrail.scores.fills import gaussian_kernel
 
@@ -36,7 +36,7 @@ How = Literal["normal", "permute", "init"]
 
 
 @dataclass(frozen=True)
-class Stage:
+class RandomisationStep:
     """Parameters that are randomised together.
 
     Attributes:
@@ -48,7 +48,7 @@ class Stage:
     parameters: tuple[str, ...]
 
 
-def stages(model: nn.Module, images: Tensor, layout: Layout | None = None) -> tuple[Stage, ...]:
+def stages(model: nn.Module, images: Tensor, layout: Layout | None = None) -> tuple[RandomisationStep, ...]:
     """The stages of a model from its head down, found by letting one picture through it.
 
     A parameter belongs to the block whose attention it stands beside; of the others, those used before the first block
@@ -65,12 +65,12 @@ def stages(model: nn.Module, images: Tensor, layout: Layout | None = None) -> tu
         ['head', 'block 2', 'block 1', 'block 0', 'embedding']
     """
     model = unwrap(model)
-    feed = Feed((images[:1],)).onto(model)
-    projections = [o.projection or "" for o in read(model, feed, layout).organs if not o.pool]
+    model_inputs = ModelInputs((images[:1],)).onto(model)
+    projections = [o.projection or "" for o in read_structure(model, model_inputs, layout).layers if not o.pool]
     blocks = _roots(projections)
     uses = _Uses(model)
-    with still(model), torch.no_grad(), uses:
-        feed.into(model)
+    with frozen(model), torch.no_grad(), uses:
+        model_inputs.into(model)
     of: dict[str, list[str]] = {name: [] for name in ("head", "embedding", *(f"block {i}" for i in range(len(blocks))))}
     begun = False
     for name in uses.order:
@@ -78,7 +78,7 @@ def stages(model: nn.Module, images: Tensor, layout: Layout | None = None) -> tu
         begun = begun or block is not None
         of[f"block {block}" if block is not None else "head" if begun else "embedding"].append(name)
     down = ["head", *(f"block {i}" for i in reversed(range(len(blocks)))), "embedding"]
-    return tuple(Stage(name, tuple(of[name])) for name in down if of[name])
+    return tuple(RandomisationStep(name, tuple(of[name])) for name in down if of[name])
 
 
 def _roots(projections: Sequence[str]) -> list[str]:
@@ -228,9 +228,14 @@ def similarity(original: Tensor, changed: Tensor) -> dict[str, Tensor]:
 
 
 def parameter_randomisation(
-    model: nn.Module, explain: Callable[[], Tensor], stages: Sequence[Stage], *, cascading: bool = True,
-    how: How = "normal", seed: int = 0,
-) -> dict[str, Tensor]:  # fmt: skip
+    model: nn.Module,
+    explain: Callable[[], Tensor],
+    stages: Sequence[RandomisationStep],
+    *,
+    cascading: bool = True,
+    how: How = "normal",
+    seed: int = 0,
+) -> dict[str, Tensor]:
     """Similarity of the maps before and after each stage is randomised.
 
     Args:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.maps import flat, normalise
+from vitrail.postprocess import flat, normalise
 from vitrail.scores.statistics import Array, Tally, mean_ratio
 
 #: Thresholds of the sweep; a pixel is foreground where its relevance is greater.
@@ -51,7 +51,9 @@ def unit(maps: Tensor) -> tuple[Tensor, Tensor]:
         (tensor([[[0., 1.]], [[0., 0.]]]), tensor([False, True]))
     """
     if maps.dim() != 3:
-        raise InputError(f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.adapters")
+        raise InputError(
+            f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.integrations.adapters"
+        )
     settled, dull = settle(maps)
     return normalise(settled), dull[:, 0, 0]
 

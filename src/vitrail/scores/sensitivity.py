@@ -35,9 +35,15 @@ def noises(images: Tensor, radius: float, samples: int, seed: int = 0) -> Iterat
 
 
 def sensitivity(
-    explain: Callable[[Tensor], Tensor], images: Tensor, *, radius: float = RADIUS, samples: int = 10, seed: int = 0,
-    over: Literal["map", "input"] = "map", predict: Callable[[Tensor], Tensor] | None = None,
-) -> dict[str, Tensor]:  # fmt: skip
+    explain: Callable[[Tensor], Tensor],
+    images: Tensor,
+    *,
+    radius: float = RADIUS,
+    samples: int = 10,
+    seed: int = 0,
+    over: Literal["map", "input"] = "map",
+    predict: Callable[[Tensor], Tensor] | None = None,
+) -> dict[str, Tensor]:
     """How much maps change under small noise.
 
     Args:

@@ -108,7 +108,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Row(NamedTuple):
+class ComparedPair(NamedTuple):
     """One method in a comparison; differences are this method minus the best one, on the same images."""
 
     name: str
@@ -221,9 +221,14 @@ def holm(p: ArrayLike) -> Array:
 
 
 def compare(
-    values: Mapping[str, ArrayLike], score: Score = first, *, higher: bool = True, level: float = 0.95,
-    resamples: int = 2000, seed: int = 0,
-) -> list[Row]:  # fmt: skip
+    values: Mapping[str, ArrayLike],
+    score: Score = first,
+    *,
+    higher: bool = True,
+    level: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> list[ComparedPair]:
     """Methods side by side, each with its interval and its paired difference to the best.
 
     Images for which any method has no value (NaN) are left out for all, so that every number is about the same images.
@@ -257,7 +262,7 @@ def compare(
     p = [p_value(tables[n], tables[best], score, resamples=resamples, seed=seed) for n in ranked[1:]]
     corrected = dict(zip(ranked, zip([np.nan, *p], [np.nan, *holm(p)], strict=True), strict=True))
     return [
-        Row(n, scores[n], *_ends(drawn[n], level), scores[n] - scores[best], *_ends(drawn[n] - drawn[best], level),
+        ComparedPair(n, scores[n], *_ends(drawn[n], level), scores[n] - scores[best], *_ends(drawn[n] - drawn[best], level),
             *map(float, corrected[n]))
         for n in ranked
     ]  # fmt: skip

@@ -20,12 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.frozen import frozen, unwrap
+from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.layout import Layout
+from vitrail.capture.structure import ModelStructure, read_structure
 from vitrail.errors import InputError, ModelError, NotApplicableError
-from vitrail.inside.anatomy import Anatomy, read
-from vitrail.inside.attention import AttentionMode
-from vitrail.inside.feed import Feed, any_output
-from vitrail.inside.layout import Layout
-from vitrail.inside.still import still, unwrap
 from vitrail.scores.ranks import Order, window
 
 _BREAKS = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
@@ -77,15 +77,15 @@ class TokenDrop:
 
     def __init__(self, model: nn.Module, images: Tensor, layout: Layout | None = None) -> None:
         self.model = unwrap(model)
-        feed = Feed((images[:1],)).onto(self.model)
-        if feed.image is None:
+        model_inputs = ModelInputs((images[:1],)).onto(self.model)
+        if model_inputs.image is None:
             raise NotApplicableError("only images have patches to leave out: give a tensor of four axes")
-        self.anatomy = read(self.model, feed, layout)
-        if self.anatomy.kind != "plain" or self.anatomy.layout.grid is None:
-            raise self._refusal(f"its attention is {self.anatomy.kind}")
-        self.grid = self.anatomy.layout.grid
-        self.prefix = self.anatomy.layout.prefix or 0
-        self._site = self._find(feed)
+        self.structure = read_structure(self.model, model_inputs, layout)
+        if self.structure.kind != "plain" or self.structure.layout.grid is None:
+            raise self._refusal(f"its attention is {self.structure.kind}")
+        self.grid = self.structure.layout.grid
+        self.prefix = self.structure.layout.prefix or 0
+        self._site = self._find(model_inputs)
 
     @property
     def patches(self) -> int:
@@ -95,7 +95,7 @@ class TokenDrop:
     @property
     def may_be_empty(self) -> bool:
         """Whether the model can answer from its prefix alone, all patches gone."""
-        readout = self.anatomy.layout.readout
+        readout = self.structure.layout.readout
         if isinstance(readout, tuple):
             return all(i < self.prefix for i in readout)
         return self.prefix > 0 and readout not in ("mean", "cls+mean")
@@ -113,8 +113,8 @@ class TokenDrop:
 
     def _run(self, images: Tensor, keep: Tensor, site: int) -> Any:
         prefix = torch.arange(self.prefix, device=keep.device).expand(len(keep), -1)
-        mode = _Drop(torch.cat([prefix, keep + self.prefix], 1), site, self.anatomy)
-        with still(self.model), torch.no_grad(), mode:
+        mode = _Drop(torch.cat([prefix, keep + self.prefix], 1), site, self.structure)
+        with frozen(self.model), torch.no_grad(), mode:
             output = self.model(images)
         if not mode.done:
             raise ModelError("the model took another path than on the trial picture: its calls depend on the input")
@@ -122,15 +122,15 @@ class TokenDrop:
 
     # -- where and whether -----------------------------------------------------------------------------------------
 
-    def _find(self, feed: Feed) -> int:
+    def _find(self, model_inputs: ModelInputs) -> int:
         """Which call makes the stream; of several that return the same tensor, the last one that works."""
-        call, images = self.anatomy.organs[0].call, feed.tensors[0]
-        attention = AttentionMode({"dX": frozenset({call})}, feed.batch)
+        call, images = self.structure.layers[0].call, model_inputs.tensors[0]
+        attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
         seen = _Record()
-        with still(self.model), torch.no_grad():
+        with frozen(self.model), torch.no_grad():
             try:
                 with attention, seen:
-                    plain = any_output(feed.into(self.model)).float()
+                    plain = any_output(model_inputs.into(self.model)).float()
             except ModelError as error:
                 raise self._refusal(str(error)) from error
         stream = attention.nodes.get(("dX", call))
@@ -152,7 +152,7 @@ class TokenDrop:
 
     def _refusal(self, why: str) -> NotApplicableError:
         return NotApplicableError(
-            f"patches of {self.anatomy.model} cannot be left out: {why}; use a fill such as black, mean or blur"
+            f"patches of {self.structure.model} cannot be left out: {why}; use a fill such as black, mean or blur"
         )
 
 
@@ -175,10 +175,10 @@ class _Record(TorchFunctionMode):
 class _Drop(TorchFunctionMode):
     """Gathers tokens out of what one call returns."""
 
-    def __init__(self, keep: Tensor, site: int, anatomy: Anatomy) -> None:
+    def __init__(self, keep: Tensor, site: int, structure: ModelStructure) -> None:
         super().__init__()
         self.done = False
-        self._keep, self._site, self._anatomy, self._seen = keep, site, anatomy, 0
+        self._keep, self._site, self._structure, self._seen = keep, site, structure, 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -190,8 +190,8 @@ class _Drop(TorchFunctionMode):
         if self._seen <= self._site:
             return result
         self.done = True
-        axis = 0 if self._anatomy.tokens_first else 1
-        if result.dim() != 3 or result.shape[axis] != self._anatomy.tokens:
+        axis = 0 if self._structure.tokens_first else 1
+        if result.dim() != 3 or result.shape[axis] != self._structure.tokens:
             raise ModelError(f"the stream was not where it was on the trial picture: {tuple(result.shape)}")
         keep = self._keep.T if axis == 0 else self._keep
         return result.gather(axis, keep[..., None].expand(*keep.shape, result.shape[2]))

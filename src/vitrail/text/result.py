@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitrail.maps import normalise
+from vitrail.postprocess import normalise
 from vitrail.text.tokens import Encoded, Span, join_pieces, words_of
 
 

@@ -186,9 +186,7 @@ def batch(windows: Sequence[Window], padding: int) -> dict[str, Tensor]:
     """Windows side by side, padded on the right to the longest; what is padded is masked."""
     longest = max(map(len, windows))
     fill = {"input_ids": padding}
-    rows = {
-        name: [w.row[name] + [fill.get(name, 0)] * (longest - len(w)) for w in windows] for name in windows[0].row
-    }
+    rows = {name: [w.row[name] + [fill.get(name, 0)] * (longest - len(w)) for w in windows] for name in windows[0].row}
     if "attention_mask" not in rows and any(len(w) < longest for w in windows):
         raise InputError("this model takes no attention mask: texts of different lengths go one by one, batch_size=1")
     return {name: torch.tensor(values, dtype=torch.long) for name, values in rows.items()}

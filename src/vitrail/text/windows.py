@@ -15,13 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.frozen import frozen
+from vitrail.capture.inputs import ModelInputs, logits_of
 from vitrail.errors import InputError, MapWarning, ModelError, OptionError
 from vitrail.explanation import Explanation
-from vitrail.inside.feed import Feed, logits_of
-from vitrail.inside.still import still
-from vitrail.maps import flat, normalise
-from vitrail.models.loaded import Loaded
-from vitrail.targets import Target, aim
+from vitrail.models.loaded import LoadedModel
+from vitrail.postprocess import flat, normalise
+from vitrail.targets import Target, resolve_target
 from vitrail.targets import _classes as resolve
 from vitrail.text.result import TextMap, text_map
 from vitrail.text.tokens import Encoded, Reading, Window, batch, encode
@@ -34,7 +34,7 @@ Run = Callable[[dict[str, Tensor], Target], Mapping[str, Explanation]]
 
 
 def explain_texts(
-    texts: Any, tokenizer: Any, about: Loaded, target: Target, run: Run, batch_size: int | None, keep: bool
+    texts: Any, tokenizer: Any, about: LoadedModel, target: Target, run: Run, batch_size: int | None, keep: bool
 ) -> dict[str, Explanation]:
     """Explanations of texts, by method.
 
@@ -83,10 +83,12 @@ def _logits(model: nn.Module, read: Sequence[Encoded], reading: Reading, size: i
     windows = [window for one in read for window in one.windows]
     order = sorted(range(len(windows)), key=lambda i: len(windows[i]))
     rows: list[Tensor] = [torch.empty(0)] * len(windows)
-    with still(model), torch.inference_mode():
+    with frozen(model), torch.inference_mode():
         for start in range(0, len(order), size):
             group = order[start : start + size]
-            said = logits_of(Feed((), batch([windows[i] for i in group], _padding(reading))).onto(model).into(model))
+            said = logits_of(
+                ModelInputs((), batch([windows[i] for i in group], _padding(reading))).onto(model).into(model)
+            )
             if said is None:
                 raise ModelError(f"{type(model).__name__} gives no class scores: load a sequence classifier")
             for i, row in zip(group, said.clone(), strict=True):
@@ -99,7 +101,7 @@ def _padding(reading: Reading) -> int:
     return 0 if found is None else int(found)
 
 
-def _aim(target: Target, about: Loaded, read: Sequence[Encoded], reading: Reading, size: int) -> Tensor | Target:
+def _aim(target: Target, about: LoadedModel, read: Sequence[Encoded], reading: Reading, size: int) -> Tensor | Target:
     """The target of each text, shape (B, K), or what can be asked of every window as it is."""
     if callable(target):
         return target
@@ -107,7 +109,7 @@ def _aim(target: Target, about: Loaded, read: Sequence[Encoded], reading: Readin
         return resolve(target, len(read), about.classes)
     if all(len(one.windows) == 1 for one in read):
         return target
-    return aim(target, _logits(about.module, read, reading, size), len(read)).classes
+    return resolve_target(target, _logits(about.module, read, reading, size), len(read)).classes
 
 
 def _mean_by_text(rows: Tensor, windows: Sequence[Window], texts: int) -> Tensor:
@@ -118,9 +120,12 @@ def _mean_by_text(rows: Tensor, windows: Sequence[Window], texts: int) -> Tensor
 
 
 def _put_together(
-    found: Sequence[Explanation], where: Sequence[tuple[int, int]], windows: Sequence[Window],
-    read: Sequence[Encoded], reading: Reading,
-) -> Explanation:  # fmt: skip
+    found: Sequence[Explanation],
+    where: Sequence[tuple[int, int]],
+    windows: Sequence[Window],
+    read: Sequence[Encoded],
+    reading: Reading,
+) -> Explanation:
     first = found[0]
     count, longest = first.grid.shape[1], max(len(one.tokens) for one in read)
     grid = first.grid.new_zeros(len(read), count, longest)

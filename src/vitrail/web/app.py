@@ -16,14 +16,14 @@ from starlette.templating import Jinja2Templates
 
 from vitrail import __version__
 from vitrail.web.client import client_of, studio_of
-from vitrail.web.guard import Guard
+from vitrail.web.errors import ApiError, detail_of, error
 from vitrail.web.limits import Limits
+from vitrail.web.middleware import SecurityMiddleware
+from vitrail.web.model import ServedModel
 from vitrail.web.queue import log
 from vitrail.web.reference import reference
-from vitrail.web.refusal import Refusal, detail_of, error
 from vitrail.web.routes import router
-from vitrail.web.served import Served
-from vitrail.web.studio import Studio
+from vitrail.web.state import ServerState
 
 PAGE = "page.html"
 ABOUT = (
@@ -32,7 +32,9 @@ ABOUT = (
 )
 
 
-def make_app(models: Sequence[Served], limits: Limits | None = None, hosts: Sequence[str] | None = None) -> FastAPI:
+def make_app(
+    models: Sequence[ServedModel], limits: Limits | None = None, hosts: Sequence[str] | None = None
+) -> FastAPI:
     """The application for some models.
 
     Args:
@@ -45,7 +47,7 @@ def make_app(models: Sequence[Served], limits: Limits | None = None, hosts: Sequ
         title="Vitrail", version=__version__, description=ABOUT, openapi_url="/api/openapi.json", docs_url=None,
         redoc_url=None, lifespan=_lifespan,
     )  # fmt: skip
-    app.state.studio = Studio(models, limits)
+    app.state.studio = ServerState(models, limits)
     app.include_router(router)
     here = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(here.joinpath("templates")))
@@ -56,7 +58,7 @@ def make_app(models: Sequence[Served], limits: Limits | None = None, hosts: Sequ
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _told)
     app.add_exception_handler(Exception, _broken)
-    app.add_middleware(Guard, limits=limits, hosts=hosts)
+    app.add_middleware(SecurityMiddleware, limits=limits, hosts=hosts)
     return app
 
 
@@ -85,7 +87,7 @@ async def _page(request: Request) -> Response:
 async def _permalink(request: Request, job: str) -> Response:
     try:
         studio_of(request).job(job)
-    except Refusal:
+    except ApiError:
         return _shown(request, job[:60], 404)
     return _shown(request, job)
 

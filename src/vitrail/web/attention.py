@@ -6,17 +6,17 @@ from typing import Any
 
 import torch
 
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.frozen import unwrap
+from vitrail.capture.structure import UNCHAINED_KINDS, read_structure
+from vitrail.capture.trace import ALL
 from vitrail.errors import InputError, NotApplicableError
-from vitrail.inside.anatomy import KINDS, read
-from vitrail.inside.capture import passing
-from vitrail.inside.still import unwrap
-from vitrail.inside.trace import ALL
 from vitrail.text.tokens import encode
-from vitrail.web.maps import packed
-from vitrail.web.served import Served
+from vitrail.web.encoding import packed
+from vitrail.web.model import ServedModel
 
 
-def attention_of(served: Served, source: Any, token: int) -> dict[str, Any]:
+def attention_of(served: ServedModel, source: Any, token: int) -> dict[str, Any]:
     """Attention from a patch to all patches, or from a token of a text to all its tokens.
 
     Args:
@@ -32,20 +32,21 @@ def attention_of(served: Served, source: Any, token: int) -> dict[str, Any]:
         NotApplicableError: No attention matrix joins all patches.
         InputError: There is no such token.
     """
-    if served.anatomy.kind != "plain":
+    if served.structure.kind != "plain":
         raise NotApplicableError(
-            f"{served.title} {KINDS[served.anatomy.kind]}: attention of a patch is shown for plain transformers only"
+            f"{served.title} {UNCHAINED_KINDS[served.structure.kind]}: attention of a patch is shown for "
+            "plain transformers only"
         )
-    model, feed = unwrap(served.about.module), served.feed(source)
-    anatomy = read(model, feed)
+    model, model_inputs = unwrap(served.about.module), served.model_inputs(source)
+    structure = read_structure(model, model_inputs)
     text = served.reading is not None
-    prefix = 0 if text else anatomy.layout.prefix or 0
-    count = anatomy.tokens - prefix
+    prefix = 0 if text else structure.layout.prefix or 0
+    count = structure.tokens - prefix
     if not 0 <= token < count:
         raise InputError(f"there is no token {token}: give from 0 to {count - 1}")
-    grid = None if text else anatomy.layout.grid
+    grid = None if text else structure.layout.grid
     rows, columns = grid or (1, count)
-    with passing(model, feed, anatomy, [{"A": ALL}]) as one, torch.no_grad():
+    with forward_pass(model, model_inputs, structure, [{"A": ALL}]) as one, torch.no_grad():
         blocks = [block.A for block in one.trace().blocks if not block.pool]
     layers = [
         {"heads": [packed(head[prefix + token, prefix:].view(rows, columns), signed=False) for head in A[0]]}

@@ -7,22 +7,22 @@ import secrets
 
 from fastapi import Request
 
-from vitrail.web.studio import Client, Studio
+from vitrail.web.state import Client, ServerState
 
 COOKIE = "vitrail"
 _FORM = re.compile(r"[A-Za-z0-9_-]{22}\Z")
 
 
-def studio_of(request: Request) -> Studio:
+def studio_of(request: Request) -> ServerState:
     """What the server has."""
-    studio: Studio = request.app.state.studio
+    studio: ServerState = request.app.state.studio
     return studio
 
 
 def client_of(request: Request) -> Client:
     """Who asks; somebody without a cookie is given one with the answer, and will be known by both.
 
-    The answer's cookie is set by `vitrail.web.guard.Guard`, which finds it in the request's state.
+    The answer's cookie is set by `vitrail.web.middleware.SecurityMiddleware`, which finds it in the request's state.
     """
     cookie = request.cookies.get(COOKIE, "")
     if _FORM.match(cookie):

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from math import ceil, isfinite
 from typing import Any
 
+from vitrail.capture.structure import ModelStructure
 from vitrail.errors import OptionError
-from vitrail.inside.anatomy import Anatomy
 from vitrail.methods import find
 from vitrail.web.limits import Limits
 
@@ -25,25 +25,25 @@ LARGEST = 1_000_000
 WORDS = 100
 
 
-def looks(spec: str, options: Mapping[str, Any], anatomy: Anatomy, targets: int = 1) -> int:
+def looks(spec: str, options: Mapping[str, Any], structure: ModelStructure, targets: int = 1) -> int:
     """How many pictures beyond the common pass a method shows the model; where that depends on the picture, the most.
 
     Args:
         spec: The method as users type it.
         options: All its options.
-        anatomy: What the model is made of.
+        structure: What the model is made of.
         targets: Number of classes asked for.
     """
     name = spec.partition(":")[0]
     if name == "inverted":
         _, inner, own = find(str(options["of"]))
-        return looks(inner.name if inner.made is None else str(options["of"]), own, anatomy, targets)
-    rows, columns = anatomy.layout.grid or (14, 14)
+        return looks(inner.name if inner.made is None else str(options["of"]), own, structure, targets)
+    rows, columns = structure.layout.grid or (14, 14)
     count = _number(options)
     if name in ("tam", "bi_attn"):
         return count("steps") * targets
     if name == "attattr":
-        return count("steps") * targets * len(range(len(anatomy.organs))[slice(count("start"), None)])
+        return count("steps") * targets * len(range(len(structure.layers))[slice(count("start"), None)])
     if name in ("integrated_gradients", "smoothgrad"):
         return count("steps" if name == "integrated_gradients" else "samples") * targets
     if name == "rise":
@@ -52,9 +52,9 @@ def looks(spec: str, options: Mapping[str, Any], anatomy: Anatomy, targets: int 
         down, across = (ceil(max(1, n - count("window") + 1) / max(1, count("stride"))) for n in (rows, columns))
         return 1 + down * across
     if name == "scorecam":
-        return _width(anatomy)
+        return _width(structure)
     if name == "vit_cx":
-        masks = count("random_masks") if options.get("masks") == "random" else _width(anatomy)
+        masks = count("random_masks") if options.get("masks") == "random" else _width(structure)
         noisy = 2 * count("draws") * (2 if options.get("antithetic") else 1) if options.get("debias") else 1
         return 1 + masks * noisy
     return 0 if _shares(name) else targets
@@ -68,21 +68,21 @@ def _number(options: Mapping[str, Any]) -> Callable[[str], int]:
     return count
 
 
-def _width(anatomy: Anatomy) -> int:
+def _width(structure: ModelStructure) -> int:
     """Feature maps of a block: heads are 64 wide in nearly every model, and narrower in small ones."""
-    return 64 * max((organ.heads for organ in anatomy.organs), default=12)
+    return 64 * max((layer.heads for layer in structure.layers), default=12)
 
 
 def _shares(name: str) -> bool:
     return find(name)[1].family in SHARED
 
 
-def cheap(spec: str, options: Mapping[str, Any], anatomy: Anatomy) -> bool:
+def cheap(spec: str, options: Mapping[str, Any], structure: ModelStructure) -> bool:
     """Whether a method is made in the pass that all cheap methods share."""
-    return looks(spec, options, anatomy) == 0
+    return looks(spec, options, structure) == 0
 
 
-def allow(spec: str, options: Mapping[str, Any], anatomy: Anatomy, targets: int, limits: Limits) -> int:
+def allow(spec: str, options: Mapping[str, Any], structure: ModelStructure, targets: int, limits: Limits) -> int:
     """Refuse options that are too long, too large or cost too much.
 
     Returns:
@@ -94,7 +94,7 @@ def allow(spec: str, options: Mapping[str, Any], anatomy: Anatomy, targets: int,
     name = spec.partition(":")[0]
     for option, value in options.items():
         _check(name, option, value)
-    total = looks(spec, options, anatomy, targets)
+    total = looks(spec, options, structure, targets)
     if total > limits.looks:
         raise OptionError(
             f"{spec} would show the model {total} pictures, and this server allows {limits.looks} for a method: "

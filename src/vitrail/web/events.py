@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import Request
 
 from vitrail.web.jobs import Job
-from vitrail.web.studio import Client, Studio
+from vitrail.web.state import Client, ServerState
 
 #: Seconds after which a silent stream says that it is still there.
 PATIENCE = 10.0
@@ -30,7 +30,7 @@ def event(kind: str, data: Any) -> str:
     return f"event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
 
 
-async def stream(studio: Studio, job: Job, client: Client) -> AsyncIterator[str]:
+async def stream(studio: ServerState, job: Job, client: Client) -> AsyncIterator[str]:
     """A job as events: all of it, then each item that changes, then the end."""
     mine = bool(client.names & job.owners)
     job.streams += mine
@@ -61,12 +61,12 @@ async def stream(studio: Studio, job: Job, client: Client) -> AsyncIterator[str]
                 asyncio.get_running_loop().call_later(studio.limits.grace, _abandon, studio, job)
 
 
-def _abandon(studio: Studio, job: Job) -> None:
+def _abandon(studio: ServerState, job: Job) -> None:
     if not job.streams and not job.over:
         studio.cancel(job)
 
 
-async def finished(studio: Studio, job: Job, request: Request) -> None:
+async def finished(studio: ServerState, job: Job, request: Request) -> None:
     """Wait for a job; if the client goes away first, it is cancelled."""
     watcher = job.watch()
     try:

@@ -10,8 +10,8 @@ from threading import Event, Lock
 from typing import Any
 
 from vitrail.explanation import Explanation
-from vitrail.web.maps import finite
-from vitrail.web.served import Served
+from vitrail.web.encoding import finite
+from vitrail.web.model import ServedModel
 
 OVER = ("done", "failed", "cancelled")
 
@@ -58,7 +58,7 @@ class Job:
     """
 
     kind: str
-    served: Served
+    served: ServedModel
     source: Any = field(repr=False)
     picture: str | None
     methods: Mapping[str, Mapping[str, Any]]

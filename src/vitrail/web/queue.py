@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
+from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.refusal import Refusal
 
 log = logging.getLogger("vitrail.web")
 
@@ -42,7 +42,7 @@ class Step:
 
 
 @dataclass(eq=False)
-class Task:
+class QueuedTask:
     """Work of one client, step by step.
 
     Attributes:
@@ -67,15 +67,15 @@ class Queue:
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._turns: OrderedDict[str, deque[Task]] = OrderedDict()
-        self._busy: list[Task] = []
+        self._turns: OrderedDict[str, deque[QueuedTask]] = OrderedDict()
+        self._busy: list[QueuedTask] = []
         self._wake = Condition()
         self._thread: Thread | None = None
         self.closed = False
 
     # -- from any thread -------------------------------------------------------------------------------------------
 
-    def put(self, task: Task) -> None:
+    def put(self, task: QueuedTask) -> None:
         """Queue a task.
 
         Raises:
@@ -84,10 +84,10 @@ class Queue:
         with self._wake:
             own = self._turns.get(task.client, deque())
             if self.closed:
-                raise Refusal(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"})
+                raise ApiError(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"})
             if len(own) >= self.limits.each or len(self) >= self.limits.queue:
                 whose = "you have" if len(own) >= self.limits.each else "all clients together have"
-                raise Refusal(
+                raise ApiError(
                     503, f"{whose} as much work waiting as this server takes", "Wait a moment and try again.",
                     {"Retry-After": "5"},
                 )  # fmt: skip
@@ -108,10 +108,10 @@ class Queue:
                 except Exception as error:  # noqa: BLE001 - it is the asker's to deal with
                     answer.set_exception(error)
 
-        self.put(Task(client, deque([Step(run)]), lambda _: None))
+        self.put(QueuedTask(client, deque([Step(run)]), lambda _: None))
         return answer
 
-    def withdraw(self, task: Task) -> bool:
+    def withdraw(self, task: QueuedTask) -> bool:
         """Take back a task that has not begun; False if it has, and must be stopped by other means."""
         with self._wake:
             own = self._turns.get(task.client)
@@ -122,7 +122,7 @@ class Queue:
                 del self._turns[task.client]
             return True
 
-    def ahead(self, task: Task) -> int:
+    def ahead(self, task: QueuedTask) -> int:
         """How many tasks will have their turn before this one."""
         with self._wake:
             own = self._turns.get(task.client)
@@ -161,7 +161,7 @@ class Queue:
             if task is not None:
                 self._step(task)
 
-    def _next(self, client: str | None = None, short: bool = False) -> Task | None:
+    def _next(self, client: str | None = None, short: bool = False) -> QueuedTask | None:
         """The task whose turn it is, or the given client's."""
         with self._wake:
             for name in [client] if client is not None else list(self._turns):
@@ -185,7 +185,7 @@ class Queue:
                 continue
             self._step(task)
 
-    def _step(self, task: Task) -> None:
+    def _step(self, task: QueuedTask) -> None:
         """Take a task's next step; nothing it raises ends the thread."""
         problem: BaseException | None = None
         step = task.steps.popleft()

@@ -11,15 +11,16 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from PIL import Image
 
 from vitrail.errors import VitrailError
-from vitrail.web import bodies, plan
+from vitrail.web import schemas as bodies
+from vitrail.web import validation as plan
 from vitrail.web.attention import attention_of
 from vitrail.web.client import client_of, studio_of
+from vitrail.web.downloads import file_of, name_of
+from vitrail.web.errors import ApiError, missing, refused
 from vitrail.web.events import finished, stream
 from vitrail.web.jobs import Job
-from vitrail.web.refusal import Refusal, missing, refused
 from vitrail.web.samples import pixels_of, samples_of
-from vitrail.web.studio import Picture, Studio
-from vitrail.web.take import file_of, name_of
+from vitrail.web.state import ServerState, StoredImage
 
 #: Likeliest classes of a prediction.
 TOP = 10
@@ -73,14 +74,14 @@ async def sample_png(request: Request, sample: str, model: Model) -> Response:
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def _shown(picture: Picture) -> dict[str, Any]:
+def _shown(picture: StoredImage) -> dict[str, Any]:
     return {"picture": picture.id, "width": picture.width, "height": picture.height, "notes": list(picture.notes)}
 
 
-def _image_model(studio: Studio, name: str) -> Any:
+def _image_model(studio: ServerState, name: str) -> Any:
     served = studio.model(name)
     if served.kind != "image":
-        raise Refusal(422, f"{served.title} reads texts, not pictures", "Choose an image model.")
+        raise ApiError(422, f"{served.title} reads texts, not pictures", "Choose an image model.")
     return served
 
 
@@ -88,9 +89,10 @@ def _image_model(studio: Studio, name: str) -> Any:
     "/pictures", response_model=bodies.PictureBody, tags=["pictures"], responses=_problems(404, 413, 415, 422, 503)
 )
 async def send_picture(
-    request: Request, file: Annotated[UploadFile, File(description="A picture; its content decides, not its name")],
+    request: Request,
+    file: Annotated[UploadFile, File(description="A picture; its content decides, not its name")],
     model: Annotated[str | None, Query(max_length=100)] = None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Send a picture. Only what the models see of it is kept, for a while."""
     studio = studio_of(request)
     if model is not None:
@@ -119,7 +121,7 @@ async def picture_png(request: Request, picture: str, model: Model) -> Response:
 
 
 @router.post("/predict", response_model=bodies.PredictionBody, tags=["models"], responses=_problems(404, 422, 503))
-async def predict(request: Request, body: bodies.Source) -> Any:
+async def predict(request: Request, body: bodies.InputSource) -> Any:
     """What the model says: its likeliest classes."""
     studio = studio_of(request)
     served = studio.model(body.model)
@@ -179,7 +181,7 @@ async def curves(request: Request, body: bodies.CurvesBody, wait: Wait = False) 
     served = _image_model(studio, body.model)
     source = studio.source(served, body.picture, None)
     if served.class_count < 2:
-        raise Refusal(422, f"{served.title} has a single output", "Curves need a model of several classes.")
+        raise ApiError(422, f"{served.title} has a single output", "Curves need a model of several classes.")
     chosen = None if body.target is None else [body.target]
     targets = plan.classes(chosen, served, studio.limits) or studio.predicted(served, body.picture, source)
     asked = plan.ask([*body.methods, CONTROL], served, 1, body.seed, studio.limits)
@@ -208,7 +210,7 @@ async def cancel_job(request: Request, job: str) -> Response:
     studio = studio_of(request)
     found = studio.job(job)
     if not client_of(request).names & found.owners:
-        raise Refusal(403, "this job was made by somebody else", "Only its maker can cancel it.")
+        raise ApiError(403, "this job was made by somebody else", "Only its maker can cancel it.")
     studio.cancel(found)
     return Response(status_code=204)
 

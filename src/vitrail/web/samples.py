@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.data.scenes import CLASSES, Scene, Scenes
-from vitrail.web.served import Served
+from vitrail.web.model import ServedModel
 
 #: Held-out scenes: (id, pairs or single objects, index).
 SCENES = (
@@ -25,7 +25,7 @@ TEXTS = (
 
 
 @dataclass(frozen=True)
-class Sample:
+class SampleInput:
     """Something to try.
 
     Attributes:
@@ -40,7 +40,7 @@ class Sample:
     classes: tuple[str, ...] = ()
     text: str = ""
 
-    def card(self, served: Served) -> dict[str, Any]:
+    def card(self, served: ServedModel) -> dict[str, Any]:
         """What clients are told of it."""
         known = served.about.classes == CLASSES
         return {
@@ -50,24 +50,24 @@ class Sample:
         }  # fmt: skip
 
 
-def samples_of(served: Served) -> tuple[Sample, ...]:
+def samples_of(served: ServedModel) -> tuple[SampleInput, ...]:
     """What can be tried on a model."""
     if served.kind == "text":
-        return tuple(Sample(name, title, text=text) for name, title, text in TEXTS)
+        return tuple(SampleInput(name, title, text=text) for name, title, text in TEXTS)
     return tuple(
-        Sample(name, " and ".join(_scene(name, _tagged(served)).names), _scene(name, _tagged(served)).names)
+        SampleInput(name, " and ".join(_scene(name, _tagged(served)).names), _scene(name, _tagged(served)).names)
         for name, _, _ in SCENES
     )
 
 
-def pixels_of(sample: str, served: Served) -> np.ndarray[Any, Any] | None:
+def pixels_of(sample: str, served: ServedModel) -> np.ndarray[Any, Any] | None:
     """A scene's bytes, shape (height, width, 3), or None if there is no such scene."""
     if served.kind == "text" or sample not in {name for name, _, _ in SCENES}:
         return None
     return _scene(sample, _tagged(served)).image
 
 
-def _tagged(served: Served) -> bool:
+def _tagged(served: ServedModel) -> bool:
     return served.title == "scenes-tagged"
 
 

@@ -7,8 +7,8 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from vitrail.models.preprocess import upright
+from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.refusal import Refusal
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -49,7 +49,7 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
     if len(data) > limits.upload:
         raise too_large(limits)
     if not data:
-        raise Refusal(422, "the file is empty", "Choose another file.")
+        raise ApiError(422, "the file is empty", "Choose another file.")
     try:
         with Image.open(BytesIO(data), formats=FORMATS) as image:
             _check_size(image, limits)
@@ -57,13 +57,13 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
             image.seek(0)
             image.load()
             found = upright(image)
-    except Refusal:
+    except ApiError:
         raise
     except UnidentifiedImageError as error:
         if data.startswith(SIGNS):
             raise _damaged(error) from error
         fix = f"Send a picture as one of {NAMES}; what counts is the content, not the file's name."
-        raise Refusal(415, "the file is not a picture of a kind that is read here", fix) from error
+        raise ApiError(415, "the file is not a picture of a kind that is read here", fix) from error
     except Image.DecompressionBombError as error:
         raise _too_many_pixels("more pixels than Pillow opens", limits) from error
     except Exception as error:  # decoders raise whatever they stumble over; the server must live on
@@ -71,10 +71,10 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
     return Upload(found, notes)
 
 
-def too_large(limits: Limits) -> Refusal:
+def too_large(limits: Limits) -> ApiError:
     """The answer to a file with too many bytes."""
     most = limits.upload / (1 << 20)
-    return Refusal(413, f"the file is larger than {most:.3g} MB", "Shrink it: the model sees a few hundred pixels.")
+    return ApiError(413, f"the file is larger than {most:.3g} MB", "Shrink it: the model sees a few hundred pixels.")
 
 
 def _check_size(image: Image, limits: Limits) -> None:
@@ -82,24 +82,24 @@ def _check_size(image: Image, limits: Limits) -> None:
     if width * height > limits.pixels:
         raise _too_many_pixels(f"{width}×{height} pixels", limits)
     if min(width, height) < 1 or max(width, height) > limits.slender * min(width, height):
-        raise Refusal(
+        raise ApiError(
             422, f"the picture is {width}×{height}, more than {limits.slender} times as long as it is wide",
             "Cut out the part that matters.",
         )  # fmt: skip
     if image.mode == "F":
-        raise Refusal(422, "the picture's values are floating-point numbers", "Save it with 8 or 16 bits a channel.")
+        raise ApiError(422, "the picture's values are floating-point numbers", "Save it with 8 or 16 bits a channel.")
 
 
-def _too_many_pixels(what: str, limits: Limits) -> Refusal:
+def _too_many_pixels(what: str, limits: Limits) -> ApiError:
     fix = f"Shrink it to {limits.pixels / 1e6:.3g} million pixels at most; the model sees a few hundred a side."
-    return Refusal(422, f"the picture has {what}, too many to decode", fix)
+    return ApiError(422, f"the picture has {what}, too many to decode", fix)
 
 
-def _damaged(error: Exception) -> Refusal:
+def _damaged(error: Exception) -> ApiError:
     reason = " ".join(str(error).split())[:120] or type(error).__name__
     if "BytesIO" in reason:
         reason = "its beginning cannot be read"
-    return Refusal(422, f"the picture is damaged or cut short ({reason})", "Open it in a viewer and save it again.")
+    return ApiError(422, f"the picture is damaged or cut short ({reason})", "Open it in a viewer and save it again.")
 
 
 def _notes(image: Image) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Read an unmodified model during its own forward and backward pass."""

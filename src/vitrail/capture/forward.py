@@ -1,0 +1,197 @@
+"""One pass through a model: a forward, and a backward for each target somebody asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.attention import AttentionMode, Edit, Gate
+from vitrail.capture.frozen import frozen
+from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.residual import Tail
+from vitrail.capture.structure import ModelStructure
+from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
+from vitrail.errors import ModelError, TargetError
+
+_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch")
+_FROM_THE_INPUT = ("dX",)
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """A forward pass and what was kept of it.
+
+    Attributes:
+        output: What the model returned.
+        logits: The class scores in it, detached, or None.
+        blocks: What was kept, block by block.
+        nodes: Tensors whose gradient can be asked for, by (kind, block).
+        structure: What the model is made of.
+    """
+
+    output: Any
+    logits: Tensor | None
+    blocks: tuple[Block, ...]
+    nodes: dict[tuple[str, int], Tensor]
+    structure: ModelStructure
+    queries: int
+    dtype: torch.dtype
+    device: torch.device
+    gate: Gate
+    valid: Tensor | None = None
+
+    def trace(self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False) -> Trace:
+        """The pass as methods see it; with a target, a scalar a sample, also its gradients.
+
+        Args:
+            target: What to differentiate, shape (b,), in the graph of ``output``.
+            keep_graph: Whether more targets will be asked for.
+            cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
+        """
+        blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
+        nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA"} if cut else self.nodes
+        if target is not None and nodes:
+            if not target.requires_grad:
+                raise TargetError(
+                    "the target does not depend on the model's attention, so it has no gradient: "
+                    "it must be computed from the model's output without detaching it"
+                )
+            self.gate.closed = cut
+            found = torch.autograd.grad(target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True)
+            self.gate.closed = False
+            for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
+                value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
+                if self.structure.tokens_first and kind in ("dX", "dY"):
+                    value = value.transpose(0, 1)
+                if self.valid is not None and kind == "dA":
+                    value = _between(value, self.valid)
+                blocks[index] = blocks[index].having(**{kind: value})
+        readout = self.structure.layout.weights(self.queries, self.device, self.dtype)
+        if self.valid is not None and self.structure.layout.readout in ("mean", "all"):
+            readout = self.valid.to(readout) / self.valid.sum(-1, keepdim=True)
+        return Trace(
+            tuple(blocks), readout, self.structure.layout.prefix or 0, self.logits, self.device, valid=self.valid
+        )
+
+
+def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> ForwardPass:
+    """A pass of which nothing is kept but what the model says, for methods that look at nothing inside it.
+
+    Args:
+        model: The user's model, unwrapped; it is held still while it runs.
+        model_inputs: Inputs on its device.
+        structure: As read from it.
+    """
+    with frozen(model), torch.no_grad():
+        output = model_inputs.into(model)
+    device = model_inputs.tensors[0].device
+    return ForwardPass(
+        output, logits_of(output), (), {}, structure, 0, _dtype(model), device, Gate(), model_inputs.valid
+    )
+
+
+@contextmanager
+def forward_pass(
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
+    needs: Iterable[Needs],
+    edits: Mapping[int, Edit] | None = None,
+    tail: Tail | None = None,
+) -> Iterator[ForwardPass]:
+    """Run one forward and keep what is needed; the model is held still until the gradients have been taken.
+
+    Args:
+        model: The user's model, unwrapped.
+        model_inputs: Inputs on its device.
+        structure: As read from it.
+        needs: What each of the methods to come needs.
+        edits: Functions that replace the attention of some blocks, by block.
+        tail: Replaces what leaves the last block, from what leaves all of them.
+    """
+    layers = structure.layers
+    by_call = {
+        kind: frozenset(layers[i].call for i in where) for kind, where in blocks_to_keep(needs, len(layers)).items()
+    }
+    dtype = _dtype(model)
+    mode = AttentionMode(
+        by_call, model_inputs.batch, dtype,
+        edits={layers[i].call: edit for i, edit in (edits or {}).items()},
+        tail=None if tail is None else ([o for o in layers if not o.pool][-1].call, tail),
+    )  # fmt: skip
+    image = model_inputs.image
+    if image is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
+        model_inputs = model_inputs.swap(image, image.detach().clone().requires_grad_())
+    with frozen(model):
+        with mode:
+            output = model_inputs.into(model)
+        if len(mode.calls) <= layers[-1].call:
+            raise ModelError(
+                f"the model attended {len(mode.calls)} times where {layers[-1].call + 1} were expected: "
+                "its path depends on the input; explain the inputs one by one"
+            )
+        blocks = []
+        for layer in layers:
+            block = mode.calls[layer.call].block
+            block.pool = layer.pool
+            if structure.tokens_first:
+                _batch_first(block, structure.tokens)
+            blocks.append(block)
+        index_of = {layer.call: i for i, layer in enumerate(layers)}
+        nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
+        logits = logits_of(output)
+        logits = None if logits is None else logits.detach()
+        queries = mode.calls[layers[-1].call].shape[2]
+        device = model_inputs.tensors[0].device
+        yield ForwardPass(
+            output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid
+        )
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """What methods compute in: the model's own precision, but single at least."""
+    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+def _unpadded(block: Block, valid: Tensor) -> Block:
+    return block.having(**{name: _between(vars(block)[name], valid) for name in ("A", "A_mean") if name in vars(block)})
+
+
+def _between(attention: Tensor, valid: Tensor) -> Tensor:
+    """Attention between tokens that are no padding, shape (b, [H,] n, n); all else is zero.
+
+    Nothing attends to padding, but padding itself attends, and gradients at attention to it are not zero.
+    """
+    both = valid[:, :, None] & valid[:, None, :]
+    return attention * (both if attention.dim() == 3 else both[:, None])
+
+
+def check_finite(model: nn.Module, logits: Tensor | None) -> None:
+    """Refuse to explain a model that says NaN, and name the weights that make it so."""
+    if logits is None or bool(torch.isfinite(logits).all()):
+        return
+    broken = [name for name, p in (*model.named_parameters(), *model.named_buffers()) if _broken(p)]
+    if broken:
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        raise ModelError(f"the model's weights are not finite: {broken[0]}{more}; load a sound checkpoint")
+    raise ModelError(
+        "the model's output is not finite although its weights are: the input may hold NaN, or half precision "
+        "overflowed; check the input or use float32"
+    )
+
+
+def _broken(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+
+
+def _batch_first(block: Block, tokens: int) -> None:
+    for name in _STREAM:
+        tensor = vars(block).get(name)
+        if isinstance(tensor, Tensor) and tensor.shape[0] == tokens:
+            setattr(block, name, tensor.transpose(0, 1))

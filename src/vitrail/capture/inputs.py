@@ -1,0 +1,183 @@
+"""What is fed to a model, and what comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import InputError, TargetError
+
+#: Where the scores of classes stand in the output objects of common libraries, best first.
+LOGITS = ("logits", "logits_per_image")
+EMBEDDINGS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "text_embeds")
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """Arguments for one call of a model; tensors whose first axis is the batch can be cut along it.
+
+    Example:
+        >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
+        >>> model_inputs.batch, model_inputs.take(slice(0, 1)).args[0].shape
+        (3, torch.Size([1, 2]))
+    """
+
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Every tensor, positional ones first."""
+        return [t for t in (*self.args, *self.kwargs.values()) if isinstance(t, Tensor)]
+
+    @property
+    def batch(self) -> int:
+        """Number of inputs."""
+        first = self.image if self.image is not None else next(iter(self.tensors), None)
+        if first is None or first.dim() == 0:
+            raise InputError("nothing to explain: give a tensor with a batch axis, images, or a dict of tensors")
+        return int(first.shape[0])
+
+    @property
+    def image(self) -> Tensor | None:
+        """The images, shape (b, channels, height, width), or None for text."""
+        return next((t for t in self.tensors if t.dim() == 4 and t.is_floating_point()), None)
+
+    @property
+    def words(self) -> Tensor | None:
+        """The numbers of a text's tokens, shape (b, n), or None for images."""
+        given = self.kwargs.get("input_ids", self.args[0] if self.args else None)
+        text = isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point()
+        return given if text and self.image is None else None
+
+    @property
+    def valid(self) -> Tensor | None:
+        """Which tokens of a text are no padding, by its attention mask, shape (b, n); None where all are."""
+        mask = self.kwargs.get("attention_mask")
+        if self.image is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
+            return None
+        valid = mask.bool()
+        return None if bool(valid.all()) else valid
+
+    def embedded(self, rows: Tensor, vectors: Tensor) -> ModelInputs:
+        """Some of the texts by index, any of them as often as it is named, with vectors in place of words."""
+        batch = self.batch
+
+        def index(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
+
+        kept = {k: index(v) for k, v in self.kwargs.items() if k != "input_ids"}
+        return ModelInputs((), {**kept, "inputs_embeds": vectors})
+
+    def take(self, rows: slice) -> ModelInputs:
+        """Some of the inputs."""
+        batch = self.batch
+
+        def cut(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
+
+        return ModelInputs(tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()})
+
+    def pick(self, rows: Tensor, images: Tensor) -> ModelInputs:
+        """Some of the inputs by index, any of them as often as it is named, with other images."""
+        batch, image = self.batch, self.image
+
+        def index(value: Any) -> Any:
+            if value is image:
+                return images
+            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
+
+        return ModelInputs(tuple(index(a) for a in self.args), {k: index(v) for k, v in self.kwargs.items()})
+
+    def swap(self, old: Tensor, new: Tensor) -> ModelInputs:
+        """The same with one tensor in place of another."""
+        args = tuple(new if a is old else a for a in self.args)
+        return ModelInputs(args, {k: new if v is old else v for k, v in self.kwargs.items()})
+
+    def onto(self, model: nn.Module) -> ModelInputs:
+        """The same on the model's device, floats in its precision; the model itself is never moved."""
+        parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
+        if parameter is None:
+            return self
+
+        def move(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            dtype = parameter.dtype if value.is_floating_point() else value.dtype
+            return value.detach().to(device=parameter.device, dtype=dtype)
+
+        return ModelInputs(tuple(move(a) for a in self.args), {k: move(v) for k, v in self.kwargs.items()})
+
+    def into(self, model: nn.Module) -> Any:
+        """Call the model."""
+        return model(*self.args, **self.kwargs)
+
+    @property
+    def shape(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes without the batch axis; two feeds of one shape meet the same structure."""
+        return tuple(tuple(t.shape[1:]) for t in self.tensors)
+
+
+def logits_of(output: Any) -> Tensor | None:
+    """The class scores in a model's output, shape (b, C), or None if it has none.
+
+    A bare tensor of two axes, the ``logits`` of an output object or dict, or the first such tensor of a tuple.
+
+    Example:
+        >>> logits_of((torch.zeros(2, 5), None)).shape
+        torch.Size([2, 5])
+        >>> logits_of({"last_hidden_state": torch.zeros(2, 7, 4)}) is None
+        True
+    """
+    if isinstance(output, Tensor):
+        return _as_scores(output)
+    if isinstance(output, Mapping):
+        found = next((output[name] for name in LOGITS if isinstance(output.get(name), Tensor)), None)
+        if found is None and len(output) == 1 and not any(name in output for name in EMBEDDINGS):
+            found = next(iter(output.values()))
+        return _as_scores(found) if isinstance(found, Tensor) else None
+    if isinstance(output, tuple | list):
+        return next((s for s in map(logits_of, output) if s is not None), None)
+    found = next((getattr(output, name) for name in LOGITS if isinstance(getattr(output, name, None), Tensor)), None)
+    return None if found is None else _as_scores(found)
+
+
+def _as_scores(tensor: Tensor) -> Tensor | None:
+    if tensor.dim() == 1 and tensor.is_floating_point():
+        return tensor[:, None]
+    return tensor if tensor.dim() == 2 and tensor.is_floating_point() else None
+
+
+def any_output(output: Any) -> Tensor:
+    """Some differentiable tensor of the output with a batch axis: the scores if there are any, else an embedding."""
+    scores = logits_of(output)
+    if scores is not None:
+        return scores
+    if isinstance(output, Tensor):
+        return output
+    for name in EMBEDDINGS:
+        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+        if isinstance(value, Tensor):
+            return value
+    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
+    for value in values:
+        if isinstance(value, Tensor) and value.is_floating_point():
+            return value
+    raise TargetError(f"the model returned {fields_of(output)}, in which no tensor of scores was found")
+
+
+def fields_of(output: Any) -> str:
+    """The output's type and the tensors in it, for messages."""
+    if isinstance(output, Tensor):
+        return f"a tensor of shape {tuple(output.shape)}"
+    named: list[tuple[str, Any]] = []
+    if isinstance(output, Mapping):
+        named = [(str(k), v) for k, v in output.items()]
+    elif isinstance(output, tuple | list):
+        named = [(f"[{i}]", v) for i, v in enumerate(output)]
+    tensors = ", ".join(f"{name} {tuple(v.shape)}" for name, v in named if isinstance(v, torch.Tensor))
+    return f"a {type(output).__name__}" + (f" with {tensors}" if tensors else "")

@@ -1,0 +1,315 @@
+"""More looks at the same model and inputs, for methods that one pass is not enough for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.attention import Edit
+from vitrail.capture.forward import ForwardPass, forward_pass
+from vitrail.capture.frozen import frozen
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.layout import grid_of
+from vitrail.capture.structure import ModelStructure
+from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
+from vitrail.errors import NotApplicableError
+
+if TYPE_CHECKING:
+    from vitrail.lrp.propagate import Propagation, Relevances
+    from vitrail.lrp.rules import RuleSet
+
+#: From the output for some images, and which inputs they were made from, shape (N,), to all K targets, shape (N, K).
+Scorer = Callable[[Any, Tensor, str], Tensor]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """A model, its inputs and what is asked of them, to be looked at again with changed pictures or another graph.
+
+    Methods that ask for every target at once get one probe; methods that work target by target get one for each.
+
+    Attributes:
+        model: The user's model, unwrapped.
+        model_inputs: The inputs, on its device.
+        structure: What it is made of.
+        scorer: The targets as a function of the model's output.
+        classes: Class indices asked for, shape (b, K), or None where the target is a function.
+        count: Number of targets an input, K.
+        score: "logit", "prob" or "logprob": what is read off for a class.
+        k: Which target is in hand, for methods that work target by target.
+        most: Most pictures in one forward pass.
+        seen: The pass over the inputs as they are, where there was one that methods may read off again.
+        notes: Where a method puts what it computed on the way, or None if nobody asked for it.
+        advance: Called with the number of pictures that were just looked at, for progress.
+        carried: The last forward under rules of relevance, if any, for who asks for the same rules next.
+    """
+
+    model: nn.Module
+    model_inputs: ModelInputs
+    structure: ModelStructure
+    scorer: Scorer
+    count: int
+    classes: Tensor | None = None
+    score: str = "prob"
+    k: int = 0
+    most: int = 32
+    seen: ForwardPass | None = None
+    notes: dict[str, list[Any]] | None = None
+    advance: Callable[[int], None] = field(default=lambda _: None)
+    carried: list[Propagation] = field(default_factory=list)
+
+    @property
+    def images(self) -> Tensor:
+        """The pictures as the model takes them, shape (b, channels, height, width)."""
+        image = self.model_inputs.image
+        if image is None:
+            raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
+        return image.detach()
+
+    @property
+    def inputs(self) -> Tensor:
+        """What can be changed little by little: the pictures, or the vectors of a text's tokens, shape (b, n, d)."""
+        words = self.model_inputs.words
+        if words is None:
+            return self.images
+        embed = getattr(self.model, "get_input_embeddings", None)
+        if embed is None or "inputs_embeds" not in signature(self.model.forward).parameters:
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and {self.structure.model} cannot be fed with vectors: it "
+                "has no get_input_embeddings, or takes no inputs_embeds"
+            )
+        with torch.no_grad():
+            return embed()(words)  # type: ignore[no-any-return]
+
+    @property
+    def batch(self) -> int:
+        """Number of inputs."""
+        return self.model_inputs.batch
+
+    def of(self, k: int) -> Probe:
+        """The same with another target in hand."""
+        return replace(self, k=k)
+
+    def note(self, name: str, value: Any) -> None:
+        """Hand out something computed on the way."""
+        if self.notes is not None:
+            self.notes.setdefault(name, []).append(value)
+
+    def pieces(self, count: int) -> Iterator[slice]:
+        """``count`` pictures in pieces of at most ``most``."""
+        for start in range(0, count, self.most):
+            yield slice(start, min(start + self.most, count))
+
+    # -- changed pictures ----------------------------------------------------------------------------------------
+
+    def fed(self, images: Tensor, owner: Tensor) -> ModelInputs:
+        """Other pictures or vectors of words, each with whatever else its owner was fed with."""
+        return (
+            self.model_inputs.pick(owner, images)
+            if self.model_inputs.words is None
+            else self.model_inputs.embedded(owner, images)
+        )
+
+    def scores(self, images: Tensor, owner: Tensor | int = 0, precision: torch.dtype | None = None) -> Tensor:
+        """All targets of changed pictures, shape (N, K), without gradients; one forward pass, so mind N.
+
+        Args:
+            images: Pictures as the model takes them, shape (N, channels, height, width).
+            owner: Which input each was made from, shape (N,), or one for all.
+            precision: Run the model in this precision by autocast instead of its own.
+        """
+        owner = self._owner(owner, len(images))
+        cast = nullcontext() if precision is None else torch.autocast(images.device.type, precision)
+        with frozen(self.model), torch.inference_mode(), cast:
+            output = self.fed(images, owner).into(self.model)
+            values = self.scorer(output, owner, self.score)
+        self.advance(len(images))
+        return values.clone() if values.is_inference() else values
+
+    def unchanged(self) -> Tensor:
+        """All targets of the inputs as they are, shape (b, K), without gradients; no forward if they were seen."""
+        owner = torch.arange(self.batch, device=self.model_inputs.tensors[0].device)
+        if self.seen is None:
+            return torch.cat([self.scores(self.images[p], owner[p]) for p in self.pieces(self.batch)])
+        with torch.no_grad():
+            return self.scorer(self.seen.output, owner, self.score).detach()
+
+    def gradient(self, images: Tensor, owner: Tensor | int = 0) -> Tensor:
+        """Gradient of the target in hand at changed pictures, in the shape of the pictures."""
+        owner = self._owner(owner, len(images))
+        with frozen(self.model):
+            leaf = images.detach().clone().requires_grad_()
+            value = self.scorer(self.fed(leaf, owner).into(self.model), owner, self.score)[:, self.k]
+            (found,) = torch.autograd.grad(value.sum(), leaf)
+        self.advance(len(images))
+        return found
+
+    def trace(
+        self, images: Tensor, needs: Needs, owner: Tensor | int = 0, edits: Mapping[int, Edit] | None = None
+    ) -> Trace:
+        """A pass over changed pictures, with the gradients of the target in hand.
+
+        Args:
+            images: Pictures as the model takes them, shape (N, channels, height, width).
+            needs: What to keep, as in a registry line.
+            owner: Which input each was made from, shape (N,), or one for all.
+            edits: Functions that replace the attention of some blocks, by block.
+        """
+        owner = self._owner(owner, len(images))
+        with forward_pass(self.model, self.fed(images, owner), self.structure, [needs], edits) as one:
+            found = one.trace(self.scorer(one.output, owner, self.score)[:, self.k])
+        self.advance(len(images))
+        return found
+
+    def _owner(self, owner: Tensor | int, count: int) -> Tensor:
+        if isinstance(owner, Tensor):
+            return owner
+        return torch.full((count,), owner, dtype=torch.long, device=self.model_inputs.tensors[0].device)
+
+    # -- other graphs --------------------------------------------------------------------------------------------
+
+    def layer_gradients(self, count: int, pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """Gradients at the attention of the last blocks, each of the target as if the model ended with that block.
+
+        The outputs of these blocks are stacked in the batch where the last block's output goes on, so that the
+        model's own tail, its last norm and head, reads all of them.
+
+        Args:
+            count: How many blocks.
+            pool: Applied to a block's output, shape (b, n, d), before the tail.
+
+        Returns:
+            One gradient a block, in order, each of shape (b, H, n, n).
+        """
+        layers = [i for i, o in enumerate(self.structure.layers) if not o.pool][-count:]
+        try:
+            return self._ended(layers, range(len(layers)), pool)
+        except RuntimeError:  # a tail that puts tokens back on a grid may remember how many pictures there were
+            return [self._ended(layers, [i], pool)[0] for i in range(len(layers))]
+
+    def _ended(self, layers: Sequence[int], ends: Sequence[int], pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        """For some of the layers, the gradient at its attention of the target as if the model ended there."""
+        needs = {"dA": slice(layers[0], layers[-1] + 1)}
+        owner = torch.arange(self.batch, device=self.model_inputs.tensors[0].device).repeat(len(ends))
+        found = []
+
+        def stack(outputs: list[Tensor]) -> Tensor:
+            # Whether tokens or pictures come first, pictures are stacked.
+            axis = 1 if self.structure.tokens_first else 0
+            last = outputs[-len(layers) :]
+            return torch.cat([pool(last[i]) for i in ends], axis)
+
+        with forward_pass(self.model, self.model_inputs, self.structure, [needs], tail=stack) as one:
+            values = self.scorer(one.output, owner, self.score)[:, self.k].view(len(ends), -1)
+            for place, i in enumerate(ends):
+                node = one.nodes["dA", layers[i]]
+                (gradient,) = torch.autograd.grad(values[place].sum(), node, retain_graph=place + 1 < len(ends))
+                found.append(gradient.to(one.dtype))
+        return found
+
+    def relevances(self, rules: RuleSet, want: frozenset[str], contrast: bool = False) -> Relevances:
+        """Relevance of the target in hand, carried back by other rules than the gradient's.
+
+        Args:
+            rules: What each operation does with relevance.
+            want: Which of the fields of ``Relevances`` to fill.
+            contrast: Start with all classes but the asked one, alike, instead of the asked one.
+        """
+        from vitrail.lrp.propagate import propagation
+
+        def start(values: Tensor) -> Tensor:
+            if self.classes is None:
+                asked = torch.zeros_like(values)
+                asked[:, self.k] = 1
+            else:
+                asked = torch.zeros_like(values).scatter(1, self.classes[:, self.k : self.k + 1], 1)
+            return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
+
+        if not self.carried or self.carried[0].rules is not rules:
+            self.carried.clear()  # before the next: a graph is as large as that of a training step
+            self.carried.append(propagation(self.model, self.model_inputs, self.structure, rules, **self._targets()))
+        return self.carried[0].relevances(start, want)
+
+    def _targets(self) -> dict[str, Any]:
+        """Where the targets are a function of the output, they are what relevance starts at."""
+        if self.classes is not None:
+            return {}
+        owner = torch.arange(self.batch, device=self.model_inputs.tensors[0].device)
+        return {"read": lambda output: self.scorer(output, owner, "logit")}
+
+    # -- feature maps --------------------------------------------------------------------------------------------
+
+    def features(self, kind: str = "Y", stage: int = -1) -> Tensor:
+        """Feature maps of a block, shape (b, width, rows, columns); no forward if the pass that was seen kept them.
+
+        Args:
+            kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds.
+            stage: Of models whose grid shrinks, which stage's last block: −1 the last, −2 the last but one. In a plain
+                model the last block.
+        """
+        plain = self.structure.kind == "plain" and not self.structure.layers[-1].pool
+        where = LAST if plain else ALL
+        blocks = _showing(kind, self.seen.blocks) if plain and self.seen is not None else []
+        if not blocks:
+            with (
+                forward_pass(self.model, self.model_inputs, self.structure, [feature_needs(kind, where)]) as one,
+                torch.no_grad(),
+            ):
+                blocks = _showing(kind, one.blocks)
+        if not blocks:
+            raise NotApplicableError(
+                f"no feature map was found in {self.structure.model}: none of its blocks shows one"
+            )
+        maps = []
+        for block in blocks[-1:] if self.structure.kind == "plain" else blocks:
+            value = getattr(block, kind)
+            scale = getattr(block, "gamma", None) if kind == "branch" else None
+            maps.append(value if scale is None else value / scale)
+        return self.as_map(_at_stage(maps, stage))
+
+    def as_map(self, value: Tensor) -> Tensor:
+        """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
+        if len(value) != len(self.images):
+            raise NotApplicableError(
+                f"the features of {self.structure.model} do not lie on a grid: it cuts its pictures into "
+                f"{len(value) // len(self.images)} parts before it normalises them; use rise, occlusion or an input "
+                "gradient instead"
+            )
+        if value.dim() == 4:
+            return value.permute(0, 3, 1, 2)
+        size = (int(self.images.shape[2]), int(self.images.shape[3]))
+        grid, prefix = self.structure.layout.grid, self.structure.layout.prefix or 0
+        if grid is None or value.shape[1] != prefix + grid[0] * grid[1]:
+            for prefix in (0, 1, 2):
+                grid = grid_of(value.shape[1] - prefix, size)
+                if grid is not None:
+                    break
+            else:
+                raise NotApplicableError(
+                    f"the features of {self.structure.model} do not lie on a grid: {value.shape[1]} tokens for "
+                    f"an image of {size[0]}×{size[1]}"
+                )
+        return value[:, prefix:].transpose(1, 2).reshape(len(value), -1, *grid)
+
+
+def feature_needs(kind: str, where: slice = LAST) -> Needs:
+    """What a pass must keep for `Probe.features` of a kind."""
+    return {kind: where, "stream": where} if kind == "branch" else {kind: where}
+
+
+def _showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
+    return [b for b in blocks if kind in vars(b) and not b.pool]
+
+
+def _at_stage(maps: Sequence[Tensor], stage: int) -> Tensor:
+    """The last map of a stage, counted from the end; a stage is a run of maps with the same number of positions."""
+    sizes = [m.shape[1:-1].numel() for m in maps]
+    starts = [i for i, size in enumerate(sizes) if i == 0 or size != sizes[i - 1]]
+    ends = [*(i - 1 for i in starts[1:]), len(maps) - 1]
+    return maps[ends[max(stage, -len(ends))]]

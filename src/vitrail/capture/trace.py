@@ -1,0 +1,195 @@
+"""What one pass through a model left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import copy
+from dataclasses import dataclass, field
+from typing import NoReturn
+
+import torch
+from torch import Tensor
+
+from vitrail.errors import NotApplicableError
+
+ALL = slice(None)
+LAST = slice(-1, None)
+BUT_LAST = slice(None, -1)
+
+#: What a method may ask of a block. ``stream`` stands for the residual stream and the projections
+#: (X, X_mid, F, Wo, bo, gamma), ``norms`` for the normalised stream (X_norm, X_mid_norm and the gains of
+#: norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``, ``dX`` and ``dY`` for gradients,
+#: ``cut`` for a backward that can be told not to pass through attention.
+TENSOR_KINDS = (
+    "A",
+    "A_mean",
+    "O",
+    "Q",
+    "K",
+    "V",
+    "Y",
+    "dA",
+    "dQ",
+    "dX",
+    "dY",
+    "stream",
+    "branch",
+    "norms",
+    "value_path",
+    "cut",
+)
+
+Needs = Mapping[str, slice]
+
+
+class Block:
+    """One attention layer with the MLP that follows it, as one pass saw them.
+
+    Only what some method asked for is set; reading anything else is an error that says so. Shapes: b images,
+    H heads, n tokens (m queries, which differ from n only in an attention pool), d width, dh = width of a head.
+
+    Attributes:
+        A: Attention after softmax, shape (b, H, m, n); rows are queries.
+        A_mean: Its mean over heads, shape (b, m, n).
+        O: Logits before softmax, after scale, bias and mask, shape (b, H, m, n).
+        Q: Queries as they enter the dot product, shape (b, H, m, dh).
+        K: Keys, shape (b, H, n, dh).
+        V: Values, shape (b, H, n, dh).
+        dA: Gradient of the target at A.
+        dQ: Gradient of the target at Q.
+        Y: Result of the norm in front of the attention: the feature map of the block, shape (b, n, d), or
+            (b, rows, columns, d) where the model keeps it so.
+        dY: Gradient of the target at Y.
+        dX: Gradient of the target at X.
+        branch: What the attention adds to the stream, LayerScale included, in the shape of X.
+        X: Residual stream entering the attention sub-layer, shape (b, n, d).
+        X_norm: X after the norm in front of the attention, if there is one.
+        X_mid: Residual stream entering the MLP sub-layer.
+        X_mid_norm: X_mid after the norm in front of the MLP, if there is one.
+        F: What the MLP adds to the stream, LayerScale included, or None where no MLP was seen.
+        Wo: Output projection, shape (d, H·dh), as torch's Linear stores it.
+        bo: Its bias or None.
+        gamma: LayerScale of the attention branch, shape (d,), or None.
+        F_gamma: LayerScale of the MLP branch, shape (d,), or None.
+        norm_gain: Gain of the norm applied after the attention's sum (post-norm models), or None.
+        F_norm_gain: Gain of the norm applied after the MLP's sum (post-norm models), or None.
+        V_in: What the value projection read, shape (b, n, d).
+        Wv: Value projection, shape (H·dh, d).
+        pool: Whether this is an attention pool: few queries that are not tokens, and no skip connection.
+    """
+
+    A: Tensor
+    A_mean: Tensor
+    O: Tensor  # noqa: E741 - the papers' name for the logits of attention
+    Q: Tensor
+    K: Tensor
+    V: Tensor
+    dA: Tensor
+    dQ: Tensor
+    Y: Tensor
+    dY: Tensor
+    dX: Tensor
+    branch: Tensor
+    X: Tensor
+    X_norm: Tensor | None
+    X_mid: Tensor
+    X_mid_norm: Tensor | None
+    F: Tensor | None
+    Wo: Tensor
+    bo: Tensor | None
+    gamma: Tensor | None
+    F_gamma: Tensor | None
+    norm_gain: Tensor | None
+    F_norm_gain: Tensor | None
+    V_in: Tensor
+    Wv: Tensor
+
+    def __init__(self, pool: bool = False) -> None:
+        self.pool = pool
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name in ("Y", "dY"):
+            raise NotApplicableError(
+                "no feature map was found: nothing is normalised in front of this model's last attention; "
+                "use rise, occlusion or an input gradient instead"
+            )
+        raise AttributeError(f"{name} was not kept in this pass: the method must name it in its registry line's needs")
+
+    def having(self, **tensors: Tensor) -> Block:
+        """The same block with more tensors set; what it had is shared, not copied."""
+        block = copy(self)
+        for name, tensor in tensors.items():
+            setattr(block, name, tensor)
+        return block
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A pass: its blocks in order (an attention pool, if any, comes last), and how the head reads the tokens.
+
+    Attributes:
+        blocks: One entry a block.
+        readout: Weights r over the queries of the last block, shape (m,): how the head reads them; shape (b, m) where
+            a head averages over texts of different lengths.
+        prefix: Number of tokens before the patches (CLS, distillation, registers).
+        logits: What the model said, shape (b, C), or None for outputs that are not logits.
+        device: Where its tensors are.
+        notes: Where a method puts what it computed on the way, or None if nobody asked for it.
+        valid: Which tokens are no padding, shape (b, n), or None where all are. Attention and its gradient are zero
+            from and to padding, so sums need no care; means do, see ``mean``.
+    """
+
+    blocks: tuple[Block, ...]
+    readout: Tensor
+    prefix: int
+    logits: Tensor | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    notes: dict[str, list[Tensor]] | None = None
+    valid: Tensor | None = None
+
+    def note(self, name: str, tensor: Tensor) -> None:
+        """Hand out something computed on the way; what is noted several times under a name is one entry a block."""
+        if self.notes is not None:
+            self.notes.setdefault(name, []).append(tensor)
+
+    def reading(self, queries: int, tokens: int) -> Tensor:
+        """The readout over the queries of any block, shape (queries,).
+
+        Behind an attention pool the last block's queries are not tokens; in the blocks below it all patches are read
+        alike.
+        """
+        if queries == self.readout.shape[-1]:
+            return self.readout
+        r = self.readout.new_zeros(queries)
+        r[self.prefix :] = 1 / (tokens - self.prefix)
+        return r
+
+    def patches(self, tokens: Tensor) -> Tensor:
+        """Drop the prefix from the last axis."""
+        return tokens[..., self.prefix :]
+
+    def mean(self, tokens: Tensor) -> Tensor:
+        """Mean over the last axis, which holds all tokens or the patches, shape (b, …, n); padding is left out."""
+        if self.valid is None:
+            return tokens.mean(-1)
+        valid = self.valid[:, -tokens.shape[-1] :]
+        valid = valid.view(len(valid), *[1] * (tokens.dim() - 2), -1)
+        return (tokens * valid).sum(-1) / valid.sum(-1)
+
+
+def blocks_to_keep(needs: Iterable[Needs], blocks: int) -> dict[str, frozenset[int]]:
+    """The union of what several methods need, as block indices.
+
+    Example:
+        >>> blocks_to_keep([{"A": ALL}, {"A": LAST, "dQ": LAST}], blocks=3)
+        {'A': frozenset({0, 1, 2}), 'dQ': frozenset({2})}
+    """
+    wanted: dict[str, frozenset[int]] = {}
+    for need in needs:
+        for kind, where in need.items():
+            if kind not in TENSOR_KINDS:
+                raise KeyError(f"unknown need {kind!r}; known: {', '.join(TENSOR_KINDS)}")
+            wanted[kind] = wanted.get(kind, frozenset()) | frozenset(range(blocks)[where])
+    return {kind: where for kind, where in wanted.items() if where}

@@ -1,0 +1,1 @@
+"""Adapters to and from Captum and Quantus."""

@@ -1,0 +1,1 @@
+"""Relevance propagation through an unmodified model: a backward pass with other rules."""

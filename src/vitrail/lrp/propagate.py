@@ -1,0 +1,222 @@
+"""A forward pass under rules, and the relevance that is carried back through it, as often as somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.func import functional_call
+
+from vitrail.capture.frozen import frozen
+from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.structure import ModelStructure
+from vitrail.capture.trace import Trace
+from vitrail.errors import ModelError, NotApplicableError
+from vitrail.lrp.mode import RelevanceMode
+from vitrail.lrp.ops import Samples
+from vitrail.lrp.rules import RuleSet
+
+#: From the scores, shape (b, C), to the relevance to start with, in their shape.
+Start = Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Relevances:
+    """What came down.
+
+    Attributes:
+        A: Relevance of the attention of each block, shape (b, H, m, n); of the last block only where that was asked.
+        tokens: Relevance of the tokens that enter the first block, prefix included, shape (b, n).
+        pixels: Relevance of the pixels, summed over channels, shape (b, height, width).
+        blocks: Total relevance that enters each block's stream, shape (b,); attention pools have none and are left out.
+    """
+
+    A: tuple[Tensor, ...] = ()
+    tokens: Tensor | None = None
+    pixels: Tensor | None = None
+    blocks: tuple[Tensor, ...] = ()
+
+    def map(self, trace: Trace) -> Tensor:
+        """Relevance of pixels, shape (b, height, width), where it was asked for, else of patches, shape (b, S)."""
+        if self.pixels is not None:
+            return self.pixels
+        if self.tokens is None:
+            raise ValueError("neither pixels nor tokens were asked for")
+        return trace.patches(self.tokens)
+
+
+@dataclass(frozen=True)
+class Propagation:
+    """A forward pass under rules, whose graph is kept for relevance to be carried back through it.
+
+    Attributes:
+        rules: What each operation does with relevance.
+        structure: What the model is made of.
+        passes: The batch, in one or more parts.
+    """
+
+    rules: RuleSet
+    structure: ModelStructure
+    passes: tuple[_Pass, ...]
+
+    def relevances(self, start: Start, want: frozenset[str]) -> Relevances:
+        """One backward that carries relevance.
+
+        Args:
+            start: What to start with.
+            want: Any of "A", "A:last" (of the last block only, which is cheaper), "tokens", "pixels" and "totals".
+
+        Returns:
+            What was wanted. Rules that carry gradients give input times gradient everywhere.
+        """
+        if "pixels" in want and any(one.image is None for one in self.passes):
+            raise NotApplicableError("a text has no pixels: ask for the relevance of its tokens")
+        R = start(torch.cat([one.scores.detach() for one in self.passes]))
+        parts = torch.split(R, [len(one.scores) for one in self.passes])
+        found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]
+        return found[0] if len(found) == 1 else _joined(found)
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One forward: what the mode saw, the scores in its graph, and the picture it starts at."""
+
+    mode: RelevanceMode
+    scores: Tensor
+    image: Tensor | None
+
+
+def propagation(
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
+    rules: RuleSet,
+    read: Callable[[Any], Tensor] = any_output,
+) -> Propagation:
+    """Run one forward under rules.
+
+    Args:
+        model: The user's model, unwrapped; it is left as it was.
+        model_inputs: Inputs on its device.
+        structure: As read from it.
+        rules: What each operation does with relevance.
+        read: From the model's output to the scores; what it computes is propagated through as well.
+    """
+    batch = model_inputs.batch
+    parts = [model_inputs]
+    if (
+        structure.tokens_first
+        and batch > 1
+        and batch in (structure.tokens, structure.tokens - (structure.layout.prefix or 0))
+    ):
+        # In a square of tokens and images nobody can tell which axis is which.
+        parts = [model_inputs.take(slice(0, batch - 1)), model_inputs.take(slice(batch - 1, None))]
+    with frozen(model), torch.autocast(model_inputs.tensors[0].device.type, enabled=False):
+        return Propagation(rules, structure, tuple(_run(model, part, structure, rules, read) for part in parts))
+
+
+def _run(
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
+    rules: RuleSet,
+    read: Callable[[Any], Tensor],
+) -> _Pass:
+    image = model_inputs.image
+    leaf = None
+    if image is not None:
+        leaf = image.detach().to(torch.promote_types(image.dtype, torch.float32)).requires_grad_()
+        model_inputs = model_inputs.swap(image, leaf.clone())
+    mode = RelevanceMode(rules, Samples(model_inputs.batch, structure.tokens_first), text=image is None)
+    with mode:
+        scores = read(_single(model, model_inputs))
+    if len(mode.attention) <= structure.layers[-1].call:
+        raise ModelError(
+            f"the model attended {len(mode.attention)} times where {structure.layers[-1].call + 1} were expected: "
+            "its path depends on the input; explain the inputs one by one"
+        )
+    if not scores.requires_grad:
+        raise ModelError("the model's output does not depend on its input, so no relevance can flow")
+    return _Pass(mode, scores, leaf)
+
+
+def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
+    """What the model says; one in half precision says it in single, for its numbers cannot hold relevance."""
+    named = (*model.named_parameters(), *model.named_buffers())
+    half = {name: t for name, t in named if t.dtype in (torch.float16, torch.bfloat16)}
+    if not half:
+        return model_inputs.into(model)
+    wide = ModelInputs(
+        tuple(map(_widened, model_inputs.args)), {k: _widened(v) for k, v in model_inputs.kwargs.items()}
+    )
+    return functional_call(model, {name: t.detach().float() for name, t in half.items()}, wide.args, dict(wide.kwargs))
+
+
+def _widened(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where relevance is read: a node of the graph, and the value there for rules that carry gradients."""
+
+    node: Tensor | GradientEdge
+    value: Tensor
+
+
+def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[str]) -> Relevances:
+    mode, layers = one.mode, structure.layers
+    attention = layers if "A" in want else layers[-1:] if "A:last" in want else ()
+    streams = [o.call for o in layers if not o.pool] if want & {"tokens", "totals"} else []
+    missing = [i for i, call in enumerate(streams) if call not in mode.entering]
+    if missing:
+        raise NotApplicableError(
+            f"the residual stream was not found in block {missing[0]} of {structure.model}, so the relevance of its "
+            "tokens cannot be read; ask for pixels"
+        )
+    if "totals" not in want:
+        streams = streams[:1]
+    if any(not mode.attention[o.call].requires_grad for o in attention):
+        raise NotApplicableError(f"the rules of {mode.rules.name} hold attention fixed, so it has no relevance")
+    places = [_Place(mode.attention[o.call], mode.attention[o.call]) for o in attention]
+    places += [_Place(*mode.entering[call]) for call in streams]
+    if "pixels" in want and one.image is not None:
+        places.append(_Place(one.image, one.image))
+    nodes: Any = [place.node for place in places]
+    found = torch.autograd.grad(one.scores, nodes, R, retain_graph=True, allow_unused=True)
+    values = [_relevance(place, value, mode.rules.gradient) for place, value in zip(places, found, strict=True)]
+
+    batch = mode.samples.count
+    # Some models take their softmax in single precision whatever they run in; relevance has the scores' own.
+    A = [v.view(batch, -1, *v.shape[-2:]).to(one.scores.dtype) for v in values[: len(attention)]]
+    X = [_batch_first(v, mode.samples) for v in values[len(attention) : len(attention) + len(streams)]]
+    return Relevances(
+        tuple(A),
+        X[0].sum(-1) if "tokens" in want else None,
+        values[-1].sum(1) if "pixels" in want else None,
+        tuple(x.sum((1, 2)) for x in X) if "totals" in want else (),
+    )
+
+
+def _relevance(place: _Place, found: Tensor | None, gradient: bool) -> Tensor:
+    if found is None:
+        return torch.zeros_like(place.value)
+    return found * place.value.detach() if gradient else found
+
+
+def _batch_first(X: Tensor, samples: Samples) -> Tensor:
+    return X.transpose(0, 1) if samples.second and X.shape[1] == samples.count else X
+
+
+def _joined(parts: Sequence[Relevances]) -> Relevances:
+    first = parts[0]
+    return Relevances(
+        tuple(torch.cat(pair) for pair in zip(*(p.A for p in parts), strict=True)),
+        None if first.tokens is None else torch.cat([p.tokens for p in parts if p.tokens is not None]),
+        None if first.pixels is None else torch.cat([p.pixels for p in parts if p.pixels is not None]),
+        tuple(torch.cat(pair) for pair in zip(*(p.blocks for p in parts), strict=True)),
+    )

@@ -1,0 +1,71 @@
+"""A plain vision transformer, for the embedded models and for examples that need no other library."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class PlainBlock(nn.Module):
+    """Attention and MLP, each on the norm of the stream, each added to it."""
+
+    def __init__(self, width: int, heads: int, mlp: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(b, n, d) to (b, n, d)."""
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class PlainViT(nn.Module):
+    """Patches, position, blocks, a norm and a linear head.
+
+    Args:
+        size: Height and width of the images.
+        patch: Height and width of a patch.
+        width: Width of the tokens.
+        depth: Number of blocks.
+        heads: Number of heads.
+        classes: Number of classes.
+        prefix: Number of tokens before the patches; the first is read by the head unless ``pool``.
+        pool: Whether the head reads the mean of the patches.
+        mlp: Width of the MLP over the width of the tokens.
+
+    Example:
+        >>> PlainViT(size=32, patch=8)(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 5])
+    """
+
+    def __init__(
+        self,
+        size: int = 32,
+        patch: int = 8,
+        width: int = 32,
+        depth: int = 3,
+        heads: int = 4,
+        classes: int = 5,
+        prefix: int = 1,
+        pool: bool = False,
+        mlp: int = 2,
+    ) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(3, width, patch, patch)
+        self.prefix = nn.Parameter(torch.randn(1, prefix, width))
+        self.position = nn.Parameter(torch.randn(1, prefix + (size // patch) ** 2, width))
+        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.pool = pool
+
+    def forward(self, images: Tensor) -> Tensor:
+        """(b, 3, h, w) to logits, shape (b, classes)."""
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
+        x = self.norm(self.blocks(x))
+        return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]

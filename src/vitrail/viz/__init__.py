@@ -1,0 +1,1 @@
+"""Drawing: colour maps, figures, HTML pages and coloured text."""
