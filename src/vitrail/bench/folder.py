@@ -250,8 +250,8 @@ def _stage(asked: str, device: str) -> BenchContext:
     about = json.loads(asked)
     network = ModelSpec(name=about["model"], weights=about["weights"])
     plan = Plan(
-        name="folder", models=(network,), dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(about["methods"]),
-        protocols=("complexity",), controls=False, batch=about["batch"],
+        name="folder", models=(network,), dataset=(DatasetSpec(name="scenes", limit=1),),
+        methods=tuple(about["methods"]), protocols=("complexity",), controls=False, batch=about["batch"],
     )  # fmt: skip
     stage = BenchContext(plan, device)
     refused = stage.model(0).refused

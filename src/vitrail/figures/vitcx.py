@@ -166,10 +166,10 @@ def sources(
 def alike(
     about: LoadedModel,
     images: Tensor,
-    targets: Target = None,
+    targets: Target = None,  # noqa: ARG001
     *,
     mode: str = "released",
-    image: int = 0,  # noqa: ARG001
+    image: int = 0,
     progress: Progress | None = None,
 ) -> Figure:
     """Cosines between every two masks of one image; of several images also their means, one for each.

@@ -262,10 +262,16 @@ def compare(
     p = [p_value(tables[n], tables[best], score, resamples=resamples, seed=seed) for n in ranked[1:]]
     corrected = dict(zip(ranked, zip([np.nan, *p], [np.nan, *holm(p)], strict=True), strict=True))
     return [
-        ComparedPair(n, scores[n], *_ends(drawn[n], level), scores[n] - scores[best], *_ends(drawn[n] - drawn[best], level),
-            *map(float, corrected[n]))
+        ComparedPair(
+            n,
+            scores[n],
+            *_ends(drawn[n], level),
+            scores[n] - scores[best],
+            *_ends(drawn[n] - drawn[best], level),
+            *map(float, corrected[n]),
+        )
         for n in ranked
-    ]  # fmt: skip
+    ]
 
 
 def _take(tally: Tally, columns: tuple[str, ...], rows: Mapping[str, Array]) -> None:
