@@ -24,7 +24,7 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(4))
 
 def loaded(**options):
     prepare = vitrail.Preprocess((32, 32), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5), crop=1.0)
-    return vitrail.Loaded(tiny_vit(**options), prepare, NAMES, "tiny")
+    return vitrail.LoadedModel(tiny_vit(**options), prepare, NAMES, "tiny")
 
 
 def mm(target, model=None, inputs=IMAGES):
@@ -251,6 +251,6 @@ def test_a_missing_extra_says_what_to_install(monkeypatch):
 def test_the_public_names():
     """Removing a name from this list is a breaking change: say so in the changelog."""
     assert sorted(vitrail.__all__) == [
-        "Anatomy", "Explanation", "Explanations", "Layout", "Loaded", "Method", "Preprocess", "explain", "load",
-        "methods", "similarity",
+        "Explanation", "Explanations", "Layout", "LoadedModel", "Method", "ModelStructure", "Preprocess", "explain",
+        "load", "methods", "similarity",
     ]  # fmt: skip

@@ -130,7 +130,7 @@ def test_windowed_models_are_refused_with_a_reason_or_explained(method):
     )
     images = torch.randn(2, 3, 56, 56)
     _, line, _ = find(method)
-    if line.reads == "chain":
+    if line.applies.reads == "attention":
         with pytest.raises(NotApplicableError, match=f"{line.name} does not apply to SwinTransformer.*windows.*use "):
             vitrail.explain(swin, images, method)
     else:
@@ -184,11 +184,11 @@ def test_features_of_parts_of_a_picture_are_no_map(method):
 def test_a_method_must_give_one_map_for_each_input(monkeypatch):
     line = METHODS["rollout"]
 
-    @wraps(line.relevance)
+    @wraps(line.compute)
     def fourfold(trace, **options):
-        return line.relevance(trace, **options).repeat(4, 1)
+        return line.compute(trace, **options).repeat(4, 1)
 
-    monkeypatch.setitem(METHODS, "rollout", replace(line, relevance=fourfold))
+    monkeypatch.setitem(METHODS, "rollout", replace(line, compute=fourfold))
     with pytest.raises(ModelError, match="rollout gave 8 maps for 2 inputs"):
         vitrail.explain(tiny_vit(), torch.randn(2, 3, 32, 32), "rollout", target=1)
 

@@ -32,13 +32,13 @@ def test_a_value_of_the_wrong_kind_is_refused(spec, said):
 @pytest.mark.parametrize("name", METHODS)
 def test_every_option_says_what_it_takes_and_its_own_values_fit(name):
     method = METHODS[name]
-    assert set(method.options) - {"score"} == set(method.kinds)
+    assert set(method.options) - {"score"} == set(method.option_types)
     find(name, method.options)
     for variant in method.variants:
         find(f"{name}:{variant}")
-    for option in method.kinds:
+    for option in method.option_types:
         with pytest.raises(OptionError, match=f"of {name} must be"):
-            find(name, {option: 0.5 if "float" not in method.kinds[option] else "word"})
+            find(name, {option: 0.5 if float not in method.option_types[option] else "word"})
 
 
 def test_numbers_of_other_libraries_are_numbers():

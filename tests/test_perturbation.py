@@ -172,16 +172,16 @@ def test_swin_gives_the_last_block_of_the_second_to_last_stage(make, images, kin
 @pytest.mark.parametrize("spec", SPECS)
 def test_pieces_and_batches_do_not_matter(model, images, spec):
     _, method, options = find(spec)
-    maps = [method.apply([probe(model, images, most=most)], options) for most in (3, 32)]
+    maps = [method.apply(probe(model, images, most=most), options) for most in (3, 32)]
     assert torch.allclose(*maps, rtol=1e-10, atol=1e-12)
-    alone = torch.cat([method.apply([probe(model, images[i : i + 1])], options) for i in range(3)])
+    alone = torch.cat([method.apply(probe(model, images[i : i + 1]), options) for i in range(3)])
     assert torch.allclose(maps[1], alone, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("spec", ["rise:masks=7", "vit_cx", "vit_cx:paper", "vit_cx:2,random_masks=7"])
 def test_the_seed_decides(model, images, spec):
     _, method, options = find(spec)
-    one, again, other = (method.apply([probe(model, images[:1])], options | {"seed": s}) for s in (4, 4, 5))
+    one, again, other = (method.apply(probe(model, images[:1]), options | {"seed": s}) for s in (4, 4, 5))
     assert torch.equal(one, again)
     assert not torch.allclose(one, other)
 

@@ -105,7 +105,7 @@ def test_a_head_that_averages_over_words_leaves_padding_out():
             return self.inner.classifier((x * weights).sum(1) / weights.sum(1))
 
     model, tokenizer = made()
-    methods = [n for n in CAPABLE if METHODS[n].reads == "chain" and METHODS[n].family in ("attention", "gradient")]
+    methods = [n for n in CAPABLE if METHODS[n].applies.reads == "attention" and METHODS[n].family in ("attention", "gradient")]
     together = vitrail.explain(Mean(model), TEXTS, methods=methods, tokenizer=tokenizer, target=1)
     for i, text in enumerate(TEXTS):
         alone = vitrail.explain(Mean(model), text, methods=methods, tokenizer=tokenizer, target=1)

@@ -309,7 +309,7 @@ def test_a_method_that_fails_spoils_no_other(client, picture, monkeypatch):
     def broken(trace):
         raise TypeError("a fault of ours")
 
-    monkeypatch.setitem(METHODS, "broken", dataclasses.replace(METHODS["gradsam"], name="broken", relevance=broken))
+    monkeypatch.setitem(METHODS, "broken", dataclasses.replace(METHODS["gradsam"], name="broken", compute=broken))
     methods = ["rollout", "gradtoken:heads=most", "broken", "raw_attention:layer=77"]
     body = {"model": "tiny", "picture": picture, "targets": [0], "methods": methods}
     job = client.post("/api/explain?wait=true", json=body).json()

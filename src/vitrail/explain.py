@@ -50,7 +50,7 @@ class _Job:
     @property
     def round(self) -> tuple[str, bool] | None:
         """Which backward it shares: what is differentiated, and whether attention is cut; None if it needs none."""
-        return None if self.score is None else (self.score, self.method.cut)
+        return None if self.score is None else (self.score, self.method.detach_attention)
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,7 @@ def _explain(
     relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
     own: dict[str, float] = dict.fromkeys(relevance, 0.0)
     parts: dict[str, list[dict[str, Any]]] = {job.label: [] for job in jobs}
-    by_trace = [job for job in jobs if "trace" in job.method.takes]
+    by_trace = [job for job in jobs if job.method.takes == "trace"]
     needs = [job.method.needed(job.options) for job in jobs]
     # Methods that look at the model from outside only need its answer, and nothing of it opened.
     outside = (
@@ -236,7 +236,7 @@ def _explain(
             elif job.round is None:
                 relevance[job.label] = [_timed(job, agnostic, probe, own, parts, run)] * aimed.count
                 parts[job.label] *= aimed.count
-        probe.carried.clear()
+        probe.propagations.clear()
         rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(job.round for job in by_trace) if r]
         for k, (score, cut) in rounds:
             last = (k, (score, cut)) == rounds[-1]
@@ -244,10 +244,10 @@ def _explain(
             for job in by_trace:
                 if job.round == (score, cut):
                     relevance[job.label].append(_timed(job, trace, probe.of(k), own, parts, run))
-        probe.carried.clear()
+        probe.propagations.clear()
         check_finite(about.module, one.logits)
     for job in jobs:
-        if job.method.takes == ("probe",):
+        if job.method.takes == "probe":
             relevance[job.label] = list(_timed(job, None, probe, own, parts, run).unbind(1))
     shared = perf_counter() - started - sum(own.values())
     if run.places is not None:
@@ -294,12 +294,12 @@ def _timed(
     """Run a method on what it takes, and keep its notes if they are wanted."""
     began = perf_counter()
     if job.method.family != "relevance":
-        probe.carried.clear()  # nobody is going to ask for it
+        probe.propagations.clear()
     notes: dict[str, list[Any]] | None = {} if run.keep else None
     looking = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
-    given = {"trace": None if trace is None else replace(trace, notes=notes), "probe": looking}
+    given = looking if trace is None else replace(trace, notes=notes, again=looking)
     with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
-        relevance = job.method.apply([given[name] for name in job.method.takes], job.options)
+        relevance = job.method.apply(given, job.options)
     own[job.label] += perf_counter() - began
     if notes is not None:
         parts[job.label].append(notes)

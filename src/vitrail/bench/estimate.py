@@ -12,21 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from vitrail.bench.chunk import Chunk
-from vitrail.bench.context import BenchContext, grouped, samples
+from vitrail.bench.context import BenchContext, grouped
 from vitrail.bench.cost import ModelCost, measured
 from vitrail.bench.parts import read_note
 from vitrail.bench.plan import DatasetSpec, Plan
 from vitrail.bench.protocols import PROTOCOLS
-from vitrail.methods import find
+from vitrail.methods import ModelSize, find
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
 
 #: Share of pictures whose label is the model's answer, for the cost of a second class.
 ACCURACY = 0.8
-#: ViT-CX looks twice at each cluster; the paper finds 63 to 95 clusters among 768 feature maps.
-CLUSTERS = 0.1
-#: Relevance is carried back by rules of its own, for each method and class anew.
-RELEVANCE = 6.0
 #: Explanations of the sensitivity score.
 AGAIN = 10
 #: Classes in a picture of VOC, on average.
@@ -148,25 +144,12 @@ def explanation_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], spec
     targets = 1.0 + (1 - ACCURACY if len(plan.targets) > 1 else 0.0) + ("selectivity" in protocols)
     targets += CLASSES if "multiclass" in protocols else 0.0
     again = 1 + (AGAIN if "sensitivity" in protocols else 0) + (body.blocks + 3 if "sanity" in protocols else 0)
-    if method.family == "relevance":
-        return again * RELEVANCE * targets
-    if not samples(spec):
-        shared = sum(not samples(other) and find(other)[1].family != "relevance" for other in methods)
-        return again * (1 + 2 * targets) / max(1, shared)
-    height, width = body.size
-    if method.name == "vit_cx":
-        many = {"all": float(body.width), "random": float(options["random_masks"])}
-        looks = 2 * many.get(str(options["masks"]), CLUSTERS * body.width * options["draws"]) + 2
-    elif method.name == "scorecam":
-        looks = float(body.width)
-    elif method.name == "occlusion":
-        rows, columns = body.grid or (height // 16, width // 16)
-        looks = rows * columns / float(options.get("stride", 1)) ** 2
-    elif method.family == "perturbation":
-        looks = float(options.get("masks", 1000))
-    else:  # gradients along a path or around a point
-        looks = 3 * targets * float(options.get("steps", options.get("samples", 1)))
-    return float(again * looks)
+    size = ModelSize(body.grid or (body.size[0] // 16, body.size[1] // 16), body.width, body.blocks)
+    own = method.cost(options, size, 1).forwards
+    if own:
+        return again * own * (1.0 if method.family == "perturbation" else targets)
+    shared = sum(find(other)[1].cost(find(other)[2], size, 1).forwards == 0 for other in methods)
+    return again * (1 + 2 * targets) / max(1, shared)
 
 
 def scoring_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], body: ModelCost) -> float:

@@ -28,6 +28,24 @@ if TYPE_CHECKING:
 Scorer = Callable[[Any, Tensor, str], Tensor]
 
 
+class PropagationCache:
+    """The last forward pass under relevance rules; its graph is as large as that of a training step, so only one."""
+
+    def __init__(self) -> None:
+        self._last: Propagation | None = None
+
+    def get(self, rules: RuleSet, run: Callable[[], Propagation]) -> Propagation:
+        """The pass under these rules: the kept one, or a new one after the old graph was released."""
+        if self._last is None or self._last.rules is not rules:
+            self._last = None
+            self._last = run()
+        return self._last
+
+    def clear(self) -> None:
+        """Release the graph."""
+        self._last = None
+
+
 @dataclass(frozen=True)
 class Probe:
     """A model, its inputs and what is asked of them, to be looked at again with changed pictures or another graph.
@@ -47,7 +65,7 @@ class Probe:
         seen: The pass over the inputs as they are, where there was one that methods may read off again.
         notes: Where a method puts what it computed on the way, or None if nobody asked for it.
         advance: Called with the number of pictures that were just looked at, for progress.
-        carried: The last forward under rules of relevance, if any, for who asks for the same rules next.
+        propagations: Keeps the last forward pass under relevance rules for the next method with the same rules.
     """
 
     model: nn.Module
@@ -62,7 +80,7 @@ class Probe:
     seen: ForwardPass | None = None
     notes: dict[str, list[Any]] | None = None
     advance: Callable[[int], None] = field(default=lambda _: None)
-    carried: list[Propagation] = field(default_factory=list)
+    propagations: PropagationCache = field(default_factory=PropagationCache)
 
     @property
     def images(self) -> Tensor:
@@ -231,10 +249,10 @@ class Probe:
                 asked = torch.zeros_like(values).scatter(1, self.classes[:, self.k : self.k + 1], 1)
             return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
 
-        if not self.carried or self.carried[0].rules is not rules:
-            self.carried.clear()  # before the next: a graph is as large as that of a training step
-            self.carried.append(propagation(self.model, self.model_inputs, self.structure, rules, **self._targets()))
-        return self.carried[0].relevances(start, want)
+        def run() -> Propagation:
+            return propagation(self.model, self.model_inputs, self.structure, rules, **self._targets())
+
+        return self.propagations.get(rules, run).relevances(start, want)
 
     def _targets(self) -> dict[str, Any]:
         """Where the targets are a function of the output, they are what relevance starts at."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -68,6 +68,7 @@ class ModelStructure:
         layout: Prefix, grid and readout.
         tokens: Number of tokens n.
         layers: Blocks in order; an attention pool comes last.
+        width: Number of feature maps: rows of the last output projection seen, 0 if none was.
         tokens_first: Whether the residual stream is laid out (n, b, d) instead of (b, n, d).
         notes: What was guessed or is unusual.
     """
@@ -78,6 +79,7 @@ class ModelStructure:
     layout: Layout
     tokens: int
     layers: tuple[AttentionLayer, ...]
+    width: int = 0
     tokens_first: bool = False
     notes: tuple[str, ...] = ()
 
@@ -183,7 +185,7 @@ def _describe(
     image = model_inputs.image
     size = None if image is None else (int(image.shape[2]), int(image.shape[3]))
     calls, kind = _tower(mode)
-    base = ModelStructure(type(model).__name__, _library(model), kind, given, 0, ())
+    base = ModelStructure(type(model).__name__, _library(model), kind, given, 0, (), _width(mode, calls))
     names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
     layers = tuple(_layer(i, mode, names) for i in calls)
     if kind != "plain":
@@ -259,6 +261,12 @@ def _find_readout(
     if prefix is None:  # text: the token that is read is no word of the input
         layout = replace(layout, prefix=1 if layout.readout in ("cls", (0,)) else 0)
     return layout, note
+
+
+def _width(mode: AttentionMode, calls: Sequence[int]) -> int:
+    parameters = {} if mode.stream is None else mode.stream.parameters
+    weights = [parameters["Wo", i] for i in calls if ("Wo", i) in parameters]
+    return int(weights[-1].shape[0]) if weights else 0
 
 
 def _layer(index: int, mode: AttentionMode, names: dict[int, str]) -> AttentionLayer:

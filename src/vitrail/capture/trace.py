@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
 
 from vitrail.errors import NotApplicableError
 
+if TYPE_CHECKING:
+    from vitrail.capture.probe import Probe
+
 ALL = slice(None)
 LAST = slice(-1, None)
-BUT_LAST = slice(None, -1)
 
 #: What a method may ask of a block. ``stream`` stands for the residual stream and the projections
 #: (X, X_mid, F, Wo, bo, gamma), ``norms`` for the normalised stream (X_norm, X_mid_norm and the gains of
@@ -139,6 +141,7 @@ class Trace:
         notes: Where a method puts what it computed on the way, or None if nobody asked for it.
         valid: Which tokens are no padding, shape (b, n), or None where all are. Attention and its gradient are zero
             from and to padding, so sums need no care; means do, see ``mean``.
+        again: Evaluates the model again on other inputs, or None where nobody needs that; see ``probe``.
     """
 
     blocks: tuple[Block, ...]
@@ -148,6 +151,14 @@ class Trace:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     notes: dict[str, list[Tensor]] | None = None
     valid: Tensor | None = None
+    again: Probe | None = None
+
+    @property
+    def probe(self) -> Probe:
+        """The model and its inputs, for methods that evaluate it again."""
+        if self.again is None:
+            raise RuntimeError("this trace was made without a probe: pass again=Probe(...)")
+        return self.again
 
     def note(self, name: str, tensor: Tensor) -> None:
         """Hand out something computed on the way; what is noted several times under a name is one entry a block."""

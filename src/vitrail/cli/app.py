@@ -151,7 +151,7 @@ def methods(
 
     _, found, options = find(name)
     out.print(f"[bold]{found.name}[/bold]  {found.title}, {found.family}; cite {found.cite}")
-    lines = (inspect.getdoc(found.relevance) or "").splitlines()
+    lines = (inspect.getdoc(found.compute) or "").splitlines()
     about = [line for line in lines if not line.strip().startswith(("trace:", "probe:"))]
     out.print("\n".join(about), markup=False, highlight=False, soft_wrap=True)
     out.print("\nDefaults: " + (", ".join(f"{k}={v}" for k, v in options.items()) or "none"), markup=False)

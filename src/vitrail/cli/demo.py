@@ -24,11 +24,6 @@ from vitrail.viz.page import PageSection, page
 
 #: Which held-out scenes are shown: (pairs or single objects, index).
 SHOWN = ((False, 3), (False, 8), (True, 5), (True, 11))
-#: Settings between quick and full: good enough to look at, and done in seconds.
-QUICKER: dict[str, dict[str, Any]] = {
-    "rise": {"masks": 400}, "tam": {"steps": 8}, "bi_attn": {"steps": 8}, "attattr": {"steps": 8},
-    "integrated_gradients": {"steps": 16}, "smoothgrad": {"samples": 16},
-}  # fmt: skip
 
 
 #: More methods than this go on a sheet with a row for each.
@@ -95,7 +90,7 @@ def run(
 
 
 def _applicable(about: Any) -> dict[str, Mapping[str, Any]]:
-    """Every method that applies, in a minute or two for all: with its quick settings or those of ``QUICKER``."""
+    """Every method that applies, in a minute or two for all: with its preview options."""
     names: dict[str, Mapping[str, Any]] = {}
     blank = torch.zeros(1, 3, *about.preprocess.size)
     blank[..., ::2] = 1
@@ -106,7 +101,7 @@ def _applicable(about: Any) -> dict[str, Mapping[str, Any]]:
             line.check(structure, options)
         except NotApplicableError:
             continue
-        names[name] = QUICKER.get(name, method.quick)
+        names[name] = method.preview
     return names
 
 

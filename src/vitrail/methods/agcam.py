@@ -10,8 +10,15 @@ from vitrail.methods._propagate import rows
 from vitrail.methods.registry import register
 
 
-@register("agcam", "AGCAM", "gradient", needs={"O": ALL, "dA": ALL, "cut": ALL}, class_specific=True, score="logit",
-          cite="leem2024attention", cut=True)  # fmt: skip
+@register(
+    "agcam",
+    "AGCAM",
+    "gradient",
+    cite="leem2024attention",
+    needs={"O": ALL, "dA": ALL, "cut": ALL},
+    score="logit",
+    detach_attention=True,
+)
 def agcam(trace: Trace) -> Tensor:
     """The readout's row of (dA)⁺ ⊙ sigmoid(O), summed over heads and blocks, with gradients that skip attention.
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -9,6 +12,7 @@ from vitrail.capture.probe import Probe
 from vitrail.capture.trace import Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import row
+from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.registry import register, within
 
 
@@ -20,14 +24,27 @@ def _signed(start: int, **_: object) -> bool:
     return start == -1
 
 
-@register("attattr", "AttAttr", "path", needs=_needs, class_specific=True, score="logit", signed=_signed,
-          cite="hao2021self", quick={"steps": 3})  # fmt: skip
-def attattr(trace: Trace, probe: Probe, *, start: int = -1, steps: int = 20) -> Tensor:
+def _cost(options: Mapping[str, Any], size: ModelSize, targets: int) -> Cost:
+    count = number(options, "steps") * targets * len(range(size.blocks)[slice(number(options, "start"), None)])
+    return Cost(count, 3.0 * count)
+
+
+@register(
+    "attattr",
+    "AttAttr",
+    "path",
+    cite="hao2021self",
+    needs=_needs,
+    score="logit",
+    signed=_signed,
+    variants={"quick": {"steps": 3}, "preview": {"steps": 8}},
+    cost=_cost,
+)
+def attattr(trace: Trace, *, start: int = -1, steps: int = 20) -> Tensor:
     """The readout's row of A ⊙ mean over t of ∂F/∂A at t/T·A, in the last block or flowing through several.
 
     Args:
         trace: The pass.
-        probe: Looks at the model with attention of one block scaled down.
         start: First block; −1 for the last alone, whose map is signed. With several blocks the positive part of each
             is multiplied through them.
         steps: Number of scales T, from 1/T to 1.
@@ -40,9 +57,9 @@ def attattr(trace: Trace, probe: Probe, *, start: int = -1, steps: int = 20) -> 
     if steps < 1:
         raise OptionError(f"steps={steps} must be at least 1")
     first = range(total)[start]
-    v = trace.readout.expand(probe.batch, -1)
+    v = trace.readout.expand(trace.probe.batch, -1)
     for index in reversed(range(first, total)):
-        attribution = (trace.blocks[index].A * _gradient(probe, index, steps)).mean(1)
+        attribution = (trace.blocks[index].A * _gradient(trace.probe, index, steps)).mean(1)
         if first == total - 1:
             v = row(v, attribution)
         else:

@@ -14,8 +14,15 @@ def _signed(sign: str, **_: object) -> bool:
     return sign == "signed"
 
 
-@register("attcat", "AttCAT", "gradient", needs={"stream": ALL, "dX": ALL, "A_mean": ALL}, class_specific=True,
-          score="logit", signed=_signed, cite="qiang2022attcat")  # fmt: skip
+@register(
+    "attcat",
+    "AttCAT",
+    "gradient",
+    cite="qiang2022attcat",
+    needs={"stream": ALL, "dX": ALL, "A_mean": ALL},
+    score="logit",
+    signed=_signed,
+)
 def attcat(trace: Trace, *, query: str = "mean", sign: str = "signed") -> Tensor:
     """Gradient times input of every token at every block, weighted by the attention the token receives there, summed.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.capture.trace import ALL, Block, Needs, Trace
 from vitrail.methods._path_gradient import path_gradient
-from vitrail.methods.registry import choose, register
+from vitrail.methods.cost import gradient_passes
+from vitrail.methods.registry import Applies, choose, register
 
 #: First blocks of the authors' scripts, counted from 0.
 STARTS = {"head": 3, "token": 6}
@@ -17,12 +17,24 @@ def _needs(variant: str, **_: object) -> Needs:
     return {"A": ALL, "dA": ALL} if variant == "head" else {"A_mean": ALL, "V": ALL, "stream": ALL}
 
 
-@register("bi_attn", "Bi-attn", "path", needs=_needs, class_specific=True, score="logit", cite="chen2023beyond",
-          variants={**{v: {"variant": v} for v in STARTS}, "bert": {"start": -1}}, quick={"steps": 3},
-          unfit={"pool": "an attention pool has no skip connection"})  # fmt: skip
+@register(
+    "bi_attn",
+    "Bi-attn",
+    "path",
+    cite="chen2023beyond",
+    needs=_needs,
+    score="logit",
+    variants={
+        **{v: {"variant": v} for v in STARTS},
+        "bert": {"start": -1},
+        "quick": {"steps": 3},
+        "preview": {"steps": 8},
+    },
+    applies=Applies(excluded={"pool": "an attention pool has no skip connection"}),
+    cost=gradient_passes("steps"),
+)
 def bi_attn(
     trace: Trace,
-    probe: Probe,
     *,
     variant: str = "head",
     start: int | None = None,
@@ -33,7 +45,6 @@ def bi_attn(
 
     Args:
         trace: The pass, with gradients.
-        probe: Looks at pictures on the path from zero to the picture.
         variant: M weighs heads by the mean of |Aᵀ·dA| ("head"), or tokens by ‖V·Wo‖/‖X‖ ("token").
         start: First block; 3 for heads and 6 for tokens by default, but never beyond the last. −1 keeps the last block
             only, as the released code for text models has it.
@@ -54,7 +65,7 @@ def bi_attn(
         R = M.clone() if R is None else R + M @ R + M
     assert R is not None
     perception = R  # the identity is added where it is read
-    W = path_gradient(probe, steps).clamp_min(0).mean(1) if feedback else None
+    W = path_gradient(trace.probe, steps).clamp_min(0).mean(1) if feedback else None
     r = trace.readout.expand(len(R), -1)
     if W is None:
         return trace.patches((r.unsqueeze(-1) * perception).sum(1) + r)

@@ -13,14 +13,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.capture.probe import Probe
-from vitrail.methods.registry import Method, find, register
+from vitrail.methods.registry import Applies, Method, find, register
 
 
 def _grid(probe: Probe) -> tuple[int, int]:
     return probe.structure.layout.grid or (14, 14)
 
 
-@register("random", "Random", "control", needs={}, class_specific=False, cite="", reads="input", words=True)
+@register(
+    "random",
+    "Random",
+    "control",
+    cite="",
+    class_specific=False,
+    takes="probe",
+    applies=Applies(reads="outputs", text=True),
+)
 def random(probe: Probe, *, seed: int = 0) -> Tensor:
     """Even noise on the grid of the patches, drawn from the seed and the picture's own bytes.
 
@@ -55,7 +63,7 @@ def _random_words(probe: Probe, words: Tensor, seed: int) -> Tensor:
     return maps[:, None].expand(-1, probe.count, -1)
 
 
-@register("centre", "Centre", "control", needs={}, class_specific=False, cite="", reads="input")
+@register("centre", "Centre", "control", cite="", class_specific=False, takes="probe", applies=Applies(reads="outputs"))
 def centre(probe: Probe) -> Tensor:
     """Closeness to the middle of the picture, where photographers put what matters.
 
@@ -71,7 +79,7 @@ def centre(probe: Probe) -> Tensor:
     return closeness.expand(len(probe.images), probe.count, -1, -1).clone()
 
 
-@register("edges", "Edges", "control", needs={}, class_specific=False, cite="", reads="input")
+@register("edges", "Edges", "control", cite="", class_specific=False, takes="probe", applies=Applies(reads="outputs"))
 def edges(probe: Probe) -> Tensor:
     """How fast brightness changes at each pixel (Sobel), blind to the model.
 
@@ -92,13 +100,14 @@ def _make_inverted(options: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
     of = chosen.pop("of")
     _, inner, settings = find(of)
 
-    @wraps(inner.relevance)
-    def relevance(*given: Any, **own: Any) -> Tensor:
-        return -inner.relevance(*given, **_without(own))
+    @wraps(inner.compute)
+    def compute(given: Any, **own: Any) -> Tensor:
+        return -inner.compute(given, **_without(own))
 
     line = replace(
-        inner, name="inverted", title=f"Inverted {inner.title}", family="control", relevance=relevance, variants={},
+        inner, name="inverted", title=f"Inverted {inner.title}", family="control", compute=compute, variants={},
         needs=lambda **own: inner.needed(_without(own)), signed=lambda **own: inner.is_signed(_without(own)),
+        cost=lambda own, size, targets: inner.cost(_without(own), size, targets),
     )  # fmt: skip
     return line, {"of": of, **settings}
 
@@ -107,8 +116,15 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in options.items() if k != "of"}
 
 
-@register("inverted", "Inverted", "control", needs={}, class_specific=True, cite="", reads="input", words=True,
-          made=_make_inverted)  # fmt: skip
+@register(
+    "inverted",
+    "Inverted",
+    "control",
+    cite="",
+    takes="probe",
+    applies=Applies(reads="outputs", text=True),
+    derive=_make_inverted,
+)
 def inverted(probe: Probe, *, of: str = "gradtoken") -> Tensor:
     """The opposite of a method: what it finds most relevant is least.
 

@@ -8,13 +8,19 @@ from torch import Tensor
 from vitrail.capture.trace import ALL, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import row
-from vitrail.methods.registry import register
+from vitrail.methods.registry import Applies, register
 from vitrail.methods.rollout import drop_smallest
 
 
-@register("grad_rollout", "Gradient rollout", "gradient", needs={"A": ALL, "dA": ALL}, class_specific=True,
-          score="logit", cite="gildenblat2020exploring",
-          unfit={"pool": "an attention pool has no rollout of its own"})  # fmt: skip
+@register(
+    "grad_rollout",
+    "Gradient rollout",
+    "gradient",
+    cite="gildenblat2020exploring",
+    needs={"A": ALL, "dA": ALL},
+    score="logit",
+    applies=Applies(excluded={"pool": "an attention pool has no rollout of its own"}),
+)
 def grad_rollout(trace: Trace, *, discard: float = 0.9) -> Tensor:
     """The readout row of the product of ((mean over heads of A ⊙ dA)⁺ + I)/2, rows scaled to sum one.
 

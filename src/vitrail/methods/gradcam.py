@@ -9,8 +9,15 @@ from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register
 
 
-@register("gradcam", "Grad-CAM (attention)", "gradient", needs={"A": LAST, "dA": LAST}, class_specific=True,
-          score="logit", cite="selvaraju2020gradcam", variants={"bert": {"weights": "matrix"}})  # fmt: skip
+@register(
+    "gradcam",
+    "Grad-CAM (attention)",
+    "gradient",
+    cite="selvaraju2020gradcam",
+    needs={"A": LAST, "dA": LAST},
+    score="logit",
+    variants={"bert": {"weights": "matrix"}},
+)
 def gradcam(trace: Trace, *, weights: str = "row") -> Tensor:
     """The last block's attention to the patches, its heads weighted by the gradient's mean, kept where positive.
 

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.capture.trace import LAST, Trace
-from vitrail.methods.registry import register
+from vitrail.methods.registry import Applies, register
 
 
-@register("gradcam_features", "Grad-CAM (features)", "gradient", needs={"Y": LAST, "dY": LAST}, class_specific=True,
-          score="logit", cite="selvaraju2020gradcam", reads="features")  # fmt: skip
-def gradcam_features(trace: Trace, probe: Probe) -> Tensor:
+@register(
+    "gradcam_features",
+    "Grad-CAM (features)",
+    "gradient",
+    cite="selvaraju2020gradcam",
+    needs={"Y": LAST, "dY": LAST},
+    score="logit",
+    applies=Applies(reads="features"),
+)
+def gradcam_features(trace: Trace) -> Tensor:
     """The last block's feature map, its channels weighted by the gradient's mean over the patches, kept where positive.
 
     The feature map is what the last attention reads, the result of the norm before it: what leaves the last block has
@@ -19,10 +25,9 @@ def gradcam_features(trace: Trace, probe: Probe) -> Tensor:
 
     Args:
         trace: The pass, with gradients.
-        probe: Where the features lie.
 
     Returns:
         Relevance on the grid of the features, shape (b, rows, columns), not negative.
     """
-    Y, dY = probe.as_map(trace.blocks[-1].Y), probe.as_map(trace.blocks[-1].dY)
+    Y, dY = trace.probe.as_map(trace.blocks[-1].Y), trace.probe.as_map(trace.blocks[-1].dY)
     return (dY.mean((2, 3), keepdim=True) * Y).sum(1).clamp_min(0)

@@ -9,8 +9,7 @@ from vitrail.capture.trace import ALL, Trace
 from vitrail.methods.registry import register
 
 
-@register("gradsam", "Grad-SAM", "gradient", needs={"A": ALL, "dA": ALL}, class_specific=True, score="logit",
-          cite="barkan2021gradsam")  # fmt: skip
+@register("gradsam", "Grad-SAM", "gradient", cite="barkan2021gradsam", needs={"A": ALL, "dA": ALL}, score="logit")
 def gradsam(trace: Trace) -> Tensor:
     """How much attention with positive gradient each patch receives: the mean over blocks, heads and queries.
 

@@ -24,8 +24,16 @@ def _signed(heads: str, **_: object) -> bool:
 VARIANTS = {**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}, "ii": {"heads": "relu"}}
 
 
-@register("gradtoken", "GradToken", "gradient", needs=_needs, class_specific=True, score="logit",
-          signed=_signed, cite="cheng2025gradtoken", variants=VARIANTS)  # fmt: skip
+@register(
+    "gradtoken",
+    "GradToken",
+    "gradient",
+    cite="cheng2025gradtoken",
+    needs=_needs,
+    score="logit",
+    signed=_signed,
+    variants=VARIANTS,
+)
 def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int = 1) -> Tensor:
     """Keys of the last block against the gradient at the readout's query, spread over the patches by attention.
 

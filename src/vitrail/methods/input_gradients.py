@@ -9,7 +9,8 @@ from torch import Tensor
 
 from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
-from vitrail.methods.registry import choose, register
+from vitrail.methods.cost import gradient_passes
+from vitrail.methods.registry import Applies, choose, register
 
 REDUCE = ("sum", "abs", "max")
 
@@ -27,8 +28,17 @@ def _over_channels(values: Tensor, reduce: str, prefix: int = 0) -> Tensor:
     return values.abs().sum(axis) if reduce == "abs" else values.abs().amax(axis)
 
 
-@register("gradient_x_input", "Gradient × input", "input", needs={}, class_specific=True, score="logit",
-          signed=_signed, cite="shrikumar2016not", reads="input", words=True)  # fmt: skip
+@register(
+    "gradient_x_input",
+    "Gradient × input",
+    "input",
+    cite="shrikumar2016not",
+    takes="probe",
+    score="logit",
+    signed=_signed,
+    applies=Applies(reads="outputs", text=True),
+    cost=gradient_passes(),
+)
 def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
     """Each pixel times the gradient at it; of a text, each token's vector times the gradient at it.
 
@@ -49,9 +59,22 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
     return torch.stack(maps, 1)
 
 
-@register("integrated_gradients", "Integrated gradients", "input", needs={}, class_specific=True, score="logit",
-          signed=_signed, cite="sundararajan2017axiomatic", reads="input", words=True, quick={"steps": 3},
-          variants={"interpretdl": {"rule": "ends", "score": "prob", "reduce": "abs"}})  # fmt: skip
+@register(
+    "integrated_gradients",
+    "Integrated gradients",
+    "input",
+    cite="sundararajan2017axiomatic",
+    takes="probe",
+    score="logit",
+    signed=_signed,
+    variants={
+        "interpretdl": {"rule": "ends", "score": "prob", "reduce": "abs"},
+        "quick": {"steps": 3},
+        "preview": {"steps": 16},
+    },
+    applies=Applies(reads="outputs", text=True),
+    cost=gradient_passes("steps"),
+)
 def integrated_gradients(
     probe: Probe, *, steps: int = 50, rule: str = "gauss", baseline: float = 0.0, reduce: str = "sum"
 ) -> Tensor:
@@ -100,10 +123,20 @@ def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float
     return np.linspace(0, 1, steps), even
 
 
-@register("smoothgrad", "SmoothGrad", "input", needs={}, class_specific=True, score="logit", signed=_signed,
-          cite="smilkov2017smoothgrad", reads="input", quick={"samples": 3},
-          variants={"interpretdl": {"sigma": 0.1, "score": "prob"}},
-          unfit={"text": "its noise is drawn for the whole input, so that padding would change it"})  # fmt: skip
+@register(
+    "smoothgrad",
+    "SmoothGrad",
+    "input",
+    cite="smilkov2017smoothgrad",
+    takes="probe",
+    score="logit",
+    signed=_signed,
+    variants={"interpretdl": {"sigma": 0.1, "score": "prob"}, "quick": {"samples": 3}, "preview": {"samples": 16}},
+    applies=Applies(
+        reads="outputs", excluded={"text": "its noise is drawn for the whole input, so that padding would change it"}
+    ),
+    cost=gradient_passes("samples"),
+)
 def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: int = 0, reduce: str = "abs") -> Tensor:
     """The gradient at the pixels, averaged over noisy copies of the picture.
 

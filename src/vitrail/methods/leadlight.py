@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.capture.trace import LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import rows
@@ -30,11 +29,16 @@ def _needs(source: str, depth: int | None, **_: object) -> Needs:
     return {**panes, "A_mean": slice((depth or 1) - 1, -1)}
 
 
-@register("leadlight", "Leadlight", "gradient", needs=_needs, class_specific=True, score="prob", cite="vitrail",
-          variants={"fast": {"source": "last", "score": "logit"}})  # fmt: skip
-def leadlight(
-    trace: Trace, probe: Probe, *, source: str = "vtranm", mix: float | None = None, depth: int | None = None
-) -> Tensor:
+@register(
+    "leadlight",
+    "Leadlight",
+    "gradient",
+    cite="vitrail",
+    needs=_needs,
+    score="prob",
+    variants={"fast": {"source": "last", "score": "logit"}},
+)
+def leadlight(trace: Trace, *, source: str = "vtranm", mix: float | None = None, depth: int | None = None) -> Tensor:
     """Relevance of the patches, mixed with itself spread over the patches each attends to.
 
     A window of small panes held together by lead: R' = Ā·R with Ā the mean attention between patches over the blocks
@@ -42,7 +46,6 @@ def leadlight(
 
     Args:
         trace: The pass, with gradients.
-        probe: Tells pictures from texts.
         source: Where the relevance R comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
         mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone); None is 0.75 for pictures and 0.5 for texts.
@@ -53,7 +56,7 @@ def leadlight(
         Relevance of patches, shape (b, S), not negative.
     """
     choose("source", source, SOURCES)
-    kind = "text" if probe.model_inputs.image is None else "picture"
+    kind = "text" if trace.probe.model_inputs.image is None else "picture"
     mix = SHARE[kind] if mix is None else mix
     if not 0 <= mix <= 1:
         raise OptionError(f"mix={mix} is not a share: it must lie between 0 and 1")
@@ -78,7 +81,7 @@ def _panes(trace: Trace, source: str) -> Tensor:
         r = trace.readout.expand(len(last.A), -1)
         return trace.patches(rows(r, (last.dA * last.A).clamp_min(0)).mean(1))
     method = METHODS[source]
-    return method.apply((trace,), {**method.options, **SOURCES[source]})
+    return method.apply(trace, {**method.options, **SOURCES[source]})
 
 
 def _scaled(relevance: Tensor) -> Tensor:

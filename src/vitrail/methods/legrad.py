@@ -6,20 +6,24 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.capture.trace import Trace
 from vitrail.errors import OptionError
-from vitrail.methods.registry import choose, register
+from vitrail.methods.registry import Applies, choose, register
 
 
-@register("legrad", "LeGrad", "gradient", needs={}, class_specific=True, score="logit", cite="bousselham2024legrad",
-          unfit={"text": "the head of a post-norm encoder does not read what leaves a block"})  # fmt: skip
-def legrad(trace: Trace, probe: Probe, *, blocks: int = 2, pool: str = "model") -> Tensor:
+@register(
+    "legrad",
+    "LeGrad",
+    "gradient",
+    cite="bousselham2024legrad",
+    score="logit",
+    applies=Applies(excluded={"text": "the head of a post-norm encoder does not read what leaves a block"}),
+)
+def legrad(trace: Trace, *, blocks: int = 2, pool: str = "model") -> Tensor:
     """The mean over heads and queries of (∂s/∂A)⁺, summed over the last blocks; s is the score read off that block.
 
     Args:
         trace: Where the patches stand.
-        probe: Reads each block's output with the model's own last norm and head.
         blocks: How many of the last blocks take part.
         pool: What of a block's output is read: as the "model" reads it, or the "mean" of all tokens, as in the
             released code for CLIP.
@@ -30,10 +34,10 @@ def legrad(trace: Trace, probe: Probe, *, blocks: int = 2, pool: str = "model") 
     choose("pool", pool, ("model", "mean"))
     if blocks < 1:
         raise OptionError(f"blocks={blocks} must be at least 1")
-    tokens = 0 if probe.structure.tokens_first else 1
+    tokens = 0 if trace.probe.structure.tokens_first else 1
     keep: Callable[[Tensor], Tensor] = lambda x: x  # noqa: E731
     mean: Callable[[Tensor], Tensor] = lambda x: x.mean(tokens, keepdim=True).expand_as(x)  # noqa: E731
-    gradients = probe.layer_gradients(blocks, keep if pool == "model" else mean)
+    gradients = trace.probe.layer_gradients(blocks, keep if pool == "model" else mean)
     layers = [trace.patches(g.clamp_min(0).mean((1, 2))) for g in gradients]
     for layer in layers:
         trace.note("layer", layer)

@@ -1,28 +1,172 @@
-"""LRP: relevance of the class, carried back to the pixels."""
+"""Relevance propagation methods: each is a rule set of `vitrail.lrp` and a way to read the result."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
-from vitrail.capture.trace import Trace
-from vitrail.lrp.rules import ORIG
-from vitrail.methods.registry import choose, register
+from vitrail.capture.trace import Block, Needs, Trace
+from vitrail.errors import OptionError
+from vitrail.lrp import rules
+from vitrail.lrp.rules import ABSLRP, ORIG, OURS, conservative
+from vitrail.methods._propagate import flow, row, rows
+from vitrail.methods.cost import lrp_pass
+from vitrail.methods.registry import Applies, choose, register, within
 
 
-@register("lrp", "LRP", "relevance", needs={}, class_specific=True, cite="bach2015lrp")
-def lrp(trace: Trace, probe: Probe, *, where: str = "pixels") -> Tensor:
+@register("lrp", "LRP", "relevance", cite="bach2015lrp", cost=lrp_pass)
+def lrp(trace: Trace, *, where: str = "pixels") -> Tensor:
     """Relevance that starts as 1 at the class and is shared among the inputs of each operation, down to the pixels.
 
     Args:
         trace: The pass.
-        probe: The model, to propagate through.
         where: "pixels", or "tokens" for the tokens that enter the first block; a text has tokens only.
 
     Returns:
         Relevance of pixels, shape (b, height, width), or of patches, shape (b, S).
     """
     choose("where", where, ["pixels", "tokens"])
-    if probe.model_inputs.image is None:
+    if trace.probe.model_inputs.image is None:
         where = "tokens"
-    return probe.relevances(ORIG, frozenset({where})).map(trace)
+    return trace.probe.relevances(ORIG, frozenset({where})).map(trace)
+
+
+@register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", cost=lrp_pass)
+def partial_lrp(trace: Trace) -> Tensor:
+    """What LRP finds at the last block's attention: positive parts, mean over heads, the readout's row.
+
+    Args:
+        trace: The pass.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    R = trace.probe.relevances(ORIG, frozenset({"A:last"})).A[-1].clamp_min(0)
+    return trace.patches(rows(trace.readout.expand(len(R), -1), R).mean(1))
+
+
+def _attribution_needs(start: int, **_: object) -> Needs:
+    return {"dA": slice(start, None)}
+
+
+@register(
+    "transformer_attribution",
+    "Transformer Attribution",
+    "relevance",
+    cite="chefer2021transformer",
+    needs=_attribution_needs,
+    score="logit",
+    variants={"script": {"start": 1}, "bert": {"start": -1, "normalise": True}},
+    cost=lrp_pass,
+)
+def transformer_attribution(trace: Trace, *, start: int = 0, normalise: bool = False) -> Tensor:
+    """Rollout of I + the mean over heads of (dA ⊙ R_A)⁺, with R_A the relevance of attention by rules that conserve it.
+
+    Args:
+        trace: The pass, with gradients at attention.
+        start: First block; negative from the end.
+        normalise: Scale each row of I + (dA ⊙ R_A)⁺ to sum one, as the released code for text models does.
+
+    Returns:
+        Relevance of patches, shape (b, S), not negative.
+    """
+    within("start", start, len(trace.blocks), "blocks")
+    relevances = trace.probe.relevances(OURS, frozenset({"A"})).A
+    found = {id(block): R for block, R in zip(trace.blocks, relevances, strict=True)}
+
+    def step(v: Tensor, block: Block) -> Tensor:
+        return rows(v, (block.dA * found[id(block)]).clamp_min_(0)).mean(1)
+
+    if not normalise:
+        return trace.patches(flow(trace, step, trace.blocks[start:]))
+    v = trace.readout.expand(trace.probe.batch, -1)
+    for block in reversed(trace.blocks[start:]):
+        M = (block.dA * found[id(block)]).clamp_min_(0).mean(1)
+        skip = 0.0 if block.pool else 1.0
+        u = v / (M.sum(-1) + skip)
+        v = row(u, M) if block.pool else row(u, M) + u
+    return trace.patches(v)
+
+
+@register("conservative_lrp", "Conservative LRP", "relevance", cite="ali2022xai", signed=True, cost=lrp_pass)
+def conservative_lrp(trace: Trace, *, gelu: str = "plain", where: str = "tokens") -> Tensor:
+    """Input times gradient of a graph in which attention weights and the scale of norms are constants.
+
+    Args:
+        trace: The pass.
+        gelu: "plain" for the derivative of activations, "identity" for output over input, which conserves relevance.
+        where: "tokens" that enter the first block, or "pixels".
+
+    Returns:
+        Relevance of patches, shape (b, S), or of pixels, shape (b, height, width), with a sign.
+    """
+    choose("gelu", gelu, ["plain", "identity"])
+    choose("where", where, ["tokens", "pixels"])
+    return trace.probe.relevances(conservative(gelu), frozenset({where})).map(trace)
+
+
+@register(
+    "attnlrp",
+    "AttnLRP",
+    "relevance",
+    cite="achtibat2024attnlrp",
+    signed=True,
+    variants={"released": {"attention": "fixed"}, "plain": {"gamma_rule": "plain"}},
+    cost=lrp_pass,
+)
+def attnlrp(
+    trace: Trace,
+    *,
+    gamma_conv: float = 0.25,
+    gamma_linear: float = 0.05,
+    where: str = "pixels",
+    attention: str = "shared",
+    gamma_rule: str = "generalised",
+) -> Tensor:
+    """Relevance through attention as well as around it: softmax by its derivative, products halved between factors.
+
+    Args:
+        trace: The pass.
+        gamma_conv: How much more products of the output's sign count in the patch embedding; 0 is the plain gradient.
+        gamma_linear: The same in linear maps.
+        where: "pixels", or "tokens" for the tokens that enter the first block; a text has tokens only.
+        attention: "shared" as in the paper, or "fixed": attention weights are constants, and the linear maps
+            inside ``nn.MultiheadAttention`` keep their plain gradient.
+        gamma_rule: "generalised" for products of the output's sign, whose sum cannot cancel; "plain" for positive
+            weights whatever they meet, whose maps depend on rounding where inputs have both signs.
+
+    Returns:
+        Relevance of pixels, shape (b, height, width), or of patches, shape (b, S), with a sign.
+    """
+    choose("where", where, ["pixels", "tokens"])
+    choose("attention", attention, ["shared", "fixed"])
+    choose("gamma_rule", gamma_rule, rules.GAMMA_RULES)
+    for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
+        if gamma < 0:
+            raise OptionError(f"{name}={gamma} is negative: it says how much more some products count")
+    if trace.probe.model_inputs.image is None:
+        where = "tokens"
+    table = rules.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
+    return trace.probe.relevances(table, frozenset({where})).map(trace)
+
+
+@register(
+    "abslrp",
+    "absLRP",
+    "relevance",
+    cite="vukadin2024abslrp",
+    signed=True,
+    applies=Applies(excluded={"text": "it is defined on pixels, and a text has none"}),
+    cost=lrp_pass,
+)
+def abslrp(trace: Trace) -> Tensor:
+    """Relevance of the class minus relevance of all other classes alike, each brought to a total of 1 at every step.
+
+    Args:
+        trace: The pass.
+
+    Returns:
+        Relevance of pixels, shape (b, height, width), with a sign.
+    """
+    want = frozenset({"pixels"})
+    against = trace.probe.relevances(ABSLRP, want, contrast=True)
+    return trace.probe.relevances(ABSLRP, want).map(trace) - against.map(trace)

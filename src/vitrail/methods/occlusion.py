@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import ceil
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
-from vitrail.methods.registry import register
+from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.registry import Applies, register
 from vitrail.methods.rise import whole
 
 #: Side of a patch, in pixels, where a model's own is unknown or changes on the way.
 PATCH = 16
 
 
-@register("occlusion", "Occlusion", "perturbation", needs={}, class_specific=True, score="prob", signed=True,
-          cite="zeiler2014visualizing", reads="input", variants={"2x2": {"window": 2}})  # fmt: skip
+def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
+    window, stride = number(options, "window"), max(1, number(options, "stride"))
+    down, across = (ceil(max(1, n - window + 1) / stride) for n in size.grid)
+    return Cost(1 + down * across, 1.0 + down * across)
+
+
+@register(
+    "occlusion",
+    "Occlusion",
+    "perturbation",
+    cite="zeiler2014visualizing",
+    takes="probe",
+    score="prob",
+    signed=True,
+    variants={"2x2": {"window": 2}},
+    applies=Applies(reads="outputs"),
+    cost=_cost,
+)
 def occlusion(probe: Probe, *, window: int = 1, stride: int = 1, fill: float = 0.0) -> Tensor:
     """Loss of the class's score when a window is covered, averaged over the windows that cover a pixel.
 

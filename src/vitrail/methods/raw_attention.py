@@ -14,8 +14,15 @@ def _needs(layer: int, head: int | None, **_: object) -> Needs:
     return {"A_mean": where} if head is None else {"A": where}
 
 
-@register("raw_attention", "Raw attention", "attention", needs=_needs, class_specific=False,
-          cite="clark2019look", variants={"column": {"query": "sum"}})  # fmt: skip
+@register(
+    "raw_attention",
+    "Raw attention",
+    "attention",
+    cite="clark2019look",
+    class_specific=False,
+    needs=_needs,
+    variants={"column": {"query": "sum"}},
+)
 def raw_attention(trace: Trace, *, layer: int = -1, head: int | None = None, query: str = "readout") -> Tensor:
     """Attention of the readout token(s) to the patches in one block, averaged over heads.
 

@@ -1,151 +1,173 @@
-"""The methods by name: what each needs, what it is, whom to cite."""
+"""The method registry: what each method computes, needs, applies to, costs and cites."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
-from typing import Any, NoReturn
+from inspect import getdoc, signature
+from types import NoneType, UnionType
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from torch import Tensor
 
 from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
+from vitrail.methods.cost import CostFunction, shared_pass
 
 Relevance = Callable[..., Tensor]
 
-#: What a method works with, which says on what models it can.
+#: What a method reads, which decides on which models it works.
 READS = {
-    "chain": "multiplies or reads attention between all patches",
-    "features": "reads a feature map",
-    "input": "needs the model's answers only",
+    "attention": "attention between all patches",
+    "features": "a feature map",
+    "outputs": "the model's outputs, or gradients at its inputs",
 }
-#: The kinds of models of the applicability table.
+#: The columns of the applicability table.
 MODEL_KINDS = ("CLS", "distilled", "registers", "mean", "pool", "Swin", "text")
 
 
 @dataclass(frozen=True)
-class Method:
-    """A registry line.
+class Applies:
+    """Which models a method applies to.
 
     Attributes:
-        name: What users type.
-        relevance: The method itself, a function of what it takes and its options. Taking ``trace``: what one pass left
-            behind, with the gradients of one target. Taking ``trace, probe``: also more looks at the model. Taking
-            ``probe``: all targets at once. Gives the relevance of patches, shape (b, S), or of any grid up to the
-            pixels, shape (b, rows, columns); with all targets at once, (b, K, S) or (b, K, rows, columns).
-        title: Its name in print.
-        family: "attention", "gradient" or another of the catalogue's families.
-        needs: What the pass must keep, or a function from the options to that.
-        class_specific: Whether the map depends on the class asked for.
-        signed: Whether negative relevance has a meaning, or a function from the options to that.
-        score: What is differentiated unless the option ``score`` says otherwise: "logit", "prob" or "logprob".
-        cite: BibTeX key in ``docs/bibliography.bib``, or "" for what needs no reference.
-        variants: Named sets of options.
         reads: A key of ``READS``.
-        cut: Whether its gradients do not pass through attention.
-        unfit: Kinds of models it does not apply to although it could read them, and why.
-        stitches: Whether it works on windows joined into attention between all patches.
-        quick: Options for a rough answer in a fraction of the time, where the method looks at many pictures.
-        words: Whether it also works on the vectors of a text's words, where it does not read attention.
-        made: For methods made from others: from all options to the line of the one that was made.
+        stitched: Whether the method also works on window attention stitched into attention between all patches.
+        text: Whether a method that does not read attention also works on the embeddings of a text's tokens.
+        excluded: Kinds of models the method is not defined on although it could read them, with the reason.
+    """
+
+    reads: str = "attention"
+    stitched: bool = False
+    text: bool = False
+    excluded: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Method:
+    """A registry entry.
+
+    Attributes:
+        name: The name users type.
+        compute: The method, a pure function. With ``takes="trace"`` it is called for each target with a `Trace` and
+            gives the relevance of patches, shape (b, S), or of a grid up to the pixels, shape (b, rows, columns). With
+            ``takes="probe"`` it is called once with a `Probe` and gives the relevance for all K targets, shape
+            (b, K, S) or (b, K, rows, columns). Options are its keyword-only parameters.
+        title: Its name in print.
+        family: "attention", "gradient" or another of the families in ``docs/methods``.
+        cite: BibTeX key in ``docs/bibliography.bib``, or "".
+        class_specific: Whether the map depends on the class.
+        takes: "trace" or "probe", see ``compute``.
+        needs: What the shared pass must keep, or a function from the options to that.
+        score: What is differentiated or evaluated unless the option ``score`` says otherwise: "logit", "prob" or
+            "logprob"; None for methods without such an option.
+        detach_attention: Whether its gradients do not pass through attention.
+        signed: Whether negative relevance has a meaning, or a function from the options to that.
+        variants: Named sets of options. "quick" is a rough result in a fraction of the time, "preview" one good enough
+            to look at.
+        applies: Which models it applies to.
+        cost: Images it evaluates beyond the shared pass.
+        derive: For a method defined by another one: from all options to that method's entry and options.
     """
 
     name: str
-    relevance: Relevance
+    compute: Relevance
     title: str
     family: str
-    needs: Needs | Callable[..., Needs]
-    class_specific: bool
     cite: str
-    signed: bool | Callable[..., bool] = False
+    class_specific: bool = True
+    takes: str = "trace"
+    needs: Needs | Callable[..., Needs] = field(default_factory=dict)
     score: str | None = None
+    detach_attention: bool = False
+    signed: bool | Callable[..., bool] = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    reads: str = "chain"
-    cut: bool = False
-    unfit: Mapping[str, str] = field(default_factory=dict)
-    stitches: bool = False
-    quick: Mapping[str, Any] = field(default_factory=dict)
-    words: bool = False
-    made: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
-
-    @cached_property
-    def takes(self) -> tuple[str, ...]:
-        """What the function is given: "trace", "probe" or both."""
-        return tuple(p for p in inspect.signature(self.relevance).parameters if p in ("trace", "probe"))
+    applies: Applies = field(default_factory=Applies)
+    cost: CostFunction = shared_pass
+    derive: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
 
     @property
     def summary(self) -> str:
         """The first line of its documentation."""
-        return (inspect.getdoc(self.relevance) or "").partition("\n")[0]
+        return (getdoc(self.compute) or "").partition("\n")[0]
+
+    @property
+    def quick(self) -> Mapping[str, Any]:
+        """Options for a rough result in a fraction of the time; none where the method is fast anyway."""
+        return self.variants.get("quick", {})
+
+    @property
+    def preview(self) -> Mapping[str, Any]:
+        """Options for a result that is good enough to look at; the defaults where the method is fast anyway."""
+        return self.variants.get("preview", self.quick)
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its options with their defaults; methods that read off a score also take ``score``."""
+        """Its options with their defaults; methods that evaluate a score also take ``score``."""
         return dict(self._defaults)
 
     @cached_property
     def _defaults(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.relevance).parameters.values()
-        options = {p.name: p.default for p in parameters if p.name not in self.takes}
+        parameters = signature(self.compute).parameters.values()
+        options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
         return options if self.score is None else {**options, "score": self.score}
 
     @cached_property
-    def kinds(self) -> dict[str, tuple[str, ...]]:
-        """By option, the kinds of values it takes, keys of ``PLAIN``; options that take anything else are left out."""
-        parameters = inspect.signature(self.relevance).parameters.values()
-        notes = {p.name: p.annotation for p in parameters if p.name not in self.takes}
-        texts = {name: n if isinstance(n, str) else inspect.formatannotation(n) for name, n in notes.items()}
-        found = {name: tuple(text.replace(" ", "").split("|")) for name, text in texts.items()}
-        return {name: kinds for name, kinds in found.items() if PLAIN.keys() >= set(kinds)}
+    def option_types(self) -> dict[str, tuple[type, ...]]:
+        """By option, the types it accepts; options that accept anything else than ``OPTION_TYPES`` are left out."""
+        hints = get_type_hints(self.compute)
+        accepted = {name: _types(hints[name]) for name in self._defaults if name in hints}
+        return {name: types for name, types in accepted.items() if OPTION_TYPES.keys() >= set(types)}
 
     def needed(self, options: Mapping[str, Any]) -> Needs:
-        """What the pass must keep for these options."""
+        """What the shared pass must keep for these options."""
         own = {k: v for k, v in options.items() if k != "score"}
         return self.needs(**own) if callable(self.needs) else self.needs
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
-        """Whether maps made with these options have a sign."""
+        """Whether maps computed with these options have a sign."""
         return self.signed(**options) if callable(self.signed) else self.signed
 
-    def apply(self, given: Sequence[Any], options: Mapping[str, Any]) -> Tensor:
-        """The relevance of patches, from what the method takes."""
-        return self.relevance(*given, **{k: v for k, v in options.items() if k != "score"})
+    def apply(self, given: Any, options: Mapping[str, Any]) -> Tensor:
+        """Compute the relevance from a `Trace` or a `Probe`, whichever the method takes."""
+        return self.compute(given, **{k: v for k, v in options.items() if k != "score"})
 
     def reason_against(self, kind: str) -> str | None:
         """Why the method does not apply to a kind of model of ``MODEL_KINDS``, or None if it does."""
-        if kind in self.unfit:
-            return self.unfit[kind]
-        if kind == "Swin" and self.reads == "chain":
-            return "attends inside windows, so no attention matrix joins all its patches"
-        if kind == "text" and self.reads != "chain" and not self.words:
+        if kind in self.applies.excluded:
+            return self.applies.excluded[kind]
+        if kind == "Swin" and self.applies.reads == "attention":
+            return "attends inside windows, so no attention matrix connects all its patches"
+        if kind == "text" and self.applies.reads != "attention" and not self.applies.text:
             return "a text has no pixels and no grid"
         return None
 
     def check(self, structure: ModelStructure, options: Mapping[str, Any], stitch: bool = False) -> None:
-        """Refuse a model the method is not defined on, and say why and what to use instead."""
-        if stitch and self.stitches:
+        """Raise `NotApplicableError` for a model the method is not defined on, with the reason and an alternative."""
+        if stitch and self.applies.stitched:
             return
-        if self.reads == "chain" and structure.kind != "plain":
+        attention = self.applies.reads == "attention"
+        if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
         kind = kind_of(structure)
         reason = self.reason_against(kind)
         if reason is not None:
             self._refuse(structure, reason, kind)
         paired = self.family == "relevance" or not {"Q", "K", "dQ"}.isdisjoint(self.needed(options))
-        if paired and self.reads == "chain" and not all(o.product for o in structure.layers):
+        if paired and attention and not all(layer.product for layer in structure.layers):
             raise NotApplicableError(
-                f"{self.name} does not apply to {structure.model}: it takes attention apart into queries and keys, and "
-                "this model's attention has more in it than their product; transformer_mm needs the attention only"
+                f"{self.name} does not apply to {structure.model}: it needs attention that is a product of queries and "
+                "keys, and this model adds other terms to it; transformer_mm needs the attention only"
             )
-        if "stream" in self.needed(options) and self.reads == "chain" and not structure.has_stream:
+        if "stream" in self.needed(options) and attention and not structure.has_stream:
             missing = next(
-                i for i, o in enumerate(structure.layers)
-                if o.projection is None or not (o.pool or (o.stream and o.mlp))
-            )  # fmt: skip
+                i
+                for i, layer in enumerate(structure.layers)
+                if layer.projection is None or not (layer.pool or (layer.stream and layer.mlp))
+            )
             raise NotApplicableError(
                 f"{self.name} does not apply to {structure.model}: it follows the residual stream through each block's "
                 f"attention and MLP, and block {missing} has no such pair of sums; transformer_mm needs none"
@@ -153,14 +175,14 @@ class Method:
 
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
         usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
-        more = " or stitch=True" if self.stitches and structure.kind == "windowed" else ""
+        more = " or stitch=True" if self.applies.stitched and structure.kind == "windowed" else ""
         raise NotApplicableError(
             f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
         )
 
 
 def kind_of(structure: ModelStructure) -> str:
-    """A model's kind among ``MODEL_KINDS``; whatever is no plain encoder counts as Swin does."""
+    """A model's kind among ``MODEL_KINDS``; every model that is no plain encoder counts as Swin."""
     if structure.kind != "plain":
         return "Swin"
     layout = structure.layout
@@ -175,18 +197,24 @@ def kind_of(structure: ModelStructure) -> str:
     return "registers" if (layout.prefix or 0) > 1 else "CLS"
 
 
-#: Kinds of values an option may take, as they are annotated, and what they are called.
-PLAIN = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "a word", "None": "none"}
+#: Types an option may have, and what messages call them.
+OPTION_TYPES: dict[type, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a word",
+    NoneType: "none",
+}
 
 METHODS: dict[str, Method] = {}
 
 
-def register(name: str, title: str, family: str, **line: Any) -> Callable[[Relevance], Relevance]:
+def register(name: str, title: str, family: str, **entry: Any) -> Callable[[Relevance], Relevance]:
     """Add a pure function to the registry; the arguments are the fields of `Method`."""
 
-    def add(relevance: Relevance) -> Relevance:
-        METHODS[name] = Method(name, relevance, title, family, **line)
-        return relevance
+    def add(compute: Relevance) -> Relevance:
+        METHODS[name] = Method(name, compute, title, family, **entry)
+        return compute
 
     return add
 
@@ -229,13 +257,13 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
         takes = ", ".join(f"{k}={v!r}" for k, v in defaults.items()) or "no options"
         raise OptionError(f"{name} does not take {', '.join(unknown)}; it takes {takes}")
     for key, value in chosen.items():
-        kinds = method.kinds.get(key)
-        if kinds is not None and not _fits(value, kinds):
-            allowed = " or ".join(PLAIN[kind] for kind in kinds)
+        types = method.option_types.get(key)
+        if types is not None and not _fits(value, types):
+            allowed = " or ".join(OPTION_TYPES[t] for t in types)
             raise OptionError(f"{key}={value!r} of {name} must be {allowed}; it is {defaults[key]} by default")
     chosen = {**defaults, **chosen}
-    if method.made is not None:
-        method, chosen = method.made(chosen)
+    if method.derive is not None:
+        method, chosen = method.derive(chosen)
     return f"{name}{':' + tail if tail else ''}", method, chosen
 
 
@@ -266,15 +294,19 @@ def within(option: str, index: int, count: int, what: str) -> None:
         raise OptionError(f"{option}={index} is out of range: this model has {count} {what}, 0 to {count - 1}")
 
 
-def _fits(value: Any, kinds: Sequence[str]) -> bool:
-    """Whether a plain value is of one of some kinds; what is not plain, as a tensor of one number, is let pass."""
+def _types(hint: Any) -> tuple[type, ...]:
+    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+
+
+def _fits(value: Any, types: tuple[type, ...]) -> bool:
+    """Whether a plain value has one of some types; any other object, such as a tensor of one number, is accepted."""
     if isinstance(value, bool) or value is None:
-        return ("bool" if isinstance(value, bool) else "None") in kinds
+        return type(value) in types
     if isinstance(value, int):
-        return not {"int", "float", "str"}.isdisjoint(kinds)  # names may be numbers, as those of GradToken's variants
+        return not {int, float, str}.isdisjoint(types)  # names may be numbers, such as GradToken's variants
     if isinstance(value, float):
-        return "float" in kinds
-    return not isinstance(value, str) or "str" in kinds
+        return float in types
+    return not isinstance(value, str) or str in types
 
 
 def _value(text: str) -> Any:

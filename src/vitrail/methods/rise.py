@@ -11,7 +11,8 @@ from torch import Tensor
 from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
 from vitrail.methods._masks import interpolation
-from vitrail.methods.registry import choose, register
+from vitrail.methods.cost import forward_passes, number
+from vitrail.methods.registry import Applies, choose, register
 
 PRECISIONS = {"model": None, "bfloat16": torch.bfloat16}
 
@@ -81,9 +82,22 @@ class RandomMasks:
         return (down @ self.grids[piece]) @ across.mT
 
 
-@register("rise", "RISE", "perturbation", needs={}, class_specific=True, score="prob", cite="petsiuk2018rise",
-          reads="input", quick={"masks": 64},
-          variants={"paper": {"cells": 7, "masks": 8000}, "notebook": {"keep": 0.1, "masks": 6000}})  # fmt: skip
+@register(
+    "rise",
+    "RISE",
+    "perturbation",
+    cite="petsiuk2018rise",
+    takes="probe",
+    score="prob",
+    variants={
+        "paper": {"cells": 7, "masks": 8000},
+        "notebook": {"keep": 0.1, "masks": 6000},
+        "quick": {"masks": 64},
+        "preview": {"masks": 400},
+    },
+    applies=Applies(reads="outputs"),
+    cost=forward_passes(lambda options, _: number(options, "masks")),
+)
 def rise(
     probe: Probe, *, masks: int = 4000, cells: int = 8, keep: float = 0.5, seed: int = 0, precision: str = "model"
 ) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 from vitrail.capture.trace import Block, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import batch_of, row
-from vitrail.methods.registry import choose, register, within
+from vitrail.methods.registry import Applies, choose, register, within
 
 
 def _needs(start: int, fusion: str, **_: object) -> Needs:
@@ -16,10 +16,20 @@ def _needs(start: int, fusion: str, **_: object) -> Needs:
     return {"A_mean": where} if fusion == "mean" else {"A": where}
 
 
-@register("rollout", "Rollout", "attention", needs=_needs, class_specific=False, cite="abnar2020quantifying",
-          stitches=True,
-          variants={"chefer": {"start": 1}, "per_head": {"fusion": "per_head"},
-                    "vit_explain": {"discard": 0.9, "faults": "vit_explain"}})  # fmt: skip
+@register(
+    "rollout",
+    "Rollout",
+    "attention",
+    cite="abnar2020quantifying",
+    class_specific=False,
+    needs=_needs,
+    variants={
+        "chefer": {"start": 1},
+        "per_head": {"fusion": "per_head"},
+        "vit_explain": {"discard": 0.9, "faults": "vit_explain"},
+    },
+    applies=Applies(stitched=True),
+)
 def rollout(
     trace: Trace,
     *,

@@ -9,13 +9,24 @@ from torch import Tensor
 
 from vitrail.capture.probe import Probe, feature_needs
 from vitrail.methods._masks import stretched
-from vitrail.methods.registry import choose, register
+from vitrail.methods.cost import forward_passes
+from vitrail.methods.registry import Applies, choose, register
 
 SCORINGS = ("vitcx", "official", "softmax")
 
 
-@register("scorecam", "Score-CAM", "perturbation", needs=feature_needs("Y"), class_specific=True, score="prob",
-          cite="wang2020scorecam", reads="features", variants={s: {"scoring": s} for s in SCORINGS})  # fmt: skip
+@register(
+    "scorecam",
+    "Score-CAM",
+    "perturbation",
+    cite="wang2020scorecam",
+    takes="probe",
+    needs=feature_needs("Y"),
+    score="prob",
+    variants={s: {"scoring": s} for s in SCORINGS},
+    applies=Applies(reads="features"),
+    cost=forward_passes(lambda _, size: size.width),
+)
 def scorecam(probe: Probe, *, scoring: str = "vitcx") -> Tensor:
     """Every feature map of the last block as a mask; their sum, weighed by the class's score behind them.
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.methods._path_gradient import path_gradient
 from vitrail.methods._propagate import row
+from vitrail.methods.cost import gradient_passes
 from vitrail.methods.registry import register
 
 
@@ -16,16 +16,21 @@ def _needs(integral: bool, **_: object) -> Needs:
     return needs if integral else {**needs, "dA": LAST}
 
 
-@register("tam", "TAM", "path", needs=_needs, class_specific=True, score="logit", cite="yuan2021explaining",
-          quick={"steps": 3})  # fmt: skip
-def tam(
-    trace: Trace, probe: Probe, *, start: int = 4, steps: int = 20, integral: bool = True, first_state: bool = False
-) -> Tensor:
+@register(
+    "tam",
+    "TAM",
+    "path",
+    cite="yuan2021explaining",
+    needs=_needs,
+    score="logit",
+    variants={"quick": {"steps": 3}, "preview": {"steps": 8}},
+    cost=gradient_passes("steps"),
+)
+def tam(trace: Trace, *, start: int = 4, steps: int = 20, integral: bool = True, first_state: bool = False) -> Tensor:
     """The readout's attention walked down the blocks, times the mean over heads of (path-averaged dA)⁺ of the last.
 
     Args:
         trace: The pass.
-        probe: Looks at pictures on the path from zero to the picture.
         start: Lowest block of the walk; the last block always takes part.
         steps: Number of pictures on the path, both ends included.
         integral: Average the gradient over the path; if not, take it at the picture.
@@ -39,7 +44,7 @@ def tam(
     v = row(r, last.A_mean)
     for block in reversed(trace.blocks[start:-1] if not first_state else ()):
         v = v + row(v, block.A_mean)
-    gradient = path_gradient(probe, steps) if integral else last.dA
+    gradient = path_gradient(trace.probe, steps) if integral else last.dA
     W = row(r, gradient.clamp_min(0).mean(1))
     trace.note("state", trace.patches(v))
     trace.note("gradient", trace.patches(W))

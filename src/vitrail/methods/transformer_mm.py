@@ -6,15 +6,23 @@ from torch import Tensor
 
 from vitrail.capture.trace import Block, Needs, Trace
 from vitrail.methods._propagate import flow, rows
-from vitrail.methods.registry import register, within
+from vitrail.methods.registry import Applies, register, within
 
 
 def _needs(start: int) -> Needs:
     return {"A": slice(start, None), "dA": slice(start, None)}
 
 
-@register("transformer_mm", "Transformer-MM", "gradient", needs=_needs, class_specific=True, score="logit",
-          cite="chefer2021generic", stitches=True, variants={"last": {"start": -1}})  # fmt: skip
+@register(
+    "transformer_mm",
+    "Transformer-MM",
+    "gradient",
+    cite="chefer2021generic",
+    needs=_needs,
+    score="logit",
+    variants={"last": {"start": -1}},
+    applies=Applies(stitched=True),
+)
 def transformer_mm(trace: Trace, *, start: int = 0) -> Tensor:
     """Relevance that starts at the readout and grows by R ← R + Ā·R, with Ā the mean over heads of (dA ⊙ A)⁺.
 

@@ -61,8 +61,15 @@ def _needs(
     return needs
 
 
-@register("vtranm", "VTranM (TokenTM)", "gradient", needs=_needs, class_specific=True, score="prob",
-          cite="wu2024token", variants={v: {"variant": v} for v in VARIANTS})  # fmt: skip
+@register(
+    "vtranm",
+    "VTranM (TokenTM)",
+    "gradient",
+    cite="wu2024token",
+    needs=_needs,
+    score="prob",
+    variants={v: {"variant": v} for v in VARIANTS},
+)
 def vtranm(
     trace: Trace,
     *,

@@ -24,7 +24,7 @@ from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.text.tokens import Reading, batch, encode
 from vitrail.text.windows import predict as predict_texts
-from vitrail.web.costs import cheap, looks
+from vitrail.web.costs import cheap, evaluations
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -143,8 +143,8 @@ class ServedModel:
             reason = str(error)
         return {
             "name": name, "title": method.title, "family": method.family, "class_specific": method.class_specific,
-            "signed": False if method.made else method.is_signed(options), "cheap": cheap(name, options, self.structure),  # noqa: E501
-            "works": reason is None, "reason": reason, "forwards": 1 + looks(name, options, self.structure),
+            "signed": False if method.derive else method.is_signed(options), "cheap": cheap(name, options, self.structure),  # noqa: E501
+            "works": reason is None, "reason": reason, "forwards": 1 + evaluations(name, options, self.structure),
         }  # fmt: skip
 
 
