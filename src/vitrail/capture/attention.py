@@ -1,9 +1,9 @@
-"""The mode that makes attention explicit.
+"""The function mode that makes attention explicit.
 
-Under ``AttentionMode`` every torch function a model calls passes by here. Three of them are doors to
-attention: the fused ``scaled_dot_product_attention``, ``multi_head_attention_forward``, and a ``softmax`` whose
-result is multiplied into values. The first two are replaced by the explicit softmax(QKᵀ·scale + mask)·V where
-somebody asked for what is inside, and left alone where nobody did; the third is already explicit and only noted.
+Under ``AttentionMode`` every torch function a model calls is seen. The fused ``scaled_dot_product_attention``,
+``multi_head_attention_forward`` and ``flex_attention`` are replaced by the explicit softmax(QKᵀ·scale + mask)·V where
+a method needs what is inside, and left alone where none does. Attention that the model writes out itself is recognised
+by `Recogniser`.
 """
 
 from __future__ import annotations
@@ -18,117 +18,97 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.fused import attention_logits, attention_weights, causal_mask
-from vitrail.capture.packed import unpack
+from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
+from vitrail.capture.recogniser import ADDED_MATMUL, DIV, EXP, MATMUL, SOFTMAX, Recogniser
 from vitrail.capture.residual import NORM, ResidualStream, Tail
 from vitrail.capture.trace import Block
 
-SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
-MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
-# Functions whose result is the attention itself, only relabelled: a copy, another type, dropout that is off.
-SAME = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.contiguous, Tensor.clone}
-# Functions that may swap the last two axes, as where features come before tokens and values before attention.
-MT: Any = Tensor.mT.__get__  # type: ignore[attr-defined]
-TURN = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes, MT}
-# Functions that may fold the heads into the batch.
-FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
-
-Plan = Mapping[str, frozenset[int]]
+KeptBlocks = Mapping[str, frozenset[int]]
 Edit = Callable[[Tensor], Tensor]
 NOWHERE: frozenset[int] = frozenset()
 
 
 class Gate:
-    """A hook before queries, keys and values; while closed, no gradient passes through attention."""
+    """A hook on queries, keys and values; while closed, no gradient passes through attention."""
 
     def __init__(self) -> None:
         self.closed = False
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
-        """What goes on: nothing while closed, everything else."""
+        """Zeros while closed, else the gradient unchanged."""
         return torch.zeros_like(gradient) if self.closed else None
 
 
 @dataclass
 class Call:
-    """One attention call, in the order the model made them.
+    """One attention call, in the order in which the model made them.
 
     Attributes:
         block: What was kept of it.
         shape: (batch, heads, queries, keys); axes before the heads count as batch.
-        grid: Spatial size of the last convolution seen before it, or None.
-        Z: Its output before the projection, shape (b, H, m, dh), kept only on request.
+        grid: Spatial size of the last convolution before it, or None.
+        Z: Its output before the projection, shape (b, H, m, dh), in the graph; kept only on request.
+        V: Its values, shape (b, H, n, dh), in the graph; kept only on request.
         beside: Whether the attention before it had not been added to the stream yet.
-        product: Whether its queries and keys were seen: logits with other products in them have no such pair.
+        product: Whether its queries and keys were seen: logits with other terms have no such pair.
+        folded: Whether the heads were folded into the batch.
     """
 
     block: Block
     shape: tuple[int, int, int, int]
     grid: tuple[int, int] | None
     Z: Tensor | None = None
+    V: Tensor | None = None
     beside: bool = False
     product: bool = True
-
-
-@dataclass
-class _Scores:
-    """A product that may turn out to be QKᵀ, until a softmax claims it."""
-
-    result: Tensor
-    Q: Tensor
-    K: Tensor
-
-
-@dataclass
-class _Pending:
-    """A softmax that may turn out to be attention, until its result meets the values."""
-
-    A: Tensor
-    O: Tensor  # noqa: E741
-    scores: _Scores | None
-    alias: Tensor
-    turned: Tensor | None = None
+    folded: bool = False
 
 
 class AttentionMode(TorchFunctionMode):
-    """See, and where asked open, every attention call of a model.
+    """See every attention call of a model, and make it explicit where that is needed.
 
     Args:
-        plan: For each kind of tensor (see ``KINDS``), the indices of the attention calls to keep it of.
+        kept: For each kind of tensor (see ``TENSOR_KINDS``), the indices of the attention calls to keep it of.
         batch: Number of inputs, to split a merged batch-and-heads axis.
         dtype: Precision of what is kept: products over a dozen layers lose their meaning in half precision.
-        keep_output: Keep each call's output Z as a node of the graph; used once, to find the readout.
-        edits: Functions that replace the attention of some calls before it meets the values.
+        keep_output: Keep values and outputs of each call as nodes of the graph.
+        edits: Functions that replace the attention of some calls before it is multiplied with the values.
         tail: Replaces what leaves the last block: from the outputs of all blocks, which are in the graph, to it.
+        heads_first: Whether a merged axis holds all inputs of the first head first.
+        from_embedding: Start the graph at the embeddings of a text's tokens.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        kept: KeptBlocks,
         batch: int,
         dtype: torch.dtype = torch.float32,
         keep_output: bool = False,
         edits: Mapping[int, Edit] | None = None,
         tail: tuple[int, Tail] | None = None,
+        heads_first: bool = False,
+        from_embedding: bool = False,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.nodes: dict[tuple[str, int], Tensor] = {}
-        self.unread = 0
-        self._plan = plan
+        self.recogniser = Recogniser()
+        self.gate = Gate()
+        self.embeddings: list[tuple[Tensor, Tensor]] = []
+        self.convolutions = 0
+        self._kept = kept
         self._batch = batch
         self._dtype = dtype
         self._keep_output = keep_output
+        self._heads_first = heads_first
+        self._from_embedding = from_embedding or "dX" in kept
         self._grid: tuple[int, int] | None = None
-        self._scores: _Scores | None = None
-        self._pending: _Pending | None = None
         self._edits = edits or {}
-        self._opened = NOWHERE.union(self._edits, *(plan.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
-        self.gate = Gate()
+        self._explicit = NOWHERE.union(self._edits, *(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         self._norms: dict[int, Tensor] = {}
         follows = ("stream", "branch", "norms", "value_path", "dX")
-        watched = tail is not None or any(kind in plan for kind in follows)
-        self.stream = ResidualStream(plan, dtype, self.nodes, tail) if watched else None
+        watched = tail is not None or any(kind in kept for kind in follows)
+        self.stream = ResidualStream(kept, dtype, self.nodes, tail, keep_graph=keep_output) if watched else None
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -137,24 +117,33 @@ class AttentionMode(TorchFunctionMode):
         stream = self.stream
         if stream is not None:
             stream.before(func, args)
-        door = self.DOORS.get(func)
-        if door is None:
-            result = func(*args, **kwargs)
-            if self._scores is not None or self._pending is not None:
-                self._relabel(func, args, result)
+        handler = self.HANDLERS.get(func)
+        if handler is not None:
+            result = handler(self, func, *args, **kwargs)
+        elif func is FLEX:
+            result = self._flex(func, *args, **kwargs)
         else:
-            result = door(self, func, *args, **kwargs)
+            result = func(*args, **kwargs)
+            if self.recogniser.waiting or func in EXP:
+                self._follow(func, args, kwargs, result)
         if stream is not None:
             result = stream.after(func, args, kwargs, result)
         return result
 
+    def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        written = self.recogniser.written_softmax(func, args) if func in DIV else None
+        if written is not None:
+            self.recogniser.softmax(*written, result)
+        else:
+            self.recogniser.follow(func, args, kwargs, result)
+
     # -- nodes ---------------------------------------------------------------------------------------------------
 
     def _wants(self, kind: str, index: int) -> bool:
-        return index in self._plan.get(kind, NOWHERE)
+        return index in self._kept.get(kind, NOWHERE)
 
     def _node(self, kind: str, index: int, tensor: Tensor) -> Tensor:
-        """Make a tensor one that gradients can be asked of; the graph starts here if nothing before it needed one."""
+        """Make a tensor one whose gradient can be computed; the graph starts here if nothing before needed one."""
         if not self._wants(kind, index):
             return tensor
         node = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
@@ -162,23 +151,37 @@ class AttentionMode(TorchFunctionMode):
         return node
 
     def _weigh(self, index: int, A: Tensor) -> Tensor:
-        """Attention weights as the values will meet them."""
+        """Attention weights as they are multiplied with the values."""
         edit = self._edits.get(index)
         return self._node("dA", index, A if edit is None else edit(A))
 
     def _gated(self, index: int, *tensors: Tensor) -> None:
-        """Put the gate before what enters an attention."""
+        """Put the gate in front of an attention."""
         if self._wants("cut", index):
             for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(self.gate)  # type: ignore[no-untyped-call]
 
-    def _keep(self, index: int, Q: Tensor | None, K: Tensor | None, V: Tensor, A: Tensor | None, O: Tensor | None,  # noqa: E741
-              Z: Tensor, shape: tuple[int, int, int, int]) -> None:  # fmt: skip
+    def _keep(
+        self,
+        index: int,
+        Q: Tensor | None,
+        K: Tensor | None,
+        V: Tensor,
+        A: Tensor | None,
+        O: Tensor | None,  # noqa: E741
+        Z: Tensor,
+        shape: tuple[int, int, int, int],
+        folded: bool = False,
+    ) -> None:
         block = Block()
+        heads = shape[1]
         for kind, tensor in (("Q", Q), ("K", K), ("V", V), ("A", A), ("O", O)):
             if tensor is not None and self._wants(kind, index):
-                setattr(block, kind, tensor.detach().to(self._dtype))
+                value = tensor.detach().to(self._dtype)
+                if kind in ("K", "V") and value.dim() == 4 and value.shape[1] != heads:
+                    value = value.repeat_interleave(heads // value.shape[1], 1)  # grouped or shared keys and values
+                setattr(block, kind, value)
         if A is not None and self._wants("A_mean", index):
             block.A_mean = A.detach().mean(1).to(self._dtype)
         norm = self._norms.get(V.shape[-3] * V.shape[-1], self._norms.get(max(self._norms, default=0)))
@@ -188,11 +191,28 @@ class AttentionMode(TorchFunctionMode):
         if norm is not None and self._wants("dY", index):
             self.nodes["dY", index] = norm
         beside = self.stream is not None and self.stream.in_branch
-        self.calls.append(Call(block, shape, self._grid, Z if self._keep_output else None, beside, Q is not None))
+        Z_graph, V_graph = (Z, V) if self._keep_output else (None, None)
+        self.calls.append(Call(block, shape, self._grid, Z_graph, V_graph, beside, Q is not None, folded))
         if self.stream is not None:
             self.stream.attended(index, block, V)
 
-    # -- first door ----------------------------------------------------------------------------------------------
+    def _split(self, tensor: Tensor) -> Tensor:
+        """Split a merged axis into batch and heads: (b·H, m, n) to (b, H, m, n)."""
+        if tensor.dim() != 3:
+            return tensor
+        if self._heads_first:
+            return tensor.view(-1, self._batch, *tensor.shape[1:]).transpose(0, 1)
+        return tensor.view(self._batch, -1, *tensor.shape[1:])
+
+    def _merge(self, tensor: Tensor) -> Tensor:
+        return (tensor.transpose(0, 1) if self._heads_first else tensor).flatten(0, 1)
+
+    def _starts_branch(self, out: Tensor) -> Tensor:
+        if self.stream is not None:
+            self.stream.branch_from(out)
+        return out
+
+    # -- fused kernels -------------------------------------------------------------------------------------------
 
     def _fused(
         self,
@@ -207,35 +227,43 @@ class AttentionMode(TorchFunctionMode):
         enable_gqa: bool = False,
     ) -> Tensor:
         index = len(self.calls)
-        merged = query.dim() == 3  # some models fold the heads into the batch
+        merged = query.dim() == 3
         if merged:
             query, key, value = (self._split(t) for t in (query, key, value))
-            attn_mask = self._unfold_mask(attn_mask)
+            attn_mask = self._split_mask(attn_mask)
         self._gated(index, query, key, value)
         query = self._node("dQ", index, query)
-        A = O = None  # noqa: E741
-        if index in self._opened:
+        if index in self._explicit:
             if enable_gqa and key.shape[-3] != query.shape[-3]:
                 repeats = query.shape[-3] // key.shape[-3]
                 key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
             mask = causal_mask(query, key) if is_causal else attn_mask
-            O = attention_logits(query, key, mask, scale)  # noqa: E741
-            A = self._weigh(index, attention_weights(O, mask))
-            Z = A.to(value.dtype) @ value
+            Z = self._attend(index, query, key, value, attention_logits(query, key, mask, scale), mask, merged)
         else:
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
-        self._keep(index, query, key, value, A, O, Z, _shape(query, key))
-        out = Z.flatten(0, 1) if merged else Z
-        if self.stream is not None:
-            self.stream.branch_from(out)
-        return out
+            self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged)
+        return self._starts_branch(self._merge(Z) if merged else Z)
 
-    def _unfold_mask(self, mask: Tensor | None) -> Tensor | None:
+    def _attend(
+        self,
+        index: int,
+        Q: Tensor,
+        K: Tensor,
+        V: Tensor,
+        O: Tensor,  # noqa: E741
+        mask: Tensor | None,
+        folded: bool = False,
+    ) -> Tensor:
+        """Softmax of the logits times the values, kept as far as needed."""
+        A = self._weigh(index, attention_weights(O, mask))
+        Z = A.to(V.dtype) @ V
+        self._keep(index, Q, K, V, A, O, Z, _shape(Q, K), folded)
+        return Z
+
+    def _split_mask(self, mask: Tensor | None) -> Tensor | None:
         if mask is None or mask.dim() < 3:
             return mask
         return self._split(mask) if mask.shape[0] > 1 else mask[None]
-
-    # -- second door ---------------------------------------------------------------------------------------------
 
     def _multi_head(self, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         packed = unpack(*args, **kwargs)
@@ -248,98 +276,81 @@ class AttentionMode(TorchFunctionMode):
         index = len(self.calls)
         self._gated(index, Q, K, V)
         Q = self._node("dQ", index, Q)
-        A = O = None  # noqa: E741
-        if packed.wanted[0] or index in self._opened:
+        A = None
+        if packed.wanted[0] or index in self._explicit:
             O = attention_logits(Q, K, mask, None)  # noqa: E741
             A = self._weigh(index, attention_weights(O, mask))
             Z = A.to(V.dtype) @ V
+            self._keep(index, Q, K, V, A, O, Z, _shape(Q, K))
         else:
             Z = F.scaled_dot_product_attention(Q, K, V, attn_mask=mask)
-        self._keep(index, Q, K, V, A, O, Z, _shape(Q, K))
+            self._keep(index, Q, K, V, None, None, Z, _shape(Q, K))
         out = packed.project(Z)
         if self.stream is not None:
             self.stream.projected(*packed.out)
             self.stream.made_values(packed.inputs[2].transpose(0, 1), packed.weights[2])
-            self.stream.branch_from(out)
-        return out, packed.returned(A)
+        return self._starts_branch(out), packed.returned(A)
 
-    # -- third door ----------------------------------------------------------------------------------------------
+    def _flex(self, func: Any, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **kwargs: Any) -> Any:
+        """The higher-order operator behind ``flex_attention``; it returns the output and its log-sum-exp."""
+        index = len(self.calls)
+        repeats = query.shape[1] // key.shape[1]
+        if repeats > 1:
+            key, value = (t.repeat_interleave(repeats, 1) for t in (key, value))
+        self._gated(index, query, key, value)
+        query = self._node("dQ", index, query)
+        O, mask = flex_logits(query, key, *rest, **kwargs)  # noqa: E741
+        Z = self._attend(index, query, key, value, O, mask)
+        empty = O.detach().logsumexp(-1)
+        return self._starts_branch(Z), empty, empty
 
-    def _matmul(self, func: Any, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
-        pending = self._pending
-        if pending is not None and left is pending.alias:
-            return self._meet_values(func, pending, left, right, kwargs)
-        if pending is not None and right is pending.turned:
-            out = self._meet_values(func, pending, pending.alias, left.transpose(-2, -1), kwargs).transpose(-2, -1)
-            if self.stream is not None:
-                self.stream.branch_from(out)
-            return out
-        if left.dim() < 3 or right.dim() < 3:  # a weight matrix, not keys
-            return func(left, right, **kwargs)  # type: ignore[no-any-return]
-        self._gated(len(self.calls), left, right)
-        left = self._node("dQ", len(self.calls), left)
-        result: Tensor = func(left, right, **kwargs)
-        self._scores = _Scores(result, left, right)
+    # -- attention that the model writes out ---------------------------------------------------------------------
+
+    def _product(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        met = self.recogniser.values(func, args, kwargs)
+        if met is None:
+            return self._data_product(func, args, kwargs)
+        index = len(self.calls)
+        A, V, O = (self._split(t) for t in (met.A, met.V, met.O))  # noqa: E741
+        self._gated(index, V)
+        A = self._weigh(index, A)
+        Z = torch.matmul(A, V)
+        pair = met.softmax.queries_and_keys()
+        Q, K = (None, None) if pair is None else (self._split(pair[0]), self._split(pair[1]))
+        folded = met.A.dim() == 3
+        self._keep(index, Q, K, V, A, O, Z, _shape(A, V), folded)
+        return self._starts_branch(met.restore(self._merge(Z) if folded else Z))
+
+    def _data_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """A product that may turn out to be QKᵀ: gradients at queries are taken at its first factor."""
+        factors = self.recogniser.factors(func, args, kwargs)
+        if factors is None:
+            return func(*args, **kwargs)  # type: ignore[no-any-return]
+        index = len(self.calls)
+        self._gated(index, factors.left, factors.right)
+        left = self._node("dQ", index, factors.left)
+        result = factors.restore(torch.matmul(left, factors.right.mT))
+        self.recogniser.product(left, factors.right, factors.order, result)
         return result
 
-    def _einsum(self, func: Any, equation: Any, *operands: Any) -> Tensor:
-        """A product of two tensors whose first axes agree is read as the matmul it stands for."""
-        terms = equation.replace(" ", "").split("->") if isinstance(equation, str) else []
-        pair = operands[0] if len(operands) == 1 and isinstance(operands[0], list | tuple) else operands
-        inner = terms[0].split(",") if len(terms) == 2 else []
-        if len(inner) == 2 and len(inner[0]) == len(inner[1]) == len(terms[1]) and inner[0][:-2] == inner[1][:-2]:
-            one, two, out = inner[0][-2:], inner[1][-2:], terms[1]
-            over = "".join(set(one) & set(two))
-            if len(over) == 1 and out == inner[0][:-2] + one.replace(over, "") + two.replace(over, ""):
-                left = pair[0] if one[1] == over else pair[0].transpose(-2, -1)
-                right = pair[1] if two[0] == over else pair[1].transpose(-2, -1)
-                if right is not pair[1] and self._pending is not None and pair[1] is self._pending.alias:
-                    self._pending.turned = right
-                return self._matmul(torch.matmul, left, right)
-        return func(equation, *operands)  # type: ignore[no-any-return]
+    def _added_product(self, func: Any, added: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+        """``baddbmm`` written as what it is; with beta=0 it ignores its first argument."""
+        beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
+        out = self._product(torch.bmm, left, right)
+        followed: Tensor = out * alpha
+        self._follow(Tensor.mul, (out, alpha), {}, followed)
+        if beta == 0:
+            return followed
+        total: Tensor = followed + beta * added
+        self._follow(Tensor.add, (followed, added), {}, total)
+        return total
 
     def _softmax(self, func: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        dim = kwargs.get("dim", args[0] if args else None)
         result: Tensor = func(logits, *args, **kwargs)
-        if logits.dim() < 3 or dim not in (-1, logits.dim() - 1):
-            return result
-        A = self._weigh(len(self.calls), result)
-        scores = self._scores if self._scores is not None and self._scores.result is logits else None
-        if self._pending is not None and self._pending.scores is not None:
-            self.unread += 1  # an attention that was mixed with something before it met the values
-        self._pending, self._scores = _Pending(A, logits, scores, A), None
-        return A
-
-    def _meet_values(self, func: Any, pending: _Pending, left: Tensor, right: Tensor, kwargs: Any) -> Tensor:
-        self._gated(len(self.calls), right)
-        Z = self._split(func(left, right, **kwargs))
-        self._pending = None
-        A, O, V = (self._split(t) for t in (pending.A, pending.O, right))  # noqa: E741
-        Q = K = None
-        if pending.scores is not None:
-            Q, K = self._split(pending.scores.Q), self._split(pending.scores.K).transpose(-2, -1)
-        index = len(self.calls)
-        self._keep(index, Q, K, V, A, O, Z, _shape(A, V))
-        out = Z.flatten(0, 1) if right.dim() == 3 else Z
-        if self.stream is not None:
-            self.stream.branch_from(out)
-        return out
-
-    def _split(self, tensor: Tensor) -> Tensor:
-        return tensor.view(self._batch, -1, *tensor.shape[1:]) if tensor.dim() == 3 else tensor
-
-    def _relabel(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
-        """Follow attention logits and weights through functions that keep their shape."""
-        if not args or not isinstance(result, Tensor):
-            return
-        pending, scores = self._pending, self._scores
-        if pending is not None and args[0] is pending.alias:
-            if func in SAME or (func in FOLD and result.shape[-2:] == pending.alias.shape[-2:]):
-                pending.alias = result
-            elif turns(func, args):
-                pending.turned = result
-        elif scores is not None and result.shape == scores.result.shape and any(a is scores.result for a in args[:2]):
-            scores.result = result
+        axis = kwargs.get("dim", args[0] if args else None)
+        if logits.dim() >= 3 and isinstance(axis, int):
+            self.recogniser.softmax(logits, axis, result)
+        return result
 
     # -- feature maps --------------------------------------------------------------------------------------------
 
@@ -359,41 +370,42 @@ class AttentionMode(TorchFunctionMode):
     # -- the patch embedding -------------------------------------------------------------------------------------
 
     def _embed(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """A text has no pixels for the graph to start at; the vectors of its words serve."""
+        """A text has no pixels for the graph to start at; the embeddings of its tokens serve."""
         result: Tensor = func(*args, **kwargs)
-        return result.detach().requires_grad_() if "dX" in self._plan and not result.requires_grad else result
+        if self._from_embedding and not result.requires_grad:
+            result = result.detach().requires_grad_()
+            self.embeddings.append((args[0], result))
+            return result.clone()  # models add to it in place, which a leaf does not allow
+        return result
 
     def _convolve(self, func: Any, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
         result: Tensor = func(input, weight, *args, **kwargs)
         if result.dim() == 4:
             self._grid = (result.shape[2], result.shape[3])
+        if self.calls:
+            self.convolutions += 1
         return result
 
     # Functions, not bound methods: a mode that held its own methods would keep itself, and the graph, alive.
-    DOORS: ClassVar[dict[Any, Callable[..., Any]]] = {
+    HANDLERS: ClassVar[dict[Any, Callable[..., Any]]] = {
         F.scaled_dot_product_attention: _fused,
         F.multi_head_attention_forward: _multi_head,
         F.conv2d: _convolve,
         torch.conv2d: _convolve,
-        torch.einsum: _einsum,
+        torch.einsum: _product,
         F.embedding: _embed,
         **dict.fromkeys(NORM, _normalise),
         **dict.fromkeys(SOFTMAX, _softmax),
-        **dict.fromkeys(MATMUL, _matmul),
+        **dict.fromkeys(MATMUL, _product),
+        **dict.fromkeys(ADDED_MATMUL, _added_product),
     }
 
 
-def turns(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call swaps the last two axes of its first argument.
+def _flex_operator() -> Any:
+    return getattr(torch.ops.higher_order, "flex_attention", None)
 
-    Example:
-        >>> turns(torch.transpose, (torch.zeros(2, 3, 4), 1, -1)), turns(torch.transpose, (torch.zeros(2, 3, 4), 0, 1))
-        (True, False)
-    """
-    if func not in TURN:
-        return False
-    n = args[0].dim()
-    return func == MT or {axis % n for axis in args[1:3]} == {n - 2, n - 1}
+
+FLEX: Any = _flex_operator()
 
 
 def _shape(queries: Tensor, keys: Tensor) -> tuple[int, int, int, int]:

@@ -1,27 +1,45 @@
-"""Holding a model still: everything that touches it is put back."""
+"""Hold a model frozen while it is read: everything that is changed is restored on leaving."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
 
+from vitrail.capture.composite import merged_linears
 from vitrail.errors import ModelError
+
+_locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
+_locks_guard = threading.Lock()
+#: The compiler's stance is one for all threads.
+_compiler_lock = threading.RLock()
+#: Attributes that switch activation checkpointing on, whose recomputation no mode sees.
+_CHECKPOINTING = ("grad_checkpointing", "gradient_checkpointing")
+#: Implementations of attention in transformers that call kernels no mode sees, or none on every device.
+_HIDDEN_ATTENTION = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The module inside ``torch.compile`` and ``DataParallel`` wrappers.
 
     Attention can be seen only where torch's functions are called one by one, so wrappers that compile or
-    scatter are stepped over; the parameters are the same objects.
+    scatter are skipped; the parameters are the same objects.
 
     Example:
         >>> inner = nn.Linear(2, 2)
         >>> unwrap(nn.DataParallel(inner)) is inner
         True
     """
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"the model is {'missing (None)' if model is None else f'a {type(model).__name__}: {str(model)[:60]!r}'}; "
+            'pass an nn.Module, or what vitrail.load("SOURCE:NAME") returns'
+        )
     while True:
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             model = model.module
@@ -29,21 +47,47 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model._orig_mod  # type: ignore[assignment]  # noqa: SLF001
         else:
             break
+    _refuse_unreadable(model)
+    return model
+
+
+def _refuse_unreadable(model: nn.Module) -> None:
+    """Refuse models whose functions or weights cannot be read from Python, by name."""
     if isinstance(model, torch.jit.ScriptModule):
         raise ModelError(
             "this is a TorchScript module, whose functions cannot be seen from Python: "
             "pass the nn.Module it was scripted or traced from"
         )
-    return model
+    kind = type(model).__name__
+    if kind in ("FullyShardedDataParallel", "FSDPModule") or kind.startswith("FSDP"):
+        raise ModelError(
+            "the model's weights are sharded (FSDP): gather them and pass the plain nn.Module, "
+            "e.g. load the full state_dict into a new model"
+        )
+    if getattr(getattr(model, "meta", None), "get", None) and hasattr(model, "graph") and hasattr(model, "_guards_fn"):
+        raise ModelError("this module came out of torch.export: pass the nn.Module it was exported from")
+    for name, parameter in model.named_parameters():
+        if parameter.device.type == "meta":
+            raise ModelError(
+                f"the weight {name} is on the meta device (not loaded, or offloaded by accelerate): "
+                "load the model with its weights in memory"
+            )
+
+
+def lock_of(model: nn.Module) -> threading.RLock:
+    """The lock that lets one thread at a time use a model."""
+    with _locks_guard:
+        return _locks.setdefault(model, threading.RLock())
 
 
 @contextmanager
 def frozen(model: nn.Module) -> Iterator[nn.Module]:
-    """Hold a model in evaluation mode with frozen parameters and no compiled code; put all of it back on leaving.
+    """Hold a model in evaluation mode with frozen parameters and no compiled code; restore all of it on leaving.
 
-    Parameters are frozen so that the graph starts at the first tensor somebody asked the gradient of, and
-    nothing before it is kept. The compiler is told to stand aside because compiled code calls no Python
-    function a mode could see; the fused path of ``nn.MultiheadAttention`` for the same reason.
+    Parameters are frozen so that the graph starts at the first tensor whose gradient is needed, and nothing before it
+    is kept. Compiled code is switched off because it calls no Python function that a mode could see. Activation
+    checkpointing is switched off, and linear layers with adapters (LoRA) run with their effective weights. One thread
+    at a time holds a model; others wait.
 
     Example:
         >>> layer = nn.Linear(2, 2).train()
@@ -53,21 +97,55 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
         >>> layer.training, layer.weight.requires_grad
         (True, True)
     """
-    modules = list(model.modules())
-    training = [module for module in modules if module.training]
-    trainable = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]  # noqa: SLF001
-    fast_path = torch.backends.mha.get_fastpath_enabled()
-    try:
-        torch.backends.mha.set_fastpath_enabled(False)
-        for module in training:
-            module.training = False
-        for parameter in trainable:
-            parameter.requires_grad_(False)
-        with torch.compiler.set_stance("force_eager"), torch.inference_mode(False), torch.enable_grad():
-            yield model
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast_path)
-        for module in training:
-            module.training = True
-        for parameter in trainable:
-            parameter.requires_grad_(True)
+    with lock_of(model):
+        modules = list(model.modules())
+        training = [module for module in modules if module.training]
+        trainable = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]  # noqa: SLF001
+        switches = [(m, name) for m in modules for name in _CHECKPOINTING if m.__dict__.get(name) is True]
+        configs = _hidden_attention(modules)
+        try:
+            for module in training:
+                module.training = False
+            for parameter in trainable:
+                parameter.requires_grad_(False)
+            for module, name in switches:
+                setattr(module, name, False)
+            for config, _ in configs:
+                config._attn_implementation = "sdpa"  # noqa: SLF001 - the library's own switch
+            with ExitStack() as stack:
+                stack.enter_context(_eager(modules))
+                stack.enter_context(torch.inference_mode(False))
+                stack.enter_context(torch.enable_grad())
+                stack.enter_context(merged_linears(model))
+                yield model
+        finally:
+            for module in training:
+                module.training = True
+            for parameter in trainable:
+                parameter.requires_grad_(True)
+            for module, name in switches:
+                setattr(module, name, True)
+            for config, before in configs:
+                config._attn_implementation = before  # noqa: SLF001
+
+
+def _hidden_attention(modules: list[nn.Module]) -> list[tuple[Any, str]]:
+    """Configurations of transformers models that ask for a kernel no mode sees, with what they ask for."""
+    found: dict[int, tuple[Any, str]] = {}
+    for module in modules:
+        config = module.__dict__.get("config")
+        chosen = getattr(config, "_attn_implementation", None)
+        if chosen in _HIDDEN_ATTENTION:
+            found[id(config)] = (config, chosen)
+    return list(found.values())
+
+
+@contextmanager
+def _eager(modules: list[nn.Module]) -> Iterator[None]:
+    """Switch compiled code off where there is any; the switch is global, so other threads with compiled code wait."""
+    compiled = any(
+        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod") for module in modules
+    ) or any(getattr(type(module).forward, "_torchdynamo_inline", None) is not None for module in modules)
+    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+    with _compiler_lock if compiled else nullcontext(), stance:
+        yield

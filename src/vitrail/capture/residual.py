@@ -57,6 +57,7 @@ class ResidualStream:
         dtype: torch.dtype,
         nodes: dict[tuple[str, int], Tensor],
         tail: tuple[int, Tail] | None = None,
+        keep_graph: bool = False,
     ) -> None:
         self._plan = plan
         self._dtype = dtype
@@ -74,6 +75,11 @@ class ResidualStream:
         self._mlp_scale: tuple[Tensor, Tensor] | None = None
         self._copies: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
         self.parameters: dict[tuple[str, int], Tensor] = {}
+        self._keep_graph = keep_graph
+        #: The stream entering each attention sub-layer, in the graph; only where asked for.
+        self.entering: dict[int, Tensor] = {}
+        #: The last tensor of the stream's shape: the tokens as the head reads them.
+        self.last: Tensor | None = None
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
         return (self._index if index is None else index) in self._plan.get(kind, NOWHERE)

@@ -216,7 +216,7 @@ def _tower(mode: AttentionMode) -> tuple[list[int], str]:
     shapes = [calls[i].shape for i in seen]
     tokens = shapes[0][3]
     pools = [s for s in shapes if s[2] == 1 < s[3]]
-    if mode.unread:
+    if mode.recogniser.unmatched:
         return seen, "mixed"
     if any(s[0] != 1 for s in shapes):
         return seen, "windowed"

@@ -1,13 +1,13 @@
-"""Doors for sums, products and whatever else is not attention: from a torch function to an operation of the rules.
+"""Handlers for everything but attention: from a torch function to an operation that rules know.
 
-Each takes the mode and what the torch function takes, and is called only where something depends on the input.
+Each takes the state and the arguments of the torch function, and runs only where one of them depends on the input.
 """
-# ruff: noqa: A002, ARG001 - the doors take what torch's functions take
+# ruff: noqa: A002, ARG001 - handlers take what torch's functions take
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +16,7 @@ from torch.nn.grad import conv2d_input
 
 from vitrail.capture.residual import ADD, MUL
 from vitrail.lrp.ops import Linear, Mean, Norm, Plain, Product, Sum
-
-if TYPE_CHECKING:
-    from vitrail.lrp.mode import RelevanceMode
+from vitrail.lrp.state import RelevanceState
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
 DIV = {torch.div, Tensor.div, torch.true_divide, Tensor.true_divide, Tensor.__truediv__}
@@ -45,7 +43,7 @@ def depends(value: Any) -> bool:
 
 
 def multiply(
-    mode: RelevanceMode,
+    state: RelevanceState,
     left: Tensor,
     right: Tensor,
     run: Two = torch.matmul,
@@ -55,46 +53,46 @@ def multiply(
     one: str = "linear",
 ) -> Tensor:
     """A product: of two things that depend on the input (``both`` is its name), or of one that does (``one``)."""
-    rule = mode.rule(both if left.requires_grad and right.requires_grad else one)
+    rule = state.rule(both if left.requires_grad and right.requires_grad else one)
     if rule is None or not (left.requires_grad or right.requires_grad):
         return run(left, right)
     shape_l, shape_r = left.shape, right.shape
     if left.requires_grad and right.requires_grad:
         return rule(Product(
             run, lambda s, v: to_left(s, v).sum_to_size(shape_l), lambda s, u: to_right(s, u).sum_to_size(shape_r),
-            mode.samples,
+            state.samples,
         ), left, right)  # fmt: skip
     if left.requires_grad:
         return rule(Linear(
-            lambda x: run(x, right), run, lambda s, w: to_left(s, w).sum_to_size(shape_l), right, None, mode.samples
+            lambda x: run(x, right), run, lambda s, w: to_left(s, w).sum_to_size(shape_l), right, None, state.samples
         ), left)  # fmt: skip
     return rule(Linear(
         lambda x: run(left, x), lambda x, w: run(w, x), lambda s, w: to_right(s, w).sum_to_size(shape_r), left,
-        None, mode.samples,
+        None, state.samples,
     ), right)  # fmt: skip
 
 
-def linear(mode: RelevanceMode, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map; two of them on one vector each may be heads that are averaged."""
-    rule = mode.rule("inner" if mode.packed else "linear")
+    rule = state.rule("inner" if state.packed else "linear")
     if rule is None or weight.requires_grad:
         return func(input, weight, bias)  # type: ignore[no-any-return]
     run = lambda x: F.linear(x, weight, bias)  # noqa: E731
-    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, mode.samples), input)
+    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples), input)
     if out.dim() == 2:
-        mode.scores[id(out)] = out
+        state.scores[id(out)] = out
     return out
 
 
-def addmm(mode: RelevanceMode, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **kwargs: Any) -> Tensor:
+def addmm(state: RelevanceState, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **kwargs: Any) -> Tensor:
     """A linear map as some write it."""
     if kwargs or not mat1.requires_grad:
         return func(input, mat1, mat2, **kwargs)  # type: ignore[no-any-return]
-    return linear(mode, F.linear, mat1, mat2.T, input)
+    return linear(state, F.linear, mat1, mat2.T, input)
 
 
 def convolve(
-    mode: RelevanceMode,
+    state: RelevanceState,
     func: Any,
     input: Tensor,
     weight: Tensor,
@@ -105,7 +103,7 @@ def convolve(
     groups: int = 1,
 ) -> Tensor:
     """A convolution; one of three channels reads pixels."""
-    rule = mode.rule("pixels" if input.shape[1] == 3 else "conv")
+    rule = state.rule("pixels" if input.shape[1] == 3 else "conv")
     if rule is None or weight.requires_grad:
         return func(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
     if padding == "valid":
@@ -117,101 +115,101 @@ def convolve(
     return rule(Linear(
         lambda x: F.conv2d(x, weight, bias, *how), lambda x, w: F.conv2d(x, w, None, *how),
         lambda s, w: conv2d_input(shape, w, s, *how), weight,  # type: ignore[no-untyped-call]
-        None if bias is None else bias.view(-1, 1, 1), mode.samples,
+        None if bias is None else bias.view(-1, 1, 1), state.samples,
     ), input)  # fmt: skip
 
 
-def mul(mode: RelevanceMode, func: Any, left: Any, right: Any) -> Tensor:
+def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
     """A product entry by entry: with a constant a scale, with something that depends on the input a gate."""
     if depends(left) and depends(right):
         if left.shape[-1] != right.shape[-1] and 1 in (left.shape[-1], right.shape[-1]):
             # One number a token, as in a norm written out: a scale.
             left, right = (t.detach() if t.shape[-1] == 1 else t for t in (left, right))
         else:
-            return multiply(mode, left, right, torch.mul, torch.mul, torch.mul, "gate")
+            return multiply(state, left, right, torch.mul, torch.mul, torch.mul, "gate")
     x, factor = (left, right) if depends(left) else (right, left)
-    out = plain(mode, "scale", lambda x: func(x, factor), x)
+    out = plain(state, "scale", lambda x: func(x, factor), x)
     if out.dim() == 4 and isinstance(factor, Tensor) and factor.dim() >= 2:
-        mode.turned[id(out)] = out
+        state.rotations[id(out)] = out
     return out
 
 
-def div(mode: RelevanceMode, func: Any, left: Any, right: Any, **kwargs: Any) -> Tensor:
+def div(state: RelevanceState, func: Any, left: Any, right: Any, **kwargs: Any) -> Tensor:
     """A quotient: a scale, whatever the divisor depends on."""
     if not depends(left):
         return func(left, right, **kwargs)  # type: ignore[no-any-return]
     divisor = right.detach() if isinstance(right, Tensor) else right
-    return plain(mode, "scale", lambda x: func(x, divisor, **kwargs), left)
+    return plain(state, "scale", lambda x: func(x, divisor, **kwargs), left)
 
 
 # -- sums ------------------------------------------------------------------------------------------------------------
 
 
-def add(mode: RelevanceMode, func: Any, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
+def add(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """A sum."""
-    if mode.rule("add") is None:
+    if state.rule("add") is None:
         return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
     if alpha != 1:
-        right = mul(mode, torch.mul, right, alpha) if depends(right) else right * alpha
-    return _sum(mode, torch.add, left, right)
+        right = mul(state, torch.mul, right, alpha) if depends(right) else right * alpha
+    return _sum(state, torch.add, left, right)
 
 
-def sub(mode: RelevanceMode, func: Any, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
+def sub(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float = 1) -> Tensor:
     """A difference: of a constant or a mean it is a shift."""
-    if mode.rule("add") is None or alpha != 1:
+    if state.rule("add") is None or alpha != 1:
         return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
     if depends(left) and depends(right) and left.shape[-1] != 1 == right.shape[-1]:
         right = right.detach()  # a mean, as in a norm written out
     if not (depends(left) and depends(right)):
         if depends(left):
-            return plain(mode, "shift", lambda x: x - right, left)
-        return plain(mode, "shift", lambda x: left - x, right)
-    if id(left) in mode.turned and id(right) in mode.turned:
-        return _sum(mode, torch.sub, left, right)
-    return _sum(mode, torch.add, left, plain(mode, "scale", torch.neg, right))
+            return plain(state, "shift", lambda x: x - right, left)
+        return plain(state, "shift", lambda x: left - x, right)
+    if id(left) in state.rotations and id(right) in state.rotations:
+        return _sum(state, torch.sub, left, right)
+    return _sum(state, torch.add, left, plain(state, "scale", torch.neg, right))
 
 
-def _sum(mode: RelevanceMode, run: Callable[..., Tensor], left: Any, right: Any) -> Tensor:
+def _sum(state: RelevanceState, run: Callable[..., Tensor], left: Any, right: Any) -> Tensor:
     if depends(left) and depends(right):
         name = "add"
-        if id(left) in mode.turned and id(right) in mode.turned:
+        if id(left) in state.rotations and id(right) in state.rotations:
             name = "turn"
-        elif id(left) in mode.scores and id(right) in mode.scores:
+        elif id(left) in state.scores and id(right) in state.scores:
             name = "heads"
-        rule = mode.rule(name)
+        rule = state.rule(name)
         assert rule is not None
-        return rule(Sum(run, mode.samples), left, right)
+        return rule(Sum(run, state.samples), left, right)
     x, other = (left, right) if depends(left) else (right, left)
     if not isinstance(other, Tensor) or other.dim() < 2 or other.shape[-2:] == (1, 1):  # a bias, not a position
-        return plain(mode, "shift", lambda x: run(x, other), x)
-    rule = mode.rule("position")
+        return plain(state, "shift", lambda x: run(x, other), x)
+    rule = state.rule("position")
     assert rule is not None
-    return rule(Sum(run, mode.samples, constant=True), x, other)
+    return rule(Sum(run, state.samples, constant=True), x, other)
 
 
 # -- one input -------------------------------------------------------------------------------------------------------
 
 
-def plain(mode: RelevanceMode, name: str, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+def plain(state: RelevanceState, name: str, run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     """An operation of one input, by the rule of that name if there is one."""
-    rule = mode.rule(name)
+    rule = state.rule(name)
     return run(x) if rule is None else rule(Plain(run), x)
 
 
-def activate(mode: RelevanceMode, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+def activate(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """An activation, in place or not."""
     if not kwargs.pop("inplace", False):
-        return plain(mode, "activation", lambda x: func(x, *args, **kwargs), input)
-    return input.copy_(activate(mode, func, input.clone(), *args, **kwargs))
+        return plain(state, "activation", lambda x: func(x, *args, **kwargs), input)
+    return input.copy_(activate(state, func, input.clone(), *args, **kwargs))
 
 
-def sigmoid(mode: RelevanceMode, func: Any, input: Tensor) -> Tensor:
+def sigmoid(state: RelevanceState, func: Any, input: Tensor) -> Tensor:
     """A gate: the factor an input is multiplied with, as in x·sigmoid(x)."""
-    return plain(mode, "sigmoid", func, input)
+    return plain(state, "sigmoid", func, input)
 
 
 def layer_norm(
-    mode: RelevanceMode,
+    state: RelevanceState,
     func: Any,
     input: Tensor,
     normalized_shape: Any,
@@ -222,14 +220,14 @@ def layer_norm(
 ) -> Tensor:
     """A layer norm."""
     dims = tuple(range(-len(normalized_shape), 0))
-    return _norm(mode, Norm(
+    return _norm(state, Norm(
         lambda x: F.layer_norm(x, normalized_shape, weight, bias, eps),
-        lambda x: (x.var(dims, unbiased=False, keepdim=True) + eps).sqrt(), weight, dims, True, mode.samples,
+        lambda x: (x.var(dims, unbiased=False, keepdim=True) + eps).sqrt(), weight, dims, True, state.samples,
     ), input)  # fmt: skip
 
 
 def rms_norm(
-    mode: RelevanceMode,
+    state: RelevanceState,
     func: Any,
     input: Tensor,
     normalized_shape: Any,
@@ -239,41 +237,41 @@ def rms_norm(
     """A norm by the root mean square."""
     dims = tuple(range(-len(normalized_shape), 0))
     small = torch.finfo(input.dtype).eps if eps is None else eps
-    return _norm(mode, Norm(
+    return _norm(state, Norm(
         lambda x: F.rms_norm(x, normalized_shape, weight, eps),
-        lambda x: (x.pow(2).mean(dims, keepdim=True) + small).sqrt(), weight, dims, False, mode.samples,
+        lambda x: (x.pow(2).mean(dims, keepdim=True) + small).sqrt(), weight, dims, False, state.samples,
     ), input)  # fmt: skip
 
 
 def normalise(
-    mode: RelevanceMode, func: Any, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
+    state: RelevanceState, func: Any, input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12, out: None = None
 ) -> Tensor:
     """A vector brought to length 1."""
-    return _norm(mode, Norm(
+    return _norm(state, Norm(
         lambda x: F.normalize(x, p, dim, eps), lambda x: x.norm(p, dim, keepdim=True).clamp_min(eps), None, (dim,),
-        False, mode.samples,
+        False, state.samples,
     ), input)  # fmt: skip
 
 
-def _norm(mode: RelevanceMode, op: Norm, x: Tensor) -> Tensor:
-    rule = mode.rule("norm")
+def _norm(state: RelevanceState, op: Norm, x: Tensor) -> Tensor:
+    rule = state.rule("norm")
     return op.run(x) if rule is None else rule(op, x)
 
 
 def mean(
-    mode: RelevanceMode, func: Any, input: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any
+    state: RelevanceState, func: Any, input: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Tensor:
     """A mean over anything but the width is one over tokens."""
-    rule = mode.rule("mean")
+    rule = state.rule("mean")
     dims = () if dim is None else tuple(d % input.dim() for d in (dim if isinstance(dim, tuple | list) else (dim,)))
     if rule is None or not dims or input.dim() - 1 in dims:
         return func(input, dim, keepdim, **kwargs) if dims else func(input, **kwargs)  # type: ignore[no-any-return]
     run = lambda x: func(x, dims, keepdim, **kwargs)  # noqa: E731
-    return rule(Mean(run, dims, keepdim, mode.samples), input)
+    return rule(Mean(run, dims, keepdim, state.samples), input)
 
 
-#: Doors for what needs one only where something depends on the input.
-DOORS: dict[Any, Callable[..., Tensor]] = {
+#: Handlers that run only where an argument depends on the input.
+HANDLERS: dict[Any, Callable[..., Tensor]] = {
     F.linear: linear, torch.addmm: addmm, F.conv2d: convolve, torch.conv2d: convolve, F.layer_norm: layer_norm,
     torch.layer_norm: layer_norm, F.rms_norm: rms_norm, torch.rms_norm: rms_norm, F.normalize: normalise,
     torch.mean: mean, Tensor.mean: mean, torch.sigmoid: sigmoid, Tensor.sigmoid: sigmoid, F.sigmoid: sigmoid,

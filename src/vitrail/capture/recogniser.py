@@ -1,0 +1,380 @@
+"""Recognise attention in the order a model computes it: queries times keys, softmax, times values.
+
+Models spell attention in many ways: ``softmax(q @ k.mT) @ v``, ``torch.bmm`` with the heads folded into the batch,
+``einsum`` with any labels, values to the left of the attention, ``exp`` divided by its sum. The recogniser follows the
+tensors themselves from one function call to the next, so that gradient capture and relevance propagation see the same
+attention in the same form: attention (b, H, m, n), values (b, H, n, dh).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SOFTMAX = {F.softmax, torch.softmax, Tensor.softmax}
+MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.bmm, Tensor.bmm}
+ADDED_MATMUL = {torch.baddbmm, Tensor.baddbmm}
+LOG_SOFTMAX = {F.log_softmax, torch.log_softmax, Tensor.log_softmax}
+EXP = {torch.exp, Tensor.exp, Tensor.exp_, torch.exp_}
+SUM = {torch.sum, Tensor.sum}
+DIV = {torch.div, Tensor.div, torch.true_divide, Tensor.true_divide, Tensor.__truediv__}
+# Functions whose result is the attention itself: a copy, another type, dropout that is off.
+SAME = {F.dropout, torch.dropout, Tensor.to, Tensor.type_as, Tensor.float, Tensor.contiguous, Tensor.clone}
+# Functions that may swap the last two axes, as where features come before tokens and values before attention.
+MT: Any = Tensor.mT.__get__  # type: ignore[attr-defined]
+TRANSPOSE = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
+PERMUTE = {Tensor.permute, torch.permute}
+# Functions that may fold the heads into the batch.
+FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
+UNSQUEEZE = {Tensor.unsqueeze, torch.unsqueeze, Tensor.__getitem__}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of two tensors that depend on the input; it may turn out to be QKᵀ.
+
+    Attributes:
+        result: Its result, or what elementwise operations made of it.
+        left: First operand with the axes (…, rows, contracted).
+        right: Second operand with the axes (…, columns, contracted).
+        order: Axes of the result for (…, rows, columns).
+    """
+
+    result: Tensor
+    left: Tensor
+    right: Tensor
+    order: tuple[int, ...]
+
+
+class Factors(NamedTuple):
+    """Two factors of a product, and the order of its axes.
+
+    Attributes:
+        left: Shape (…, rows, contracted).
+        right: Shape (…, columns, contracted).
+        order: Axes of the model's own result for (…, rows, columns).
+    """
+
+    left: Tensor
+    right: Tensor
+    order: tuple[int, ...]
+
+    def restore(self, result: Tensor) -> Tensor:
+        """The product, shape (…, rows, columns), with its axes as the model's own call has them."""
+        if self.order == tuple(range(result.dim())):
+            return result
+        return result.permute([self.order.index(axis) for axis in range(result.dim())])
+
+
+@dataclass
+class Softmax:
+    """A softmax whose result is attention if it is multiplied with values.
+
+    Attributes:
+        A: Its result.
+        O: The logits.
+        axis: The axis it normalises, counted from the front.
+        product: The product of queries and keys the logits are, or None where they have other terms.
+        aliases: Tensors that are the attention with its axes in another order: by id, the tensor and the axis of ``A``
+            behind each of its axes; None where the leading axes were folded into one.
+    """
+
+    A: Tensor
+    O: Tensor  # noqa: E741
+    axis: int
+    product: Product | None
+    aliases: dict[int, tuple[Tensor, tuple[int, ...] | None]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.aliases[id(self.A)] = (self.A, tuple(range(self.A.dim())))
+
+    def queries_and_keys(self) -> tuple[Tensor, Tensor] | None:
+        """Q and K with the axes (…, tokens, width), or None where the logits are not their product."""
+        if self.product is None or self.product.result.dim() != self.A.dim():
+            return None
+        rows, columns = self.product.order[-2:]
+        if self.axis == columns:
+            return self.product.left, self.product.right
+        return (self.product.right, self.product.left) if self.axis == rows else None
+
+
+@dataclass(frozen=True)
+class ValueProduct:
+    """Attention multiplied with values, both with their axes in one order.
+
+    Attributes:
+        softmax: The softmax the attention comes from.
+        A: Attention with the axes (…, queries, keys); three axes where the heads are folded into the batch.
+        V: Values with the axes (…, keys, width).
+        O: Logits with the axes of ``A``.
+        restore: From A·V, shape (…, queries, width), to what the model's own call returns.
+    """
+
+    softmax: Softmax
+    A: Tensor
+    V: Tensor
+    O: Tensor  # noqa: E741
+    restore: Callable[[Tensor], Tensor]
+
+
+class Recogniser:
+    """Follow attention through the functions a model calls.
+
+    A mode calls ``values`` before it runs a product, ``softmax`` for each softmax and ``follow`` after every other
+    function.
+
+    Attributes:
+        unmatched: Number of softmaxes over products of queries and keys that never met values: attention that was
+            mixed with something else first.
+    """
+
+    def __init__(self) -> None:
+        self.unmatched = 0
+        self._product: Product | None = None
+        self._softmax: Softmax | None = None
+        self._exp: dict[int, tuple[Tensor, Tensor]] = {}
+        self._sums: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+    @property
+    def waiting(self) -> bool:
+        """Whether anything is followed at the moment."""
+        return self._softmax is not None or self._product is not None or bool(self._exp)
+
+    # -- products ------------------------------------------------------------------------------------------------
+
+    def values(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ValueProduct | None:
+        """The product of attention and values that this call is, or None."""
+        softmax = self._softmax
+        if softmax is None:
+            return None
+        if func is torch.einsum:
+            found = self._einsum_values(softmax, args)
+        else:
+            operands = _operands(args, kwargs)
+            found = None if operands is None else self._matmul_values(softmax, *operands)
+        if found is not None:
+            self._softmax = self._product = None
+            self._exp.clear()
+            self._sums.clear()
+        return found
+
+    def _matmul_values(self, softmax: Softmax, left: Tensor, right: Tensor) -> ValueProduct | None:
+        if id(left) in softmax.aliases:
+            tensor, origin = softmax.aliases[id(left)]
+            if origin is None or origin[-1] == softmax.axis:
+                return _value_product(softmax, tensor, origin, right, lambda Z: Z)
+        if id(right) in softmax.aliases and left.dim() == right.dim():
+            tensor, origin = softmax.aliases[id(right)]
+            if origin is not None and origin[-2] == softmax.axis:
+                flipped = (*origin[:-2], origin[-1], origin[-2])
+                return _value_product(softmax, tensor.mT, flipped, left.mT, lambda Z: Z.mT)
+        return None
+
+    def _einsum_values(self, softmax: Softmax, args: tuple[Any, ...]) -> ValueProduct | None:
+        pair = einsum_pair(args)
+        if pair is None:
+            return None
+        (one, two), (first, second), out = pair
+        if id(second) in softmax.aliases:
+            one, two, first, second = two, one, second, first
+        if id(first) not in softmax.aliases:
+            return None
+        tensor, origin = softmax.aliases[id(first)]
+        if origin is None:
+            origin = tuple(range(tensor.dim()))
+            axis = tensor.dim() - 1
+        else:
+            axis = softmax.axis
+        keys = one[origin.index(axis)]
+        batch = [c for c in one if c in two and c in out]
+        queries = [c for c in one if c not in two and c in out]
+        width = [c for c in two if c not in one and c in out]
+        if keys in out or keys not in two or len(queries) != 1 or len(width) != 1 or len(batch) != len(one) - 2:
+            return None
+        if len(two) != len(batch) + 2 or len(out) != len(batch) + 2:
+            return None
+        order = [one.index(c) for c in (*batch, queries[0], keys)]
+        V = second.permute([two.index(c) for c in (*batch, keys, width[0])])
+        canonical = [*batch, queries[0], width[0]]
+        back = [canonical.index(c) for c in out]
+        moved = tensor.permute(order)
+        return _value_product(
+            softmax,
+            moved,
+            None if softmax.aliases[id(first)][1] is None else tuple(origin[i] for i in order),
+            V,
+            lambda Z: Z.permute(back),
+        )
+
+    def factors(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Factors | None:
+        """The factors of a product that may turn out to be QKᵀ, with their axes in one order; None for any other."""
+        if func is not torch.einsum:
+            operands = _operands(args, kwargs)
+            if operands is None or not is_data_product(*operands):
+                return None
+            return Factors(operands[0], operands[1].mT, tuple(range(max(t.dim() for t in operands))))
+        pair = einsum_pair(args)
+        if pair is None:
+            return None
+        (one, two), (first, second), out = pair
+        shared = [c for c in one if c in two and c not in out]
+        batch = [c for c in one if c in two and c in out]
+        rows, columns = [c for c in one if c not in two], [c for c in two if c not in one]
+        if len(shared) != 1 or len(rows) != 1 or len(columns) != 1 or len(out) != len(batch) + 2 or not batch:
+            return None
+        if columns[0] not in out or rows[0] not in out:
+            return None
+        left = first.permute([one.index(c) for c in (*batch, rows[0], shared[0])])
+        right = second.permute([two.index(c) for c in (*batch, columns[0], shared[0])])
+        return Factors(left, right, tuple(out.index(c) for c in (*batch, rows[0], columns[0])))
+
+    def product(self, left: Tensor, right: Tensor, order: tuple[int, ...], result: Tensor) -> None:
+        """Remember the result of such a product."""
+        self._product = Product(result, left, right, order)
+
+    # -- softmax -------------------------------------------------------------------------------------------------
+
+    def softmax(self, logits: Tensor, axis: int, result: Tensor) -> None:
+        """A softmax was computed; its result is attention if it meets values."""
+        if self._softmax is not None and self._softmax.product is not None:
+            self.unmatched += 1
+        product = self._product if self._product is not None and self._product.result is logits else None
+        self._softmax, self._product = Softmax(result, logits, axis % logits.dim(), product), None
+
+    def alias(self, result: Tensor) -> None:
+        """The mode replaced the last softmax's result by another tensor."""
+        if self._softmax is not None:
+            self._softmax.aliases[id(result)] = (result, tuple(range(result.dim())))
+
+    def written_softmax(self, func: Any, args: tuple[Any, ...]) -> tuple[Tensor, int] | None:
+        """Logits and axis of the softmax that a division of ``exp`` by its sum is, or None."""
+        if func not in DIV or len(args) < 2 or id(args[0]) not in self._exp or id(args[1]) not in self._sums:
+            return None
+        powers, logits = self._exp[id(args[0])]
+        _, summed, axis = self._sums[id(args[1])]
+        return (logits, axis) if summed is powers else None
+
+    # -- every other function ------------------------------------------------------------------------------------
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Follow logits, attention, and exponentials through one function call."""
+        if not isinstance(result, Tensor) or not args:
+            return
+        if func in EXP and result.dim() >= 3 and isinstance(args[0], Tensor):
+            logits = args[0] if args[0] is not result else None
+            if logits is not None:
+                self._exp = {id(result): (result, logits)}
+                self._sums.clear()
+            return
+        if self._exp:
+            self._follow_sums(func, args, kwargs, result)
+        if self._softmax is not None and id(args[0]) in self._softmax.aliases:
+            self._follow_attention(self._softmax, func, args, kwargs, result)
+        elif self._product is not None:
+            self._follow_logits(self._product, func, args, kwargs, result)
+
+    def _follow_sums(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
+        if func in SUM and id(args[0]) in self._exp:
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            if isinstance(dim, tuple | list) and len(dim) == 1:
+                dim = dim[0]
+            if isinstance(dim, int):
+                self._sums[id(result)] = (result, args[0], dim % args[0].dim())
+        elif func in UNSQUEEZE and id(args[0]) in self._sums:
+            _, summed, axis = self._sums[id(args[0])]
+            self._sums[id(result)] = (result, summed, axis)
+
+    def _follow_logits(
+        self, product: Product, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+    ) -> None:
+        """Scale, bias and mask keep the shape of a product; a permutation changes the order of its axes."""
+        moved = permutation(func, args, kwargs)
+        if moved is not None and args[0] is product.result:
+            order = tuple(moved.index(axis) for axis in product.order)
+            self._product = Product(result, product.left, product.right, order)
+        elif result.shape == product.result.shape and any(a is product.result for a in args[:2]):
+            self._product = Product(result, product.left, product.right, product.order)
+
+    @staticmethod
+    def _follow_attention(
+        softmax: Softmax, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+    ) -> None:
+        tensor, origin = softmax.aliases[id(args[0])]
+        moved = permutation(func, args, kwargs)
+        if func in SAME and result.shape == tensor.shape:
+            softmax.aliases[id(result)] = (result, origin)
+        elif moved is not None and origin is not None:
+            softmax.aliases[id(result)] = (result, tuple(origin[axis] for axis in moved))
+        elif func in FOLD and result.shape[-2:] == tensor.shape[-2:] and (origin is None or origin[-1] == softmax.axis):
+            same = result.dim() == tensor.dim()
+            softmax.aliases[id(result)] = (result, origin if same else None)
+
+
+def _value_product(
+    softmax: Softmax, A: Tensor, origin: tuple[int, ...] | None, V: Tensor, restore: Callable[[Tensor], Tensor]
+) -> ValueProduct:
+    logits = softmax.O
+    if origin is not None and logits.dim() == len(origin):
+        logits = logits.permute(origin)
+    return ValueProduct(softmax, A, V, logits.reshape(A.shape), restore)
+
+
+def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Tensor] | None:
+    """The two factors of a matrix product, whichever way they are passed."""
+    named = (kwargs.get("input"), kwargs.get("other", kwargs.get("mat2")))
+    given = [*args, *(n for n in named if n is not None)][:2]
+    if len(given) == 2 and all(isinstance(t, Tensor) for t in given):
+        return given[0], given[1]
+    return None
+
+
+def is_data_product(left: Tensor, right: Tensor) -> bool:
+    """Whether both factors have a batch axis; otherwise one of them is a weight matrix."""
+    return left.dim() >= 3 and right.dim() >= 3
+
+
+def einsum_pair(args: tuple[Any, ...]) -> tuple[tuple[str, str], tuple[Tensor, Tensor], str] | None:
+    """Labels, operands and output labels of an einsum of two tensors; None for any other einsum."""
+    equation, operands = args[0], args[1:]
+    if len(operands) == 1 and isinstance(operands[0], list | tuple):
+        operands = tuple(operands[0])
+    if not isinstance(equation, str) or len(operands) != 2 or "." in equation or "->" not in equation:
+        return None
+    inner, _, out = equation.replace(" ", "").partition("->")
+    one, _, two = inner.partition(",")
+    labels_once = len(set(one)) == len(one) and len(set(two)) == len(two)
+    if not labels_once or len(one) != operands[0].dim() or len(two) != operands[1].dim():
+        return None
+    return (one, two), (operands[0], operands[1]), out
+
+
+def permutation(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...] | None:
+    """Where each axis of the result was in the first argument, if the call only reorders axes.
+
+    Example:
+        >>> permutation(torch.transpose, (torch.zeros(2, 3, 4), 1, -1), {})
+        (0, 2, 1)
+        >>> permutation(torch.add, (torch.zeros(2), 1), {}) is None
+        True
+    """
+    if not isinstance(args[0], Tensor):
+        return None
+    n = args[0].dim()
+    axes = list(range(n))
+    if func == MT:
+        return (*axes[:-2], n - 1, n - 2)
+    if func in TRANSPOSE:
+        dims = [*args[1:3], *(kwargs[k] for k in ("dim0", "dim1", "axis0", "axis1") if k in kwargs)]
+        if len(dims) == 2:
+            i, j = (d % n for d in dims)
+            axes[i], axes[j] = axes[j], axes[i]
+            return tuple(axes)
+    if func in PERMUTE:
+        given = kwargs.get("dims", args[1] if len(args) == 2 and isinstance(args[1], list | tuple) else args[1:])
+        return tuple(d % n for d in given)
+    return None
