@@ -29,7 +29,7 @@ from vitrail.methods.registry import Method
 from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Prepare
 from vitrail.models.preprocess import Preprocess
-from vitrail.postprocess import flat, normalise, upsample
+from vitrail.postprocess import flat, normalise, place
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
 
 DEFAULT = "gradtoken"
@@ -346,7 +346,9 @@ def _to_maps(
         relevance = relevance.reshape(*relevance.shape[:3], *grid)
     if relevance.dim() == 5 and image is not None:
         raw, axes = relevance, 2
-        big = upsample(raw, (int(image.shape[2]), int(image.shape[3])))
+        area = structure.layout.area if tuple(raw.shape[-2:]) == grid else None
+        size = (int(image.shape[2]), int(image.shape[3]))
+        big = place(raw, size, None if area is None else (area.top, area.left, area.height, area.width))
     else:
         raw = big = torch.nn.functional.pad(relevance, (structure.layout.prefix or 0, 0))
         axes = 1

@@ -18,6 +18,32 @@ def upsample(grid: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(flat, size=size, mode="bilinear", align_corners=False).reshape(*grid.shape[:-2], *size)
 
 
+def place(grid: Tensor, size: tuple[int, int], area: tuple[int, int, int, int] | None) -> Tensor:
+    """Upsample a grid onto the area of the image it covers; pixels outside the area are zero.
+
+    Args:
+        grid: Shape (…, rows, columns).
+        size: Height and width of the image.
+        area: Top, left, height and width of what the grid covers, which may end inside or beyond the image; None for
+            the whole image.
+
+    Example:
+        >>> place(torch.tensor([[1.0, 1.0]]), (1, 5), (0, 0, 1, 4))
+        tensor([[1., 1., 1., 1., 0.]])
+    """
+    if area is None:
+        return upsample(grid, size)
+    top, left, height, width = area
+    big = upsample(grid, (height, width))
+    canvas = grid.new_zeros(*grid.shape[:-2], *size)
+    rows = slice(max(0, top), min(size[0], top + height))
+    columns = slice(max(0, left), min(size[1], left + width))
+    canvas[..., rows, columns] = big[
+        ..., rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
+    ]
+    return canvas
+
+
 def normalise(maps: Tensor, signed: bool = False, axes: int = 2) -> Tensor:
     """Each map to [0, 1] by its minimum and maximum, or, if signed, to [-1, 1] by its largest magnitude.
 

@@ -241,6 +241,7 @@ class AttentionMode(TorchFunctionMode):
             Z = self._attend(index, query, key, value, attention_logits(query, key, mask, scale), mask, merged)
         else:
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
+            Z = self._node("dZ", index, Z)
             self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged)
         return self._starts_branch(self._merge(Z) if merged else Z)
 
@@ -256,7 +257,7 @@ class AttentionMode(TorchFunctionMode):
     ) -> Tensor:
         """Softmax of the logits times the values, kept as far as needed."""
         A = self._weigh(index, attention_weights(O, mask))
-        Z = A.to(V.dtype) @ V
+        Z = self._node("dZ", index, A.to(V.dtype) @ V)
         self._keep(index, Q, K, V, A, O, Z, _shape(Q, K), folded)
         return Z
 
@@ -280,10 +281,10 @@ class AttentionMode(TorchFunctionMode):
         if packed.wanted[0] or index in self._explicit:
             O = attention_logits(Q, K, mask, None)  # noqa: E741
             A = self._weigh(index, attention_weights(O, mask))
-            Z = A.to(V.dtype) @ V
+            Z = self._node("dZ", index, A.to(V.dtype) @ V)
             self._keep(index, Q, K, V, A, O, Z, _shape(Q, K))
         else:
-            Z = F.scaled_dot_product_attention(Q, K, V, attn_mask=mask)
+            Z = self._node("dZ", index, F.scaled_dot_product_attention(Q, K, V, attn_mask=mask))
             self._keep(index, Q, K, V, None, None, Z, _shape(Q, K))
         out = packed.project(Z)
         if self.stream is not None:
@@ -314,7 +315,7 @@ class AttentionMode(TorchFunctionMode):
         A, V, O = (self._split(t) for t in (met.A, met.V, met.O))  # noqa: E741
         self._gated(index, V)
         A = self._weigh(index, A)
-        Z = torch.matmul(A, V)
+        Z = self._node("dZ", index, torch.matmul(A, V))
         pair = met.softmax.queries_and_keys()
         Q, K = (None, None) if pair is None else (self._split(pair[0]), self._split(pair[1]))
         folded = met.A.dim() == 3

@@ -1,4 +1,4 @@
-"""One pass through a model: a forward, and a backward for each target somebody asks for."""
+"""A forward pass of which something is kept, and a backward pass for each target."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from vitrail.capture.attention import AttentionMode, Edit, Gate
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs, any_output, logits_of, method_dtype, run_model
 from vitrail.capture.residual import Tail
 from vitrail.capture.structure import ModelStructure
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
+from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, TargetError
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch")
@@ -54,7 +55,8 @@ class ForwardPass:
             cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
         """
         blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
-        nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA"} if cut else self.nodes
+        readout = self._readout(target)
+        nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA" or (not cut and key[0] != "dZ")}
         if target is not None and nodes:
             if not target.requires_grad:
                 raise TargetError(
@@ -68,15 +70,36 @@ class ForwardPass:
                 value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
+                if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
+                    value = torch.nn.functional.pad(value, (self.structure.pool_skips, 0))
                 if self.valid is not None and kind == "dA":
                     value = _between(value, self.valid)
                 blocks[index] = blocks[index].having(**{kind: value})
-        readout = self.structure.layout.weights(self.queries, self.device, self.dtype)
-        if self.valid is not None and self.structure.layout.readout in ("mean", "all"):
-            readout = self.valid.to(readout) / self.valid.sum(-1, keepdim=True)
-        return Trace(
-            tuple(blocks), readout, self.structure.layout.prefix or 0, self.logits, self.device, valid=self.valid
-        )
+        return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=self.valid)
+
+    def _readout(self, target: Tensor | None) -> Tensor:
+        """How the head reads the queries of the last block, shape (m,), or (b, m) where that depends on the text.
+
+        A decoder reads the last token of each text, wherever its padding begins, so texts are measured one by one.
+        """
+        layout = self.structure.layout
+        readout = layout.weights(self.queries, self.device, self.dtype)
+        if layout.readout in ("mean", "all") and self.valid is not None:
+            return self.valid.to(readout) / self.valid.sum(-1, keepdim=True)
+        Z = self.nodes.get(("dZ", len(self.blocks) - 1))
+        if Z is None or self.structure.layout.grid is not None or layout.readout in ("mean", "all", "cls+mean"):
+            return readout
+        scores = any_output(self.output) if target is None else target
+        if not scores.requires_grad:
+            return readout
+        total = (scores * direction(scores[:1])).sum() if target is None else scores.sum()
+        (gradient,) = gradients(total, [Z])
+        if gradient is None:
+            return readout
+        reach = gradient.to(self.dtype).square().sum((1, 3))
+        live = (reach > reach.amax(-1, keepdim=True) * 1e-24).to(self.dtype)
+        count = live.sum(-1, keepdim=True)
+        return torch.where(count > 0, live / count.clamp_min(1), readout)
 
 
 def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> ForwardPass:
@@ -88,10 +111,10 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure: As read from it.
     """
     with frozen(model), torch.no_grad():
-        output = model_inputs.into(model)
+        output = run_model(model, model_inputs)
     device = model_inputs.tensors[0].device
     return ForwardPass(
-        output, logits_of(output), (), {}, structure, 0, _dtype(model), device, Gate(), model_inputs.valid
+        output, logits_of(output), (), {}, structure, 0, method_dtype(model), device, Gate(), model_inputs.valid
     )
 
 
@@ -118,10 +141,13 @@ def forward_pass(
     by_call = {
         kind: frozenset(layers[i].call for i in where) for kind, where in blocks_to_keep(needs, len(layers)).items()
     }
-    dtype = _dtype(model)
+    if model_inputs.image is None and layers:
+        by_call["dZ"] = frozenset({layers[-1].call})
+    dtype = method_dtype(model)
     mode = AttentionMode(
         by_call, model_inputs.batch, dtype,
         edits={layers[i].call: edit for i, edit in (edits or {}).items()},
+        heads_first=structure.heads_first,
         tail=None if tail is None else ([o for o in layers if not o.pool][-1].call, tail),
     )  # fmt: skip
     image = model_inputs.image
@@ -129,7 +155,7 @@ def forward_pass(
         model_inputs = model_inputs.swap(image, image.detach().clone().requires_grad_())
     with frozen(model):
         with mode:
-            output = model_inputs.into(model)
+            output = run_model(model, model_inputs)
         if len(mode.calls) <= layers[-1].call:
             raise ModelError(
                 f"the model attended {len(mode.calls)} times where {layers[-1].call + 1} were expected: "
@@ -141,6 +167,8 @@ def forward_pass(
             block.pool = layer.pool
             if structure.tokens_first:
                 _batch_first(block, structure.tokens)
+            if layer.pool and structure.pool_skips:
+                _pad_keys(block, structure.pool_skips)
             blocks.append(block)
         index_of = {layer.call: i for i, layer in enumerate(layers)}
         nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
@@ -151,12 +179,6 @@ def forward_pass(
         yield ForwardPass(
             output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid
         )
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    """What methods compute in: the model's own precision, but single at least."""
-    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
-    return torch.promote_types(weight.dtype, torch.float32)
 
 
 def _unpadded(block: Block, valid: Tensor) -> Block:
@@ -188,6 +210,16 @@ def check_finite(model: nn.Module, logits: Tensor | None) -> None:
 
 def _broken(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+
+
+def _pad_keys(block: Block, skipped: int) -> None:
+    """Give an attention pool that leaves out the first tokens zero attention to them."""
+    for name in ("A", "A_mean"):
+        if name in vars(block):
+            setattr(block, name, torch.nn.functional.pad(vars(block)[name], (skipped, 0)))
+    for name in ("K", "V"):
+        if name in vars(block):
+            setattr(block, name, torch.nn.functional.pad(vars(block)[name], (0, 0, skipped, 0)))
 
 
 def _batch_first(block: Block, tokens: int) -> None:

@@ -81,13 +81,17 @@ def lock_of(model: nn.Module) -> threading.RLock:
 
 
 @contextmanager
-def frozen(model: nn.Module) -> Iterator[nn.Module]:
+def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
     """Hold a model in evaluation mode with frozen parameters and no compiled code; restore all of it on leaving.
 
     Parameters are frozen so that the graph starts at the first tensor whose gradient is needed, and nothing before it
     is kept. Compiled code is switched off because it calls no Python function that a mode could see. Activation
     checkpointing is switched off, and linear layers with adapters (LoRA) run with their effective weights. One thread
     at a time holds a model; others wait.
+
+    Args:
+        model: The model.
+        merge: Whether layers with adapters run with their effective weights.
 
     Example:
         >>> layer = nn.Linear(2, 2).train()
@@ -116,7 +120,8 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
                 stack.enter_context(_eager(modules))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.enable_grad())
-                stack.enter_context(merged_linears(model))
+                if merge:
+                    stack.enter_context(merged_linears(model))
                 yield model
         finally:
             for module in training:

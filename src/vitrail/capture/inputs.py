@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, TargetError
+from vitrail.errors import InputError, ModelError, TargetError, VitrailError
 
 #: Where the scores of classes stand in the output objects of common libraries, best first.
 LOGITS = ("logits", "logits_per_image")
@@ -120,6 +121,61 @@ class ModelInputs:
     def shape(self) -> tuple[tuple[int, ...], ...]:
         """Shapes without the batch axis; two feeds of one shape meet the same structure."""
         return tuple(tuple(t.shape[1:]) for t in self.tensors)
+
+
+def method_dtype(model: nn.Module) -> torch.dtype:
+    """The precision methods compute in: the model's own, but at least single."""
+    weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
+#: Words by which libraries complain about the size of an image.
+_SIZE_WORDS = re.compile(
+    r"size of tensor|must match|doesn't match model|match the model|input (image )?(height|width|size)|"
+    r"shape|img_size|image_size|mat1 and mat2|expected .*channels|divisible",
+    re.IGNORECASE,
+)
+
+
+def run_model(model: nn.Module, model_inputs: ModelInputs) -> Any:
+    """Call the model; an error of its own becomes one line that says what failed and, where known, how to fix it."""
+    try:
+        return model_inputs.into(model)
+    except (VitrailError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise _failure(model, model_inputs, error) from error
+
+
+def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> VitrailError:
+    name = type(model).__name__
+    lines = str(error).strip().splitlines()
+    reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if "nference tensor" in reason:
+        return ModelError(
+            "the model's weights were made under torch.inference_mode(), so nothing can be differentiated through "
+            "them: load the model outside of it"
+        )
+    if "meta" in reason and isinstance(error, NotImplementedError | RuntimeError):
+        return ModelError(f"{name} has weights on the meta device: load them into memory first ({reason})")
+    if isinstance(error, TypeError) and "argument" in reason:
+        return InputError(
+            f"{name}.forward() does not accept these inputs ({reason}): pass a dict with the arguments by name"
+        )
+    image = model_inputs.image
+    if image is None or not _SIZE_WORDS.search(str(error)):
+        return ModelError(f"{name} failed in its own forward pass: {reason}")
+    weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    channels, height, width = image.shape[1:]
+    if weight is not None and weight.shape[1] != channels and weight.dim() == 4:
+        return InputError(
+            f"the images have {channels} channels, {name} takes {weight.shape[1]}: "
+            "convert them first (paths and PIL images are converted for you)"
+        )
+    return InputError(
+        f"{name} does not accept images of {height}×{width} pixels ({reason}): resize them to the model's own "
+        "size, or pass paths or PIL images, which are resized for you"
+    )
 
 
 def logits_of(output: Any) -> Tensor | None:

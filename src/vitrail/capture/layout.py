@@ -1,8 +1,8 @@
-"""Where the patches stand among the tokens, and which tokens the head reads."""
+"""Where the patches stand among the tokens, where they lie in the image, and which tokens the head reads."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt, sqrt
 
 import torch
@@ -21,13 +21,34 @@ READOUTS = {
 
 
 @dataclass(frozen=True)
+class Area:
+    """The part of an image that the patch grid covers, in pixels; it may end inside the image or beyond it.
+
+    Attributes:
+        top: First row.
+        left: First column.
+        height: Height of the whole grid.
+        width: Width of the whole grid.
+    """
+
+    top: int
+    left: int
+    height: int
+    width: int
+
+
+@dataclass(frozen=True)
 class Layout:
-    """What a user can say of a model that Vitrail does not know; anything left None is found out.
+    """The tokens of a model; anything left None is measured.
 
     Attributes:
         prefix: Number of tokens before the patches (CLS, distillation, registers).
         grid: Patches per column and per row.
         readout: One of ``READOUTS``, or the indices of the tokens the head averages.
+        suffix: Number of tokens after the patches.
+        table: Token of each grid cell, row by row; −1 for a cell without token. None where the patches stand row by
+            row after the prefix.
+        area: What the grid covers, or None for the whole image.
 
     Example:
         >>> Layout(prefix=1, grid=(14, 14), readout="cls").tokens
@@ -37,17 +58,51 @@ class Layout:
     prefix: int | None = None
     grid: tuple[int, int] | None = None
     readout: str | tuple[int, ...] | None = None
+    suffix: int = 0
+    table: tuple[int, ...] | None = None
+    area: Area | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.readout, str) and self.readout not in READOUTS:
             raise ModelError(f"unknown readout {self.readout!r}: choose from {', '.join(READOUTS)}, or give indices")
+        if self.table is not None and self.grid is not None and len(self.table) != self.grid[0] * self.grid[1]:
+            raise ModelError(
+                f"the token table has {len(self.table)} entries, a {self.grid[0]}×{self.grid[1]} grid needs "
+                f"{self.grid[0] * self.grid[1]}: give one token for each cell, −1 for none"
+            )
 
     @property
     def tokens(self) -> int | None:
-        """Number of tokens, if both parts are known."""
+        """Number of tokens, if both prefix and grid are known."""
         if self.prefix is None or self.grid is None:
             return None
-        return self.prefix + self.grid[0] * self.grid[1]
+        if self.table is not None:
+            return self.prefix + sum(t >= 0 for t in self.table) + self.suffix
+        return self.prefix + self.grid[0] * self.grid[1] + self.suffix
+
+    def patch_tokens(self, tokens: int) -> tuple[int, ...]:
+        """The token of each patch, row by row; −1 for a cell without token.
+
+        Example:
+            >>> Layout(prefix=1, grid=(1, 2), suffix=1).patch_tokens(4)
+            (1, 2)
+        """
+        if self.table is not None:
+            return self.table
+        return tuple(range(self.prefix or 0, tokens - self.suffix))
+
+    def patches(self, values: Tensor, axis: int = -1) -> Tensor:
+        """The entries of the patches along an axis that holds all tokens, row by row; zero for cells without token."""
+        if self.table is None:
+            start = self.prefix or 0
+            return values.narrow(axis, start, values.shape[axis] - start - self.suffix)
+        index = torch.tensor(self.table, device=values.device)
+        found = values.index_select(axis, index.clamp_min(0))
+        if bool((index >= 0).all()):
+            return found
+        shape = [1] * values.dim()
+        shape[axis] = -1
+        return found * (index >= 0).to(found.dtype).view(shape)
 
     def weights(self, queries: int, device: torch.device, dtype: torch.dtype) -> Tensor:
         """The readout as a vector r over the queries of the last block, shape (queries,).
@@ -56,16 +111,16 @@ class Layout:
             >>> Layout(prefix=1, grid=(1, 2), readout="cls+mean").weights(3, torch.device("cpu"), torch.float32)
             tensor([1.0000, 0.5000, 0.5000])
         """
-        prefix = self.prefix or 0
         if isinstance(self.readout, tuple) and not all(0 <= i < queries for i in self.readout):
-            raise ModelError(f"readout {self.readout} names a token that is not there: the model has {queries}")
+            raise ModelError(f"readout {self.readout} names a token that does not exist: the model has {queries}")
         r = torch.zeros(queries, device=device, dtype=dtype)
         if isinstance(self.readout, tuple):
             r[list(self.readout)] = 1 / len(self.readout)
         elif self.readout == "distilled":
             r[:2] = 0.5
         elif self.readout in ("mean", "cls+mean"):
-            r[prefix:] = 1 / (queries - prefix)
+            patches = [t for t in self.patch_tokens(queries) if t >= 0]
+            r[patches] = 1 / len(patches)
             if self.readout == "cls+mean":
                 r[0] = 1
         elif self.readout in ("all", "pool"):
@@ -82,10 +137,10 @@ class Layout:
         return READOUTS[self.readout or "cls"]
 
 
-def read_layout(
+def count_layout(
     given: Layout, tokens: int, image: tuple[int, int] | None, convolved: tuple[int, int] | None, stated: int | None
 ) -> Layout:
-    """Find prefix and grid, preferring what the user gave, then the patch embedding, then the library's own word.
+    """Prefix and grid by counting tokens, where they cannot be measured.
 
     Args:
         given: What the user said.
@@ -95,35 +150,33 @@ def read_layout(
         stated: The number of prefix tokens the library says the model has, or None.
 
     Example:
-        >>> read_layout(Layout(), 201, (224, 224), (14, 14), None)
-        Layout(prefix=5, grid=(14, 14), readout=None)
-        >>> read_layout(Layout(), 99, (224, 448), None, None)
-        Layout(prefix=1, grid=(7, 14), readout=None)
+        >>> count_layout(Layout(), 201, (224, 224), (14, 14), None)
+        Layout(prefix=5, grid=(14, 14), readout=None, suffix=0, table=None, area=None)
     """
     prefix, grid = given.prefix, given.grid
     if grid is None and convolved is not None and 0 <= tokens - convolved[0] * convolved[1] <= max(16, tokens // 4):
         grid = convolved
     if image is None:
-        return Layout(prefix, None, given.readout)
+        return replace(given, grid=None)
     known = prefix if prefix is not None else stated
     if grid is None and (convolved is None or known is not None):
         guesses = (known,) if known is not None else (0, 1, 2, 5)
-        grid = next((g for guess in guesses if (g := grid_of(tokens - guess, image)) is not None), None)
+        grid = next((g for guess in guesses if (g := grid_of(tokens - guess - given.suffix, image)) is not None), None)
     if grid is None:
         seen = f"a patch embedding of {convolved[0]}×{convolved[1]}" if convolved else "no patch embedding"
         raise ModelError(
             f"the patch grid was not found: {tokens} tokens for a {image[0]}×{image[1]} image, and {seen} seen; does "
             "the model drop or merge patches? If not, give layout=vitrail.Layout(prefix=…, grid=(rows, columns))"
         )
-    found = tokens - grid[0] * grid[1]
+    found = tokens - grid[0] * grid[1] - given.suffix if given.table is None else prefix or 0
     if prefix is not None and prefix != found:
         raise ModelError(
             f"the layout does not fit: {prefix} prefix tokens and a {grid[0]}×{grid[1]} grid make "
-            f"{prefix + grid[0] * grid[1]} tokens, the model has {tokens}"
+            f"{prefix + grid[0] * grid[1] + given.suffix} tokens, the model has {tokens}"
         )
     if found < 0:
         raise ModelError(f"a {grid[0]}×{grid[1]} grid has more patches than the model's {tokens} tokens")
-    return Layout(found, grid, given.readout)
+    return replace(given, prefix=found, grid=grid)
 
 
 def grid_of(patches: int, image: tuple[int, int]) -> tuple[int, int] | None:
@@ -139,12 +192,83 @@ def grid_of(patches: int, image: tuple[int, int]) -> tuple[int, int] | None:
     return None
 
 
-def read_readout(reach: Tensor, prefix: int) -> str | tuple[int, ...] | None:
+def measured_layout(owners: Tensor, tokens: int) -> Layout | None:
+    """Prefix, suffix, grid, table and area from the token that each pixel belongs to.
+
+    Args:
+        owners: Token of each pixel, shape (height, width); −1 for pixels of no token.
+        tokens: Number of tokens n.
+
+    Returns:
+        None where the patches lie on no grid.
+
+    Example:
+        >>> measured_layout(torch.tensor([[1, 1, 2, 2]] * 2), tokens=3)
+        Layout(prefix=1, grid=(1, 2), readout=None, suffix=0, table=None, area=None)
+        >>> measured_layout(torch.tensor([[1, 1, 0, 0, -1]] * 2), tokens=3)
+        Layout(prefix=0, grid=(1, 2), readout=None, suffix=1, table=(1, 0), area=Area(top=0, left=0, height=2, width=4))
+    """
+    height, width = owners.shape
+    known = owners >= 0
+    ids = owners[known].flatten()
+    if not len(ids):
+        return None
+    y, x = (t[known].double() for t in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
+    count = torch.zeros(tokens, dtype=torch.float64).index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
+    rows = torch.zeros(tokens, dtype=torch.float64).index_add_(0, ids, y) / count
+    columns = torch.zeros(tokens, dtype=torch.float64).index_add_(0, ids, x) / count
+    seen = (count > 0.2 * count[count > 0].median()).nonzero()[:, 0]
+    lines = _lines(rows[seen]), _lines(columns[seen])
+    grid = (len(lines[0]), len(lines[1]))
+    cells = _nearest(rows[seen], lines[0]) * grid[1] + _nearest(columns[seen], lines[1])
+    if len(set(cells.tolist())) != len(cells) or len(cells) < 0.25 * grid[0] * grid[1]:
+        return None
+    table = [-1] * (grid[0] * grid[1])
+    for cell, token in zip(cells.tolist(), seen.tolist(), strict=True):
+        table[cell] = token
+    prefix, suffix = min(seen.tolist()), tokens - 1 - max(seen.tolist())
+    regular = table == list(range(prefix, tokens - suffix))
+    top, left = (_start(line, size) for line, size in zip(lines, (height, width), strict=True))
+    area = Area(top[0], left[0], top[1] * grid[0], left[1] * grid[1])
+    return Layout(
+        prefix, grid, None, suffix, None if regular else tuple(table),
+        None if area == Area(0, 0, height, width) else area,
+    )  # fmt: skip
+
+
+def _lines(centres: Tensor) -> Tensor:
+    """The distinct rows (or columns) that the centres of patches lie on."""
+    ordered = centres.sort().values
+    gaps = ordered.diff()
+    if not len(gaps) or float(gaps.max()) < 0.75:
+        return ordered.mean()[None]
+    # Patches of one row differ by rounding, rows by a patch: the threshold lies well between the two.
+    large = gaps[gaps > 0.5 * gaps.max()]
+    cut = (gaps > 0.4 * large.median()).nonzero()[:, 0].tolist()
+    groups = torch.tensor_split(ordered, [c + 1 for c in cut])
+    return torch.stack([group.mean() for group in groups])
+
+
+def _nearest(centres: Tensor, lines: Tensor) -> Tensor:
+    return (centres[:, None] - lines[None]).abs().argmin(1)
+
+
+def _start(lines: Tensor, size: int) -> tuple[int, int]:
+    """First pixel and pitch of a row of patches; the last patch may be cut off by the border, so it does not count."""
+    if len(lines) == 1:
+        return 0, size
+    steps = (lines[:-1] if len(lines) > 2 else lines).diff()
+    pitch = round(float(steps.median()))
+    return round(float(lines[0]) + 0.5 - pitch / 2), pitch
+
+
+def read_readout(reach: Tensor, prefix: int, suffix: int = 0) -> str | tuple[int, ...] | None:
     """Which tokens the head reads, from how strongly its output depends on each of them in the last block.
 
     Args:
         reach: Norm of the output's gradient at each token of the last attention's output, shape (n,).
         prefix: Number of prefix tokens.
+        suffix: Number of suffix tokens.
 
     Returns:
         A name of ``READOUTS``, token indices, or None where nothing is read (a head of zeros).
@@ -160,10 +284,13 @@ def read_readout(reach: Tensor, prefix: int) -> str | tuple[int, ...] | None:
         return None
     live = (reach > top * 1e-12).tolist()
     rows = tuple(i for i, alive in enumerate(live) if alive)
-    patches = reach[prefix:]
-    if all(live[prefix:]) and len(patches) > 1:
-        if not any(live[:prefix]):
+    end = len(live) - suffix
+    patches = reach[prefix:end]
+    if all(live[prefix:end]) and len(patches) > 1:
+        if not any(live[:prefix]) and not any(live[end:]):
             return "mean"
+        if any(live[end:]) and not all(live):
+            return rows
         # A token that is read by itself weighs as much as all patches of a mean together.
         return "cls+mean" if float(reach[0]) > sqrt(len(patches)) * float(patches.median()) else "all"
     if rows == (0,):

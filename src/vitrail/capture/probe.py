@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail.capture.attention import Edit
 from vitrail.capture.forward import ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.structure import ModelStructure
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
@@ -145,7 +145,7 @@ class Probe:
         owner = self._owner(owner, len(images))
         cast = nullcontext() if precision is None else torch.autocast(images.device.type, precision)
         with frozen(self.model), torch.inference_mode(), cast:
-            output = self.fed(images, owner).into(self.model)
+            output = run_model(self.model, self.fed(images, owner))
             values = self.scorer(output, owner, self.score)
         self.advance(len(images))
         return values.clone() if values.is_inference() else values
@@ -163,7 +163,7 @@ class Probe:
         owner = self._owner(owner, len(images))
         with frozen(self.model):
             leaf = images.detach().clone().requires_grad_()
-            value = self.scorer(self.fed(leaf, owner).into(self.model), owner, self.score)[:, self.k]
+            value = self.scorer(run_model(self.model, self.fed(leaf, owner)), owner, self.score)[:, self.k]
             (found,) = torch.autograd.grad(value.sum(), leaf)
         self.advance(len(images))
         return found
@@ -302,18 +302,22 @@ class Probe:
         if value.dim() == 4:
             return value.permute(0, 3, 1, 2)
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
-        grid, prefix = self.structure.layout.grid, self.structure.layout.prefix or 0
-        if grid is None or value.shape[1] != prefix + grid[0] * grid[1]:
+        layout = self.structure.layout
+        grid = layout.grid
+        if grid is not None and value.shape[1] == layout.tokens:
+            value = layout.patches(value, 1)
+        else:
             for prefix in (0, 1, 2):
                 grid = grid_of(value.shape[1] - prefix, size)
                 if grid is not None:
+                    value = value[:, prefix:]
                     break
             else:
                 raise NotApplicableError(
                     f"the features of {self.structure.model} do not lie on a grid: {value.shape[1]} tokens for "
                     f"an image of {size[0]}×{size[1]}"
                 )
-        return value[:, prefix:].transpose(1, 2).reshape(len(value), -1, *grid)
+        return value.transpose(1, 2).reshape(len(value), -1, *grid)
 
 
 def feature_needs(kind: str, where: slice = LAST) -> Needs:

@@ -1,7 +1,7 @@
-"""Following the residual stream through its sums.
+"""Follow the residual stream through its sums.
 
 No two libraries name their blocks alike, but all of them add a branch to a stream. So the stream is found by what is
-computed, not by what things are called: whatever descends from an attention's output is its branch, until a sum with
+computed: whatever descends from an attention's output is its branch, until a sum with
 something that was there before; that is the stream X the branch is added to. From then on the next sum that has the
 new stream (or its norm, in post-norm models) as a term is the MLP's. On the way, the first linear map of the branch is
 the output projection and a product with a vector is LayerScale.
@@ -53,13 +53,13 @@ class ResidualStream:
 
     def __init__(
         self,
-        plan: Mapping[str, frozenset[int]],
+        kept: Mapping[str, frozenset[int]],
         dtype: torch.dtype,
         nodes: dict[tuple[str, int], Tensor],
         tail: tuple[int, Tail] | None = None,
         keep_graph: bool = False,
     ) -> None:
-        self._plan = plan
+        self._kept = kept
         self._dtype = dtype
         self._nodes = nodes
         self._tail = tail
@@ -80,9 +80,12 @@ class ResidualStream:
         self.entering: dict[int, Tensor] = {}
         #: The last tensor of the stream's shape: the tokens as the head reads them.
         self.last: Tensor | None = None
+        #: By block, how far its sums are from adding up, relative to the stream; only where asked for.
+        self.errors: dict[int, float] = {}
+        self._left: Tensor | None = None
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
-        return (self._index if index is None else index) in self._plan.get(kind, NOWHERE)
+        return (self._index if index is None else index) in self._kept.get(kind, NOWHERE)
 
     @property
     def in_branch(self) -> bool:
@@ -152,6 +155,10 @@ class ResidualStream:
             self._note_mlp_scale(args, result)
         if self._branch:
             self._note_branch(func, args, kwargs, result)
+        if self._keep_graph and isinstance(result, Tensor) and result.dim() == 3 and self.entering:
+            X = next(reversed(self.entering.values()))
+            if result.shape[:2] == X.shape[:2] and result.requires_grad:
+                self.last = result
         return result
 
     def _parts(self, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
@@ -183,6 +190,8 @@ class ResidualStream:
         if block is None:
             return result
         norm = self._norms.get(id(stream))
+        if self._keep_graph:
+            self._check_sum(stream, X, F_out, result)
         if self._branch:
             if self._wants("branch"):
                 block.branch = self._full(F_out)
@@ -202,10 +211,21 @@ class ResidualStream:
                 self._mlp_scale = None
             if self._wants("norms"):
                 self._note_mlp_norms(block, stream, result)
-            self._mid = None
+            self._mid, self._left = None, result
             result = self._leave(result)
         self._norms.clear()
         return result
+
+    def _check_sum(self, stream: Tensor, X: Tensor, F_out: Tensor, result: Tensor) -> None:
+        """Note how far a sum is from adding up, and how far the stream is from what left the block before."""
+        errors = [_relative(result, X.detach() + F_out.detach())]
+        if self._branch:
+            self.entering[self._index] = stream
+            if self._left is not None:
+                norm = self._norms.get(id(self._left))
+                before = [self._left] if norm is None else [self._left, norm.result]
+                errors.append(min(_relative(X, t) for t in before))
+        self.errors[self._index] = max(self.errors.get(self._index, 0.0), *errors)
 
     def _leave(self, output: Tensor) -> Tensor:
         """A block is complete; the last one's output may be replaced."""
@@ -286,3 +306,11 @@ class ResidualStream:
                 if V.stride(-1) == 1 and V.stride(1) == V.shape[3] and first + width <= rows:
                     self.made_values(linear.source, linear.weight[first : first + width])
                 return
+
+
+def _relative(one: Tensor, two: Tensor) -> float:
+    if one.shape != two.shape:
+        return float("inf")
+    scale = float(two.detach().abs().max())
+    difference = float((one.detach() - two.detach()).abs().max())
+    return difference / scale if scale else difference

@@ -1,4 +1,4 @@
-"""What a model is made of, found by letting one input through it."""
+"""The structure of a model: its attention layers, tokens and readout, measured on one forward pass."""
 
 from __future__ import annotations
 
@@ -11,37 +11,43 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
-from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output
-from vitrail.capture.layout import Layout, read_layout, read_readout
+from vitrail.capture.frozen import frozen, lock_of
+from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
 from vitrail.capture.residual import ResidualStream
-from vitrail.errors import GuessWarning, InputError, ModelError, VitrailError
+from vitrail.capture.verify import TOLERANCE, Check
+from vitrail.errors import GuessWarning
 
-#: Kinds of models whose attention is found but whose tokens no single n×n matrix joins, and why.
+#: Kinds of models whose tokens no single chain of n×n attention matrices connects, and why.
 UNCHAINED_KINDS = {
-    "windowed": "attends inside windows, so no attention matrix joins all its patches",
+    "windowed": "attends inside windows, so no attention matrix connects all its patches",
     "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
     "class-attention": "reads its patches through several class-attention layers",
-    "parallel": "attends several times side by side in a block, so its layers form no chain",
-    "mixed": "mixes its attention maps with something else before they meet the values",
+    "parallel": "runs attention layers side by side (parallel branches, several encoders, or an encoder and a "
+    "decoder), so they form no single chain",
+    "mixed": "combines its attention maps with something else before it multiplies them with the values",
+    "unseen": "moves information between tokens outside the attention that was recognised",
+    "none": "has no attention that was recognised: none of scaled_dot_product_attention, multi_head_attention_forward, "
+    "flex_attention or softmax times values was called",
 }
-_PROBE_BLOCKS = frozenset(range(4096))
+_ALL_CALLS = frozenset(range(4096))
 _known: WeakKeyDictionary[nn.Module, dict[Any, ModelStructure]] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
 class AttentionLayer:
-    """One block as found.
+    """One attention layer as found.
 
     Attributes:
         call: Which of the model's attention calls it is.
         heads: Number of heads.
         pool: Whether it is an attention pool.
-        projection: Name of the output projection's weight, or None if none was seen.
-        value: Name of the value projection's weight, or None.
+        projection: Name of the output projection's weight, or None if none was seen or it does not hold numerically.
+        value: Name of the value projection's weight, or None, likewise.
         scale: Name of the LayerScale of the attention branch, or None.
-        stream: Whether the residual stream was found.
+        stream: Whether the residual stream was found and adds up.
         mlp: Whether the MLP's branch was found.
         product: Whether its attention is made of queries and keys alone.
     """
@@ -59,18 +65,22 @@ class AttentionLayer:
 
 @dataclass(frozen=True)
 class ModelStructure:
-    """What was found in a model.
+    """The structure of a model, with the checks that confirm it.
 
     Attributes:
         model: The model's class.
-        library: Where that class comes from.
+        library: The package that class comes from.
         kind: "plain" (every token attends to every token) or a key of ``UNCHAINED_KINDS``.
-        layout: Prefix, grid and readout.
+        layout: Prefix, suffix, grid and readout.
         tokens: Number of tokens n.
-        layers: Blocks in order; an attention pool comes last.
+        layers: Attention layers in order; an attention pool comes last.
         width: Number of feature maps: rows of the last output projection seen, 0 if none was.
         tokens_first: Whether the residual stream is laid out (n, b, d) instead of (b, n, d).
+        heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
+        pool_skips: Number of leading tokens (registers) that the attention pool does not read.
+        outputs: What the model returns: "scores", or "features" where it has no classification head.
         notes: What was guessed or is unusual.
+        checks: The self-check: what was measured, and whether it holds.
     """
 
     model: str
@@ -81,7 +91,11 @@ class ModelStructure:
     layers: tuple[AttentionLayer, ...]
     width: int = 0
     tokens_first: bool = False
+    heads_first: bool = False
+    pool_skips: int = 0
+    outputs: str = "scores"
     notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
 
     @property
     def pooled(self) -> bool:
@@ -90,8 +104,13 @@ class ModelStructure:
 
     @property
     def has_stream(self) -> bool:
-        """Whether the residual stream and output projection of every block were found."""
+        """Whether the residual stream and output projection of every block were found and add up."""
         return all(o.projection is not None and (o.pool or (o.stream and o.mlp)) for o in self.layers)
+
+    @property
+    def failed(self) -> tuple[Check, ...]:
+        """Checks that do not hold."""
+        return tuple(check for check in self.checks if check.passed is False)
 
     def rows(self) -> list[tuple[str, str]]:
         """The findings as (what, value) pairs, for printing."""
@@ -100,11 +119,8 @@ class ModelStructure:
         rows = [("model", f"{self.model} ({self.library})"), ("attention", f"{self.kind}, {layers}")]
         if blocks:
             rows.append(("heads", ", ".join(str(h) for h in sorted({o.heads for o in blocks}))))
-        grid = self.layout.grid
         if self.kind == "plain":
-            tokens = f"{self.tokens} = {self.layout.prefix} prefix"
-            patches = f"{grid[0]}×{grid[1]} patches" if grid else f"{self.tokens - (self.layout.prefix or 0)} others"
-            rows += [("tokens", f"{tokens} + {patches}"), ("readout", self.layout.describe())]
+            rows += [("tokens", self._token_row()), ("readout", self.layout.describe())]
         for label, names in (
             ("value projection", [o.value for o in self.layers]),
             ("output projection", [o.projection for o in self.layers]),
@@ -118,8 +134,17 @@ class ModelStructure:
         rows += [("note", note) for note in self.notes]
         return rows
 
+    def _token_row(self) -> str:
+        layout = self.layout
+        patches = f"{self.tokens - (layout.prefix or 0) - layout.suffix} others"
+        if layout.grid:
+            order = "" if layout.table is None else ", not row by row"
+            patches = f"{layout.grid[0]}×{layout.grid[1]} patches{order}"
+        suffix = f" + {layout.suffix} suffix" if layout.suffix else ""
+        return f"{self.tokens} = {layout.prefix} prefix + {patches}{suffix}"
+
     def __str__(self) -> str:
-        rows = self.rows()
+        rows = [*self.rows(), *((f"check: {check.name}", str(check)) for check in self.checks)]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
@@ -127,140 +152,394 @@ class ModelStructure:
 def read_structure(
     model: nn.Module, model_inputs: ModelInputs, layout: Layout | None = None, target: Callable[..., Any] | None = None
 ) -> ModelStructure:
-    """Let one input through the model and note what it is made of; remembered for as long as the model lives.
+    """Run one input through the model and measure its structure.
+
+    The result is cached for as long as the model lives and neither its modules nor its weights change.
 
     Args:
         model: The user's model; it is left as it was.
         model_inputs: Inputs on the model's device; only the first is used.
         layout: What the user already knows.
-        target: What is to be explained, where that is not a class score: the readout depends on it.
+        target: What is explained, where that is not a class score: the readout depends on it.
     """
-    key = (
-        model_inputs.shape,
-        tuple((t.dtype, t.device) for t in model_inputs.tensors),
-        hash(tuple(map(id, model.modules()))),
-        layout,
-        target,
-    )
-    known = _known.setdefault(model, {})
-    if key not in known:
-        if len(known) >= 32:
-            known.clear()
-        known[key] = _probe(model, model_inputs.take(slice(0, 1)), layout or Layout(), target)
-    return known[key]
+    with lock_of(model):
+        known = _known.setdefault(model, {})
+        key = (
+            model_inputs.shape,
+            tuple((t.dtype, t.device) for t in model_inputs.tensors),
+            _version(model),
+            layout,
+            _target_key(target),
+        )
+        if key not in known:
+            if len(known) >= 32:
+                known.clear()
+            known[key] = _measure(model, model_inputs.take(slice(0, 1)), layout or Layout(), target)
+        return known[key]
 
 
-def _probe(
-    model: nn.Module, model_inputs: ModelInputs, layout: Layout, target: Callable[..., Any] | None
+def _version(model: nn.Module) -> int:
+    """A number that changes when modules are replaced, or weights are trained, loaded or swapped."""
+    tensors = [*model.parameters(), *model.buffers()]
+    weights = ((id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors)  # noqa: SLF001
+    switches = tuple(bool(getattr(m, "merged", False)) for m in model.modules() if hasattr(m, "base_layer"))
+    return hash((tuple(map(id, model.modules())), tuple(weights), switches))
+
+
+def _target_key(target: Callable[..., Any] | None) -> Any:
+    """What a target function is told apart by: a lambda written once is one target, however often it is made."""
+    code = getattr(target, "__code__", None)
+    if code is None:
+        return target
+    cells = tuple(_cell_key(cell.cell_contents) for cell in (getattr(target, "__closure__", None) or ()))
+    defaults = tuple(_cell_key(value) for value in (getattr(target, "__defaults__", None) or ()))
+    return (code, cells, defaults)
+
+
+def _cell_key(value: Any) -> Any:
+    return value if isinstance(value, int | float | str | bool | tuple | None) else id(value)
+
+
+@dataclass
+class _Pass:
+    """The forward pass that everything is measured on."""
+
+    model: nn.Module
+    model_inputs: ModelInputs
+    mode: AttentionMode
+    output: Any
+    scores: Tensor
+    leaf: Tensor | None
+
+    @property
+    def image_size(self) -> tuple[int, int] | None:
+        image = self.model_inputs.image
+        return None if image is None else (int(image.shape[2]), int(image.shape[3]))
+
+
+def _measure(
+    model: nn.Module, model_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
 ) -> ModelStructure:
-    # The graph starts at the pixels, so that only attention over the image is part of it; a text has no such start,
-    # and there the first attention serves.
-    plan = dict.fromkeys(("stream", "value_path"), _PROBE_BLOCKS)
     image = model_inputs.image
-    if image is None:
-        plan["dA"] = frozenset({0})
-    mode = AttentionMode(plan, batch=1, keep_output=True)
+    kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), _ALL_CALLS)
+    mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None)
+    with frozen(model, merge=False), torch.no_grad():
+        bare = run_model(model, model_inputs)
     with frozen(model):
+        leaf = None
         if image is not None:
-            model_inputs = model_inputs.swap(image, image.detach().clone().requires_grad_())
-        try:
-            with mode:
-                output = model_inputs.into(model)
-        except VitrailError:
-            raise
-        except Exception as error:
-            raise _refused(model, model_inputs, error) from error
-        if not mode.calls:
-            raise ModelError(
-                f"no attention was found in {type(model).__name__}: none of scaled_dot_product_attention, "
-                "multi_head_attention_forward or softmax-times-values was called; Vitrail explains transformers"
-            )
-        scalar = any_output(output) if target is None else torch.as_tensor(target(output))
-        return _describe(model, model_inputs, mode, layout, scalar)
+            # The graph starts at the pixels, so that only attention over the image is part of it.
+            leaf = image.detach().clone().requires_grad_()
+            model_inputs = model_inputs.swap(image, leaf)
+        with mode:
+            output = run_model(model, model_inputs)
+        scores = any_output(output) if target is None else torch.as_tensor(target(output))
+        one = _Pass(model, model_inputs, mode, output, scores, leaf)
+        if leaf is None and mode.embeddings:
+            one.leaf = _word_embedding(one)
+        structure = _describe(one, given)
+        check = _agreement(output, bare, scores.dtype)
+        structure = replace(structure, checks=(check, *structure.checks))
+    _report(structure)
+    return structure
 
 
-def _describe(
-    model: nn.Module, model_inputs: ModelInputs, mode: AttentionMode, given: Layout, scalar: Tensor
-) -> ModelStructure:
-    image = model_inputs.image
-    size = None if image is None else (int(image.shape[2]), int(image.shape[3]))
-    calls, kind = _tower(mode)
-    base = ModelStructure(type(model).__name__, _library(model), kind, given, 0, (), _width(mode, calls))
-    names = {p.untyped_storage().data_ptr(): name for name, p in model.named_parameters()}
-    layers = tuple(_layer(i, mode, names) for i in calls)
+def _agreement(output: Any, bare: Any, dtype: torch.dtype) -> Check:
+    return verify.agreement(any_output(output), any_output(bare), TOLERANCE.get(dtype, 1e-3))
+
+
+def _word_embedding(one: _Pass) -> Tensor | None:
+    """The embeddings of the text's own tokens, among those of positions and types."""
+    words = one.model_inputs.words
+    if words is None:
+        return None
+    same_shape = [(ids, e) for ids, e in one.mode.embeddings if ids.shape == words.shape]
+    own = [e for ids, e in same_shape if bool((ids == words).all())]
+    return next(iter([*own, *(e for _, e in same_shape)]), None)
+
+
+def _report(structure: ModelStructure) -> None:
+    """Warn about guesses and failed checks, by name."""
+    for note in structure.notes:
+        warnings.warn(f"{structure.model}: {note}", GuessWarning, stacklevel=6)
+    for check in structure.failed:
+        warnings.warn(f"{structure.model}: {check.name}: {check.detail}", GuessWarning, stacklevel=6)
+
+
+def _describe(one: _Pass, given: Layout) -> ModelStructure:
+    mode = one.mode
+    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, (), outputs=_outputs(one))
+    if not mode.calls:
+        return base
+    live = verify.reaching(mode.calls, one.scores)
+    calls = [mode.calls[i] for i in live]
+    kind = _kind(mode, calls)
+    names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
+    base = replace(base, kind=kind, layers=tuple(_layer(i, mode, names) for i in live), width=_width(mode, live))
+    ignored = len(mode.calls) - len(live)
+    checks = [
+        Check(
+            "attention on the path to the score",
+            True,
+            f"{len(live)} of {len(mode.calls)} attention calls reach the score"
+            + (f"; {ignored} are left out" if ignored else ""),
+        )
+    ]
     if kind != "plain":
-        return replace(base, layers=layers)
-    blocks = [mode.calls[i] for i in calls]
-    tokens = blocks[0].shape[3]
-    notes: list[str] = []
-    layout = read_layout(given, tokens, size, blocks[0].grid if size else None, _stated_prefix(model))
-    layout, note = _find_readout(layout, blocks, scalar, text=size is None, valid=model_inputs.valid)
-    if note:
-        notes.append(note)
-    if size is not None and blocks[0].grid != layout.grid and given.grid is None:
-        notes.append("the grid was inferred from the image's shape: no patch-embedding convolution was seen")
-    for guess in notes:
-        warnings.warn(f"{type(model).__name__}: {guess}", GuessWarning, stacklevel=5)
-    X = getattr(blocks[0].block, "X", None) if layers[0].stream else None
-    tokens_first = X is not None and X.shape[0] == tokens and X.shape[1] == 1
-    return replace(base, layout=layout, tokens=tokens, layers=layers, tokens_first=tokens_first, notes=tuple(notes))
+        return replace(base, checks=tuple(checks))
+    tokens = calls[0].shape[3]
+    layout, notes, placed = _layout(one, calls, given, tokens)
+    base = replace(base, layout=layout, tokens=tokens, notes=tuple(notes))
+    streams = {i: X for i, X in mode.stream.entering.items() if i in live} if mode.stream is not None else {}
+    first = streams.get(live[0])
+    base = replace(base, tokens_first=first is not None and first.shape[0] == tokens and first.shape[1] == 1)
+    base = _check_pool(one, base, calls, streams)
+    if base.kind != "plain":
+        return replace(base, checks=tuple(checks))
+    base, stream_checks = _check_stream(one, base)
+    base, mixing = _check_mixing(one, base, streams, live)
+    base, folding = _check_folding(one, base, calls)
+    checks += [placed, *mixing, *stream_checks, *folding]
+    return replace(base, checks=tuple(checks))
 
 
-def _tower(mode: AttentionMode) -> tuple[list[int], str]:
-    """Which attention calls form the encoder to be explained, and what kind it is.
+def _has_storage(tensor: Tensor) -> bool:
+    try:
+        return tensor.untyped_storage().data_ptr() != 0
+    except (RuntimeError, NotImplementedError):
+        return False
 
-    A model of two towers also attends over its text; those calls do not depend on the pixels.
-    """
-    calls = mode.calls
-    seen = [i for i, c in enumerate(calls) if c.Z is not None and c.Z.requires_grad] or list(range(len(calls)))
-    shapes = [calls[i].shape for i in seen]
+
+def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
+    """Whether the attention calls form one chain over one set of tokens, and what they form otherwise."""
+    shapes = [c.shape for c in calls]
     tokens = shapes[0][3]
     pools = [s for s in shapes if s[2] == 1 < s[3]]
     if mode.recogniser.unmatched:
-        return seen, "mixed"
+        return "mixed"
     if any(s[0] != 1 for s in shapes):
-        return seen, "windowed"
+        return "windowed"
     if len(pools) > 1:
-        return seen, "class-attention"
-    if any(s[2:] != (tokens, tokens) for s in shapes[:-1]) or shapes[-1][3] != tokens or shapes[-1][2] > tokens:
-        return seen, "pyramid"
-    # Few latent queries read out of all tokens; many would be a stage of a pyramid.
-    if shapes[-1][2] != tokens and (len(shapes) == 1 or shapes[-1][2] > max(8, tokens // 16)):
-        return seen, "pyramid"
-    if any(calls[i].beside for i in seen):
-        return seen, "parallel"
-    return seen, "plain"
+        return "class-attention"
+    pool = len(shapes) > 1 and shapes[-1][2] <= max(8, tokens // 16) and shapes[-1][2] < shapes[-1][3]
+    body = shapes[:-1] if pool else shapes
+    if any(s[2:] != (tokens, tokens) for s in body):
+        return "pyramid"
+    # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
+    if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
+        return "pyramid"
+    if any(c.beside for c in calls) or verify.first_break(calls) is not None:
+        return "parallel"
+    return "plain"
 
 
-def _find_readout(
-    layout: Layout, blocks: list[Call], scalar: Tensor, text: bool, valid: Tensor | None
-) -> tuple[Layout, str | None]:
-    last = blocks[-1]
-    pool = last.shape[2] < last.shape[3]
-    prefix = layout.prefix
+def _layout(one: _Pass, calls: Sequence[Call], given: Layout, tokens: int) -> tuple[Layout, list[str], Check]:
+    """Where the patches are among the tokens and in the image, and which tokens the head reads."""
+    size, notes = one.image_size, list[str]()
+    V, leaf = calls[0].V, one.leaf
+    owners = None if V is None or leaf is None else verify.owners(V, leaf)
+    name = "which token is which patch" if size is not None else "which token is which word"
+    check = Check(name, None, "no gradient from the tokens to the input: the order was counted")
+    layout = None
+    if size is None:
+        layout = Layout(given.prefix, None, given.readout, given.suffix)
+        if owners is not None:
+            straight = bool((owners == torch.arange(len(owners))).all()) and len(owners) == tokens
+            check = Check(name, straight, "in the order of the text" if straight else _shifted(owners, tokens))
+    elif owners is not None:
+        layout = measured_layout(owners, tokens)
+        check = _placed(layout, owners, name)
+    if size is not None and (layout is None or given.grid is not None or given.table is not None):
+        measured = layout
+        layout = count_layout(given, tokens, size, calls[0].grid, _stated_prefix(one.model))
+        if measured is not None and (measured.grid, measured.patch_tokens(tokens)) != (
+            layout.grid, layout.patch_tokens(tokens)
+        ):  # fmt: skip
+            check = Check(name, False, f"the given layout says otherwise than measured: {measured}")
+        elif measured is not None:
+            layout = replace(layout, area=measured.area)
+        elif given.grid is None:
+            notes.append("the order of the patches could not be measured: they are taken row by row after the prefix")
+    assert layout is not None
+    if given.prefix is not None and size is not None and given.prefix != layout.prefix:
+        count_layout(replace(given, grid=layout.grid), tokens, size, None, None)  # raises: it does not fit
+    layout, note = _readout(replace(layout, readout=given.readout), calls, one, text=size is None)
+    return layout, [*notes, *([note] if note else [])], check
+
+
+def _shifted(owners: Tensor, tokens: int) -> str:
+    moved = int((owners != torch.arange(len(owners))).sum())
+    return f"{moved} of {len(owners)} words are not at their own position among {tokens} tokens"
+
+
+def _placed(layout: Layout | None, owners: Tensor, name: str) -> Check:
+    if layout is None or layout.grid is None:
+        return Check(name, None, "the patches lie on no regular grid: the order was counted")
+    rows, columns = layout.grid
+    order = "row by row" if layout.table is None else "in another order, placed by a table"
+    covered = float((owners >= 0).double().mean())
+    border = "" if covered > 0.999 else f"; {100 * (1 - covered):.1f} % of the pixels belong to no patch"
+    return Check(
+        name, True, f"{rows}×{columns} patches {order}, {layout.prefix} tokens before and {layout.suffix} after{border}"
+    )
+
+
+def _readout(layout: Layout, calls: Sequence[Call], one: _Pass, text: bool) -> tuple[Layout, str | None]:
+    last = calls[-1]
+    pool = last.shape[2] < last.shape[3] and len(calls) > 1
+    prefix, note = layout.prefix, None
     if layout.readout is None:
         readout = None
-        if last.Z is not None and scalar.requires_grad and last.Z.requires_grad:
-            # A fixed direction in output space: any one output could be blind to a token by chance.
-            generator = torch.Generator().manual_seed(0)
-            direction = torch.randn(scalar.shape, generator=generator).to(scalar)
-            (gradient,) = torch.autograd.grad((scalar * direction).sum(), last.Z, allow_unused=True)
+        if last.Z is not None:
+            (gradient,) = verify.gradients((one.scores * verify.direction(one.scores)).sum(), [last.Z])
             if gradient is not None:
                 reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
-                reach = reach if valid is None else reach[valid[0]]
-                readout = read_readout(reach, 1 if pool else (prefix or 0) if not text else 0)
+                valid = one.model_inputs.valid
+                reach = reach if valid is None else reach * valid[0].to(reach)
+                before, after = (1, 0) if pool else (0, 0) if text else (prefix or 0, layout.suffix)
+                readout = read_readout(_padded_mean(reach, valid), before, after)
         if pool:
             readout = readout if isinstance(readout, tuple) else "pool"
-        note = None
         if readout is None:
             readout = "cls" if prefix or text else "mean"
             note = f"the head's gradient is zero everywhere (an untrained head?): readout {readout!r} is a guess"
         layout = replace(layout, readout=readout)
-    else:
-        note = None
     if prefix is None:  # text: the token that is read is no word of the input
         layout = replace(layout, prefix=1 if layout.readout in ("cls", (0,)) else 0)
     return layout, note
+
+
+def _padded_mean(reach: Tensor, valid: Tensor | None) -> Tensor:
+    """Leave padding out where every other token is read, so that a mean over a padded text counts as one."""
+    if valid is None or not bool((reach[valid[0]] > 0).all()):
+        return reach
+    return reach[valid[0]]
+
+
+def _check_stream(one: _Pass, base: ModelStructure) -> tuple[ModelStructure, list[Check]]:
+    """The residual stream, output and value projections hold numerically; layers where they do not lose them."""
+    mode, stream = one.mode, one.mode.stream
+    if stream is None:
+        return base, []
+    limit = TOLERANCE.get(one.scores.dtype, 1e-3)
+    worst = {"sum": 0.0, "projection": 0.0, "value": 0.0}
+    failed: dict[str, list[int]] = {"sum": [], "projection": [], "value": []}
+    layers = []
+    for i, layer in enumerate(base.layers):
+        call = mode.calls[layer.call]
+        assert call.Z is not None and call.V is not None  # noqa: PT018 - kept by this pass
+        errors = {
+            "sum": stream.errors.get(layer.call) if not layer.pool else None,
+            "projection": None if layer.pool else verify.projection_error(call.block, call.Z, base.tokens_first),
+            "value": verify.value_error(call.block, call.V),
+        }
+        for name, error in errors.items():
+            if error is not None:
+                worst[name] = max(worst[name], error)
+                if not error <= limit:
+                    failed[name].append(i)
+        layers.append(
+            replace(
+                layer,
+                stream=layer.stream and i not in failed["sum"],
+                projection=None if i in failed["projection"] else layer.projection,
+                value=None if i in failed["value"] else layer.value,
+            )
+        )
+    titles = {
+        "sum": "the residual stream adds up",
+        "projection": "output projections",
+        "value": "value projections",
+    }
+    checks = []
+    for name, title in titles.items():
+        bad = failed[name]
+        where = f"; not in block {', '.join(map(str, bad[:6]))}: methods that need it refuse this model" if bad else ""
+        checks.append(Check(title, not bad, f"largest relative error {worst[name]:.1e}{where}"))
+    return replace(base, layers=tuple(layers)), checks
+
+
+def _check_mixing(
+    one: _Pass, base: ModelStructure, streams: dict[int, Tensor], live: Sequence[int]
+) -> tuple[ModelStructure, list[Check]]:
+    """Tokens are mixed by the attention that was seen, and by nothing else."""
+    name = "no other mixing of tokens"
+    last = None if one.mode.stream is None else one.mode.stream.last
+    found = None if last is None else verify.mixing(last, streams, one.mode.gate, base.tokens)
+    if found is None:
+        return base, [Check(name, None, "the residual stream was not found in every block")]
+    highest, share = found
+    if highest is None:
+        return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]
+    blocks = sum(not layer.pool for layer in base.layers)
+    repeated = _repeated_blocks(one.model, blocks)
+    where = list(live).index(highest)
+    if one.mode.convolutions:
+        detail = (
+            f"convolutions mix tokens as well (share {share:.1e}, last below block {where + 1}): "
+            "methods that read attention see part of the mixing"
+        )
+        return replace(base, notes=(*base.notes, detail)), [Check(name, None, detail)]
+    seen = f"{repeated} blocks mix tokens, attention was seen in {blocks}" if repeated else "tokens are mixed"
+    detail = (
+        f"{seen}: below block {where + 1} something else than recognised attention moves information "
+        f"(share {share:.1e})"
+    )
+    return replace(base, kind="unseen"), [Check(name, False, detail)]
+
+
+def _check_pool(one: _Pass, base: ModelStructure, calls: Sequence[Call], streams: dict[int, Tensor]) -> ModelStructure:
+    """Which tokens an attention pool reads, where it does not read all of them."""
+    missing = base.tokens - calls[-1].shape[3]
+    if not missing:
+        return base
+    last, V = next(reversed(streams.values()), None), calls[-1].V
+    if last is None or V is None or not base.layers[-1].pool:
+        return replace(base, kind="pyramid")
+    one.mode.gate.closed = True
+    try:
+        keys = verify.owners(V, last.transpose(0, 1) if base.tokens_first else last)
+    finally:
+        one.mode.gate.closed = False
+    expected = torch.arange(base.tokens) - missing
+    if keys is None or not bool((keys == expected.clamp_min(-1)).all()):
+        return replace(base, kind="pyramid")
+    return replace(base, pool_skips=missing)
+
+
+def _repeated_blocks(model: nn.Module, blocks: int) -> int | None:
+    """Length of the repeated module list that holds the blocks, if it is longer than the number of blocks seen."""
+    lengths = [
+        len(m) for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > blocks
+        and len({type(child) for child in m}) <= 2
+    ]  # fmt: skip
+    return min(lengths, default=None)
+
+
+def _check_folding(one: _Pass, base: ModelStructure, calls: Sequence[Call]) -> tuple[ModelStructure, list[Check]]:
+    """How a merged batch-and-heads axis is ordered, from one image alone and beside another."""
+    if not any(c.folded for c in calls) or one.image_size is None:
+        return base, []
+    image = one.model_inputs.image
+    assert image is not None
+    pair = torch.cat([image.detach(), image.detach().flip(-1) + 0.1])
+    rows = torch.zeros(2, dtype=torch.long, device=image.device)
+    modes = []
+    for size, inputs in ((1, one.model_inputs.swap(image, image.detach())), (2, one.model_inputs.pick(rows, pair))):
+        mode = AttentionMode({"A": _ALL_CALLS}, batch=size)
+        with torch.no_grad(), mode:
+            run_model(one.model, inputs)
+        modes.append(mode)
+    order = verify.folded_order(*modes)
+    name = "order of heads folded into the batch"
+    if order is None:
+        return base, [Check(name, False, "neither batch first nor heads first: explain the inputs one by one")]
+    return replace(base, heads_first=order), [Check(name, True, "heads first" if order else "batch first")]
+
+
+def _outputs(one: _Pass) -> str:
+    """Whether the output is a classification, or features of a model without a head."""
+    return "scores"
 
 
 def _width(mode: AttentionMode, calls: Sequence[int]) -> int:
@@ -275,7 +554,9 @@ def _layer(index: int, mode: AttentionMode, names: dict[int, str]) -> AttentionL
 
     def name(kind: str) -> str | None:
         tensor = parameters.get((kind, index))
-        return None if tensor is None else names.get(tensor.untyped_storage().data_ptr(), "(unnamed)")
+        if tensor is None:
+            return None
+        return names.get(tensor.untyped_storage().data_ptr(), "(unnamed)") if _has_storage(tensor) else "(unnamed)"
 
     call = mode.calls[index]
     held = vars(call.block)
@@ -295,27 +576,3 @@ def _stated_prefix(model: nn.Module) -> int | None:
 
 def _library(model: nn.Module) -> str:
     return type(model).__module__.split(".")[0]
-
-
-def _refused(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> VitrailError:
-    """The model's own complaint, with what was fed and what it seems to want."""
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "nference tensor" in reason:
-        return ModelError(
-            "the model's weights were made under torch.inference_mode(), so nothing can be differentiated through "
-            "them: load the model outside of it"
-        )
-    image = model_inputs.image
-    if image is None:
-        return InputError(f"{type(model).__name__} refused its input: {reason}")
-    weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    channels, height, width = image.shape[1:]
-    if weight is not None and weight.shape[1] != channels:
-        return InputError(
-            f"the images have {channels} channels, {type(model).__name__} takes {weight.shape[1]}: "
-            "convert them first (paths and PIL images are converted for you)"
-        )
-    return InputError(
-        f"{type(model).__name__} refused images of {height}×{width} pixels ({reason}): resize them to the model's own "
-        "size, or pass paths or PIL images, which are resized for you"
-    )

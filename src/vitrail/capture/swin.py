@@ -95,7 +95,7 @@ def stitch(trace: Trace, places: Places) -> Trace:
         before = count
     assert before is not None
     some = next(t for t in vars(blocks[-1]).values() if isinstance(t, Tensor))
-    return replace(trace, blocks=tuple(blocks), readout=some.new_full((before,), 1 / before), prefix=0)
+    return replace(trace, blocks=tuple(blocks), readout=some.new_full((before,), 1 / before), layout=Layout(0))
 
 
 def _whole(windows: Tensor, place: Tensor, count: int, heads: bool) -> Tensor:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 import torch
 from torch import Tensor
 
+from vitrail.capture.layout import Layout
 from vitrail.errors import NotApplicableError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ LAST = slice(-1, None)
 #: What a method may ask of a block. ``stream`` stands for the residual stream and the projections
 #: (X, X_mid, F, Wo, bo, gamma), ``norms`` for the normalised stream (X_norm, X_mid_norm and the gains of
 #: norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``, ``dX`` and ``dY`` for gradients,
-#: ``cut`` for a backward that can be told not to pass through attention.
+#: ``dZ`` for the gradient at the attention's output, ``cut`` for a backward pass that may skip attention.
 TENSOR_KINDS = (
     "A",
     "A_mean",
@@ -34,6 +35,7 @@ TENSOR_KINDS = (
     "dQ",
     "dX",
     "dY",
+    "dZ",
     "stream",
     "branch",
     "norms",
@@ -135,7 +137,7 @@ class Trace:
         blocks: One entry a block.
         readout: Weights r over the queries of the last block, shape (m,): how the head reads them; shape (b, m) where
             a head averages over texts of different lengths.
-        prefix: Number of tokens before the patches (CLS, distillation, registers).
+        layout: Where the patches stand among the tokens.
         logits: What the model said, shape (b, C), or None for outputs that are not logits.
         device: Where its tensors are.
         notes: Where a method puts what it computed on the way, or None if nobody asked for it.
@@ -146,7 +148,7 @@ class Trace:
 
     blocks: tuple[Block, ...]
     readout: Tensor
-    prefix: int
+    layout: Layout
     logits: Tensor | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     notes: dict[str, list[Tensor]] | None = None
@@ -174,18 +176,30 @@ class Trace:
         if queries == self.readout.shape[-1]:
             return self.readout
         r = self.readout.new_zeros(queries)
-        r[self.prefix :] = 1 / (tokens - self.prefix)
+        patches = [token for token in self.layout.patch_tokens(tokens) if token >= 0]
+        r[patches] = 1 / len(patches)
         return r
 
-    def patches(self, tokens: Tensor) -> Tensor:
-        """Drop the prefix from the last axis."""
-        return tokens[..., self.prefix :]
+    def patches(self, tokens: Tensor, axis: int = -1) -> Tensor:
+        """The patches, row by row, along an axis that holds all tokens."""
+        return self.layout.patches(tokens, axis)
+
+    def on_tokens(self, patches: Tensor, tokens: int) -> Tensor:
+        """The inverse of ``patches``: shape (…, S) to (…, n), zero at tokens that are no patches."""
+        index = torch.tensor(self.layout.patch_tokens(tokens), device=patches.device)
+        all_tokens = patches.new_zeros(*patches.shape[:-1], tokens)
+        all_tokens[..., index[index >= 0]] = patches[..., index >= 0]
+        return all_tokens
+
+    def between_patches(self, attention: Tensor) -> Tensor:
+        """Attention from patches to patches, shape (…, S, S)."""
+        return self.patches(self.patches(attention, -1), -2)
 
     def mean(self, tokens: Tensor) -> Tensor:
         """Mean over the last axis, which holds all tokens or the patches, shape (b, …, n); padding is left out."""
         if self.valid is None:
             return tokens.mean(-1)
-        valid = self.valid[:, -tokens.shape[-1] :]
+        valid = self.valid if tokens.shape[-1] == self.valid.shape[-1] else self.patches(self.valid)
         valid = valid.view(len(valid), *[1] * (tokens.dim() - 2), -1)
         return (tokens * valid).sum(-1) / valid.sum(-1)
 

@@ -72,20 +72,19 @@ def _spread(trace: Trace, M: Tensor, variant: int, depth: int) -> Tensor:
         return M
     total = len(trace.blocks)
     below = trace.blocks[depth - 1 : total - 1]
-    P = trace.prefix
-    readout = trace.reading(P + M.shape[-1], P + M.shape[-1])
+    tokens = below[0].A_mean.shape[-1]
+    readout = trace.reading(tokens, tokens)
     if variant in (3, 4):
         A_bar = sum((b.A_mean for b in below[1:]), start=below[0].A_mean.clone()) / total
         if variant == 4:
-            return M @ A_bar[:, P:, P:].transpose(-2, -1)
-        return row(readout.expand(len(M), -1), A_bar)[:, None, P:] * M
+            return M @ trace.between_patches(A_bar).transpose(-2, -1)
+        return trace.patches(row(readout.expand(len(M), -1), A_bar))[:, None] * M
     if variant == 1:
         v = readout.expand(len(M), -1)
         for block in reversed(below):
             v = v + row(v, block.A_mean)
-        return v[:, None, P:] * M
-    u = M.new_zeros(*M.shape[:2], P + M.shape[-1])
-    u[..., P:] = M
+        return trace.patches(v)[:, None] * M
+    u = trace.on_tokens(M, tokens)
     for block in reversed(below):
         u = u + u @ block.A_mean.transpose(-2, -1)
-    return u[..., P:]
+    return trace.patches(u)

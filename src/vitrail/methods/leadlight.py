@@ -67,8 +67,8 @@ def leadlight(trace: Trace, *, source: str = "vtranm", mix: float | None = None,
         raise OptionError(f"depth={depth} is not a block below the last: this model has blocks 1 to {total}")
     R = _panes(trace, source)
     below = trace.blocks[depth - 1 : -1]
-    P = trace.prefix
-    lead = sum((b.A_mean for b in below[1:]), start=below[0].A_mean.clone())[:, P:, P:] / len(below)
+    total_attention = sum((b.A_mean for b in below[1:]), start=below[0].A_mean.clone())
+    lead = trace.between_patches(total_attention) / len(below)
     spread = (lead @ R.unsqueeze(-1)).squeeze(-1)
     trace.note("panes", R)
     trace.note("spread", spread)

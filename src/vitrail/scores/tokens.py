@@ -112,8 +112,13 @@ class TokenDrop:
         return self._run(images, keep, self._site)
 
     def _run(self, images: Tensor, keep: Tensor, site: int) -> Any:
+        layout, tokens = self.structure.layout, self.structure.tokens
         prefix = torch.arange(self.prefix, device=keep.device).expand(len(keep), -1)
-        mode = _Drop(torch.cat([prefix, keep + self.prefix], 1), site, self.structure)
+        suffix = torch.arange(tokens - layout.suffix, tokens, device=keep.device).expand(len(keep), -1)
+        patches = keep + self.prefix
+        if layout.table is not None:
+            patches = torch.tensor(layout.table, device=keep.device)[keep].sort(1).values
+        mode = _Drop(torch.cat([prefix, patches, suffix], 1), site, self.structure)
         with frozen(self.model), torch.no_grad(), mode:
             output = self.model(images)
         if not mode.done:

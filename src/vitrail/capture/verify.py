@@ -1,0 +1,254 @@
+"""Numeric checks of what was found in a model, on that model.
+
+Each function measures one thing on the graph of a single forward pass: which attention the score depends on, whether
+attention layers form one chain, which pixels each token comes from, whether tokens are mixed outside the attention that
+was seen, and whether the residual stream adds up. What cannot be measured is reported as such.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.attention import AttentionMode, Call, Gate
+from vitrail.capture.trace import Block
+
+#: Relative differences above this are errors, by precision of the model.
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
+#: A gradient below this share of the largest is rounding.
+SILENT = 1e-5
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of the self-check.
+
+    Attributes:
+        name: What was checked.
+        passed: Whether it holds; None where it could not be measured.
+        detail: The error found, or why it could not be measured.
+    """
+
+    name: str
+    passed: bool | None
+    detail: str
+
+    def __str__(self) -> str:
+        verdict = {True: "pass", False: "FAIL", None: "not measured"}[self.passed]
+        return f"{verdict}: {self.detail}"
+
+
+def direction(like: Tensor, seed: int = 0) -> Tensor:
+    """A fixed random direction in the shape of a tensor: no single output, token or channel decides alone."""
+    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).to(like)
+
+
+def gradients(scalar: Tensor, nodes: Sequence[Tensor]) -> list[Tensor | None]:
+    """Gradients of a scalar at some nodes; None where it does not depend on one."""
+    if not scalar.requires_grad:
+        return [None] * len(nodes)
+    wanted = [node for node in nodes if node.requires_grad]
+    found = iter(torch.autograd.grad(scalar, wanted, retain_graph=True, allow_unused=True) if wanted else ())
+    return [next(found) if node.requires_grad else None for node in nodes]
+
+
+def reaching(calls: Sequence[Call], scores: Tensor) -> list[int]:
+    """The attention calls that the explained scores depend on; all of them where no gradient arrives anywhere."""
+    nodes = [(i, c.Z) for i, c in enumerate(calls) if c.Z is not None and c.Z.requires_grad]
+    if not nodes:
+        return list(range(len(calls)))
+    found = gradients((scores * direction(scores)).sum(), [Z for _, Z in nodes])
+    live = [i for (i, _), g in zip(nodes, found, strict=True) if g is not None and bool((g != 0).any())]
+    return live or [i for i, _ in nodes]
+
+
+def first_break(calls: Sequence[Call]) -> int | None:
+    """The first attention call that does not depend on the one before it, or None if they form one chain."""
+    for i, (one, two) in enumerate(pairwise(calls)):
+        if one.Z is None or two.V is None:
+            continue
+        (found,) = gradients((two.V * direction(two.V)).sum(), [one.Z])
+        if found is None or not bool((found != 0).any()):
+            return i + 1
+    return None
+
+
+def owners(V: Tensor, leaf: Tensor) -> Tensor | None:
+    """The token that each pixel (or each word embedding) belongs to, by binary codes in 2·log₂ n backward passes.
+
+    Args:
+        V: Values of the first attention, shape (1, H, n, dh), in the graph of ``leaf``.
+        leaf: Images, shape (1, channels, height, width), or embeddings, shape (1, words, width).
+
+    Returns:
+        Token indices, shape (height, width) or (words,), −1 where no token depends on the input; None where the values
+        do not depend on ``leaf``.
+    """
+    n = V.shape[-2]
+    each = (V * direction(V[:, :, :1])).sum((0, 1, 3))
+    code = torch.arange(n, device=V.device)
+    channels = 1 if leaf.dim() == 4 else 2
+    total = found = None
+    for bit in range(max(1, (n - 1).bit_length())):
+        energy = []
+        for value in (0, 1):
+            chosen = each[(code >> bit) & 1 == value]
+            gradient = gradients(chosen.sum(), [leaf])[0] if len(chosen) else None
+            energy.append(torch.zeros_like(leaf) if gradient is None else gradient)
+        zero, one = (e.double().square().sum(channels)[0] for e in energy)
+        total = zero + one if total is None else total + zero + one
+        bits = (one > zero).long() << bit
+        found = bits if found is None else found + bits
+    if total is None or found is None or not float(total.max()) > 0:
+        return None
+    return found.masked_fill((total <= total.max() * 1e-24) | (found >= n), -1).cpu()
+
+
+def mixing(tokens: Tensor, entering: dict[int, Tensor], gate: Gate, count: int) -> tuple[int | None, float] | None:
+    """Whether tokens are mixed while attention is cut.
+
+    Half of the last tokens are differentiated with no gradient through the attention that was seen. Whatever arrives at
+    the other half in the stream entering a block was mixed by something else.
+
+    Args:
+        tokens: The last tensor with one row for each token, in the graph.
+        entering: The stream entering each block, in the graph.
+        gate: The gate in front of every attention.
+        count: Number of tokens n.
+
+    Returns:
+        The highest block below which tokens are mixed (None for nowhere) and the largest share that leaked; None where
+        that cannot be measured.
+    """
+    streams = [(i, _token_axis(X, count)) for i, X in sorted(entering.items())]
+    axis = _token_axis(tokens, count)
+    if axis is None or not streams or any(a is None for _, a in streams):
+        return None
+    half = torch.arange(count, device=tokens.device) % 2 == 0
+    chosen = tokens.movedim(axis, 0)[half]
+    gate.closed = True
+    try:
+        found = gradients((chosen * direction(chosen)).sum(), [X for _, X in sorted(entering.items())])
+    finally:
+        gate.closed = False
+    leaks: list[tuple[int, float]] = []
+    for (i, own), gradient in zip(streams, found, strict=True):
+        if gradient is None or own is None:
+            continue
+        size = gradient.movedim(own, 0).flatten(1).norm(dim=1)
+        inside, outside = float(size[half].max()), float(size[~half].max())
+        if inside > 0 or outside > 0:
+            leaks.append((i, outside / max(inside, outside)))
+    if not leaks:
+        return None
+    mixed = [i for i, share in leaks if share > SILENT]
+    return (max(mixed) if mixed else None), max(share for _, share in leaks)
+
+
+def _token_axis(tensor: Tensor, count: int) -> int | None:
+    axes = [axis for axis, size in enumerate(tensor.shape[:-1]) if size == count]
+    return axes[0] if len(axes) == 1 else (1 if tensor.dim() == 3 and tensor.shape[1] == count else None)
+
+
+def raster_order(tokens: Tensor, leaf: Tensor, grid: tuple[int, int], gate: Gate) -> float | None:
+    """How much of the gradient of the left (and the upper) half of some tokens stays in that half of the image.
+
+    Args:
+        tokens: Tokens of a grid, shape (1, rows·columns, d), in the graph.
+        leaf: The image, shape (1, channels, height, width).
+        grid: Rows and columns.
+        gate: The gate in front of every attention, closed meanwhile.
+
+    Returns:
+        The smaller of both shares: about 1 where tokens stand row by row, 0.5 where they do not; None if not measured.
+    """
+    rows, columns = grid
+    if rows < 2 or columns < 2:
+        return None
+    map_ = tokens.reshape(rows, columns, -1)
+    shares = []
+    gate.closed = True
+    try:
+        for axis, size in ((0, rows), (1, columns)):
+            half = map_.narrow(axis, 0, size // 2)
+            (gradient,) = gradients((half * direction(half)).sum(), [leaf])
+            if gradient is None:
+                return None
+            energy = gradient.double().square().sum((0, 1))
+            if not float(energy.sum()) > 0:
+                return None
+            border = round(leaf.shape[2 + axis] * (size // 2) / size)
+            shares.append(float(energy.narrow(axis, 0, border).sum() / energy.sum()))
+    finally:
+        gate.closed = False
+    return min(shares)
+
+
+def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> float | None:
+    """Relative difference between what the attention adds to the stream and γ·(Z·Woᵀ + bo); None if not seen."""
+    held = vars(block)
+    if "branch" not in held or "Wo" not in held:
+        return None
+    branch = block.branch.transpose(0, 1) if tokens_first else block.branch
+    rows = Z.detach().transpose(1, 2).flatten(2).to(block.Wo.dtype)
+    if rows.shape[-1] != block.Wo.shape[1] or branch.shape[-1] != block.Wo.shape[0]:
+        return float("inf")
+    made = rows @ block.Wo.T
+    bias, scale = held.get("bo"), held.get("gamma")
+    made = made if bias is None else made + bias
+    made = made if scale is None else made * scale
+    if made.numel() != branch.numel():
+        return float("inf")
+    return relative(made.reshape(branch.shape), branch)
+
+
+def value_error(block: Block, V: Tensor) -> float | None:
+    """Relative difference between the values and V_in·Wvᵀ, but for a bias that all tokens share; None if not seen."""
+    held = vars(block)
+    if "V_in" not in held or "Wv" not in held:
+        return None
+    made = (block.V_in @ block.Wv.T).reshape(V.shape[0], V.shape[2], V.shape[1], V.shape[3]).transpose(1, 2)
+    bias = V.detach().to(made.dtype) - made
+    return relative(bias, bias[:, :, :1].expand_as(bias), V.detach())
+
+
+def relative(one: Tensor, two: Tensor, scale: Tensor | None = None) -> float:
+    """Largest difference relative to the largest entry.
+
+    Example:
+        >>> relative(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]))
+        0.2
+    """
+    size = float((two if scale is None else scale).detach().abs().max().double())
+    difference = float((one.detach().double() - two.detach().double()).abs().max())
+    return difference / size if size else difference
+
+
+def agreement(opened: Any, bare: Tensor, tolerance: float) -> Check:
+    """Whether the model under capture gives what the bare model gives."""
+    error = relative(opened, bare)
+    return Check("outputs under capture", error <= tolerance, f"relative difference to the bare model {error:.1e}")
+
+
+def folded_order(alone: AttentionMode, both: AttentionMode) -> bool | None:
+    """Whether a merged batch-and-heads axis holds the heads first: False, True, or None for neither.
+
+    Args:
+        alone: A pass over one image that kept A.
+        both: A pass over that image and another that kept A, read with the batch first.
+    """
+    heads_first: bool | None = False
+    for one, two in zip(alone.calls, both.calls, strict=True):
+        if not one.folded:
+            continue
+        A, B = one.block.A[0], two.block.A.flatten(0, 1)
+        count = len(A)
+        if relative(B[:count], A) < 1e-3:
+            continue
+        heads_first = True if relative(B[:: len(B) // count][:count], A) < 1e-3 else None
+    return heads_first
