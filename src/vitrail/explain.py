@@ -9,13 +9,15 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture.forward import check_finite, forward_only, forward_pass
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
+from vitrail.capture.outputs import class_logits
 from vitrail.capture.probe import Probe, Scorer
 from vitrail.capture.structure import ModelStructure, read_structure
 from vitrail.capture.swin import Places, find_places, stitched_layout
@@ -173,6 +175,7 @@ def explain(
         return Explanations(found) if methods is not None else found[jobs[0].label]
     model_inputs = to_model_inputs(inputs, about)
     structure = read_structure(about.module, model_inputs, layout, target if callable(target) else None)
+    _check_outputs(structure, about, target)
     stitch = stitch and structure.kind == "windowed"
     for job in jobs:
         job.method.check(structure, job.options, stitch)
@@ -187,6 +190,15 @@ def explain(
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 
+def _check_outputs(structure: ModelStructure, about: LoadedModel, target: Target) -> None:
+    """Refuse to take the features of a model without a head for classes."""
+    if structure.outputs == "features" and not callable(target) and not about.classes:
+        raise TargetError(
+            f"{structure.model} returns features, not class scores: it has no classification head; pass "
+            "target=function, from its output to one number per image"
+        )
+
+
 def _cut(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
     """The inputs in pieces, each with its targets."""
     batch = model_inputs.batch
@@ -194,7 +206,7 @@ def _cut(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tu
         return [(model_inputs, target)]
     if size < 1:
         raise OptionError(f"batch_size={size} must be at least 1")
-    each = isinstance(target, Sequence | Tensor) and not isinstance(target, str) and len(target) == batch
+    each = isinstance(target, Sequence | Tensor | np.ndarray) and not isinstance(target, str) and len(target) == batch
     return [
         (model_inputs.take(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
         for i in range(0, batch, size)
@@ -221,14 +233,21 @@ def _explain(
         nullcontext(forward_only(about.module, model_inputs, structure)) if not by_trace and not any(needs) else None
     )
     with outside or forward_pass(about.module, model_inputs, structure, needs) as one:
-        aimed = resolve_target(target, one.output, model_inputs.batch, about.classes)
+        logits = class_logits(about.module, one.output)
+        aimed = resolve_target(target, one.output, model_inputs.batch, about.classes, logits)
         # Methods look at changed inputs in the model's own precision: a pass under autocast is none of theirs. And one
         # with a graph would keep all of it in memory.
         again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
         probe = Probe(
-            about.module, model_inputs, structure, _scorer(aimed, target), aimed.count, aimed.classes, most=run.most,
+            about.module,
+            model_inputs,
+            structure,
+            _scorer(about.module, aimed, target),
+            aimed.count,
+            aimed.classes,
+            most=run.most,
             seen=one if again else None,
-        )  # fmt: skip
+        )
         agnostic = run.stitched(one.trace()) if by_trace else None
         for job in by_trace:
             if job.round is None and job.method.class_specific:
@@ -268,7 +287,7 @@ def _explain(
     }  # fmt: skip
 
 
-def _scorer(aimed: ResolvedTarget, target: Target) -> Scorer:
+def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:
     """All targets as a function of the model's output for any pictures made from the inputs."""
 
     def score(output: Any, owner: Tensor, kind: str) -> Tensor:
@@ -276,7 +295,7 @@ def _scorer(aimed: ResolvedTarget, target: Target) -> Scorer:
             values = target(output)
             return values[:, None] if values.dim() == 1 else values
         assert aimed.classes is not None
-        logits = logits_of(output)
+        logits = class_logits(model, output)
         assert logits is not None
         return class_scores(logits, kind).gather(1, aimed.classes[owner])
 

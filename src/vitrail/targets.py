@@ -1,4 +1,4 @@
-"""From what a user asks about to the scalars that are differentiated."""
+"""Targets: from what a user wants explained to the scalars that are differentiated."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.capture.inputs import fields_of, logits_of
@@ -17,8 +19,8 @@ from vitrail.errors import OptionError, TargetError
 SCORES = ("logit", "prob", "logprob")
 
 #: None (the predicted class), "topN" (the N likeliest), a class index or name, one per image, one row of classes per
-#: image, a tensor of any of these, or a function from the model's output to one or several scalars per image.
-Target = None | int | str | Sequence[Any] | Tensor | Callable[[Any], Tensor]
+#: image, a tensor or array of any of these, or a function from the model's output to one or several scalars per image.
+Target = None | int | str | Sequence[Any] | Tensor | NDArray[Any] | Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,9 @@ def pick(scores: Tensor, classes: Tensor) -> Tensor:
     return scores.gather(1, classes[:, None])[:, 0]
 
 
-def resolve_target(target: Target, output: Any, batch: int, names: Sequence[str] | None = None) -> ResolvedTarget:
+def resolve_target(
+    target: Target, output: Any, batch: int, names: Sequence[str] | None = None, logits: Tensor | None = None
+) -> ResolvedTarget:
     """Resolve a target against a model's output.
 
     Args:
@@ -87,6 +91,7 @@ def resolve_target(target: Target, output: Any, batch: int, names: Sequence[str]
         output: What the model returned.
         batch: Number of images b.
         names: Class names, for targets given by name and for messages.
+        logits: The class scores in the output where they are known; found in it otherwise.
 
     Example:
         >>> resolve_target([[1, 2]], torch.zeros(2, 3), batch=2).classes
@@ -97,7 +102,7 @@ def resolve_target(target: Target, output: Any, batch: int, names: Sequence[str]
         ...
         vitrail.errors.TargetError: class 7 does not exist: the model has 3 classes, 0 to 2
     """
-    logits = logits_of(output)
+    logits = logits_of(output) if logits is None else logits
     if callable(target):
         return ResolvedTarget(None, _values(target(output), batch), logits)
     if logits is None:
@@ -120,36 +125,53 @@ def resolve_target(target: Target, output: Any, batch: int, names: Sequence[str]
 
 
 def class_index(name: str, names: Sequence[str] | None) -> int:
-    """The index of a class given by name: exact, then one of its synonyms, then a name that holds the words.
+    """The index of a class given by name: the whole entry, then one of its synonyms, then a name that holds the words.
+
+    An exact match comes before one that ignores case. Where several classes match alike, all of them are listed.
 
     Example:
-        >>> class_index("zebra", ["goldfish, Carassius auratus", "zebra"])
-        1
         >>> class_index("goldfish", ["goldfish, Carassius auratus", "zebra"])
         0
+        >>> class_index("cardigan", ["Cardigan, Cardigan Welsh corgi", "cardigan"])
+        1
+        >>> class_index("crane", ["crane", "zebra", "crane"])
+        Traceback (most recent call last):
+        ...
+        vitrail.errors.TargetError: several classes are called 'crane': 0 crane, 2 crane; give an index
         >>> class_index("zebr", ["goldfish, Carassius auratus", "zebra"])
         Traceback (most recent call last):
         ...
-        vitrail.errors.TargetError: no class is called 'zebr'; near: 1 zebra
+        vitrail.errors.TargetError: no class is called 'zebr'; similar: 1 zebra
     """
     if name.isdigit():
         return int(name)
     if not names:
         raise TargetError(f"class {name!r} cannot be looked up: this model's class names are unknown; give an index")
+    exact = [[part.strip() for part in entry.split(",")] for entry in names]
+    loose = [[_plain(part) for part in entry.split(",")] for entry in names]
     wanted = _plain(name)
-    synonyms = [[_plain(part) for part in entry.split(",")] for entry in names]
-    for fits in (lambda s: wanted == s[0], lambda s: wanted in s, lambda s: wanted == " ".join(s)):
-        found = [i for i, s in enumerate(synonyms) if fits(s)]
-        if found:
+    matches: tuple[Callable[[int], bool], ...] = (
+        lambda i: names[i].strip() == name.strip(),
+        lambda i: name.strip() in exact[i],
+        lambda i: wanted in (loose[i][0] if len(loose[i]) == 1 else None, " ".join(loose[i])),
+        lambda i: wanted == loose[i][0],
+        lambda i: wanted in loose[i],
+        lambda i: f" {wanted} " in f" {_plain(names[i])} ",
+    )
+    for fits in matches:
+        found = [i for i in range(len(names)) if fits(i)]
+        if len(found) == 1:
             return found[0]
-    inside = [i for i, entry in enumerate(names) if f" {wanted} " in f" {_plain(entry)} "]
-    if len(inside) == 1:
-        return inside[0]
-    flat = {word: i for i, s in enumerate(synonyms) for word in s}
-    near = inside or [flat[w] for w in get_close_matches(wanted, flat, n=5, cutoff=0.6)]
-    shown = "; near: " + ", ".join(f"{i} {names[i].split(',')[0]}" for i in dict.fromkeys(near[:8])) if near else ""
-    reason = "several classes hold" if len(inside) > 1 else "no class is called"
-    raise TargetError(f"{reason} {name!r}{shown}")
+        if found:
+            raise TargetError(f"several classes are called {name!r}: {_listed(found, names)}; give an index")
+    synonyms = {word: i for i, entry in enumerate(loose) for word in entry}
+    near = [synonyms[w] for w in get_close_matches(wanted, synonyms, n=5, cutoff=0.6)]
+    similar = f"; similar: {_listed(near, names)}" if near else ""
+    raise TargetError(f"no class is called {name!r}{similar}")
+
+
+def _listed(indices: Sequence[int], names: Sequence[str]) -> str:
+    return ", ".join(f"{i} {names[i].split(',')[0]}" for i in dict.fromkeys(indices[:8]))
 
 
 def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
@@ -211,11 +233,12 @@ def _classes(target: Any, batch: int, names: Sequence[str] | None) -> Tensor:
     def index(entry: Any) -> Any:
         if isinstance(entry, str):
             return class_index(entry, names)
-        if isinstance(entry, Sequence) or (isinstance(entry, Tensor) and entry.dim()):
+        if isinstance(entry, Sequence) or (isinstance(entry, Tensor | np.ndarray) and entry.ndim):
             return [index(e) for e in entry]
-        if isinstance(entry, bool) or (isinstance(entry, float) and entry != int(entry)):
+        value = entry.item() if isinstance(entry, Tensor | np.ndarray | np.generic) else entry
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value != int(value):
             raise TargetError(f"{entry!r} is not a class: give an index or a name")
-        return int(entry)
+        return int(value)
 
     raw = index(target)
     try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.attention import AttentionMode, Edit, Gate
+from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output, logits_of, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.outputs import class_logits
 from vitrail.capture.residual import Tail
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
-from vitrail.errors import ModelError, TargetError
+from vitrail.errors import ModelError, NotApplicableError, TargetError
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch")
 _FROM_THE_INPUT = ("dX",)
@@ -45,6 +47,7 @@ class ForwardPass:
     device: torch.device
     gate: Gate
     valid: Tensor | None = None
+    features_of: Callable[[Tensor], Tensor] | None = None
 
     def trace(self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False) -> Trace:
         """The pass as methods see it; with a target, a scalar a sample, also its gradients.
@@ -55,7 +58,7 @@ class ForwardPass:
             cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
         """
         blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
-        readout = self._readout(target)
+        readout = self._readout(target) if self.structure.layers else torch.ones(1, device=self.device)
         nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA" or (not cut and key[0] != "dZ")}
         if target is not None and nodes:
             if not target.requires_grad:
@@ -70,6 +73,8 @@ class ForwardPass:
                 value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
+                if kind == "dY" and self.features_of is not None:
+                    value = self.features_of(value)
                 if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
                     value = torch.nn.functional.pad(value, (self.structure.pool_skips, 0))
                 if self.valid is not None and kind == "dA":
@@ -114,7 +119,16 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         output = run_model(model, model_inputs)
     device = model_inputs.tensors[0].device
     return ForwardPass(
-        output, logits_of(output), (), {}, structure, 0, method_dtype(model), device, Gate(), model_inputs.valid
+        output,
+        class_logits(model, output),
+        (),
+        {},
+        structure,
+        0,
+        method_dtype(model),
+        device,
+        Gate(),
+        model_inputs.valid,
     )
 
 
@@ -138,6 +152,10 @@ def forward_pass(
         tail: Replaces what leaves the last block, from what leaves all of them.
     """
     layers = structure.layers
+    if not layers:
+        with _feature_pass(model, model_inputs, structure) as found:
+            yield found
+        return
     by_call = {
         kind: frozenset(layers[i].call for i in where) for kind, where in blocks_to_keep(needs, len(layers)).items()
     }
@@ -172,12 +190,41 @@ def forward_pass(
             blocks.append(block)
         index_of = {layer.call: i for i, layer in enumerate(layers)}
         nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
-        logits = logits_of(output)
+        logits = class_logits(model, output)
         logits = None if logits is None else logits.detach()
         queries = mode.calls[layers[-1].call].shape[2]
         device = model_inputs.tensors[0].device
         yield ForwardPass(
             output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid
+        )
+
+
+@contextmanager
+def _feature_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> Iterator[ForwardPass]:
+    """A forward pass through a model without attention, whose last feature map is kept as the one block's Y."""
+    image = model_inputs.image
+    if image is None:
+        raise NotApplicableError(f"{structure.model} {UNCHAINED_KINDS['none']}; a text has no other feature map")
+    mode = FeatureMode(model_inputs.batch)
+    with frozen(model):
+        with mode:
+            output = run_model(model, model_inputs.swap(image, image.detach().clone().requires_grad_()))
+        if mode.features is None:
+            raise NotApplicableError(f"no feature map was found in {structure.model}: use rise or an input gradient")
+        block = Block()
+        block.Y = mode.as_rows(mode.features.detach()).to(method_dtype(model))
+        logits = class_logits(model, output)
+        yield ForwardPass(
+            output,
+            None if logits is None else logits.detach(),
+            (block,),
+            {("dY", 0): mode.features},
+            structure,
+            0,
+            method_dtype(model),
+            image.device,
+            Gate(),
+            features_of=mode.as_rows,
         )
 
 

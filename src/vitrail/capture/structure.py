@@ -16,6 +16,7 @@ from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
 from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
+from vitrail.capture.outputs import OutputMode, output_kind
 from vitrail.capture.residual import ResidualStream
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning
@@ -78,7 +79,8 @@ class ModelStructure:
         tokens_first: Whether the residual stream is laid out (n, b, d) instead of (b, n, d).
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
         pool_skips: Number of leading tokens (registers) that the attention pool does not read.
-        outputs: What the model returns: "scores", or "features" where it has no classification head.
+        outputs: What the model returns: "scores", "probabilities", "sigmoid", or "features" where it has no
+            classification head.
         notes: What was guessed or is unusual.
         checks: The self-check: what was measured, and whether it holds.
     """
@@ -197,7 +199,9 @@ def _target_key(target: Callable[..., Any] | None) -> Any:
 
 
 def _cell_key(value: Any) -> Any:
-    return value if isinstance(value, int | float | str | bool | tuple | None) else id(value)
+    if isinstance(value, Tensor):
+        return (tuple(value.shape), value.dtype)
+    return value if isinstance(value, int | float | str | bool | None) else id(value)
 
 
 @dataclass
@@ -231,13 +235,16 @@ def _measure(
             # The graph starts at the pixels, so that only attention over the image is part of it.
             leaf = image.detach().clone().requires_grad_()
             model_inputs = model_inputs.swap(image, leaf)
-        with mode:
+        producers = OutputMode()
+        with mode, producers:
             output = run_model(model, model_inputs)
+        outputs = output_kind(model, output, producers)
+        del producers
         scores = any_output(output) if target is None else torch.as_tensor(target(output))
         one = _Pass(model, model_inputs, mode, output, scores, leaf)
         if leaf is None and mode.embeddings:
             one.leaf = _word_embedding(one)
-        structure = _describe(one, given)
+        structure = replace(_describe(one, given), outputs=outputs)
         check = _agreement(output, bare, scores.dtype)
         structure = replace(structure, checks=(check, *structure.checks))
     _report(structure)
@@ -258,8 +265,17 @@ def _word_embedding(one: _Pass) -> Tensor | None:
     return next(iter([*own, *(e for _, e in same_shape)]), None)
 
 
+#: What a user is told about outputs that are no logits.
+_OUTPUT_NOTES = {
+    "probabilities": "the outputs are probabilities already: their logarithms are taken as logits, no softmax is added",
+    "sigmoid": "the outputs are sigmoids of single classes: their log-odds are taken as logits",
+}
+
+
 def _report(structure: ModelStructure) -> None:
     """Warn about guesses and failed checks, by name."""
+    if structure.outputs in _OUTPUT_NOTES:
+        warnings.warn(f"{structure.model}: {_OUTPUT_NOTES[structure.outputs]}", GuessWarning, stacklevel=6)
     for note in structure.notes:
         warnings.warn(f"{structure.model}: {note}", GuessWarning, stacklevel=6)
     for check in structure.failed:
@@ -268,7 +284,7 @@ def _report(structure: ModelStructure) -> None:
 
 def _describe(one: _Pass, given: Layout) -> ModelStructure:
     mode = one.mode
-    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, (), outputs=_outputs(one))
+    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, ())
     if not mode.calls:
         return base
     live = verify.reaching(mode.calls, one.scores)
@@ -535,11 +551,6 @@ def _check_folding(one: _Pass, base: ModelStructure, calls: Sequence[Call]) -> t
     if order is None:
         return base, [Check(name, False, "neither batch first nor heads first: explain the inputs one by one")]
     return replace(base, heads_first=order), [Check(name, True, "heads first" if order else "batch first")]
-
-
-def _outputs(one: _Pass) -> str:
-    """Whether the output is a classification, or features of a model without a head."""
-    return "scores"
 
 
 def _width(mode: AttentionMode, calls: Sequence[int]) -> int:

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.inputs import ModelInputs, fields_of, logits_of
+from vitrail.capture.inputs import ModelInputs, fields_of
+from vitrail.capture.outputs import class_logits
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
@@ -167,7 +168,7 @@ class Evaluator:
         cast = nullcontext() if self.precision is None else torch.autocast(images.device.type, self.precision)
         with cast:
             output = self.model(images) if keep is None or self.drop is None else self.drop(images, keep)
-        logits = logits_of(output)
+        logits = class_logits(self.model, output)
         if logits is None:
             raise TargetError(f"perturbation tests need class scores, and the model returned {fields_of(output)}")
         self.advance(len(images))

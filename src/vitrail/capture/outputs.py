@@ -1,0 +1,111 @@
+"""What a model returns: class scores, probabilities, or features of a model without a classification head."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitrail.capture.inputs import any_output, logits_of
+from vitrail.capture.recogniser import FOLD, MATMUL, SAME
+from vitrail.capture.residual import NORM
+
+#: Functions that select or average tokens: an output made by one of them is a feature vector.
+_POOLING = {
+    torch.mean, Tensor.mean, torch.amax, Tensor.amax, Tensor.max, Tensor.__getitem__, Tensor.select, torch.select,
+    F.adaptive_avg_pool2d, F.adaptive_avg_pool1d, F.avg_pool2d, F.normalize, torch.tanh, Tensor.tanh, F.tanh,
+}  # fmt: skip
+#: Functions that keep the values and change the form.
+_FORM = SAME | FOLD | {Tensor.squeeze, torch.squeeze, Tensor.unsqueeze, torch.unsqueeze}
+_SIGMOID = {torch.sigmoid, Tensor.sigmoid, F.sigmoid}
+_kinds: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+
+
+class OutputMode(TorchFunctionMode):
+    """Remember which function made each small tensor, to tell a head's scores from features."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._made: dict[int, tuple[Tensor, Any, tuple[Any, ...]]] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor) and 1 <= result.dim() <= 3 and result.is_floating_point():
+            known = id(result) in self._made and any(a is result for a in args)
+            if not known:
+                self._made[id(result)] = (result, func, args)
+        return result
+
+    def maker(self, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+        """The function that computed a tensor's values, and its arguments."""
+        for _ in range(16):
+            if id(tensor) not in self._made:
+                return None
+            _, func, args = self._made[id(tensor)]
+            if func not in _FORM or not args or not isinstance(args[0], Tensor):
+                return func, args
+            tensor = args[0]
+        return None
+
+
+def output_kind(model: nn.Module, output: Any, mode: OutputMode) -> str:
+    """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
+    kind = _output_kind(model, output, mode)
+    _kinds[model] = kind
+    return kind
+
+
+def _output_kind(model: nn.Module, output: Any, mode: OutputMode) -> str:
+    scores = logits_of(output)
+    if scores is None:
+        return "scores"
+    found = mode.maker(any_output(output))
+    func, args = found if found is not None else (None, ())
+    if func in _SIGMOID and scores.shape[1] > 0:
+        return "sigmoid"
+    if is_probabilities(scores):
+        return "probabilities"
+    stated = getattr(model, "num_classes", getattr(getattr(model, "config", None), "num_labels", None))
+    if stated == scores.shape[1] or not isinstance(output, Tensor):
+        return "scores"
+    projected = func in MATMUL and any(isinstance(a, nn.Parameter) and a.dim() == 2 for a in args)
+    return "features" if stated == 0 or func in _POOLING or func in NORM or projected else "scores"
+
+
+def is_probabilities(scores: Tensor) -> bool:
+    """Whether each row is a probability distribution over two classes or more.
+
+    Example:
+        >>> is_probabilities(torch.tensor([[0.25, 0.75]])), is_probabilities(torch.tensor([[2.0, -1.0]]))
+        (True, False)
+    """
+    if scores.shape[1] < 2:
+        return False
+    values = scores.detach().double()
+    tolerance = 1e-2 if scores.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    inside = bool((values >= 0).all()) and bool((values <= 1 + tolerance).all())
+    return inside and bool(((values.sum(1) - 1).abs() < tolerance).all())
+
+
+def class_logits(model: nn.Module, output: Any) -> Tensor | None:
+    """The class scores in a model's output as logits, shape (b, C), or None if it has none.
+
+    Probabilities become their logarithms, whose softmax they are, so that no softmax is applied twice.
+    """
+    return as_logits(logits_of(output), _kinds.get(model, "scores"))
+
+
+def as_logits(scores: Tensor | None, kind: str) -> Tensor | None:
+    """Scores of a kind of output as logits."""
+    if scores is None or kind not in ("probabilities", "sigmoid"):
+        return scores
+    wide = scores.float() if scores.dtype in (torch.float16, torch.bfloat16) else scores
+    if kind == "sigmoid":
+        return torch.logit(wide, eps=1e-7)
+    return wide.clamp_min(torch.finfo(wide.dtype).tiny).log()
