@@ -19,13 +19,15 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
-from vitrail.capture.recogniser import ADDED_MATMUL, DIV, EXP, MATMUL, SOFTMAX, Recogniser
+from vitrail.capture.recogniser import ADDED_MATMUL, DIV, EXP, LOG_SOFTMAX, MATMUL, SOFTMAX, Recogniser
 from vitrail.capture.residual import NORM, ResidualStream, Tail
 from vitrail.capture.trace import Block
 
 KeptBlocks = Mapping[str, frozenset[int]]
 Edit = Callable[[Tensor], Tensor]
 NOWHERE: frozenset[int] = frozenset()
+#: Functions that may begin a softmax the model writes out.
+STARTS = EXP | LOG_SOFTMAX
 
 
 class Gate:
@@ -124,7 +126,7 @@ class AttentionMode(TorchFunctionMode):
             result = self._flex(func, *args, **kwargs)
         else:
             result = func(*args, **kwargs)
-            if self.recogniser.waiting or func in EXP:
+            if self.recogniser.waiting or func in STARTS:
                 self._follow(func, args, kwargs, result)
         if stream is not None:
             result = stream.after(func, args, kwargs, result)

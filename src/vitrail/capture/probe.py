@@ -18,7 +18,7 @@ from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.structure import ModelStructure
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
-from vitrail.errors import NotApplicableError
+from vitrail.errors import InputError, ModelError, NotApplicableError
 
 if TYPE_CHECKING:
     from vitrail.lrp.propagate import Propagation, Relevances
@@ -208,7 +208,11 @@ class Probe:
         layers = [i for i, o in enumerate(self.structure.layers) if not o.pool][-count:]
         try:
             return self._ended(layers, range(len(layers)), pool)
-        except RuntimeError:  # a tail that puts tokens back on a grid may remember how many pictures there were
+        except (
+            RuntimeError,
+            ModelError,
+            InputError,
+        ):  # a tail that puts tokens back on a grid may remember how many pictures there were
             return [self._ended(layers, [i], pool)[0] for i in range(len(layers))]
 
     def _ended(self, layers: Sequence[int], ends: Sequence[int], pool: Callable[[Tensor], Tensor]) -> list[Tensor]:

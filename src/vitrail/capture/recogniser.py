@@ -31,6 +31,8 @@ TRANSPOSE = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
 PERMUTE = {Tensor.permute, torch.permute}
 # Functions that may fold the heads into the batch.
 FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
+# Functions that may mix heads, after which logits are no product of queries and keys any more.
+_NOT_ELEMENTWISE = {F.linear, F.conv2d, torch.conv2d, F.layer_norm, torch.layer_norm}
 UNSQUEEZE = {Tensor.unsqueeze, torch.unsqueeze, Tensor.__getitem__}
 
 
@@ -139,6 +141,7 @@ class Recogniser:
         self._softmax: Softmax | None = None
         self._exp: dict[int, tuple[Tensor, Tensor]] = {}
         self._sums: dict[int, tuple[Tensor, Tensor, int]] = {}
+        self._logs: dict[int, tuple[Tensor, Tensor, int]] = {}
 
     @property
     def waiting(self) -> bool:
@@ -265,6 +268,14 @@ class Recogniser:
         """Follow logits, attention, and exponentials through one function call."""
         if not isinstance(result, Tensor) or not args:
             return
+        if func in LOG_SOFTMAX and result.dim() >= 3:
+            axis = kwargs.get("dim", args[1] if len(args) > 1 else None)
+            self._logs = {id(result): (result, args[0], axis)} if isinstance(axis, int) else {}
+            return
+        if func in EXP and id(args[0]) in self._logs:
+            _, logits, axis = self._logs.pop(id(args[0]))
+            self.softmax(logits, axis, result)
+            return
         if func in EXP and result.dim() >= 3 and isinstance(args[0], Tensor):
             logits = args[0] if args[0] is not result else None
             if logits is not None:
@@ -297,6 +308,9 @@ class Recogniser:
         if moved is not None and args[0] is product.result:
             order = tuple(moved.index(axis) for axis in product.order)
             self._product = Product(result, product.left, product.right, order)
+        elif func in _NOT_ELEMENTWISE:
+            if any(a is product.result for a in args[:2]):
+                self._product = None
         elif result.shape == product.result.shape and any(a is product.result for a in args[:2]):
             self._product = Product(result, product.left, product.right, product.order)
 

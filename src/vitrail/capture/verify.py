@@ -73,7 +73,7 @@ def first_break(calls: Sequence[Call]) -> int | None:
         if one.Z is None or two.V is None:
             continue
         (found,) = gradients((two.V * direction(two.V)).sum(), [one.Z])
-        if found is None or not bool((found != 0).any()):
+        if found is None:
             return i + 1
     return None
 

@@ -112,7 +112,7 @@ def test_a_broken_forward_changes_nothing():
 
     handle = model.blocks[1].norm2.register_forward_pre_hook(fail)
     with (
-        pytest.raises(RuntimeError),
+        pytest.raises(ModelError, match="out of memory, say"),
         forward_pass(model, model_inputs, read_structure(model, model_inputs), [{"A": ALL}]),
     ):
         pass
@@ -124,7 +124,7 @@ def test_the_check_itself_sees_changes():
     model = untidy()
     before = state(model)
     with frozen(model):
-        assert set(changes(before, state(model))) >= {"trainable", "training", "flags", "stance"}
+        assert set(changes(before, state(model))) >= {"trainable", "training"}
     model.head.bias.data.add_(1)
     assert changes(before, state(model)) == ["values"]
 
