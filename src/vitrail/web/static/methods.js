@@ -48,7 +48,7 @@ export class Methods {
     });
     const quick = el("button", { type: "button", class: "quiet" }, "All quick ones");
     quick.addEventListener("click", () =>
-      this.#set(this.model.methods.filter((m) => m.works && m.cheap && m.family !== "control").map((m) => m.name)),
+      this.#set(this.model.methods.filter((m) => m.works && m.shared_pass && m.family !== "control").map((m) => m.name)),
     );
     const one = el("button", { type: "button", class: "quiet" }, "Only the default");
     one.addEventListener("click", () => this.#set([this.model.default]));
@@ -79,11 +79,11 @@ export class Methods {
   about(spec) {
     const [name, ...rest] = spec.split(":");
     const line = this.model?.methods.find((m) => m.name === name);
-    return { title: name, cheap: false, class_specific: true, ...line, spec, options: rest.join(":") };
+    return { title: name, shared_pass: false, class_specific: true, ...line, spec, options: rest.join(":") };
   }
 
   get wanted() {
-    return this.specs.map((spec) => ({ spec, cheap: this.about(spec).cheap && !this.about(spec).options }));
+    return this.specs.map((spec) => ({ spec, cheap: this.about(spec).shared_pass && !this.about(spec).options }));
   }
 
   add(spec) {
@@ -127,7 +127,7 @@ export class Methods {
     else {
       if (!method.class_specific) marks.push(["blind", "the same map for every class"]);
       if (method.signed) marks.push(["±", "tells for and against apart"]);
-      if (!method.cheap && !(method.forwards < 10))
+      if (!method.shared_pass && !(method.forwards < 10))
         marks.push([passes(method.forwards), "looks at the picture many times"]);
     }
     const row = el(
