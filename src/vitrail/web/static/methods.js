@@ -133,7 +133,7 @@ export class MethodPicker {
       else this.#select(this.specs.filter((spec) => spec !== method.name));
     });
     const badges = [];
-    if (!method.works) badges.push(["not applicable", method.reason ?? "does not apply to this model"]);
+    if (!method.works) badges.push(["n/a", method.reason ?? "does not apply to this model"]);
     else {
       if (!method.class_specific) badges.push(["class-agnostic", "the same map for every class"]);
       if (method.signed) badges.push(["±", "signed: separates evidence for and against the class"]);
