@@ -188,7 +188,8 @@ CASES = {
         timm_model("beit_base_patch16_224", depth=2, img_size=96), 1, (6, 6), "mean", 2, size=(3, 96, 96), scaled=True
     ),
     "timm:eva02_tiny": Case(
-        timm_model("eva02_tiny_patch14_224", depth=4, img_size=84, num_classes=10), 1, (6, 6), "mean", 4, size=(3, 84, 84)
+        timm_model("eva02_tiny_patch14_224", depth=4, img_size=84, num_classes=10), 1, (6, 6), "mean", 4,
+        size=(3, 84, 84),
     ),
     "timm:dinov2_reg4": Case(
         timm_model("vit_small_patch14_reg4_dinov2", img_size=84, num_classes=10, depth=4), 5, (6, 6), "cls", 4,

@@ -31,7 +31,7 @@ from vitrail.methods.registry import Method
 from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Prepare
 from vitrail.models.preprocess import Preprocess
-from vitrail.postprocess import flat, normalise, place
+from vitrail.postprocess import flat, normalise, place, upsample
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
 
 DEFAULT = "gradtoken"
@@ -367,7 +367,10 @@ def _to_maps(
         raw, axes = relevance, 2
         area = structure.layout.area if tuple(raw.shape[-2:]) == grid else None
         size = (int(image.shape[2]), int(image.shape[3]))
-        big = place(raw, size, None if area is None else (area.top, area.left, area.height, area.width))
+        if area is not None:
+            covered = normalise(upsample(raw, (area.height, area.width)), signed=signed).float()
+            return place(covered, size, (area.top, area.left)), raw, dull
+        big = upsample(raw, size)
     else:
         raw = big = torch.nn.functional.pad(relevance, (structure.layout.prefix or 0, 0))
         axes = 1

@@ -97,7 +97,9 @@ class AttentionMode(TorchFunctionMode):
         self.recogniser = Recogniser()
         self.gate = Gate()
         self.embeddings: list[tuple[Tensor, Tensor]] = []
+        #: Convolutions after the first attention, and whether one before it reads overlapping patches.
         self.convolutions = 0
+        self.overlapping = False
         self._kept = kept
         self._batch = batch
         self._dtype = dtype
@@ -108,6 +110,7 @@ class AttentionMode(TorchFunctionMode):
         self._edits = edits or {}
         self._explicit = NOWHERE.union(self._edits, *(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         self._norms: dict[int, Tensor] = {}
+        self._candidates: dict[int, tuple[Tensor, Tensor]] = {}
         follows = ("stream", "branch", "norms", "value_path", "dX")
         watched = tail is not None or any(kind in kept for kind in follows)
         self.stream = ResidualStream(kept, dtype, self.nodes, tail, keep_graph=keep_output) if watched else None
@@ -319,6 +322,9 @@ class AttentionMode(TorchFunctionMode):
         A = self._weigh(index, A)
         Z = self._node("dZ", index, torch.matmul(A, V))
         pair = met.softmax.queries_and_keys()
+        if pair is not None and id(pair[0]) in self._candidates:
+            self.nodes["dQ", index] = self._candidates[id(pair[0])][1]
+        self._candidates.clear()
         Q, K = (None, None) if pair is None else (self._split(pair[0]), self._split(pair[1]))
         folded = met.A.dim() == 3
         self._keep(index, Q, K, V, A, O, Z, _shape(A, V), folded)
@@ -331,10 +337,21 @@ class AttentionMode(TorchFunctionMode):
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         index = len(self.calls)
         self._gated(index, factors.left, factors.right)
-        left = self._node("dQ", index, factors.left)
-        result = factors.restore(torch.matmul(left, factors.right.mT))
-        self.recogniser.product(left, factors.right, factors.order, result)
+        left, right = factors.left, factors.right
+        if self._wants("dQ", index):
+            left, right = (self._candidate(t) for t in (left, right))
+        result = factors.restore(torch.matmul(left, right.mT))
+        self.recogniser.product(left, right, factors.order, result)
         return result
+
+    def _candidate(self, factor: Tensor) -> Tensor:
+        """A factor that may turn out to be the queries, as a node of the graph with the axes (b, H, n, dh)."""
+        folded = factor.dim() == 3
+        node = self._split(factor) if folded else factor
+        node = node if node.requires_grad else node.detach().requires_grad_()
+        used = self._merge(node) if folded else node
+        self._candidates[id(used)] = (used, node)
+        return used
 
     def _added_product(self, func: Any, added: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
         """``baddbmm`` written as what it is; with beta=0 it ignores its first argument."""
@@ -387,6 +404,10 @@ class AttentionMode(TorchFunctionMode):
             self._grid = (result.shape[2], result.shape[3])
         if self.calls:
             self.convolutions += 1
+        else:
+            stride = args[1] if len(args) > 1 else kwargs.get("stride", 1)
+            strides = (stride, stride) if isinstance(stride, int) else tuple(stride)
+            self.overlapping = self.overlapping or strides != tuple(weight.shape[2:])
         return result
 
     # Functions, not bound methods: a mode that held its own methods would keep itself, and the graph, alive.

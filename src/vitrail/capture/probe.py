@@ -208,11 +208,8 @@ class Probe:
         layers = [i for i, o in enumerate(self.structure.layers) if not o.pool][-count:]
         try:
             return self._ended(layers, range(len(layers)), pool)
-        except (
-            RuntimeError,
-            ModelError,
-            InputError,
-        ):  # a tail that puts tokens back on a grid may remember how many pictures there were
+        except (RuntimeError, ModelError, InputError):
+            # The rest of a model that puts tokens back on a grid may remember how many images there were.
             return [self._ended(layers, [i], pool)[0] for i in range(len(layers))]
 
     def _ended(self, layers: Sequence[int], ends: Sequence[int], pool: Callable[[Tensor], Tensor]) -> list[Tensor]:

@@ -277,9 +277,8 @@ class Recogniser:
             self.softmax(logits, axis, result)
             return
         if func in EXP and result.dim() >= 3 and isinstance(args[0], Tensor):
-            logits = args[0] if args[0] is not result else None
-            if logits is not None:
-                self._exp = {id(result): (result, logits)}
+            if args[0] is not result:  # in place, the logits are gone
+                self._exp = {id(result): (result, args[0])}
                 self._sums.clear()
             return
         if self._exp:

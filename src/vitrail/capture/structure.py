@@ -214,6 +214,7 @@ class _Pass:
     output: Any
     scores: Tensor
     leaf: Tensor | None
+    shared: float = 0.0
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -353,7 +354,9 @@ def _layout(one: _Pass, calls: Sequence[Call], given: Layout, tokens: int) -> tu
     """Where the patches are among the tokens and in the image, and which tokens the head reads."""
     size, notes = one.image_size, list[str]()
     V, leaf = calls[0].V, one.leaf
-    owners = None if V is None or leaf is None else verify.owners(V, leaf)
+    measured_owners = None if V is None or leaf is None else verify.owners(V, leaf)
+    owners, shared = (None, 0.0) if measured_owners is None else measured_owners
+    one.shared = shared
     name = "which token is which patch" if size is not None else "which token is which word"
     check = Check(name, None, "no gradient from the tokens to the input: the order was counted")
     layout = None
@@ -485,12 +488,15 @@ def _check_mixing(
     if found is None:
         return base, [Check(name, None, "the residual stream was not found in every block")]
     highest, share = found
+    # Patches that do not overlap are separate until the first attention; where they are not, one was not recognised.
+    if highest is None and one.shared > verify.SILENT**2 and not one.mode.overlapping and one.image_size is not None:
+        highest, share = live[0], one.shared**0.5
     if highest is None:
         return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]
     blocks = sum(not layer.pool for layer in base.layers)
     repeated = _repeated_blocks(one.model, blocks)
     where = list(live).index(highest)
-    if one.mode.convolutions:
+    if one.mode.convolutions and not repeated:
         detail = (
             f"convolutions mix tokens as well (share {share:.1e}, last below block {where + 1}): "
             "methods that read attention see part of the mixing"
@@ -514,11 +520,11 @@ def _check_pool(one: _Pass, base: ModelStructure, calls: Sequence[Call], streams
         return replace(base, kind="pyramid")
     one.mode.gate.closed = True
     try:
-        keys = verify.owners(V, last.transpose(0, 1) if base.tokens_first else last)
+        found = verify.owners(V, last.transpose(0, 1) if base.tokens_first else last)
     finally:
         one.mode.gate.closed = False
     expected = torch.arange(base.tokens) - missing
-    if keys is None or not bool((keys == expected.clamp_min(-1)).all()):
+    if found is None or not bool((found[0] == expected.clamp_min(-1)).all()):
         return replace(base, kind="pyramid")
     return replace(base, pool_skips=missing)
 

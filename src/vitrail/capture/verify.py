@@ -78,7 +78,7 @@ def first_break(calls: Sequence[Call]) -> int | None:
     return None
 
 
-def owners(V: Tensor, leaf: Tensor) -> Tensor | None:
+def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     """The token that each pixel (or each word embedding) belongs to, by binary codes in 2·log₂ n backward passes.
 
     Args:
@@ -86,14 +86,15 @@ def owners(V: Tensor, leaf: Tensor) -> Tensor | None:
         leaf: Images, shape (1, channels, height, width), or embeddings, shape (1, words, width).
 
     Returns:
-        Token indices, shape (height, width) or (words,), −1 where no token depends on the input; None where the values
-        do not depend on ``leaf``.
+        Token indices, shape (height, width) or (words,), −1 where no token depends on the input, and the largest share
+        of another token in what a pixel does; None where the values do not depend on ``leaf``.
     """
     n = V.shape[-2]
     each = (V * direction(V[:, :, :1])).sum((0, 1, 3))
     code = torch.arange(n, device=V.device)
     channels = 1 if leaf.dim() == 4 else 2
     total = found = None
+    shared = 0.0
     for bit in range(max(1, (n - 1).bit_length())):
         energy = []
         for value in (0, 1):
@@ -102,11 +103,12 @@ def owners(V: Tensor, leaf: Tensor) -> Tensor | None:
             energy.append(torch.zeros_like(leaf) if gradient is None else gradient)
         zero, one = (e.double().square().sum(channels)[0] for e in energy)
         total = zero + one if total is None else total + zero + one
+        shared = max(shared, float((torch.minimum(zero, one) / (zero + one).clamp_min(1e-300)).max()))
         bits = (one > zero).long() << bit
         found = bits if found is None else found + bits
     if total is None or found is None or not float(total.max()) > 0:
         return None
-    return found.masked_fill((total <= total.max() * 1e-24) | (found >= n), -1).cpu()
+    return found.masked_fill((total <= total.max() * 1e-24) | (found >= n), -1).cpu(), shared
 
 
 def mixing(tokens: Tensor, entering: dict[int, Tensor], gate: Gate, count: int) -> tuple[int | None, float] | None:
