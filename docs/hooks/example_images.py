@@ -21,7 +21,7 @@ from vitrail.viz.colormap import overlay
 
 FOLDER = Path(__file__).resolve().parents[1] / "images" / "methods"
 SCENE = 8  # of the test split with two objects
-SIDE, GAP = 224, 4  # pixels
+SIDE, GAP, LABEL = 224, 4, 24  # pixels
 MAX_BYTES = 25_000
 
 
@@ -30,10 +30,9 @@ def panel(pixels: Image.Image, text: str) -> Image.Image:
     image = pixels.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BICUBIC)
     draw = ImageDraw.Draw(image)
     font = ImageFont.load_default(15)
-    left, top, right, bottom = draw.textbbox((0, 0), text, font=font)
-    height = bottom - top + 10
-    draw.rectangle((0, SIDE - height, right - left + 12, SIDE), fill=(20, 20, 24))
-    draw.text((6, SIDE - height + 5 - top), text, font=font, fill="white")
+    top = SIDE - LABEL
+    draw.rectangle((0, top, draw.textlength(text, font=font) + 12, SIDE), fill=(20, 20, 24))
+    draw.text((6, top + LABEL / 2), text, font=font, fill="white", anchor="lm")
     return image
 
 

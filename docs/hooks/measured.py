@@ -41,6 +41,7 @@ COLUMNS = (
     Column("pixel accuracy, % ↑", "pets", "pixel_accuracy", 1),
     Column("mIoU, % ↑", "pets", "miou", 1),
 )
+CONTROLS = ("centre", "edges", "random")
 PAIRS = Column("class discrimination, % ↑", "scenes", "wins", 1)
 
 #: By column and method, a value and half of its 95 % interval.
@@ -72,14 +73,15 @@ def table(method: str, scores: Scores) -> str:
     if not measured:
         return ""
     names = sorted(measured, key=lambda name: (name != method, name))
-    controls = [name for name in ("centre", "edges", "random") if name != method]
-    best = {column: max(controls, key=lambda name: scores[column][name][0]) for column in scores}
-    lines = [f"| | {' | '.join(column.title for column in scores)} |", "|---|" + "---:|" * len(scores)]
-    for name in names:
-        lines.append(f"| `{name}` | {' | '.join(_cell(scores[column].get(name), column) for column in scores)} |")
-    strongest = [f"{_cell(scores[column][best[column]], column)} ({best[column]})" for column in scores]
-    strongest[-1] = _cell(scores[PAIRS]["random"], PAIRS)
-    lines.append(f"| *strongest control* | {' | '.join(strongest)} |")
+    header = ["", *(f"`{name}`" for name in names), "strongest control"]
+    lines = [f"| {' | '.join(header)} |", "|---|" + "---:|" * (len(names) + 1)]
+    for column, found in scores.items():
+        control = max((name for name in CONTROLS if name != method), key=lambda name: found[name][0])
+        strongest = _cell(found[control], column)
+        if column is not PAIRS:  # every class-agnostic map has half of the pairs
+            strongest += f" ({control})"
+        cells = [column.title, *(_cell(found.get(name), column) for name in names), strongest]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
