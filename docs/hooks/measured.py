@@ -70,6 +70,7 @@ def load(root: Path) -> Scores:
 def table(method: str, scores: Scores) -> str:
     """The table of one method in Markdown, or "" if it was not measured."""
     measured = {name for column in scores.values() for name in column if name.partition(":")[0] == method}
+    measured = {name for name in measured if "," not in name}  # several options at once: see the results page
     if not measured:
         return ""
     names = sorted(measured, key=lambda name: (name != method, name))
