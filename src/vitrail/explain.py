@@ -157,7 +157,7 @@ def explain(
         jobs = [_Job(*find(method, options))]
     elif not jobs:
         raise OptionError("no methods given: see vitrail.methods()")
-    about = describe(model)
+    about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")

@@ -35,9 +35,8 @@ def place(maps: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tenso
     canvas = maps.new_zeros(*maps.shape[:-2], *size)
     rows = slice(max(0, top), min(size[0], top + height))
     columns = slice(max(0, left), min(size[1], left + width))
-    canvas[..., rows, columns] = maps[
-        ..., rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
-    ]
+    inside = maps[..., rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    canvas[..., rows, columns] = inside
     return canvas
 
 

@@ -19,7 +19,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
-from vitrail.capture.recogniser import ADDED_MATMUL, DIV, EXP, LOG_SOFTMAX, MATMUL, SOFTMAX, Recogniser
+from vitrail.capture.recogniser import (
+    ADDED_MATMUL,
+    DIV,
+    EXP,
+    LOG_SOFTMAX,
+    MATMUL,
+    SOFTMAX,
+    Recogniser,
+    merge_heads,
+    split_heads,
+)
 from vitrail.capture.residual import NORM, ResidualStream, Tail
 from vitrail.capture.trace import Block
 
@@ -202,15 +212,10 @@ class AttentionMode(TorchFunctionMode):
             self.stream.attended(index, block, V)
 
     def _split(self, tensor: Tensor) -> Tensor:
-        """Split a merged axis into batch and heads: (b·H, m, n) to (b, H, m, n)."""
-        if tensor.dim() != 3:
-            return tensor
-        if self._heads_first:
-            return tensor.view(-1, self._batch, *tensor.shape[1:]).transpose(0, 1)
-        return tensor.view(self._batch, -1, *tensor.shape[1:])
+        return split_heads(tensor, self._batch, self._heads_first)
 
     def _merge(self, tensor: Tensor) -> Tensor:
-        return (tensor.transpose(0, 1) if self._heads_first else tensor).flatten(0, 1)
+        return merge_heads(tensor, self._heads_first)
 
     def _starts_branch(self, out: Tensor) -> Tensor:
         if self.stream is not None:
@@ -318,7 +323,7 @@ class AttentionMode(TorchFunctionMode):
             return self._data_product(func, args, kwargs)
         index = len(self.calls)
         A, V, O = (self._split(t) for t in (met.A, met.V, met.O))  # noqa: E741
-        self._gated(index, V)
+        self._gated(index, met.softmax.O, V)
         A = self._weigh(index, A)
         Z = self._node("dZ", index, torch.matmul(A, V))
         pair = met.softmax.queries_and_keys()
@@ -336,7 +341,6 @@ class AttentionMode(TorchFunctionMode):
         if factors is None:
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         index = len(self.calls)
-        self._gated(index, factors.left, factors.right)
         left, right = factors.left, factors.right
         if self._wants("dQ", index):
             left, right = (self._candidate(t) for t in (left, right))

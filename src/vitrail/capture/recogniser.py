@@ -346,6 +346,20 @@ def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Te
     return None
 
 
+def split_heads(tensor: Tensor, batch: int, heads_first: bool = False) -> Tensor:
+    """Split a merged axis into batch and heads: (b·H, m, n) to (b, H, m, n); other tensors are returned as they are."""
+    if tensor.dim() != 3:
+        return tensor
+    if heads_first:
+        return tensor.reshape(-1, batch, *tensor.shape[1:]).transpose(0, 1)
+    return tensor.reshape(batch, -1, *tensor.shape[1:])
+
+
+def merge_heads(tensor: Tensor, heads_first: bool = False) -> Tensor:
+    """The inverse of ``split_heads``."""
+    return (tensor.transpose(0, 1) if heads_first else tensor).flatten(0, 1)
+
+
 def is_data_product(left: Tensor, right: Tensor) -> bool:
     """Whether both factors have a batch axis; otherwise one of them is a weight matrix."""
     return left.dim() >= 3 and right.dim() >= 3

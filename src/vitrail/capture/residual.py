@@ -274,6 +274,8 @@ class ResidualStream:
         if func is F.linear and self._block is not None and ("Wo", self._index) not in self.parameters:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.projected(weight, args[2] if len(args) > 2 else kwargs.get("bias"))
+        elif func is torch.addmm and self._block is not None and ("Wo", self._index) not in self.parameters:
+            self.projected(args[2].T, args[0])  # a linear map with its weight the other way round
         elif func in MUL and self._block is not None and ("Wo", self._index) in self.parameters:
             self._note_layer_scale(touched)
         for tensor in result if isinstance(result, list | tuple) else (result,):

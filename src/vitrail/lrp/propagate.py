@@ -131,7 +131,12 @@ def _run(
     if image is not None:
         leaf = image.detach().to(torch.promote_types(image.dtype, torch.float32)).requires_grad_()
         model_inputs = model_inputs.swap(image, leaf.clone())
-    mode = RelevanceMode(rules, Samples(model_inputs.batch, structure.tokens_first), text=image is None)
+    mode = RelevanceMode(
+        rules,
+        Samples(model_inputs.batch, structure.tokens_first),
+        text=image is None,
+        heads_first=structure.heads_first,
+    )
     with mode:
         scores = read(_single(model, model_inputs))
     if len(mode.attention) <= structure.layers[-1].call:
