@@ -209,9 +209,9 @@ CASES = {
         timm_model("vit_tiny_patch16_224", global_pool="avg", class_token=False, depth=3, img_size=96), 0, (6, 6),
         "mean", 3, size=(3, 96, 96),
     ),
-    "hf:vit": Case(hf("ViTForImageClassification", "ViTConfig"), 1, (3, 3), "cls", 3, size=(3, 48, 48)),
+    "hf:vit": Case(hf("ViTForImageClassification", "ViTConfig", num_labels=5), 1, (3, 3), "cls", 3, size=(3, 48, 48)),
     "hf:vit-eager": Case(
-        hf("ViTForImageClassification", "ViTConfig", attn_implementation="eager"), 1, (3, 3), "cls", 3, size=(3, 48, 48)
+        hf("ViTForImageClassification", "ViTConfig", attn_implementation="eager", num_labels=5), 1, (3, 3), "cls", 3, size=(3, 48, 48)
     ),
     "hf:deit": Case(hf("DeiTForImageClassification", "DeiTConfig"), 2, (3, 3), "cls", 3, size=(3, 48, 48)),
     "hf:deit-teacher": Case(

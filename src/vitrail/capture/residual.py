@@ -95,7 +95,7 @@ class ResidualStream:
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.detach() if tensor.dtype == self._dtype else tensor.detach().to(self._dtype)
 
-    # -- told by the mode ----------------------------------------------------------------------------------------
+    # -- called by the mode --------------------------------------------------------------------------------------
 
     def attended(self, index: int, block: Block, V: Tensor) -> None:
         """An attention call was made; its block is filled in as the stream goes on."""
@@ -138,7 +138,7 @@ class ResidualStream:
                 self._copies = (*parts, X, branch)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Look at one function call and its result; gives the result, or what the tail puts in its place."""
+        """Follow one function call; returns its result, or what the tail replaces it by."""
         if func in NORM:
             self._note_norm(args, kwargs, result)
         if func in ADD:

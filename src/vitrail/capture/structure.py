@@ -189,7 +189,7 @@ def _version(model: nn.Module) -> int:
 
 
 def _target_key(target: Callable[..., Any] | None) -> Any:
-    """What a target function is told apart by: a lambda written once is one target, however often it is made."""
+    """The cache key of a target function: a lambda from one place in the code is one target."""
     code = getattr(target, "__code__", None)
     if code is None:
         return target
@@ -266,7 +266,7 @@ def _word_embedding(one: _Pass) -> Tensor | None:
     return next(iter([*own, *(e for _, e in same_shape)]), None)
 
 
-#: What a user is told about outputs that are no logits.
+#: Warnings about outputs that are no logits.
 _OUTPUT_NOTES = {
     "probabilities": "the outputs are probabilities already: their logarithms are taken as logits, no softmax is added",
     "sigmoid": "the outputs are sigmoids of single classes: their log-odds are taken as logits",
