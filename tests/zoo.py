@@ -211,7 +211,8 @@ CASES = {
     ),
     "hf:vit": Case(hf("ViTForImageClassification", "ViTConfig", num_labels=5), 1, (3, 3), "cls", 3, size=(3, 48, 48)),
     "hf:vit-eager": Case(
-        hf("ViTForImageClassification", "ViTConfig", attn_implementation="eager", num_labels=5), 1, (3, 3), "cls", 3, size=(3, 48, 48)
+        hf("ViTForImageClassification", "ViTConfig", attn_implementation="eager", num_labels=5), 1, (3, 3), "cls",
+        3, size=(3, 48, 48)
     ),
     "hf:deit": Case(hf("DeiTForImageClassification", "DeiTConfig"), 2, (3, 3), "cls", 3, size=(3, 48, 48)),
     "hf:deit-teacher": Case(

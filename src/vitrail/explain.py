@@ -235,8 +235,8 @@ def _explain(
     with outside or forward_pass(about.module, model_inputs, structure, needs) as one:
         logits = class_logits(about.module, one.output)
         aimed = resolve_target(target, one.output, model_inputs.batch, about.classes, logits)
-        # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused; neither is
-        # one with a graph, which would stay in memory.
+        # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
+        # is one with a graph, which would stay in memory.
         again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
         probe = Probe(
             about.module,

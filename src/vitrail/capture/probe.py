@@ -127,7 +127,7 @@ class Probe:
     # -- changed images ----------------------------------------------------------------------------------------
 
     def fed(self, images: Tensor, owner: Tensor) -> ModelInputs:
-        """Model inputs with other images or word embeddings; everything else comes from the input each was made from."""
+        """Model inputs with other images or word embeddings; all else comes from the input each was made from."""
         return (
             self.model_inputs.pick(owner, images)
             if self.model_inputs.words is None

@@ -81,7 +81,7 @@ class ResidualStream:
         #: The last tensor of the stream's shape: the tokens as the head reads them.
         self.last: Tensor | None = None
         #: By block, how far its sums are from adding up, relative to the stream; only where asked for.
-        self.errors: dict[int, float] = {}
+        self.errors: dict[int, Tensor] = {}
         self._left: Tensor | None = None
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
@@ -224,8 +224,9 @@ class ResidualStream:
             if self._left is not None:
                 norm = self._norms.get(id(self._left))
                 before = [self._left] if norm is None else [self._left, norm.result]
-                errors.append(min(_relative(X, t) for t in before))
-        self.errors[self._index] = max(self.errors.get(self._index, 0.0), *errors)
+                errors.append(torch.stack([_relative(X, t) for t in before]).min())
+        known = [self.errors[self._index]] if self._index in self.errors else []
+        self.errors[self._index] = torch.stack([*known, *errors]).max()
 
     def _leave(self, output: Tensor) -> Tensor:
         """A block is complete; the last one's output may be replaced."""
@@ -310,9 +311,9 @@ class ResidualStream:
                 return
 
 
-def _relative(one: Tensor, two: Tensor) -> float:
+def _relative(one: Tensor, two: Tensor) -> Tensor:
     if one.shape != two.shape:
-        return float("inf")
-    scale = float(two.detach().abs().max())
-    difference = float((one.detach() - two.detach()).abs().max())
-    return difference / scale if scale else difference
+        return torch.tensor(torch.inf, dtype=torch.float64, device=one.device)
+    scale = two.detach().abs().max().double()
+    difference = (one.detach() - two.detach()).abs().max().double()
+    return torch.where(scale > 0, difference / scale.clamp_min(1e-300), difference)

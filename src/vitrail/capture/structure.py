@@ -180,6 +180,11 @@ def read_structure(
         return known[key]
 
 
+def forget(model: nn.Module) -> None:
+    """Drop what is known of a model, so that its structure is measured again."""
+    _known.pop(model, None)
+
+
 def _version(model: nn.Module) -> int:
     """A number that changes when modules are replaced, or weights are trained, loaded or swapped."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -441,9 +446,7 @@ def _check_stream(one: _Pass, base: ModelStructure) -> tuple[ModelStructure, lis
     if stream is None:
         return base, []
     limit = TOLERANCE.get(one.scores.dtype, 1e-3)
-    worst = {"sum": 0.0, "projection": 0.0, "value": 0.0}
-    failed: dict[str, list[int]] = {"sum": [], "projection": [], "value": []}
-    layers = []
+    found: dict[tuple[str, int], Tensor] = {}
     for i, layer in enumerate(base.layers):
         call = mode.calls[layer.call]
         assert call.Z is not None and call.V is not None  # noqa: PT018 - kept by this pass
@@ -452,30 +455,36 @@ def _check_stream(one: _Pass, base: ModelStructure) -> tuple[ModelStructure, lis
             "projection": None if layer.pool else verify.projection_error(call.block, call.Z, base.tokens_first),
             "value": verify.value_error(call.block, call.V),
         }
-        for name, error in errors.items():
-            if error is not None:
-                worst[name] = max(worst[name], error)
-                if not error <= limit:
-                    failed[name].append(i)
-        layers.append(
-            replace(
-                layer,
-                stream=layer.stream and i not in failed["sum"],
-                projection=None if i in failed["projection"] else layer.projection,
-                value=None if i in failed["value"] else layer.value,
-            )
+        found |= {(name, i): error for name, error in errors.items() if error is not None}
+    numbers = torch.stack([*found.values()]).tolist() if found else []
+    measured = dict(zip(found, numbers, strict=True))  # read from the device once
+    failed = {name: [i for (n, i), e in measured.items() if n == name and not e <= limit] for name in _STREAM_CHECKS}
+    layers = [
+        replace(
+            layer,
+            stream=layer.stream and i not in failed["sum"],
+            projection=None if i in failed["projection"] else layer.projection,
+            value=None if i in failed["value"] else layer.value,
         )
-    titles = {
-        "sum": "the residual stream adds up",
-        "projection": "output projections",
-        "value": "value projections",
-    }
+        for i, layer in enumerate(base.layers)
+    ]
     checks = []
-    for name, title in titles.items():
-        bad = failed[name]
+    for name, title in _STREAM_CHECKS.items():
+        bad, worst = failed[name], max((e for (n, _), e in measured.items() if n == name), default=None)
+        if worst is None:
+            checks.append(Check(title, None, "not seen in any block"))
+            continue
         where = f"; not in block {', '.join(map(str, bad[:6]))}: methods that need it refuse this model" if bad else ""
-        checks.append(Check(title, not bad, f"largest relative error {worst[name]:.1e}{where}"))
+        checks.append(Check(title, not bad, f"largest relative error {worst:.1e}{where}"))
     return replace(base, layers=tuple(layers)), checks
+
+
+#: Checks of the residual stream by name.
+_STREAM_CHECKS = {
+    "sum": "the residual stream adds up",
+    "projection": "output projections",
+    "value": "value projections",
+}
 
 
 def _check_mixing(
