@@ -134,7 +134,7 @@ class Plan(BaseModel):
         protocols: Names of perturbation presets and of `vitrail.bench.protocols.PROTOCOLS`.
         precision: Precision of the forward passes of perturbation tests. Maps are computed in the model's precision.
         matmul: Precision of float32 matrix products on a GPU. "tf32" is several times as fast and rounds the factors to
-            ten bits. Most maps do not change, some LRP maps do; see ``docs/bench.md``.
+            ten bits. Most maps do not change, some LRP maps do; see ``benchmarks/README.md``.
         view: "model" preprocesses images as the model expects. "squash" resizes to the model's input size by bilinear
             interpolation without cropping, as the papers' evaluations do.
         batch: Maximum number of images in one forward pass.
