@@ -28,7 +28,7 @@ from vitrail.report.measure import Measure, measures
 from vitrail.report.standing import Standing, standings
 
 from vitrail.bench.plan import CONTROLS, Plan
-from vitrail.bench.protocols import pairs
+from vitrail.bench.protocols import protocol_targets
 from vitrail.errors import DataError
 from vitrail.report.values import Values, tallies, values
 from vitrail.scores.statistics import difference, holm, p_value
@@ -99,7 +99,7 @@ def table(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
         own = [d for run in runs for d in run.plan.dataset if d.title == data.title]
         names = list(dict.fromkeys(p for run, d in zip(runs, own, strict=True) for p in run.plan.protocols_of(d)))
         predicted: dict[tuple[str, str], dict[str, Values]] = {}
-        for protocol, target in pairs(names, ("predicted", "label")):
+        for protocol, target in protocol_targets(names, ("predicted", "label")):
             where = {"dataset": data.title, "protocol": protocol, "target": target}
             found = tallies(rows.filter(*(pl.col(name) == value for name, value in where.items())), protocol)
             for one in measures(protocol, target):

@@ -1,11 +1,10 @@
-"""What the benchmark's tests share: two tiny plans, and a run of the first that nothing disturbed."""
+"""Shared by the tests of the benchmark: two tiny plans, and an uninterrupted run of the first."""
 
 from __future__ import annotations
 
 import atexit
 import shutil
 import tempfile
-import time
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,10 +14,7 @@ pytest.importorskip("polars")
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from vitrail.bench.context import open_context
-from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.results_store import ResultsStore
-from vitrail.bench.validate import read_plan
+from vitrail.bench import LocalEngine, open_run
 
 TINY = """
 name = "tiny"
@@ -56,12 +52,11 @@ dataset = { name = "scenes", options = { split = "test", count = 4, objects = 1 
 """
 
 
-def store_of(text, folder, tmp):
-    """A plan's text as a store in a folder."""
+def open_store(text, folder, tmp):
+    """Write a plan's text to a file and open its run in a folder."""
     path = tmp / f"plan-{abs(hash(text))}.toml"
     path.write_text(text, encoding="utf-8")
-    plan, _ = read_plan(path)
-    return ResultsStore.create(open_context(plan.model_dump_json()), folder, text)
+    return open_run(path, folder)
 
 
 def table_bytes(store):
@@ -69,7 +64,7 @@ def table_bytes(store):
 
 
 def assert_same(store, expected):
-    """Byte for byte; where that fails, the lines that differ say more than the bytes."""
+    """Compare tables byte for byte; report the lines that differ, which say more than the bytes."""
     found = table_bytes(store)
     pairs = zip(found[1].decode().splitlines(), expected[1].decode().splitlines(), strict=True)
     assert [pair for pair in pairs if pair[0] != pair[1]][:5] == []
@@ -77,18 +72,16 @@ def assert_same(store, expected):
 
 
 @lru_cache(maxsize=1)
-def undisturbed():
-    """The tiny plan, run by one worker, which is this process whatever it did before: its store and its table."""
+def run_tiny():
+    """Run the tiny plan with one worker, which is this process; return its store and its table."""
     tmp = Path(tempfile.mkdtemp())
     atexit.register(shutil.rmtree, tmp, ignore_errors=True)
-    store = store_of(TINY, tmp / "runs", tmp)
-    began = time.perf_counter()
+    store = open_store(TINY, tmp / "runs", tmp)
     LocalEngine(1).run(store.missing())
-    store.seconds = time.perf_counter() - began
     return store, table_bytes(store)
 
 
 @pytest.fixture
-def base():
-    """See `undisturbed`."""
-    return undisturbed()
+def tiny_run():
+    """The store and table of `run_tiny`."""
+    return run_tiny()
