@@ -48,7 +48,7 @@ class Gate:
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """Zeros while closed, else the gradient unchanged."""
-        return torch.zeros_like(gradient) if self.closed else None
+        return torch.zeros_like(gradient) if self.closed and gradient is not None else None
 
 
 @dataclass

@@ -164,6 +164,11 @@ class Probe:
         with frozen(self.model):
             leaf = images.detach().clone().requires_grad_()
             value = self.scorer(run_model(self.model, self.fed(leaf, owner)), owner, self.score)[:, self.k]
+            if not value.requires_grad:
+                raise NotApplicableError(
+                    f"the output of {self.structure.model} has no gradient at its input (quantised layers, or a forward "
+                    "pass under no_grad): use occlusion or rise"
+                )
             (found,) = torch.autograd.grad(value.sum(), leaf)
         self.advance(len(images))
         return found

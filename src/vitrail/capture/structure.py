@@ -30,9 +30,12 @@ UNCHAINED_KINDS = {
     "decoder), so they form no single chain",
     "mixed": "combines its attention maps with something else before it multiplies them with the values",
     "unseen": "moves information between tokens outside the attention that was recognised",
+    "quantised": "has int8 layers, through which no gradient passes; explain the model before it was quantised",
     "none": "has no attention that was recognised: none of scaled_dot_product_attention, multi_head_attention_forward, "
     "flex_attention or softmax times values was called",
 }
+#: Packages of layers with quantised arithmetic.
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 _ALL_CALLS = frozenset(range(4096))
 _known: WeakKeyDictionary[nn.Module, dict[Any, ModelStructure]] = WeakKeyDictionary()
 
@@ -291,6 +294,8 @@ def _report(structure: ModelStructure) -> None:
 def _describe(one: _Pass, given: Layout) -> ModelStructure:
     mode = one.mode
     base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, ())
+    if any(type(m).__module__.startswith(_QUANTISED) for m in one.model.modules()):
+        return replace(base, kind="quantised")
     if not mode.calls:
         return base
     live = verify.reaching(mode.calls, one.scores)
