@@ -18,6 +18,7 @@ from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.structure import ModelStructure
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
+from vitrail.capture.verify import gradients
 from vitrail.errors import InputError, ModelError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -164,12 +165,12 @@ class Probe:
         with frozen(self.model):
             leaf = images.detach().clone().requires_grad_()
             value = self.scorer(run_model(self.model, self.fed(leaf, owner)), owner, self.score)[:, self.k]
-            if not value.requires_grad:
-                raise NotApplicableError(
-                    f"the output of {self.structure.model} has no gradient at its input (quantised layers, or a forward "
-                    "pass under no_grad): use occlusion or rise"
-                )
-            (found,) = torch.autograd.grad(value.sum(), leaf)
+            (found,) = gradients(value.sum(), [leaf], keep=False)
+        if found is None:
+            raise NotApplicableError(
+                f"the output of {self.structure.model} has no gradient at its input (quantised layers, or a forward "
+                "pass under no_grad): use occlusion or rise"
+            )
         self.advance(len(images))
         return found
 

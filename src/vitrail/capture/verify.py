@@ -48,12 +48,12 @@ def direction(like: Tensor, seed: int = 0) -> Tensor:
     return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).to(like)
 
 
-def gradients(scalar: Tensor, nodes: Sequence[Tensor]) -> list[Tensor | None]:
-    """Gradients of a scalar at some nodes; None where it does not depend on one."""
+def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> list[Tensor | None]:
+    """Gradients of a scalar at some nodes, None where it does not depend on one; the graph stays if ``keep``."""
     if not scalar.requires_grad:
         return [None] * len(nodes)
     wanted = [node for node in nodes if node.requires_grad]
-    found = iter(torch.autograd.grad(scalar, wanted, retain_graph=True, allow_unused=True) if wanted else ())
+    found = iter(torch.autograd.grad(scalar, wanted, retain_graph=keep, allow_unused=True) if wanted else ())
     return [next(found) if node.requires_grad else None for node in nodes]
 
 
