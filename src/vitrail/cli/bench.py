@@ -79,7 +79,6 @@ def bench(
     from vitrail.bench.progress import Meter, progress
     from vitrail.bench.results_store import ResultsStore
     from vitrail.bench.validate import read_plan
-    from vitrail.cli.report import open_page
     from vitrail.report.write import write_report
 
     part = parse_shard(shard) if shard else None
@@ -121,7 +120,7 @@ def bench(
     page = write_report(store.folder, device=home)
     common.out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     if show:
-        open_page(page)
+        common.open_in_browser(page)
 
 
 def explain_directory(
