@@ -67,7 +67,7 @@ def measure(name: str, count: int, methods: list[str], device: str, most: int) -
         masks = [np.stack([scene.class_mask(c) for c in scene.classes]) for scene in scenes]
         for m in methods:
             maps = found[m].maps.cpu().numpy()
-            flat[m] += int(found[m].flat.sum())
+            flat[m] += int(found[m].constant.sum())
             for i in range(len(scenes)):
                 w, s = selectivity(maps[i], masks[i])
                 wins[m].append(w)

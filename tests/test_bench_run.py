@@ -178,7 +178,7 @@ def test_a_class_that_is_asked_for_twice_is_explained_once(base, monkeypatch):  
     for name, own in made.items():
         assert torch.allclose(own.maps, whole[name].maps, atol=1e-4), name
         assert torch.allclose(own.grid, whole[name].grid, atol=1e-5), name
-        assert torch.equal(own.flat, whole[name].flat), name
+        assert torch.equal(own.flat, whole[name].constant), name
 
 
 def test_outputs_of_imagenet_stand_for_the_classes_of_voc(tmp_path):

@@ -83,7 +83,7 @@ def test_a_block_can_be_chosen_for_the_weights_of_vtranm(about, images):
     assert any("mean of the blocks" in t.get_text() for t in mean.texts)
     last = [t.get_text() for t in draw("vtranm-1", about, images[:1], 2, strip=False).texts]
     assert f"block {DEPTH}" in last
-    assert len(explain(about, images, "vtranm", keep=True, target=2).parts["transformation"][0]) == DEPTH
+    assert len(explain(about, images, "vtranm", keep=True, target=2).intermediates["transformation"][0]) == DEPTH
     with pytest.raises(OptionError, match=f"this model has {DEPTH} blocks"):
         draw("vtranm-1", about, images, block=DEPTH)
     with pytest.raises(OptionError, match="must be an integer"):

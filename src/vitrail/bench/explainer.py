@@ -234,11 +234,13 @@ def _joined(parts: Sequence[_Part], first: list[list[int]]) -> ExplainedBatch:
         return like.new_zeros(len(first), count, *like.shape[2:])
 
     zeros, unknown = [0.0] * len(first), [math.nan] * len(first)
-    made = ExplainedBatch(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, zeros, zeros.copy(), unknown)
+    made = ExplainedBatch(
+        empty(one.maps), empty(one.grid), empty(one.constant), one.signed, zeros, zeros.copy(), unknown
+    )
     for rows, column, done, looks, memory in parts:
         at = torch.as_tensor(list(rows), device=done.maps.device)
         columns = slice(None) if column is None else slice(column, column + 1)
-        made.maps[at, columns], made.grid[at, columns], made.flat[at, columns] = done.maps, done.grid, done.flat
+        made.maps[at, columns], made.grid[at, columns], made.flat[at, columns] = done.maps, done.grid, done.constant
         for row in rows:
             made.seconds[row] += done.seconds / len(rows)
             made.forwards[row] += looks

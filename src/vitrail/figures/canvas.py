@@ -14,8 +14,8 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.errors import InputError, require
-from vitrail.postprocess import flat, normalise, upsample
-from vitrail.viz.colormap import Array, colours, overlay, paint
+from vitrail.postprocess import is_constant, normalise, upsample
+from vitrail.viz.colormap import Array, colourise, colours, overlay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -188,12 +188,12 @@ def overlay_map(image: Array, relevance: Tensor, signed: bool = False) -> Array:
 def colour_map(relevance: Tensor, signed: bool = False, scale: float | None = None) -> Array:
     """Colour a map without an image, cell by cell; ``scale`` is the value of full colour, by default the maximum."""
     grid = relevance.detach().float().cpu()
-    return paint((normalise(grid, signed) if scale is None else grid / (scale or 1)).numpy(), signed)
+    return colourise((normalise(grid, signed) if scale is None else grid / (scale or 1)).numpy(), signed)
 
 
 def empty_map_note(relevance: Tensor) -> str:
     """Note for a map without relevance, "" for others."""
-    return "no relevance" if bool(flat(relevance.detach().float()).all()) else ""
+    return "no relevance" if bool(is_constant(relevance.detach().float()).all()) else ""
 
 
 def wrap_text(text: str, room: float, size: float, lines: int = 2) -> str:

@@ -70,7 +70,7 @@ def draw_comparison(
             for column, name in enumerate(names):
                 e, box = group[name], grid[row + k, column]
                 pixels = overlay(image, e.maps[0, k].float().cpu().numpy(), e.signed)
-                canvas.image(box, pixels, "no relevance" if bool(e.flat[0, k]) else "")
+                canvas.image(box, pixels, "no relevance" if bool(e.constant[0, k]) else "")
                 if caption:
                     canvas.text_below(box, caption(i, k, name))
         row += count

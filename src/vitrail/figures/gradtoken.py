@@ -31,7 +31,7 @@ from vitrail.figures.comparison import draw_comparison
 from vitrail.figures.prepare import (
     check_integer,
     explain_images,
-    explain_with_parts,
+    explain_with_intermediates,
     input_image,
     resolve_targets,
     select_methods,
@@ -161,7 +161,7 @@ def draw_heads(
     variants: dict[str, dict[str, Any]] = {"gradtoken:i": {}, "gradtoken:ii": {}}
     both = explain_images(about, images, rows, variants, progress or Progress(), keep=True)
     first = both[0]["gradtoken:i"]
-    count = first.parts["heads"][0][0].shape[1]
+    count = first.intermediates["heads"][0][0].shape[1]
     tall = CELL * images.shape[2] / images.shape[3]
     line, head = LINE + 0.05, MARGIN + LINE + 0.06
     each = 3 * (tall + line)
@@ -181,7 +181,7 @@ def draw_heads(
         canvas.image(left[2, 0], overlay_map(image, clamped.grid[0, k]), empty_map_note(clamped.grid[0, k]))
         for row, title in enumerate(("Input", "i: mean", "ii: mean of positive parts")):
             canvas.text_above(left[row, 0], title, SMALL)
-        maps = to_grid(e, e.parts["heads_spread" if propagated else "heads"][k][0][0]).float().cpu()
+        maps = to_grid(e, e.intermediates["heads_spread" if propagated else "heads"][k][0][0]).float().cpu()
         common = float(maps.abs().max()) if scale == "common" else None
         grid = CanvasGrid(right, top, 3, columns, CELL, tall, row_gap=line)
         for index, relevance in enumerate(maps):
@@ -231,14 +231,16 @@ def draw_depth(
     """
     choose("threshold", threshold, tuple(SCORES))
     progress = progress or Progress()
-    explanations = explain_with_parts(about, images, resolve_targets(about, images, targets), "gradtoken", progress)
+    explanations = explain_with_intermediates(
+        about, images, resolve_targets(about, images, targets), "gradtoken", progress
+    )
     if scenes is None:
         scenes = SCENES if trained_on_scenes(about) else 0
     check_integer("scenes", scenes, 0)
     if truth is None and scenes > 0:
         truth = scenes_with_masks(about, scenes)
     curves = None if truth is None else _score_depths(about, truth, progress, scenes)
-    total = len(explanations[0].parts["depth"][0])
+    total = len(explanations[0].intermediates["depth"][0])
     lines = ceil(total / MAX_COLUMNS)
     columns = ceil(total / lines)
     cell = 0.95
@@ -255,7 +257,7 @@ def draw_depth(
         canvas.row_label(box, e.label(0, k))
         canvas.image(box, input_image(e))
         canvas.text_above(box, "Input", SMALL)
-        for index, patches in enumerate(reversed(e.parts["depth"][k])):
+        for index, patches in enumerate(reversed(e.intermediates["depth"][k])):
             relevance, cell_box = to_grid(e, patches[0]), grid[divmod(index, columns)]
             canvas.image(cell_box, overlay_map(input_image(e), relevance), empty_map_note(relevance))
             canvas.text_above(cell_box, _block_range(total - index, total), SMALL)
@@ -280,7 +282,7 @@ def _score_depths(
     progress.begin("Scoring", max(1, ceil(count / 16)))
     for number, (images, classes, masks) in enumerate(truth):
         e: Explanation = explain(about, images, "gradtoken", target=classes.tolist(), keep=True)
-        maps = list(reversed(e.parts["depth"][0]))
+        maps = list(reversed(e.intermediates["depth"][0]))
         tallies = tallies or [Segmentation() for _ in maps]
         for tally, patches in zip(tallies, maps, strict=True):
             upsampled = upsample(to_grid(e, patches), (int(masks.shape[1]), int(masks.shape[2])))

@@ -120,10 +120,10 @@ def explain_images(
     return explanations
 
 
-def explain_with_parts(
+def explain_with_intermediates(
     about: LoadedModel, images: Tensor, targets: Sequence[Any], method: str, progress: Progress, **options: Any
 ) -> list[Explanation]:
-    """Explain each image with one method and keep its intermediate results in ``Explanation.parts``."""
+    """Explain each image with one method and keep its intermediate results in ``Explanation.intermediates``."""
     return [e[method] for e in explain_images(about, images, targets, {method: options}, progress, keep=True)]
 
 
@@ -139,8 +139,8 @@ def probe_without_target(about: LoadedModel, images: Tensor) -> Probe:
 
 def input_image(explanation: Explanation) -> Array:
     """The first image as bytes, shape (height, width, 3)."""
-    assert explanation.pictures is not None
-    image: Array = explanation.pictures[0]
+    assert explanation.rgb_images is not None
+    image: Array = explanation.rgb_images[0]
     return image
 
 

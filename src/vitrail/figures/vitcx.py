@@ -155,7 +155,7 @@ def draw_masks(
         for column, (title, attention) in enumerate(attention_maps(about, images[i : i + 1])):
             canvas.image(grid[0, column], colour_map(attention))
             canvas.text_above(grid[0, column], title, SMALL)
-        masks, impact = e.parts["masks"][0][0], e.parts["impact"][0][0][0].cpu()
+        masks, impact = e.intermediates["masks"][0][0], e.intermediates["impact"][0][0][0].cpu()
         order = impact.argsort(descending=True)
         picked = order[torch.linspace(0, len(order) - 1, min(MAPS_PER_ROW, len(order))).round().long()].tolist()
         probe = probe_without_target(about, images[i : i + 1])
@@ -263,12 +263,12 @@ def draw_impacts(
         canvas.row_label(grid[0, 0], e.label(0, 0))
         canvas.image(grid[0, 0], image)
         canvas.text_above(grid[0, 0], "Input", SMALL)
-        plain, debiased = (e.parts[name][0][0][0].cpu() for name in ("impact_plain", "impact"))
+        plain, debiased = (e.intermediates[name][0][0][0].cpu() for name in ("impact_plain", "impact"))
         low = min(0.0, float(plain.min()), float(debiased.min()))
         most = max(float(plain.max()), float(debiased.max()), 1e-6)
         for column, m in enumerate(picked, 1):
             box = grid[0, column]
-            canvas.image(box, apply_mask(image, e.parts["masks"][0][0][m]))
+            canvas.image(box, apply_mask(image, e.intermediates["masks"][0][0][m]))
             canvas.text_above(box, f"mask {m + 1}", SMALL)
             axes = canvas.chart((box[0] + 0.32, grid.bottom + 0.1, CELL - 0.36, high))
             values = [float(plain[m]), float(debiased[m])]
@@ -313,11 +313,11 @@ def draw_coverage(
     canvas = Canvas(grid.right + BAR_WIDTH + MARGIN, grid.bottom + MARGIN)
     for row, (e, k) in enumerate(rows):
         image = input_image(e)
-        masks, weights = e.parts["masks"][0][0], e.parts["impact"][0][0][k].cpu()
+        masks, weights = e.intermediates["masks"][0][0], e.intermediates["impact"][0][0][k].cpu()
         uncorrected = (weights[:, None, None] * masks).sum(0)
         canvas.row_label(grid[row, 0], e.label(0, k))
         canvas.image(grid[row, 0], image)
-        for column, shown in enumerate((e.parts["coverage"][0][0], uncorrected, e.maps[0, k]), 1):
+        for column, shown in enumerate((e.intermediates["coverage"][0][0], uncorrected, e.maps[0, k]), 1):
             canvas.image(grid[row, column], overlay_map(image, shown), empty_map_note(shown))
     for box, title in zip(grid, ("Input", "Coverage", "Uncorrected", "Corrected"), strict=False):
         canvas.text_above(box, title, HEADING)

@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.capture.forward import forward_pass
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.explanation import Explanation
-from vitrail.figures.prepare import check_integer, explain_with_parts, probe_without_target, resolve_targets
+from vitrail.figures.prepare import check_integer, explain_with_intermediates, probe_without_target, resolve_targets
 from vitrail.figures.registry import Progress
 from vitrail.methods.registry import choose, find, within
 from vitrail.models import LoadedModel
@@ -44,8 +44,8 @@ def explain_vit_cx(
     if options["masks"] == "random":
         raise OptionError("this figure shows masks made from features, but masks=random: use another variant of vit_cx")
     rows = resolve_targets(about, images, targets, count)
-    explanations = explain_with_parts(about, images, rows, spec, progress or Progress())
-    if any(e.parts["masks"][0][0] is None for e in explanations):
+    explanations = explain_with_intermediates(about, images, rows, spec, progress or Progress())
+    if any(e.intermediates["masks"][0][0] is None for e in explanations):
         raise NotApplicableError("ViT-CX has no masks for an image: all its feature maps are constant")
     return explanations
 
@@ -86,7 +86,7 @@ def most_similar_feature(features: Tensor, mask: Tensor) -> int:
 
 def mask_index(mask: object, e: Explanation) -> int:
     """Check the index of a mask, which may count from the end, and return it counted from 0."""
-    count = len(e.parts["masks"][0][0])
+    count = len(e.intermediates["masks"][0][0])
     within("masks", check_integer("masks", mask), count, "masks")
     return range(count)[check_integer("masks", mask)]
 
@@ -96,7 +96,7 @@ def select_masks(e: Explanation) -> list[int]:
 
     The extremes are the highest and the lowest debiased impact among the remaining masks.
     """
-    plain, debiased = (e.parts[name][0][0][0].cpu() for name in ("impact_plain", "impact"))
+    plain, debiased = (e.intermediates[name][0][0][0].cpu() for name in ("impact_plain", "impact"))
     orders = [(plain - debiased).argsort(descending=True), (debiased - plain).argsort(descending=True),
               debiased.argsort(descending=True), debiased.argsort()]  # fmt: skip
     selected: list[int] = []

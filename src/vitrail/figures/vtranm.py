@@ -29,7 +29,7 @@ from vitrail.figures.canvas import (
 from vitrail.figures.comparison import draw_comparison
 from vitrail.figures.prepare import (
     explain_images,
-    explain_with_parts,
+    explain_with_intermediates,
     input_image,
     resolve_targets,
     select_methods,
@@ -85,10 +85,10 @@ def draw_weights(
         strip: Whether to add small maps of every block.
         progress: Progress callbacks.
     """
-    explanations = explain_with_parts(
+    explanations = explain_with_intermediates(
         about, images, resolve_targets(about, images, targets), "vtranm", progress or Progress()
     )
-    layers = len(explanations[0].parts["attention"][0])
+    layers = len(explanations[0].intermediates["attention"][0])
     if block != "mean":
         if not isinstance(block, int):
             raise OptionError(f'block={block!r} must be an integer or "mean"')
@@ -100,7 +100,7 @@ def draw_weights(
     wide = 4 * LARGE + 3 * GAP
     small = min(0.7, (wide - LABEL - (columns - 1) * 0.03) / columns)
     low = small * images.shape[2] / images.shape[3]
-    kinds = [name for name in STRIPS if name in explanations[0].parts] if strip else []
+    kinds = [name for name in STRIPS if name in explanations[0].intermediates] if strip else []
     each = lines * (low + 0.03) + 0.05
     below = LINE + 0.1 + len(kinds) * each if kinds else 0.0
     head = MARGIN + 2 * LINE + 0.04
@@ -128,7 +128,7 @@ def draw_weights(
 
 def _block_weights(e: Explanation, name: str, k: int, block: int | str) -> Tensor:
     """Weights of a block, or their mean over blocks, as a grid."""
-    weights = e.parts[name][k]
+    weights = e.intermediates[name][k]
     patches = torch.stack(list(weights)).mean(0) if block == "mean" else weights[int(block)]
     return to_grid(e, patches[0])
 
@@ -140,7 +140,7 @@ def _draw_strips(canvas: Canvas, e: Explanation, k: int, kinds: Sequence[str], g
         own = replace(grid, top=grid.top + row * each)
         middle = (own.top + own.bottom) / 2
         canvas.text(own.left - 0.05, middle, STRIPS[name], SMALL - 1, ha="right")
-        for index, (box, patches) in enumerate(zip(own, e.parts[name][k], strict=False)):
+        for index, (box, patches) in enumerate(zip(own, e.intermediates[name][k], strict=False)):
             canvas.image(box, colour_map(to_grid(e, patches[0])))
             if row == 0 and index < grid.columns:
                 canvas.text_above(box, f"{index + 1}", SMALL - 1)
