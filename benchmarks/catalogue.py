@@ -59,7 +59,7 @@ def causal(model: torch.nn.Module, clock: Clock, batch: int, most: int) -> dict[
     for _ in range(12):
         delta = (low + high) / 2
         found = vitrail.explain(model, images, "vit_cx", delta=delta, target=0, keep=True, batch_size=most)
-        counts = [int(k) for k in found.parts["count"][0]]
+        counts = [int(k) for k in found.intermediates["count"][0]]
         if abs(sum(counts) / batch - USUAL) <= 3:
             break
         low, high = (delta, high) if sum(counts) / batch > USUAL else (low, delta)

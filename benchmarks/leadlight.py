@@ -32,7 +32,6 @@ from pairs import selectivity
 from torch import Tensor
 
 import vitrail
-from vitrail.cli.demo import mask_of, pixels
 from vitrail.data import ImageNet, MaskFolder, Sample, Scenes
 from vitrail.explanation import versions
 from vitrail.scores.evaluator import Evaluator
@@ -92,8 +91,8 @@ def score_pairs(args: argparse.Namespace) -> list[dict[str, Any]]:
         mass: dict[str, list[Any]] = {label: [] for label in labels}
         for start in range(0, args.scenes, BATCH):
             scenes = [data[i] for i in range(start, min(start + BATCH, args.scenes))]
-            images = torch.stack([pixels(scene) for scene in scenes]).to(args.device)
-            masks = [np.stack([mask_of(scene, c) for c in scene.classes]) for scene in scenes]
+            images = torch.stack([scene.to_tensor() for scene in scenes]).to(args.device)
+            masks = [np.stack([scene.class_mask(c) for c in scene.classes]) for scene in scenes]
             targets = [list(scene.classes) for scene in scenes]
             found = vitrail.explain(about, images, methods=list(labels.values()), target=targets)
             for label, asked in labels.items():

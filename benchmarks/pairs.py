@@ -21,7 +21,6 @@ import torch
 from numpy.typing import NDArray
 
 import vitrail
-from vitrail.cli.demo import mask_of, pixels
 from vitrail.data.scenes import Scenes
 from vitrail.errors import MapWarning
 from vitrail.explanation import versions
@@ -61,14 +60,14 @@ def measure(name: str, count: int, methods: list[str], device: str, most: int) -
     for start in range(0, count, BATCH):
         scenes = [data[i] for i in range(start, min(start + BATCH, count))]
         targets = [list(scene.classes) for scene in scenes]
-        images = torch.stack([pixels(scene) for scene in scenes]).to(device)
+        images = torch.stack([scene.to_tensor() for scene in scenes]).to(device)
         found = vitrail.explain(about, images, methods=methods, target=targets, batch_size=most)
         top = found[methods[0]].logits.cpu().topk(2).indices.sort(-1).values
         both += int((top == torch.tensor(targets).sort(-1).values).all(-1).sum())
-        masks = [np.stack([mask_of(scene, c) for c in scene.classes]) for scene in scenes]
+        masks = [np.stack([scene.class_mask(c) for c in scene.classes]) for scene in scenes]
         for m in methods:
             maps = found[m].maps.cpu().numpy()
-            flat[m] += int(found[m].flat.sum())
+            flat[m] += int(found[m].constant.sum())
             for i in range(len(scenes)):
                 w, s = selectivity(maps[i], masks[i])
                 wins[m].append(w)

@@ -99,14 +99,12 @@ def test_readouts_are_found_on_trained_weights():
     single = [m.name for m in vitrail.methods().values() if m.family in ("attention", "gradient", "relevance")]
     found = vitrail.explain(vitrail.load("scenes-gap"), images, methods=single, target="top1")
     assert found["rollout"].structure["readout"] == "the mean of the patches"
-    assert not any(e.flat.all() for e in found.values())
+    assert not any(e.constant.all() for e in found.values())
 
 
 def per_pixel(relevance, scene, label):
     """Mean relevance on a class and off it."""
-    from vitrail.cli.demo import mask_of
-
-    mask = torch.from_numpy(mask_of(scene, label).copy())
+    mask = torch.from_numpy(scene.class_mask(label).copy())
     return relevance[mask].mean(), relevance[~mask].mean()
 
 

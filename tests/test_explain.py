@@ -1,4 +1,4 @@
-"""The front door: inputs and targets in all their forms, results, files."""
+"""`vitrail.explain` and `Explanation`: forms of inputs and targets, results, files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_targets_in_every_form():
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_a_function_as_target_is_the_class_it_picks():
+def test_function_target_equals_the_class_it_selects():
     for name in ("transformer_mm", "gradtoken", "gradcam"):
         by_class = vitrail.explain(loaded(), IMAGES, name, target=[[2, 4]])
         by_function = vitrail.explain(loaded(), IMAGES, name, target=lambda output: output[:, [2, 4]])
@@ -71,7 +71,7 @@ def test_outputs_in_every_form(wrap):
     assert torch.equal(mm(2, Wrapped()).grid, mm(2).grid)
 
 
-def test_hugging_face_outputs_without_scores_ask_for_a_function():
+def test_hugging_face_outputs_without_logits_need_a_function_target():
     import transformers
 
     config = transformers.ViTConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
@@ -84,52 +84,52 @@ def test_hugging_face_outputs_without_scores_ask_for_a_function():
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_one_output_is_a_sigmoid():
-    """A regression or binary head: the gradient of its probability is that of a sigmoid, not of a softmax over one."""
+def test_single_output_uses_a_sigmoid():
+    """The probability of a regression or binary head is a sigmoid, not a softmax over one class."""
     model = tiny_vit(classes=1)
     found = vitrail.explain(model, IMAGES, methods=["vtranm", "vtranm:score=logit"])
     assert found["vtranm"].targets.tolist() == [[0], [0]]
     p = torch.sigmoid(model(IMAGES))[:, :, None, None]
-    assert not found["vtranm"].flat.any()
+    assert not found["vtranm"].constant.any()
     assert torch.allclose(found["vtranm"].probabilities, p[:, :, 0, 0])
 
 
 def test_inputs_in_every_form(tmp_path):
     pixels = (np.random.default_rng(0).random((32, 32, 3)) * 255).astype(np.uint8)
-    picture = Image.fromarray(pixels)
-    picture.save(tmp_path / "a.png")
+    image = Image.fromarray(pixels)
+    image.save(tmp_path / "a.png")
     tensor = torch.from_numpy(pixels).permute(2, 0, 1).float() / 255 * 2 - 1
     expected = mm(1, inputs=tensor[None])
     path = tmp_path / "a.png"
-    for given in (tensor, picture, str(path), path, [picture], [path], [tensor], {"images": tensor[None]}):
+    for given in (tensor, image, str(path), path, [image], [path], [tensor], {"images": tensor[None]}):
         found = mm(1, inputs=given)
         assert torch.allclose(found.maps, expected.maps, atol=1e-5)
-        assert np.abs(found.pictures[0].astype(int) - pixels).max() <= 1
+        assert np.abs(found.rgb_images[0].astype(int) - pixels).max() <= 1
 
 
-def test_preprocessing_is_timms(tmp_path):
+def test_preprocessing_equals_timms(tmp_path):
     import timm
     from timm.data import create_transform, resolve_model_data_config
 
     rng = np.random.default_rng(1)
     for size in ((300, 200), (200, 333), (97, 512), (256, 256)):
-        picture = Image.fromarray((rng.random((size[1], size[0], 3)) * 255).astype(np.uint8))
+        image = Image.fromarray((rng.random((size[1], size[0], 3)) * 255).astype(np.uint8))
         for name in ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "beit_base_patch16_224"):
             model = timm.create_model(name, depth=1)
-            theirs = create_transform(**resolve_model_data_config(model), is_training=False)(picture)
-            ours = vitrail.models.describe(model).preprocess(picture)
+            theirs = create_transform(**resolve_model_data_config(model), is_training=False)(image)
+            ours = vitrail.models.describe(model).preprocess(image)
             assert torch.allclose(ours, theirs, atol=1e-6), (size, name)
 
 
-def test_several_methods_are_single_calls_from_one_pass():
+def test_several_methods_share_one_pass():
     calls = []
     model = loaded()
     model.module.register_forward_hook(lambda *_: calls.append(1))
     names = ["raw_attention", "rollout", "transformer_mm", "vtranm"]
     together = vitrail.explain(model, IMAGES, methods=names, target=2)
-    assert len(calls) == 3, "two for the structure and its check, one pass"
+    assert len(calls) == 3, "two passes for the structure and its check, one to explain"
     vitrail.explain(model, IMAGES, methods=names, target=2)
-    assert len(calls) == 4, "the structure is remembered"
+    assert len(calls) == 4, "the structure is cached"
     for name in names:
         assert torch.allclose(together[name].grid, vitrail.explain(model, IMAGES, name, target=2).grid, rtol=1e-5)
     same = vitrail.explain(model, IMAGES, methods={"vtranm": {"score": "logit"}}, target=2)
@@ -137,17 +137,17 @@ def test_several_methods_are_single_calls_from_one_pass():
     assert list(together) == names
 
 
-def test_pieces_are_the_whole():
+def test_batch_size_does_not_change_results():
     images = torch.randn(5, 3, 32, 32)
     whole = mm([0, 1, 2, 3, 4], inputs=images)
     pieces = vitrail.explain(loaded(), images, "transformer_mm", target=[0, 1, 2, 3, 4], batch_size=2)
     assert torch.allclose(whole.grid, pieces.grid, atol=1e-7)
     assert torch.equal(whole.targets, pieces.targets)
-    assert pieces.pictures.shape == (5, 32, 32, 3)
+    assert pieces.rgb_images.shape == (5, 32, 32, 3)
     assert vitrail.explain(loaded(), images, target="top2", batch_size=3).maps.shape[:2] == (5, 2)
 
 
-def test_the_anatomy_is_read_again_when_the_model_changes():
+def test_structure_is_read_again_when_the_model_changes():
     model = tiny_vit()
     assert mm(1, model).logits.shape == (2, 5)
     model.head = nn.Linear(32, 9)
@@ -155,7 +155,7 @@ def test_the_anatomy_is_read_again_when_the_model_changes():
     assert vitrail.explain(tiny_vit(size=48), torch.zeros(1, 3, 48, 48), "rollout").grid.shape[2:] == (6, 6)
 
 
-def test_a_layout_can_be_given():
+def test_layout_can_be_passed():
     given = mm(1, tiny_vit(), IMAGES).grid
     layout = vitrail.Layout(prefix=1, grid=(4, 4), readout="cls")
     assert torch.equal(vitrail.explain(tiny_vit(), IMAGES, "transformer_mm", target=1, layout=layout).grid, given)
@@ -164,8 +164,8 @@ def test_a_layout_can_be_given():
                            vitrail.explain(tiny_vit(), IMAGES, "rollout").grid)  # fmt: skip
 
 
-def test_unfolded_patches_without_a_convolution():
-    """A patch embedding by unfolding: the grid follows from the image's shape."""
+def test_patch_embedding_without_a_convolution():
+    """A patch embedding by unfolding: the grid is inferred from the shape of the image."""
 
     class Unfolding(nn.Module):
         def __init__(self):
@@ -181,7 +181,7 @@ def test_unfolded_patches_without_a_convolution():
     assert found.grid.shape[2:] == (2, 8)
 
 
-def test_save_writes_what_it_says(tmp_path):
+def test_save_writes_overlays_maps_and_manifest(tmp_path):
     found = mm([[1, 3], [0, 2]])
     found.save(tmp_path / "deep" / "er")
     names = sorted(p.name for p in (tmp_path / "deep" / "er").iterdir())
@@ -199,13 +199,13 @@ def test_save_writes_what_it_says(tmp_path):
     assert Image.open(tmp_path / "deep" / "er" / "overlay-000-0-bee.png").size == (32, 32)
 
 
-def test_a_failed_save_leaves_whole_files(tmp_path, monkeypatch):
+def test_failed_save_leaves_complete_files(tmp_path, monkeypatch):
     found = mm(1)
     folder = found.save(tmp_path / "out")
     before = {p.name: p.read_bytes() for p in folder.iterdir()}
 
     def full(self, path, **options):
-        path.write_bytes(b"half a pict")
+        path.write_bytes(b"incomplete")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Image.Image, "save", full)
@@ -228,6 +228,28 @@ def test_figures():
     assert "Explanations(Explanation(rollout" in repr(found)
 
 
+def test_gallery_splits_methods_into_blocks():
+    from vitrail.viz.figure import gallery
+
+    names = ["raw_attention", "rollout", "rollout:chefer", "rollout:per_head", "random"]
+    found = vitrail.explain(loaded(), IMAGES, methods=names, target=1)
+    drawn = gallery(found, blocks=2)
+    assert len(drawn.axes) == 2 * 2 + 5 * 2, "the inputs of each block, and a map per method and image"
+    assert [text.get_text() for text in drawn.texts] == [
+        "Raw attention", "Rollout", "Rollout chefer", "Rollout per_head", "Random",
+    ]  # fmt: skip
+    assert len(gallery(found).axes) >= 2 + 5 * 2
+
+
+def test_constant_maps_are_marked_in_figures():
+    model = tiny_vit()
+    nn.init.zeros_(model.head.weight)
+    with pytest.warns(vitrail.errors.GuessWarning), pytest.warns(vitrail.errors.MapWarning):
+        found = vitrail.explain(model, IMAGES, "transformer_mm", target=1)
+    assert found.constant.all()
+    assert sum(text.get_text() == "no relevance" for axes in found.figure().axes for text in axes.texts) == 2
+
+
 def test_import_is_light():
     heavy = {"timm", "transformers", "torchvision", "matplotlib", "PIL", "open_clip", "pandas", "typer", "safetensors"}
     code = f"import sys, vitrail; print(sorted({heavy} & set(sys.modules)))"
@@ -235,20 +257,12 @@ def test_import_is_light():
     assert out.strip() == "[]"
 
 
-def test_a_missing_extra_says_what_to_install(monkeypatch):
+def test_missing_extra_names_what_to_install(monkeypatch):
     for name, extra in (("timm", "timm"), ("matplotlib", "plot"), ("open_clip", "clip"), ("transformers", "hf")):
         monkeypatch.setitem(sys.modules, name, None)
         with pytest.raises(MissingExtraError, match=rf'pip install "vitrail\[{extra}\]"'):
-            require(name, extra, "go on")
+            require(name, extra, "run this")
     with pytest.raises(MissingExtraError, match=r"vitrail\[plot\]"):
         mm(1).figure()
     with pytest.raises(MissingExtraError, match=r"vitrail\[timm\]"):
         vitrail.load("timm:vit_tiny_patch16_224")
-
-
-def test_the_public_names():
-    """Removing a name from this list is a breaking change: say so in the changelog."""
-    assert sorted(vitrail.__all__) == [
-        "Explanation", "Explanations", "Layout", "LoadedModel", "Method", "ModelStructure", "Preprocess", "explain",
-        "load", "methods", "similarity",
-    ]  # fmt: skip

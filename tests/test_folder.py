@@ -61,4 +61,4 @@ def test_command_explains_a_folder(photos, tmp_path):
     wrong = CliRunner().invoke(cli.app, [*call, "--target", "no-such-class"])
     assert "no class is called" in str(wrong.exception)
     several = CliRunner().invoke(cli.app, ["explain", str(photos), str(photos / "a.png")])
-    assert "give one folder, or image files" in str(several.exception)
+    assert "pass one folder alone, or image files" in str(several.exception)

@@ -136,7 +136,7 @@ def test_windowed_models_are_refused_with_a_reason_or_explained(method):
     else:
         found = vitrail.explain(swin, images, method, target=[[1, 2]], **quick()[method])
         assert found.maps.shape == (2, 2, 56, 56)
-        assert not found.flat.all()
+        assert not found.constant.all()
 
 
 def test_a_vit_without_mlps_is_refused_where_they_matter():
@@ -153,7 +153,7 @@ def test_a_vit_without_mlps_is_refused_where_they_matter():
 
     with pytest.raises(NotApplicableError, match="block 0 has no such pair of sums; transformer_mm needs none"):
         vitrail.explain(Bare(), IMAGES, "vtranm")
-    assert not vitrail.explain(Bare(), torch.randn(2, 3, 32, 32), "vtranm:af", target=1).flat.all()
+    assert not vitrail.explain(Bare(), torch.randn(2, 3, 32, 32), "vtranm:af", target=1).constant.all()
 
 
 def test_a_vit_without_norms_has_no_feature_map():
@@ -201,7 +201,7 @@ def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
         pytest.warns(vitrail.errors.MapWarning, match="2 of 2 maps are constant"),
     ):
         found = vitrail.explain(model, torch.randn(2, 3, 32, 32), "transformer_mm")
-    assert found.flat.all()
+    assert found.constant.all()
     assert not found.maps.any()
     assert "untrained head" in str(found.structure)
 

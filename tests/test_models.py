@@ -121,7 +121,7 @@ def test_every_method_gives_maps(one):
         assert torch.isfinite(explanation.maps).all(), name
         if name == "centre" and case.grid == (2, 2):
             continue  # all four patches are equally far from the middle
-        assert not explanation.flat.all(), name
+        assert not explanation.constant.all(), name
         assert float(explanation.maps.abs().max()) == 1.0, name
         if case.grid is not None:
             assert explanation.maps.shape[2:] == model_inputs.args[0].shape[2:]
@@ -230,7 +230,7 @@ def test_published_sizes_say_the_same(make):
     ) as opened:
         assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
     found = vitrail.explain(model, model_inputs.args[0], "transformer_mm", target=target or 3)
-    assert not found.flat.any()
+    assert not found.constant.any()
 
 
 @pytest.mark.parametrize("einsum", [False, True])

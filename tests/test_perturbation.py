@@ -285,19 +285,19 @@ def test_both_forms_of_coverage_are_proportional(model, images, debias, monkeypa
 
 def test_notes_tell_what_was_found(model, images):
     e = vitrail.explain(model, images, "vit_cx", target=[[0, 3]], draws=3, keep=True)
-    (counts,) = e.parts["count"]
-    width = vitrail.explain(model, images, "vit_cx:1", keep=True).parts["count"][0][0]
+    (counts,) = e.intermediates["count"]
+    width = vitrail.explain(model, images, "vit_cx:1", keep=True).intermediates["count"][0][0]
     for i, count in enumerate(counts):
-        assert e.parts["masks"][0][i].shape == (count, 32, 32)
-        assert float(e.parts["masks"][0][i].min()) >= 0
-        assert float(e.parts["masks"][0][i].max()) <= 1
-        assert len(e.parts["cluster_sizes"][0][i]) == count
-        assert int(e.parts["cluster_sizes"][0][i].sum()) == width
-        assert e.parts["impact"][0][i].shape == e.parts["impact_plain"][0][i].shape == (2, count)
-        assert torch.allclose(e.parts["coverage"][0][i], e.parts["masks"][0][i].sum(0))
-        alike = e.parts["similarity"][0][i]
+        assert e.intermediates["masks"][0][i].shape == (count, 32, 32)
+        assert float(e.intermediates["masks"][0][i].min()) >= 0
+        assert float(e.intermediates["masks"][0][i].max()) <= 1
+        assert len(e.intermediates["cluster_sizes"][0][i]) == count
+        assert int(e.intermediates["cluster_sizes"][0][i].sum()) == width
+        assert e.intermediates["impact"][0][i].shape == e.intermediates["impact_plain"][0][i].shape == (2, count)
+        assert torch.allclose(e.intermediates["coverage"][0][i], e.intermediates["masks"][0][i].sum(0))
+        alike = e.intermediates["similarity"][0][i]
         assert alike["after"]["max"] <= alike["before"]["max"] <= 1 + 1e-12
-        assert e.parts["stability"][0][i].shape == (2,)
+        assert e.intermediates["stability"][0][i].shape == (2,)
 
 
 def test_nothing_is_noted_and_nothing_spent_unless_asked(model, images):

@@ -10,16 +10,16 @@ import pytest
 import torch
 from rich.console import Console
 from sklearn.metrics import average_precision_score
+from typer.testing import CliRunner
 
 import vitrail
 from texts import FAMILIES, reviews, text_model, trained
-from vitrail.cli.text import explain_texts, tokenizer_of
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods import METHODS
 from vitrail.methods.registry import find
 from vitrail.scores import rationale
 from vitrail.text import Reading
-from vitrail.text.tokens import encode, join_pieces
+from vitrail.text.tokens import encode, join_pieces, load_tokenizer
 from vitrail.text.windows import predict
 from vitrail.viz.text import html, terminal
 
@@ -77,7 +77,7 @@ def test_texts_of_different_lengths_together_are_the_texts_one_by_one(family):
             assert not together[name].grid[i, :, n:].any(), name
             assert same(together[name].text[i].scores, own.text[0].scores), name
             assert torch.allclose(together[name].maps[i, :, :n], own.maps[0], atol=1e-6), name
-            assert bool(together[name].flat[i, 0]) == bool(own.flat[0, 0]), name
+            assert bool(together[name].constant[i, 0]) == bool(own.constant[0, 0]), name
 
 
 def test_more_padding_changes_nothing_for_tensors_either():
@@ -284,24 +284,26 @@ def test_words_are_shown_and_saved(tmp_path):
     console = Console(record=True, width=80, force_terminal=True, file=(tmp_path / "o").open("w"))
     console.print(terminal(found["attcat"]))
     assert TEXTS[0] in console.export_text()
-    with pytest.raises(InputError, match="explains no text"):
+    with pytest.raises(InputError, match="no word scores"):
         terminal(vitrail.explain(model, {"input_ids": torch.randint(5, 20, (1, 6))}, "rollout"))
 
 
-def test_the_command_explains_texts_of_a_folder(tmp_path):
+def test_command_explains_texts_with_a_local_model(tmp_path):
+    from vitrail.cli.app import app
+
     model, tokenizer = made()
     model.save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    console = Console(record=True, width=100, file=(tmp_path / "o").open("w"))
-    loaded = vitrail.load(f"hf:{tmp_path / 'model'}")
-    read = tokenizer_of(f"hf:{tmp_path / 'model'}")
-    explain_texts(TEXTS[:2], loaded, read, ["rollout", "attcat"], None, tmp_path / "out", console)
-    assert "superb" in console.export_text()
+    texts = [word for text in TEXTS[:2] for word in ("--text", text)]
+    options = ["--model", f"hf:{tmp_path / 'model'}", "--method", "rollout", "--method", "attcat"]
+    result = CliRunner().invoke(app, ["explain", *texts, *options, "--out", str(tmp_path / "out")])
+    assert result.exit_code == 0, result.exception
+    assert "superb" in result.stdout
     assert {p.name for p in (tmp_path / "out").iterdir()} == {"attcat", "rollout", "text.html", "figure.png"}
     with pytest.raises(InputError, match="--model hf:NAME"):
-        tokenizer_of("timm:vit_tiny_patch16_224")
-    with pytest.raises(InputError, match="cannot be had"):
-        tokenizer_of(f"hf:{tmp_path / 'out'}")
+        load_tokenizer("timm:vit_tiny_patch16_224")
+    with pytest.raises(InputError, match="cannot be loaded"):
+        load_tokenizer(f"hf:{tmp_path / 'out'}")
 
 
 # -- scores of rationales ----------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import find_places, stitch
 from vitrail.capture.trace import ALL
-from vitrail.diagnose import examine
+from vitrail.diagnose import diagnose
 from vitrail.errors import NotApplicableError
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
@@ -88,8 +88,8 @@ def test_stitching_is_asked_for_and_only_where_it_helps():
 
 def test_the_doctor_finds_windows():
     model = timm_swin()
-    found = examine(LoadedModel(model, Preprocess((56, 56)), name="swin"))
-    assert "windowed" in " ".join(value for _, value in found.rows)
-    works = {name for name, works, _ in found.verdicts if works}
+    found = diagnose(LoadedModel(model, Preprocess((56, 56)), name="swin"))
+    assert "windowed" in " ".join(value for _, value in found.properties)
+    works = {name for name, works, _ in found.methods if works}
     assert {"gradcam_features", "gradient_x_input", "rise", "vit_cx"} <= works
     assert not {"rollout", "gradtoken", "vtranm"} & works

@@ -38,8 +38,8 @@ def panel(pixels: Image.Image, text: str) -> Image.Image:
 
 def strip(explanation: vitrail.Explanation) -> Image.Image:
     """The input and the maps of all targets, side by side."""
-    assert explanation.pictures is not None
-    picture = explanation.pictures[0]
+    assert explanation.rgb_images is not None
+    picture = explanation.rgb_images[0]
     panels = [panel(Image.fromarray(picture), "image")]
     for k in range(explanation.maps.shape[1]):
         relevance = explanation.maps[0, k].float().cpu().numpy()

@@ -1,4 +1,4 @@
-"""Vitrail: why did the transformer say that, and can I trust the picture?
+"""Vitrail: relevance maps for transformers, by published methods and with their evaluation protocols.
 
 >>> import torch, vitrail
 >>> from vitrail.testing import tiny_vit
@@ -34,7 +34,7 @@ __all__ = [
 
 
 def methods() -> dict[str, Method]:
-    """The registry: every method by name, with its needs, family and citation.
+    """All registered methods by name, with their family, requirements and citation.
 
     Example:
         >>> {'gradtoken', 'vit_cx', 'vtranm'} <= set(methods())

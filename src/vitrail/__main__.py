@@ -1,4 +1,4 @@
-"""``python -m vitrail`` is the command line."""
+"""Run the command line with ``python -m vitrail``."""
 
 from vitrail.cli.app import main
 

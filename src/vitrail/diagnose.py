@@ -1,4 +1,4 @@
-"""A look inside a model for somebody who wants to know whether Vitrail understands it."""
+"""Check a model: its structure, numeric checks of it, and which methods work on it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs, any_output, logits_of
 from vitrail.capture.structure import ModelStructure, read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import VitrailError
@@ -23,77 +23,89 @@ from vitrail.models.preprocess import Preprocess
 
 
 @dataclass(frozen=True)
-class Checkup:
-    """What was found.
+class Diagnosis:
+    """Structure of a model, numeric checks of it, and which methods work on it.
 
     Attributes:
-        rows: (what, value) pairs.
-        verdicts: (method, whether it works, remark) for every method.
+        properties: (name, value) pairs for display: attention, tokens, readout, preprocessing, versions and so on.
+        checks: (name, result) of each numeric check of the structure.
+        methods: (name, whether it works, remark) of every method.
     """
 
-    rows: tuple[tuple[str, str], ...]
-    verdicts: tuple[tuple[str, bool, str], ...]
+    properties: tuple[tuple[str, str], ...]
+    checks: tuple[tuple[str, str], ...]
+    methods: tuple[tuple[str, bool, str], ...]
 
 
-def examine(about: LoadedModel) -> Checkup:
-    """Let random noise through a model: structure, agreement of the opened with the bare model, and every method.
+def diagnose(model: LoadedModel) -> Diagnosis:
+    """Run a model on random noise: find its structure, check its outputs, and try every method.
+
+    The checks are those of `vitrail.ModelStructure`, and a comparison of the outputs with and without explicit
+    attention. Perturbation methods are not run, only checked against the structure.
 
     Example:
-        >>> from vitrail.models import describe
         >>> from vitrail.testing import tiny_vit
-        >>> about = Loaded(tiny_vit(), Preprocess((32, 32)), name="tiny")
-        >>> found = examine(about)
-        >>> dict(found.rows)["tokens"], all(works for _, works, _ in found.verdicts)
+        >>> diagnosis = diagnose(LoadedModel(tiny_vit(), Preprocess((32, 32)), name="tiny"))
+        >>> dict(diagnosis.properties)["tokens"], all(works for _, works, _ in diagnosis.methods)
         ('17 = 1 prefix + 4×4 patches', True)
     """
-    model = unwrap(about.module)
-    prepare = about.preprocess if isinstance(about.preprocess, Preprocess) else Preprocess((224, 224))
+    module = unwrap(model.module)
+    preprocess = model.preprocess if isinstance(model.preprocess, Preprocess) else Preprocess((224, 224))
+    height, width = preprocess.size
     generator = torch.Generator().manual_seed(0)
-    model_inputs = ModelInputs((torch.randn(1, len(prepare.mean), *prepare.size, generator=generator),)).onto(model)
-    target = None if _has_scores(model, model_inputs) else _first_outputs
-    structure = read_structure(model, model_inputs, None, target)
-    rows = structure.rows()
+    noise = torch.randn(1, len(preprocess.mean), height, width, generator=generator)
+    model_inputs = ModelInputs((noise,)).onto(module)
+    target = None if _has_logits(module, model_inputs) else _first_output
+    structure = read_structure(module, model_inputs, None, target)
+    checks = [(check.name, str(check)) for check in structure.checks]
     if structure.kind == "plain":
-        with frozen(model), torch.no_grad():
-            bare = any_output(model_inputs.into(model))
-        with forward_pass(model, model_inputs, structure, [{"A": ALL, "dA": ALL}]) as one:
-            opened = any_output(one.output).detach()
-        rows.append(("opened = bare", f"largest difference of the outputs {float((bare - opened).abs().max()):.1e}"))
-    height, width = prepare.size
-    rows.append(("images", f"{height}×{width}, mean {prepare.mean}, deviation {prepare.std}; {prepare.origin}"))
-    rows.append(("classes", f"{len(about.classes)} names known" if about.classes else "names unknown"))
-    rows.append(("versions", ", ".join(f"{k} {v}" for k, v in versions().items())))
-    return Checkup(
-        tuple(rows), tuple(_try(method, about, model_inputs, target, structure) for method in METHODS.values())
-    )
+        difference = _explicit_attention_error(module, model_inputs, structure)
+        checks.append(("explicit attention", f"largest difference of the outputs {difference:.1e}"))
+    classes = f"{len(model.classes)} names known" if model.classes else "names unknown"
+    properties = [
+        *structure.rows(),
+        ("images", f"{height}×{width}, mean {preprocess.mean}, std {preprocess.std}; {preprocess.origin}"),
+        ("classes", classes),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
+    ]
+    methods = tuple(_check(method, model, model_inputs, target, structure) for method in METHODS.values())
+    return Diagnosis(tuple(properties), tuple(checks), methods)
 
 
-def _has_scores(model: torch.nn.Module, model_inputs: ModelInputs) -> bool:
-    from vitrail.capture.inputs import logits_of
-
-    with frozen(model), torch.no_grad():
-        output = model_inputs.into(model)
-    return logits_of(output) is not None and not hasattr(model, "encode_text")
+def _has_logits(module: nn.Module, model_inputs: ModelInputs) -> bool:
+    with frozen(module), torch.no_grad():
+        output = model_inputs.into(module)
+    return logits_of(output) is not None and not hasattr(module, "encode_text")
 
 
-def _first_outputs(output: Any) -> Tensor:
-    """Something to differentiate in a model without classes."""
-    value = any_output(output)
-    return value.flatten(1)[:, :1]
+def _first_output(output: Any) -> Tensor:
+    """A scalar to differentiate in a model without classes."""
+    return any_output(output).flatten(1)[:, :1]
 
 
-def _try(
-    method: Method, about: LoadedModel, model_inputs: ModelInputs, target: Any, structure: ModelStructure
+def _explicit_attention_error(module: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> float:
+    """Largest absolute difference of the outputs with and without explicit attention."""
+    with frozen(module), torch.no_grad():
+        expected = any_output(model_inputs.into(module))
+    with forward_pass(module, model_inputs, structure, [{"A": ALL, "dA": ALL}]) as one:
+        explicit = any_output(one.output).detach()
+    return float((expected - explicit).abs().max())
+
+
+def _check(
+    method: Method, model: LoadedModel, model_inputs: ModelInputs, target: Any, structure: ModelStructure
 ) -> tuple[str, bool, str]:
+    """Name of a method, whether it works on the model, and its run time or the reason why it does not."""
     try:
         if method.family == "perturbation":
             method.check(structure, method.options)
-            return method.name, True, "by what was found; not tried, since it looks at many pictures"
+            return method.name, True, "not run: it evaluates many perturbed images"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found = explain(about, model_inputs.args[0], method.name, target=target, **method.quick)
+            explanation = explain(model, model_inputs.args[0], method.name, target=target, **method.quick)
     except VitrailError as error:
         return method.name, False, str(error)
-    remark = "no relevance on noise, which may be right" if bool(found.flat.any()) else f"{found.seconds:.2f} s"
-    settings = ", ".join(f"{k}={v}" for k, v in method.quick.items())
-    return method.name, True, f"{remark} with {settings}" if settings else remark
+    constant = bool(explanation.constant.any())
+    remark = "constant map, which is possible on noise" if constant else f"{explanation.seconds:.2f} s"
+    options = ", ".join(f"{k}={v}" for k, v in method.quick.items())
+    return method.name, True, f"{remark} with {options}" if options else remark

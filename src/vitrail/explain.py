@@ -31,7 +31,7 @@ from vitrail.methods.registry import Method
 from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Prepare
 from vitrail.models.preprocess import Preprocess
-from vitrail.postprocess import flat, normalise, place, upsample
+from vitrail.postprocess import is_constant, normalise, place, upsample
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
 
 DEFAULT = "gradtoken"
@@ -127,7 +127,7 @@ def explain(
             evaluate at most this many at a time (32 by default).
         stitch: Join attention inside windows (Swin) into attention between all patches, for the methods that take it
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
-        keep: Also keep intermediate results of the methods, in ``parts`` of the result.
+        keep: Also keep intermediate results of the methods, in ``intermediates`` of the result.
         advance: Called with the number of images a method has just evaluated, for progress.
         tokenizer: For texts: the model's fast Hugging Face tokenizer, or a `vitrail.text.Reading` of it, which also
             says how pieces of words are joined and long texts are cut. The result's ``text`` has a score for each word.
@@ -279,9 +279,9 @@ def _explain(
     }  # fmt: skip
     return {
         job.label: Explanation(
-            method=job.label, title=job.method.title, maps=maps, grid=grid, flat=constant, options=job.options,
+            method=job.label, title=job.method.title, maps=maps, grid=grid, constant=constant, options=job.options,
             signed=job.method.is_signed(job.options), seconds=shared + own[job.label],
-            parts=_merge(parts[job.label]), **common,
+            intermediates=_merge(parts[job.label]), **common,
         )
         for job, (maps, grid, constant) in zip(jobs, finished, strict=True)
     }  # fmt: skip
@@ -360,7 +360,7 @@ def _to_maps(
     if relevance.dim() == 4 and valid is not None:
         return _to_token_maps(relevance, signed, valid, structure.layout.prefix or 0)
     # On a text the prefix is padding, which would lend contrast to relevance that has none.
-    constant = flat(relevance.flatten(3), axes=1)[..., 0]
+    constant = is_constant(relevance.flatten(3), axes=1)[..., 0]
     if relevance.dim() == 4 and grid is not None and image is not None:
         relevance = relevance.reshape(*relevance.shape[:3], *grid)
     if relevance.dim() == 5 and image is not None:
@@ -384,7 +384,7 @@ def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) 
     for b, count in enumerate(valid.sum(-1).tolist()):
         there = valid[b].nonzero()[:, 0]
         own = raw[:, b][..., there]
-        constant[:, b] = flat(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
+        constant[:, b] = is_constant(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
         maps[:, b, :, there] = normalise(own, signed=signed, axes=1)
     return maps.float(), raw, constant
 
@@ -398,21 +398,22 @@ def _join(pieces: list[Explanation]) -> Explanation:
         parts = [getattr(piece, name) for piece in pieces]
         return None if parts[0] is None else torch.cat(parts)
 
-    joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "flat", "images")}
-    parts = {name: [part for piece in pieces for part in piece.parts[name]] for name in pieces[0].parts}
-    return replace(pieces[0], **joined, parts=parts, seconds=sum(p.seconds for p in pieces))
+    joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "constant", "images")}
+    names = pieces[0].intermediates
+    kept = {name: [values for piece in pieces for values in piece.intermediates[name]] for name in names}
+    return replace(pieces[0], **joined, intermediates=kept, seconds=sum(p.seconds for p in pieces))
 
 
 def _warn(found: Mapping[str, Explanation]) -> None:
-    if not bool(torch.stack([e.flat for e in found.values()]).any()):
+    if not bool(torch.stack([e.constant for e in found.values()]).any()):
         return
     for label, explanation in found.items():
-        if bool(explanation.flat.any()):
-            where = [tuple(i) for i in explanation.flat.nonzero().tolist()]
+        if bool(explanation.constant.any()):
+            where = [tuple(i) for i in explanation.constant.nonzero().tolist()]
             warnings.warn(
-                f"{label}: {len(where)} of {explanation.flat.numel()} maps are constant or not finite, the first at "
-                f"(image, target) {where[0]}; they carry no information and are shown as zeros. Check that the class "
-                "is plausible and the head is trained.",
+                f"{label}: {len(where)} of {explanation.constant.numel()} maps are constant or not finite, the first "
+                f"at (image, target) {where[0]}; they carry no information and are shown as zeros. Check that the "
+                "class is plausible and the head is trained.",
                 MapWarning,
                 stacklevel=3,
             )

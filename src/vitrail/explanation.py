@@ -1,4 +1,4 @@
-"""What came out: maps, and all that is needed to trust and repeat them."""
+"""Results of `vitrail.explain`: relevance maps with their targets, settings and files."""
 
 from __future__ import annotations
 
@@ -27,34 +27,35 @@ if TYPE_CHECKING:
 
     from vitrail.text.result import TextMap
 
-UPSAMPLING = "bilinear, corners not aligned, then scaled to [0, 1] (signed maps to [-1, 1]) for each map"
+UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """Maps of one method for a batch; B images, K targets each.
+    """Relevance maps of one method for a batch of B inputs with K targets each.
 
     Attributes:
-        method: What was asked for, variant and options included.
-        title: The method's name in print.
+        method: The method as requested, with its variant and options.
+        title: The method's display name.
         maps: Relevance at input resolution, shape (B, K, height, width), each map scaled to [0, 1], or to [-1, 1]
-            where ``signed``; for text, relevance of tokens, shape (B, K, n), 0 at special tokens and padding.
-        grid: Relevance of the patches as the method gave it, shape (B, K, rows, columns); for text, as ``maps``,
-            but not scaled.
-        targets: Class indices, shape (B, K), or None where the target was a function.
-        logits: What the model said, shape (B, C), or None.
+            where ``signed``. For texts: relevance of tokens, shape (B, K, n), 0 at special tokens and padding.
+        grid: Relevance of the patches as the method computed it, shape (B, K, rows, columns). For texts: ``maps``
+            before scaling.
+        targets: Class indices, shape (B, K), or None if the target was a function.
+        logits: The model's logits, shape (B, C), or None.
         options: The method's options, defaults included.
-        seconds: Time the method took, its share of the common pass included.
-        flat: Which maps are constant or not finite and so say nothing, shape (B, K).
-        signed: Whether negative relevance means "against".
+        seconds: Run time of the method, including the forward and backward passes it shares with other methods.
+        constant: Which maps are constant or not finite and therefore carry no information, shape (B, K).
+        signed: Whether negative relevance means evidence against the target.
         model: The model's name.
-        classes: Class names, if known.
-        images: The images as they were fed to the model, shape (B, channels, height, width), or None for text.
-        preprocess: How they were prepared, which says how to turn them back into pictures.
-        structure: What was found inside the model, for the record.
-        parts: What the method computed on the way, where that was asked for: by name, for each target a list of what
-            was noted, in order (the method's page says what). Methods that treat all targets at once note once.
-        text: For texts that were given with a tokenizer, the scores of each text's words; else None.
+        classes: Class names, or None if unknown.
+        images: The model's input images, shape (B, channels, height, width), or None for texts.
+        preprocess: Preprocessing of the images, used to undo their normalisation, or None if unknown.
+        structure: The model structure that was found, as (name, value) entries for display.
+        intermediates: Intermediate results of the method if ``keep=True``: for each name a list over targets, each a
+            list in the order of computation. Methods that process all targets at once have one entry. The method's
+            documentation page lists the names.
+        text: For texts that were passed with a tokenizer, the word scores of each text; otherwise None.
     """
 
     method: str
@@ -65,14 +66,14 @@ class Explanation:
     logits: Tensor | None
     options: Mapping[str, Any]
     seconds: float
-    flat: Tensor
+    constant: Tensor
     signed: bool = False
     model: str = ""
     classes: tuple[str, ...] | None = None
     images: Tensor | None = field(default=None, repr=False)
     preprocess: Preprocess | None = field(default=None, repr=False)
     structure: Mapping[str, str] = field(default_factory=dict, repr=False)
-    parts: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    intermediates: Mapping[str, Any] = field(default_factory=dict, repr=False)
     text: tuple[TextMap, ...] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -87,15 +88,15 @@ class Explanation:
         return class_scores(self.logits, "prob").gather(1, self.targets)
 
     @cached_property
-    def pictures(self) -> np.ndarray[Any, Any] | None:
-        """The images as bytes, shape (B, height, width, 3), or None for text; made when first asked for."""
+    def rgb_images(self) -> np.ndarray[Any, Any] | None:
+        """The images as uint8, shape (B, height, width, 3), or None for texts; computed at first access."""
         if self.images is None:
             return None
         known = self.preprocess is not None and len(self.preprocess.mean) == self.images.shape[1]
         return self.preprocess.picture(self.images) if known and self.preprocess else guess_picture(self.images)
 
     def label(self, image: int, k: int) -> str:
-        """The target in words, with its probability."""
+        """Class name and probability of a target, for display."""
         if self.targets is None:
             return f"target {k}"
         index = int(self.targets[image, k])
@@ -104,18 +105,18 @@ class Explanation:
         return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
 
     def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75) -> Image:
-        """One map over its picture."""
-        if self.pictures is None:
-            raise InputError("a text has no picture to lay a map over")
+        """Draw one map over its image."""
+        if self.rgb_images is None:
+            raise InputError("this is an explanation of texts, which have no overlay: use vitrail.viz.text instead")
         relevance = self.maps[image, k].float().cpu().numpy()
-        return to_image(overlay(self.pictures[image], relevance, self.signed, opacity))
+        return to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure of all targets; see `vitrail.viz.figure.figure`, for texts `vitrail.viz.text.figure`."""
+        """Draw all targets with matplotlib; see `vitrail.viz.figure.figure`, or `vitrail.viz.text.figure` for texts."""
         return Explanations({self.method: self}).figure(**options)
 
     def manifest(self) -> dict[str, Any]:
-        """All that is needed to repeat this explanation, ready for JSON."""
+        """Settings needed to reproduce this explanation, as JSON values."""
         probabilities = self.probabilities
         return {
             "method": self.method,
@@ -127,14 +128,14 @@ class Explanation:
             "probabilities": None if probabilities is None else probabilities.tolist(),
             "maps": {"shape": list(self.maps.shape), "dtype": str(self.maps.dtype), "upsampling": UPSAMPLING},
             "grid": list(self.grid.shape),
-            "flat": self.flat.tolist(),
+            "constant": self.constant.tolist(),
             "seconds": self.seconds,
             "device": str(self.maps.device),
             "versions": versions(),
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write overlays as PNG, maps as safetensors and a manifest; each file appears whole or not at all.
+        """Write overlays as PNG, maps as safetensors and a JSON manifest. Each file is written atomically.
 
         Returns:
             The folder.
@@ -142,10 +143,10 @@ class Explanation:
         from safetensors.torch import save_file
 
         folder = Path(folder)
-        tensors = {"maps": self.maps, "grid": self.grid, "flat": self.flat}
+        tensors = {"maps": self.maps, "grid": self.grid, "constant": self.constant}
         tensors |= {k: v for k, v in (("targets", self.targets), ("logits", self.logits)) if v is not None}
-        with _writing(folder) as into:
-            if self.pictures is not None:
+        with _atomic_writes(folder) as into:
+            if self.rgb_images is not None:
                 images, count = self.maps.shape[:2]
                 for b in range(images):
                     for k in range(count):
@@ -153,10 +154,10 @@ class Explanation:
                         with into(f"overlay{which}.png") as path:
                             self.overlay(b, k).save(path, format="PNG")
             if self.text is not None:
-                from vitrail.viz.text import html, record
+                from vitrail.viz.text import html, to_records
 
                 with into("words.json") as path:
-                    path.write_text(json.dumps(record(self), ensure_ascii=False) + "\n", encoding="utf-8")
+                    path.write_text(json.dumps(to_records(self), ensure_ascii=False) + "\n", encoding="utf-8")
                 with into("text.html") as path:
                     path.write_text(html(Explanations({self.method: self})), encoding="utf-8")
             with into("maps.safetensors") as path:
@@ -167,7 +168,7 @@ class Explanation:
 
 
 class Explanations(Mapping[str, Explanation]):
-    """Explanations of the same inputs by several methods, by name."""
+    """Explanations of the same inputs by several methods: a mapping from method name to `Explanation`."""
 
     def __init__(self, by_method: Mapping[str, Explanation]) -> None:
         self._by_method = dict(by_method)
@@ -185,9 +186,9 @@ class Explanations(Mapping[str, Explanation]):
         return "Explanations(" + ", ".join(map(repr, self._by_method.values())) + ")"
 
     def figure(self, **options: Any) -> Any:
-        """A matplotlib figure, a row for each target and a column for each method; see `vitrail.viz.figure.figure`.
+        """Draw all methods with matplotlib: one row per target, one column per method.
 
-        Of texts, see `vitrail.viz.text.figure`.
+        See `vitrail.viz.figure.figure` for the options, or `vitrail.viz.text.figure` for texts.
         """
         if all(e.text is not None for e in self._by_method.values()):
             from vitrail.viz.text import figure as text_figure
@@ -198,7 +199,7 @@ class Explanations(Mapping[str, Explanation]):
         return figure(self, **options)
 
     def save(self, folder: str | Path) -> Path:
-        """Write each method's results into a folder of its own name."""
+        """Write the files of each method into a subfolder named after it."""
         folder = Path(folder)
         for method, explanation in self._by_method.items():
             explanation.save(folder / slug(method))
@@ -206,7 +207,7 @@ class Explanations(Mapping[str, Explanation]):
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that decide the numbers, as far as they are loaded."""
+    """Versions of Python and of the installed libraries that affect the numbers."""
     found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
     for name in ("vitrail", "timm", "transformers", "torchvision", "open_clip_torch"):
         try:
@@ -217,7 +218,7 @@ def versions() -> dict[str, str]:
 
 
 def slug(text: str) -> str:
-    """A file name for a label.
+    """Turn a label into a file name.
 
     Example:
         >>> slug("tiger cat (12.3 %)"), slug("gradtoken:variant=3")
@@ -231,8 +232,8 @@ def _percent(p: float) -> str:
 
 
 @contextmanager
-def _writing(folder: Path) -> Iterator[Any]:
-    """Hand out names to write under; files are renamed into place when whole, and disk errors are told plainly."""
+def _atomic_writes(folder: Path) -> Iterator[Any]:
+    """Yield a function that opens a file for writing and renames it into place once it is complete."""
 
     @contextmanager
     def into(name: str) -> Iterator[Path]:
@@ -251,4 +252,6 @@ def _writing(folder: Path) -> Iterator[Any]:
     except Exception as error:
         if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
             raise
-        raise OutputError(f"cannot write to {folder} ({error}): files already there are whole") from error
+        raise OutputError(
+            f"cannot write to {folder} ({error}): choose another folder; finished files are complete"
+        ) from error

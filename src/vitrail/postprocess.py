@@ -1,4 +1,4 @@
-"""From the relevance of patches to a map over the image."""
+"""Turn the relevance of patches into maps: upsample, normalise, detect constant maps."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import Tensor
 
 
 def upsample(grid: Tensor, size: tuple[int, int]) -> Tensor:
-    """Bilinear, corners not aligned: (…, gh, gw) to (…, height, width).
+    """Upsample maps bilinearly (``align_corners=False``): (…, rows, columns) to (…, height, width).
 
     Example:
         >>> upsample(torch.tensor([[0.0, 1.0]]), (1, 4))
         tensor([[0.0000, 0.2500, 0.7500, 1.0000]])
     """
-    flat = grid.reshape(-1, 1, *grid.shape[-2:])
-    return F.interpolate(flat, size=size, mode="bilinear", align_corners=False).reshape(*grid.shape[:-2], *size)
+    maps = F.interpolate(grid.reshape(-1, 1, *grid.shape[-2:]), size=size, mode="bilinear", align_corners=False)
+    return maps.reshape(*grid.shape[:-2], *size)
 
 
 def place(maps: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tensor:
@@ -41,14 +41,14 @@ def place(maps: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tenso
 
 
 def normalise(maps: Tensor, signed: bool = False, axes: int = 2) -> Tensor:
-    """Each map to [0, 1] by its minimum and maximum, or, if signed, to [-1, 1] by its largest magnitude.
+    """Min-max scale each map to [0, 1] or, if signed, divide it by its largest magnitude.
 
-    A map without contrast becomes zeros: it says nothing, and must not look as if it did.
+    Constant maps become zeros.
 
     Args:
         maps: Maps in the last ``axes`` axes.
-        signed: Keep zero where it is.
-        axes: How many axes a map has.
+        signed: Scale to [-1, 1] and keep zero at zero.
+        axes: Number of axes of a map.
 
     Example:
         >>> normalise(torch.tensor([[2.0, 4.0, 3.0]]), axes=1)
@@ -59,11 +59,20 @@ def normalise(maps: Tensor, signed: bool = False, axes: int = 2) -> Tensor:
     over = tuple(range(-axes, 0))
     low = torch.zeros((), dtype=maps.dtype, device=maps.device) if signed else maps.amin(over, keepdim=True)
     span = maps.abs().amax(over, keepdim=True) if signed else maps.amax(over, keepdim=True) - low
-    return torch.where(flat(maps, axes), 0.0, (maps - low) / torch.where(span > 0, span, 1.0))
+    return torch.where(is_constant(maps, axes), 0.0, (maps - low) / torch.where(span > 0, span, 1.0))
 
 
-def flat(maps: Tensor, axes: int = 2) -> Tensor:
-    """Which maps are constant up to rounding or not finite, as a mask that broadcasts over the maps' axes."""
+def is_constant(maps: Tensor, axes: int = 2) -> Tensor:
+    """Detect maps that are constant up to rounding or not finite.
+
+    Returns:
+        A boolean tensor with size 1 in the maps' axes, so that it broadcasts over them.
+
+    Example:
+        >>> is_constant(torch.tensor([[2.0, 2.0], [1.0, 2.0]]), axes=1)
+        tensor([[ True],
+                [False]])
+    """
     over = tuple(range(-axes, 0))
     high, low = maps.amax(over, keepdim=True), maps.amin(over, keepdim=True)
     eps = torch.finfo(maps.dtype).eps

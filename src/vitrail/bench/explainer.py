@@ -219,11 +219,13 @@ def _join_partial(parts: Sequence[_PartialExplanation], first: list[list[int]]) 
         return like.new_zeros(len(first), count, *like.shape[2:])
 
     zeros, unknown = [0.0] * len(first), [math.nan] * len(first)
-    batch = ExplainedBatch(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, zeros, zeros.copy(), unknown)
+    batch = ExplainedBatch(
+        empty(one.maps), empty(one.grid), empty(one.constant), one.signed, zeros, zeros.copy(), unknown
+    )
     for rows, column, own, forwards, memory in parts:
         at = torch.as_tensor(list(rows), device=own.maps.device)
         columns = slice(None) if column is None else slice(column, column + 1)
-        batch.maps[at, columns], batch.grid[at, columns], batch.flat[at, columns] = own.maps, own.grid, own.flat
+        batch.maps[at, columns], batch.grid[at, columns], batch.flat[at, columns] = own.maps, own.grid, own.constant
         for row in rows:
             batch.seconds[row] += own.seconds / len(rows)
             batch.forwards[row] += forwards

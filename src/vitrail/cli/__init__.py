@@ -1,1 +1,1 @@
-"""The command line: one file for each command; no other package imports it."""
+"""Command line: one file per command. No other package imports it."""

@@ -83,7 +83,6 @@ def bench(
     from vitrail.bench.plan import PlanError, PlanOverrides
     from vitrail.bench.progress import show_progress
     from vitrail.bench.run import make_engine, open_run, run_missing
-    from vitrail.cli.report import open_page
     from vitrail.report.write import write_report
 
     own_shard = parse_shard(shard) if shard else None
@@ -120,7 +119,7 @@ def bench(
     page = write_report(store.folder, device=own_device)
     common.out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     if show:
-        open_page(page)
+        common.open_in_browser(page)
 
 
 def explain_directory(

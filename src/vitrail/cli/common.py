@@ -1,13 +1,15 @@
-"""What the commands share: consoles, options, loading a model, reading targets, progress."""
+"""Shared by the commands: consoles, options, loading a model, reading targets, progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from vitrail.errors import InputError
 
@@ -20,7 +22,8 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="SOURCE:NAME",
-        help="timm:NAME, hf:NAME, torchvision:NAME, open_clip:NAME, or an embedded model. See `vitrail models`.",
+        help="timm:NAME, hf:NAME, torchvision:NAME, open_clip:NAME, or the name of an embedded model. "
+        "See `vitrail models`.",
     ),
 ]
 WeightsOption = Annotated[
@@ -29,22 +32,36 @@ WeightsOption = Annotated[
         "--weights",
         "-w",
         metavar="FILE|pretrained|random",
-        help="A .safetensors file or a torch file of tensors; 'pretrained' fetches the library's own; "
-        "'random' fetches nothing, to try things out.",
+        help="A .safetensors file, or a torch file that holds only tensors. 'pretrained' downloads the source's "
+        "weights, 'random' downloads nothing.",
     ),
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps …")]
+TargetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--target",
+        metavar="NAME|INDEX|topN",
+        help="Class to explain, by name or index, or the N most probable classes. Repeat it for several classes. For "
+        "open_clip models: a text. Default: the predicted class.",
+    ),
+]
+DeviceOption = Annotated[str, typer.Option("--device", help="Torch device: cpu, cuda, cuda:1, mps …")]
 
 
 @contextmanager
-def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar; yields the function that advances it by one."""
+def progress_bar(description: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on standard error; yields a function that advances it by one."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task(what, total=total)
+        task = progress.add_task(description, total=total)
         yield lambda: progress.advance(task)
+
+
+def plain_table(*columns: str, **options: Any) -> Table:
+    """A table without lines, with bold column headings if there are any."""
+    return Table(*columns, box=None, header_style="bold", show_header=bool(columns), **options)
 
 
 def load_model(model: str, weights: str, device: str) -> Any:
@@ -54,26 +71,37 @@ def load_model(model: str, weights: str, device: str) -> Any:
 
     file = None if weights in ("pretrained", "random") else weights
     if model in EMBEDDED and weights != "pretrained":
-        raise InputError(f"{model} has weights of its own: leave --weights out")
-    about = load(model, file, pretrained=weights == "pretrained")
+        raise InputError(f"{model} is an embedded model with its own weights: remove --weights")
+    loaded = load(model, file, pretrained=weights == "pretrained")
     try:
-        about.module.to(device)
+        loaded.module.to(device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return about
+    return loaded
 
 
-def parse_targets(about: Any, target: list[str] | None) -> Any:
-    """What ``explain`` takes as target: classes by name or index, "topN", or for CLIP the similarity to texts."""
+def parse_targets(loaded: Any, target: list[str] | None) -> Any:
+    """Convert --target to the ``target`` of `vitrail.explain`.
+
+    Returns:
+        None, "topN", class indices, or for CLIP models the similarity to the embeddings of the texts.
+    """
     from vitrail.models.clip import embed_texts
     from vitrail.targets import class_index, similarity
 
-    if hasattr(about.module, "encode_text"):
+    if hasattr(loaded.module, "encode_text"):
         if not target:
-            raise InputError('a CLIP model has no classes: say what to look for, as in --target "a photo of a dog"')
-        return similarity(embed_texts(about, target))
+            raise InputError('a CLIP model has no classes: pass a text, as in --target "a photo of a dog"')
+        return similarity(embed_texts(loaded, target))
     if not target:
         return None
     if len(target) == 1 and target[0].startswith("top") and target[0][3:].isdigit():
         return target[0]
-    return [[class_index(name, about.classes) for name in target]]
+    return [[class_index(name, loaded.classes) for name in target]]
+
+
+def open_in_browser(page: Path) -> None:
+    """Open a local HTML file in the default browser."""
+    import webbrowser
+
+    webbrowser.open(page.resolve().as_uri())

@@ -1,4 +1,4 @@
-"""The command ``vitrail figure``: a typed function over `draw`, with a progress bar."""
+"""``vitrail figure``."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Annotated, Any
 
 import typer
 
+from vitrail.cli.common import (
+    DeviceOption,
+    ModelOption,
+    TargetOption,
+    WeightsOption,
+    err,
+    load_model,
+    out,
+    parse_targets,
+    plain_table,
+)
 from vitrail.errors import InputError, OptionError, OutputError
 from vitrail.figures.registry import FIGURES, Progress, draw, find_figure
 
-#: What a figure can be saved as.
-KINDS = (".png", ".pdf", ".svg")
+#: File types of a figure.
+SUFFIXES = (".png", ".pdf", ".svg")
 
 
 def figure(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Which figure; without it, the list.", show_default=False)
+        str | None,
+        typer.Argument(metavar="NAME", help="A figure. Without it, all figures are listed.", show_default=False),
     ] = None,
     images: Annotated[
-        list[Path] | None, typer.Argument(help="Image files; without any, embedded scenes.", show_default=False)
+        list[Path] | None,
+        typer.Argument(help="Image files. Without any, embedded scenes are used.", show_default=False),
     ] = None,
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="SOURCE:NAME", help="The model; see `vitrail models`.")
-    ] = "scenes",
-    weights: Annotated[
-        str, typer.Option("--weights", "-w", metavar="FILE|pretrained|random", help="Its weights.")
-    ] = "pretrained",
-    target: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--target",
-            metavar="NAME|INDEX|topN",
-            help="Class to explain, by name or index, or the N likeliest; "
-            "repeat it for several. For open_clip models, a text. Default: the predicted class, or the two likeliest "
-            "where the figure is about two, or what is seen in embedded scenes.",
-        ),
-    ] = None,
+    model: ModelOption = "scenes",
+    weights: WeightsOption = "pretrained",
+    target: TargetOption = None,
     option: Annotated[
         list[str] | None,
-        typer.Option("--option", metavar="KEY=VALUE", help="An option of the figure; repeat it for several."),
+        typer.Option("--option", metavar="KEY=VALUE", help="An option of the figure. Repeat it for several."),
     ] = None,
     to: Annotated[
         Path | None,
@@ -50,70 +50,66 @@ def figure(
             "--out",
             "-o",
             metavar="FILE",
-            help="A .png, .pdf or .svg file; out/NAME.png by default.",
+            help="A .png, .pdf or .svg file. Default: out/NAME.png.",
             show_default=False,
         ),
     ] = None,
-    device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps …")] = "cpu",
+    device: DeviceOption = "cpu",
 ) -> None:
     """Draw a figure of the papers for any model and images.
 
+    Without --target, figures about two classes use the two most probable ones, and embedded scenes use the classes of
+    their objects.
+
     For example: `vitrail figure gradtoken-10 cat.jpg -m timm:vit_base_patch16_224 --target 281 -o heads.pdf`
     """
-    from vitrail.cli import common
     from vitrail.models.preprocess import open_image
 
     if name is None:
-        _list()
+        _list_figures()
         return
-    line = find_figure(name)
+    entry = find_figure(name)
     to = Path("out") / f"{name}.png" if to is None else to
-    if to.suffix.lower() not in KINDS:
-        raise OutputError(f"{to} cannot be drawn: end its name in {', '.join(KINDS)}")
-    chosen = dict(_pair(word) for word in option or ())
-    for path in images or ():  # every file is looked at before the model is loaded
+    if to.suffix.lower() not in SUFFIXES:
+        raise OutputError(f"{to} has an unsupported file type: use one of {', '.join(SUFFIXES)}")
+    options = dict(_parse_option(text) for text in option or ())
+    for path in images or ():  # report an unreadable file before the model is loaded
         open_image(path)
-    about = common.load_model(model, weights, device)
-    aimed = common.parse_targets(about, target)
+    loaded = load_model(model, weights, device)
+    targets = parse_targets(loaded, target)
     with _progress() as progress:
-        drawn = draw(line.name, about, list(images) if images else None, aimed, progress, **chosen)
+        drawing = draw(entry.name, loaded, list(images) if images else None, targets, progress, **options)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        drawn.savefig(to)
+        drawing.savefig(to)
     except OSError as error:
-        raise OutputError(f"cannot write {to} ({error})") from error
-    common.out.print(f"{line.name}, {line.title}: [bold]{to}[/bold]", soft_wrap=True, highlight=False)
+        raise OutputError(f"cannot write {to} ({error}): choose another file with --out") from error
+    out.print(f"{entry.name}, {entry.title}: [bold]{to}[/bold]", soft_wrap=True, highlight=False)
 
 
-def _list() -> None:
-    from rich.table import Table
-
-    from vitrail.cli import common
-
-    table = Table("figure", "shows", "options", "cite", box=None, header_style="bold")
+def _list_figures() -> None:
+    table = plain_table("figure", "shows", "options", "cite")
     table.columns[0].no_wrap = table.columns[3].no_wrap = True
-    for line in FIGURES.values():
-        options = (f"{k}={v}" for k, v in line.options.items() if k != "truth")
-        table.add_row(line.name, line.title, ", ".join(options), line.cite)
-    common.out.print(table, highlight=False)
-    common.out.print(
-        "`vitrail figure NAME IMAGES… --model …` draws one; options go as --option key=value.", highlight=False
-    )
+    for entry in FIGURES.values():
+        options = (f"{k}={v}" for k, v in entry.options.items() if k != "truth")
+        table.add_row(entry.name, entry.title, ", ".join(options), entry.cite)
+    out.print(table, highlight=False)
+    out.print("`vitrail figure NAME IMAGES… --model …` draws one. Pass options as --option key=value.", highlight=False)
 
 
-def _pair(word: str) -> tuple[str, Any]:
-    """An option from the command line.
+def _parse_option(text: str) -> tuple[str, Any]:
+    """Split KEY=VALUE and convert the value to a Python literal if it is one.
 
     Example:
-        >>> _pair("block=3"), _pair("block=mean"), _pair("masks=[1, 2]"), _pair("methods=rollout,gradtoken")
-        (('block', 3), ('block', 'mean'), ('masks', [1, 2]), ('methods', 'rollout,gradtoken'))
+        >>> _parse_option("block=3"), _parse_option("block=mean"), _parse_option("masks=[1, 2]")
+        (('block', 3), ('block', 'mean'), ('masks', [1, 2]))
     """
-    key, equals, value = word.partition("=")
-    if not equals or not key or key == "truth":  # which is for programs
-        raise OptionError(f"--option {word}: write it as key=value")
-    words = {"true": True, "false": False, "none": None}
-    if value.lower() in words:
-        return key, words[value.lower()]
+    key, equals, value = text.partition("=")
+    if not equals or not key or key == "truth":  # "truth" takes tensors, which cannot be typed
+        raise OptionError(f"--option {text} is not an option: write it as key=value")
+    constants = {"true": True, "false": False, "none": None}
+    if value.lower() in constants:
+        return key, constants[value.lower()]
     try:
         return key, literal_eval(value)
     except (ValueError, SyntaxError):
@@ -122,33 +118,34 @@ def _pair(word: str) -> tuple[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar on standard error: steps done, and how many pictures the model has been shown."""
+    """Show a progress bar on standard error: steps, and how many images the model has evaluated."""
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import Progress as RichProgress
 
-    from vitrail.cli import common
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[looks]}"),
-               TimeElapsedColumn())  # fmt: skip
-    with Bar(*columns, console=common.err, transient=True) as bar:
-        yield _Shown(bar)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TextColumn("{task.fields[count]}"), TimeElapsedColumn())  # fmt: skip
+    with RichProgress(*columns, console=err, transient=True) as bar:
+        yield BarProgress(bar)
 
 
-class _Shown(Progress):
-    """Progress as a bar."""
+class BarProgress(Progress):
+    """Shows the progress of a figure as a bar."""
 
     def __init__(self, bar: Any) -> None:
-        self.bar, self.looks = bar, 0
-        self.task = bar.add_task("Starting", total=1, looks="")
+        self.bar, self.count = bar, 0
+        self.task = bar.add_task("Starting", total=1, count="")
 
     def begin(self, what: str, total: int) -> None:
+        """Start a bar of ``total`` steps."""
         if total < 1:
-            raise InputError("nothing to draw from")
-        self.bar.reset(self.task, description=what, total=total, looks="")
+            raise InputError("there are no images to draw: pass at least one")
+        self.bar.reset(self.task, description=what, total=total, count="")
 
     def step(self) -> None:
+        """Advance the bar."""
         self.bar.advance(self.task)
 
-    def looked(self, pictures: int) -> None:
-        self.looks += pictures
-        self.bar.update(self.task, looks=f"{self.looks} pictures shown to the model")
+    def evaluated(self, images: int) -> None:
+        """Update the number of evaluated images."""
+        self.count += images
+        self.bar.update(self.task, count=f"{self.count} images evaluated")

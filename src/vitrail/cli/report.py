@@ -1,4 +1,4 @@
-"""The command ``vitrail report``: a typed function over `write_report`."""
+"""``vitrail report``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from vitrail.cli.common import open_in_browser, out
+
 
 def report(
     run: Annotated[
@@ -14,46 +16,41 @@ def report(
         typer.Argument(
             metavar="[RUN]",
             show_default=False,
-            help="A run's folder or key, or a .json file of token-F1; without it, the newest run.",
+            help="Folder or key of a run, or a .json file of token-F1 scores. Default: the newest run.",
         ),
     ] = None,
     runs: Annotated[Path, typer.Option("--runs", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
     to: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", metavar="DIR", help="Where to write; the run's folder unless told.", show_default=False
+            "--out", "-o", metavar="DIR", help="Folder for the report. Default: the run's folder.", show_default=False
         ),
     ] = None,
-    cases: Annotated[
+    examples: Annotated[
         int,
         typer.Option(
             "--cases",
             min=0,
-            help="Best, worst and disagreement pictures of each model and data set; with 0 no model is loaded.",
+            help="Number of example images with the best, the worst and the most different maps, for each model and "
+            "data set. With 0 no model is loaded.",
         ),
     ] = 1,
-    device: Annotated[str, typer.Option("--device", help="Where maps of these pictures are made.")] = "cpu",
-    show: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    device: Annotated[str, typer.Option("--device", help="Torch device for the maps of the example images.")] = "cpu",
+    browse: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
 ) -> None:
-    """Turn a run into a page of tables, curves and pictures, beside the paper's numbers where it repeats a table.
+    """Write a report of a run, with tables, curves and example images.
+
+    The report is written as HTML, Markdown and CSV. Runs of a published table are compared with the paper's numbers.
 
     For example: `vitrail report runs/1e84f672cc4edef5 --open`
     """
-    from vitrail.cli import common
     from vitrail.report.run import find_run
     from vitrail.report.write import write_rationales, write_report
 
     if run is not None and Path(run).suffix == ".json":
         page = write_rationales(run, to)
     else:
-        page = write_report(find_run(run, runs), to, each=cases, device=device)
-    common.out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
-    if show:
-        open_page(page)
-
-
-def open_page(page: Path) -> None:
-    """Show a page in the user's browser."""
-    import webbrowser
-
-    webbrowser.open(page.resolve().as_uri())
+        page = write_report(find_run(run, runs), to, each=examples, device=device)
+    out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
+    if browse:
+        open_in_browser(page)

@@ -121,8 +121,8 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu") -> li
                 raise ModelError(
                     f"the preprocessing of {spec} is unknown, so the page does not support it: use the Python API"
                 )
-            from vitrail.cli.text import tokenizer_of
+            from vitrail.text.tokens import load_tokenizer
 
-            tokenizer = tokenizer_of(spec)
+            tokenizer = load_tokenizer(spec)
         models.append(serve_model(loaded, spec, source, tokenizer, [model.id for model in models]))
     return models

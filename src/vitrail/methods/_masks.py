@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.postprocess import flat
+from vitrail.postprocess import is_constant
 
 #: From a number of things to the slices they are worked through in, as ``Probe.pieces``.
 Pieces = Callable[[int], Iterator[slice]]
@@ -88,7 +88,7 @@ def stretched(
     """
     raw = FeatureMasks(grids, grids.new_zeros(len(grids)), grids.new_ones(len(grids)), size, aligned)
     ends = torch.cat([torch.stack(raw.features(p).flatten(1).aminmax(dim=1), 1) for p in pieces(len(grids))])
-    constant = flat(ends, axes=1)[:, 0]
+    constant = is_constant(ends, axes=1)[:, 0]
     low, span = ends[:, 0], ends[:, 1] - ends[:, 0]
     if drop:
         live = ~constant

@@ -94,7 +94,7 @@ def complexity(maps: Tensor, above: float = USED) -> dict[str, Tensor]:
     """
     if maps.dim() != 3:
         raise InputError(
-            f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.integrations.adapters"
+            f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.integrations.as_maps"
         )
     settled, dull = settle(maps)
     wide = torch.where(dull, 1.0, settled.double())

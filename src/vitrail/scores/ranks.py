@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
-from vitrail.postprocess import flat
+from vitrail.postprocess import is_constant
 
 Ties = Literal["random", "raster"]
 Order = Literal["morf", "lerf"]
@@ -59,7 +59,7 @@ def rank(maps: Tensor, ties: Ties = "random", seed: int = 0) -> Ranked:
         raise InputError(f"a map has height and width, not shape {tuple(maps.shape)}")
     values = maps.detach().flatten(-2)
     values = values if values.is_floating_point() else values.double()
-    nan, dull = values.isnan().sum(-1), flat(values, axes=1)[..., 0]
+    nan, dull = values.isnan().sum(-1), is_constant(values, axes=1)[..., 0]
     tie_order = _tie_order(values.shape[-1], ties, seed, values.device)
     # Zero minus a value, not its negative: there is then one zero, and sorting by bits cannot tell two apart. An
     # ascending sort puts NaN last, so the least relevant pixels of all are those without a value.

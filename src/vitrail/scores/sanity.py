@@ -28,7 +28,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, ModelError, OptionError
-from vitrail.postprocess import flat, normalise
+from vitrail.postprocess import is_constant, normalise
 from vitrail.scores.agreement import spearman
 from vitrail.scores.fills import gaussian_kernel
 
@@ -220,7 +220,7 @@ def similarity(original: Tensor, changed: Tensor) -> dict[str, Tensor]:
         >>> {name: round(value.item(), 6) for name, value in found.items()}
         {'spearman': 1.0, 'spearman_abs': 1.0, 'pearson': 1.0, 'ssim': 1.0}
     """
-    dull = flat(original)[:, 0, 0] | flat(changed)[:, 0, 0]
+    dull = is_constant(original)[:, 0, 0] | is_constant(changed)[:, 0, 0]
     a, b = original.nan_to_num(), changed.nan_to_num()
     found = {"spearman": spearman(a, b), "spearman_abs": spearman(a.abs(), b.abs())}
     found |= {"pearson": pearson(a, b), "ssim": ssim(a, b)}

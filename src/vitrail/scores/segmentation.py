@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.postprocess import flat, normalise
+from vitrail.postprocess import is_constant, normalise
 from vitrail.scores.statistics import Array, Tally, mean_ratio
 
 #: Thresholds of the sweep; a pixel is foreground where its relevance is greater.
@@ -33,7 +33,7 @@ def settle(maps: Tensor) -> tuple[Tensor, Tensor]:
     The mask has the maps' axes, height and width being 1.
     """
     wide = maps.detach() if maps.dtype in (torch.float32, torch.float64) else maps.detach().float()
-    dull = flat(wide)
+    dull = is_constant(wide)
     return torch.where(dull, 0.0, wide), dull
 
 
@@ -52,7 +52,7 @@ def unit(maps: Tensor) -> tuple[Tensor, Tensor]:
     """
     if maps.dim() != 3:
         raise InputError(
-            f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.integrations.adapters"
+            f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.integrations.as_maps"
         )
     settled, dull = settle(maps)
     return normalise(settled), dull[:, 0, 0]
@@ -180,7 +180,7 @@ def confusions(
     seen = torch.bincount(where[valid], minlength=len(best) * steps * count * count).reshape(-1, steps, count, count)
     won = seen.flip(1).cumsum(1).flip(1)[:, 1:].clone()
     won[..., 0] = seen.sum((1, 3))[:, None] - won[..., 1:].sum(3)
-    dull = (flat(maps)[..., 0, 0] & (classes > 0).to(maps.device)).sum(1)
+    dull = (is_constant(maps)[..., 0, 0] & (classes > 0).to(maps.device)).sum(1)
     return {"confusion": won.flatten(1), "flat": dull}
 
 

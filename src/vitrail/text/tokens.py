@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, OptionError
+from vitrail.errors import InputError, OptionError, require
 
 Span = tuple[int, int]
 JOINS = ("sum", "max")
@@ -238,3 +238,25 @@ def join_pieces(scores: Tensor, pieces: Sequence[Span], words: Sequence[Span], j
         index = word_of.expand(len(scores), -1)
         return found.scatter_reduce(1, index, scores[:, piece_of], "amax", include_self=False)
     return found.index_add(1, word_of, scores[:, piece_of] * share.to(scores))
+
+
+def load_tokenizer(model: str) -> Any:
+    """Load the fast tokenizer of a Hugging Face model.
+
+    Args:
+        model: ``hf:NAME``, where NAME is a folder or a name on the hub.
+
+    Raises:
+        InputError: The model is from another source, or its tokenizer cannot be loaded.
+    """
+    source, _, name = model.partition(":")
+    if source != "hf" or not name:
+        raise InputError(f"{model!r} is not a Hugging Face model, which texts need: pass --model hf:NAME")
+    transformers: Any = require("transformers", "hf", "read texts")
+    try:
+        return transformers.AutoTokenizer.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise InputError(
+            f"the tokenizer of {name} cannot be loaded ({reason}): check that it is a text model and available"
+        ) from error

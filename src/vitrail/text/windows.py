@@ -20,7 +20,7 @@ from vitrail.capture.inputs import ModelInputs, logits_of
 from vitrail.errors import InputError, MapWarning, ModelError, OptionError
 from vitrail.explanation import Explanation
 from vitrail.models.loaded import LoadedModel
-from vitrail.postprocess import flat, normalise
+from vitrail.postprocess import is_constant, normalise
 from vitrail.targets import Target, resolve_target
 from vitrail.targets import _classes as resolve
 from vitrail.text.result import TextMap, text_map
@@ -136,13 +136,13 @@ def _put_together(
         grid[window.text, :, at] += found[g].grid[j][:, inside]
         times[window.text, at] += 1
     grid = grid / times.clamp_min(1)[:, None]
-    maps, dull = torch.zeros_like(grid), first.flat.new_zeros(len(read), count)
+    maps, dull = torch.zeros_like(grid), first.constant.new_zeros(len(read), count)
     texts: list[TextMap] = []
     for b, one in enumerate(read):
         seen = times[b, : len(one.tokens)] > 0
         own = grid[b, :, : len(one.tokens)]
         maps[b, :, : len(one.tokens)][:, seen] = normalise(own[:, seen], signed=first.signed, axes=1)
-        dull[b] = flat(own[:, seen], axes=1)[:, 0]
+        dull[b] = is_constant(own[:, seen], axes=1)[:, 0]
         texts.append(text_map(one, own, seen.tolist(), first.signed, reading.join))
 
     def by_text(name: str) -> Tensor | None:
@@ -154,7 +154,7 @@ def _put_together(
     logits, targets = by_text("logits"), by_text("targets")
     starts = torch.tensor([next(i for i, w in enumerate(windows) if w.text == b) for b in range(len(read))])
     return replace(
-        first, maps=maps.float(), grid=grid, flat=dull, text=tuple(texts), seconds=sum(e.seconds for e in found),
+        first, maps=maps.float(), grid=grid, constant=dull, text=tuple(texts), seconds=sum(e.seconds for e in found),
         logits=None if logits is None else _mean_by_text(logits, windows, len(read)),
         targets=None if targets is None else targets[starts.to(targets.device)],
     )  # fmt: skip

@@ -1,1 +1,1 @@
-"""Drawing: colour maps, figures, HTML pages and coloured text."""
+"""Drawing: colour maps and overlays, matplotlib figures, HTML pages, coloured text."""

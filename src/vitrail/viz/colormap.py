@@ -1,4 +1,4 @@
-"""Colour for relevance, and maps laid over pictures: numpy and Pillow only."""
+"""Colour maps for relevance and overlays on images, with numpy and Pillow only."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 
-# Corner colours in Oklab (lightness, green-red, blue-yellow). Lightness rises in equal steps, so equal steps of
-# relevance look equal, also in grey print and to colour-blind eyes.
-_GLOW = (
+# Control points in Oklab (lightness, green-red, blue-yellow). Lightness changes in nearly equal steps, so equal steps
+# of relevance look equal, also in greyscale and with colour-vision deficiency.
+_SEQUENTIAL = (
     (0.16, 0.02, -0.07), (0.34, 0.11, -0.13), (0.52, 0.19, -0.01), (0.70, 0.14, 0.12), (0.88, 0.0, 0.16),
     (0.98, -0.01, 0.05),
 )  # fmt: skip
-_COLD_WARM = ((0.40, -0.03, -0.17), (0.68, -0.05, -0.11), (0.97, 0.0, 0.0), (0.68, 0.13, 0.08), (0.42, 0.16, 0.08))
+_DIVERGING = ((0.40, -0.03, -0.17), (0.68, -0.05, -0.11), (0.97, 0.0, 0.0), (0.68, 0.13, 0.08), (0.42, 0.16, 0.08))
 
 
 @lru_cache(maxsize=2)
 def colours(signed: bool = False) -> Array:
-    """256 colours from none to most relevant, or from against (blue) through nothing (white) to for (red).
+    """Colour table of 256 entries: sequential (dark to light), or diverging (blue, white, red) if signed.
 
     Returns:
         Values in [0, 1], shape (256, 3).
@@ -34,63 +34,63 @@ def colours(signed: bool = False) -> Array:
         >>> table.shape, bool((table.sum(1)[1:] >= table.sum(1)[:-1] - 0.02).all())
         ((256, 3), True)
     """
-    corners = np.asarray(_COLD_WARM if signed else _GLOW)
-    at = np.linspace(0, len(corners) - 1, 256)
-    lab = np.stack([np.interp(at, range(len(corners)), corners[:, i]) for i in range(3)], 1)
-    return _srgb(lab)
+    points = np.asarray(_DIVERGING if signed else _SEQUENTIAL)
+    positions = np.linspace(0, len(points) - 1, 256)
+    lab = np.stack([np.interp(positions, range(len(points)), points[:, i]) for i in range(3)], 1)
+    return _oklab_to_srgb(lab)
 
 
-def paint(relevance: Array, signed: bool = False) -> Array:
-    """A map in [0, 1] (or [-1, 1] if signed) as colours: (h, w) to (h, w, 3), values in [0, 1]."""
+def colourise(relevance: Array, signed: bool = False) -> Array:
+    """Colour a map in [0, 1] (or [-1, 1] if signed): (h, w) to (h, w, 3), values in [0, 1]."""
     unit = (relevance + 1) / 2 if signed else relevance
     table: Array = colours(signed)
-    painted: Array = table[np.clip(np.nan_to_num(unit) * 255, 0, 255).round().astype(int)]
-    return painted
+    coloured: Array = table[np.clip(np.nan_to_num(unit) * 255, 0, 255).round().astype(int)]
+    return coloured
 
 
-def overlay(picture: Array, relevance: Array, signed: bool = False, opacity: float = 0.75) -> Array:
-    """A map over a picture: the picture in quiet greys shows through, most where there is little relevance.
+def overlay(image: Array, relevance: Array, signed: bool = False, opacity: float = 0.75) -> Array:
+    """Draw a map over a desaturated image, more opaque where relevance is higher.
 
-    A few pixels hold most of what a map of pixels says, and the rest would not be seen: where all but one pixel in a
-    hundred lie below a quarter of the greatest, colours end at the hundredth.
+    If the 99th percentile of the magnitudes is below 0.25, as in sparse pixel-level maps, the map is divided by it and
+    clipped, so that more than a few pixels are visible.
 
     Args:
-        picture: Bytes, shape (h, w, 3).
+        image: uint8, shape (h, w, 3).
         relevance: In [0, 1], or [-1, 1] if signed, shape (h, w).
-        signed: Whether zero is in the middle.
-        opacity: How much the colour covers where relevance is greatest.
+        signed: Whether zero is in the middle of the colour map.
+        opacity: Opacity of the colour where relevance is highest.
 
     Returns:
-        Bytes, shape (h, w, 3).
+        uint8, shape (h, w, 3).
 
     Example:
-        >>> black, few = np.zeros((20, 20, 3), np.uint8), np.full((20, 20), 0.02)
-        >>> few[0, 0] = 1.0
-        >>> bool((overlay(black, few)[10, 10] == overlay(black, few)[0, 0]).all())
+        >>> image, sparse = np.zeros((20, 20, 3), np.uint8), np.full((20, 20), 0.02)
+        >>> sparse[0, 0] = 1.0
+        >>> bool((overlay(image, sparse)[10, 10] == overlay(image, sparse)[0, 0]).all())
         True
     """
     relevance = np.nan_to_num(relevance)
-    end = float(np.quantile(np.abs(relevance), 0.99))
-    if 0 < end < 0.25:
-        relevance = np.clip(relevance / end, -1, 1)
-    grey = picture.astype(np.float64).mean(-1, keepdims=True) / 255
-    quiet = 0.55 * grey + 0.25 * picture / 255 if not signed else 0.25 + 0.7 * grey
-    strength = np.abs(relevance)[..., None]
-    cover = opacity * (0.25 + 0.75 * np.sqrt(strength)) if not signed else opacity * np.sqrt(strength)
-    mixed = (1 - cover) * quiet + cover * paint(relevance, signed)
-    covered: Array = (np.clip(mixed, 0, 1) * 255).round().astype(np.uint8)
-    return covered
+    percentile = float(np.quantile(np.abs(relevance), 0.99))
+    if 0 < percentile < 0.25:
+        relevance = np.clip(relevance / percentile, -1, 1)
+    grey = image.astype(np.float64).mean(-1, keepdims=True) / 255
+    background = 0.55 * grey + 0.25 * image / 255 if not signed else 0.25 + 0.7 * grey
+    magnitude = np.abs(relevance)[..., None]
+    alpha = opacity * (0.25 + 0.75 * np.sqrt(magnitude)) if not signed else opacity * np.sqrt(magnitude)
+    blended = (1 - alpha) * background + alpha * colourise(relevance, signed)
+    result: Array = (np.clip(blended, 0, 1) * 255).round().astype(np.uint8)
+    return result
 
 
 def to_image(pixels: Array) -> Image:
-    """Bytes, shape (h, w, 3), as a PIL image."""
-    from PIL import Image as Images
+    """Convert uint8 pixels, shape (h, w, 3) or (h, w), to a PIL image."""
+    from PIL import Image as PILImage
 
-    return Images.fromarray(pixels, "RGB") if pixels.ndim == 3 else Images.fromarray(pixels)
+    return PILImage.fromarray(pixels, "RGB") if pixels.ndim == 3 else PILImage.fromarray(pixels)
 
 
-def _srgb(lab: Array) -> Array:
-    """Oklab to sRGB, both with channels last."""
+def _oklab_to_srgb(lab: Array) -> Array:
+    """Convert Oklab to sRGB, both with channels last."""
     to_cone = np.array([
         [1, 0.3963377774, 0.2158037573],
         [1, -0.1055613458, -0.0638541728],

@@ -16,7 +16,7 @@ from vitrail.web.jobs import Job
 from vitrail.web.validation import RequestedMethod
 
 T = TypeVar("T")
-_BY_TARGET = ("maps", "grid", "flat", "targets")
+_BY_TARGET = ("maps", "grid", "constant", "targets")
 
 
 class BoundedStore(Generic[T]):

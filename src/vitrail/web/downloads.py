@@ -12,13 +12,11 @@ from typing import Any
 from vitrail.errors import require
 from vitrail.explanation import Explanations, slug, versions
 from vitrail.methods import find
+from vitrail.viz.figure import MAX_COLUMNS, gallery
 from vitrail.web.encoding import replace_non_finite
 from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
 from vitrail.web.snippet import python_code
-
-#: With more methods than this, a figure is drawn as a gallery instead of one row.
-MAX_FIGURE_COLUMNS = 8
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,8 @@ def _figure(job: Job, kind: str) -> bytes:
         figure = _curves_figure(job)
     else:
         explanations = _explanations(job)
-        if job.image_id is not None and len(explanations) > MAX_FIGURE_COLUMNS:
-            from vitrail.viz.gallery import gallery
-
-            figure = gallery(explanations)
-        else:
-            figure = explanations.figure()
+        many = job.image_id is not None and len(explanations) > MAX_COLUMNS
+        figure = gallery(explanations) if many else explanations.figure()
     buffer = BytesIO()
     figure.savefig(buffer, format=kind)
     return buffer.getvalue()
@@ -91,7 +85,7 @@ def _maps(job: Job) -> bytes:
 
     tensors = {}
     for label, e in _explanations(job).items():
-        for name, tensor in (("maps", e.maps), ("grid", e.grid), ("flat", e.flat), ("targets", e.targets)):
+        for name, tensor in (("maps", e.maps), ("grid", e.grid), ("flat", e.constant), ("targets", e.targets)):
             if tensor is not None:
                 tensors[f"{label}/{name}"] = tensor.detach().cpu().clone().contiguous()
     return bytes(save(tensors))

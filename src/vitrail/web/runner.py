@@ -151,7 +151,7 @@ class JobRunner:
         assert self.job.targets is not None
         assert item.target is not None
         k = self.job.targets.index(item.target)
-        item.result = {"flat": bool(explanation.flat[0, k]), "map": map_json(explanation, k),
+        item.result = {"flat": bool(explanation.constant[0, k]), "map": map_json(explanation, k),
                        "words": words_json(explanation, k)}  # fmt: skip
 
     def _fail(self, items: Sequence[JobItem], error: Exception) -> None:

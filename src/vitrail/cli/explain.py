@@ -1,0 +1,154 @@
+"""``vitrail explain``: images, a folder of images, or texts."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from vitrail.cli.bench import AddressOption, EngineOption, WorkersOption, explain_directory
+from vitrail.cli.common import (
+    DeviceOption,
+    ModelOption,
+    TargetOption,
+    WeightsOption,
+    load_model,
+    out,
+    parse_targets,
+    plain_table,
+    progress_bar,
+)
+from vitrail.cli.demo import run_demo
+from vitrail.errors import InputError, OutputError
+
+
+def explain(
+    images: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Image files, or one folder of images. Without any, the embedded scenes are explained.",
+            show_default=False,
+        ),
+    ] = None,
+    model: ModelOption = "scenes",
+    weights: WeightsOption = "pretrained",
+    method: Annotated[
+        list[str],
+        typer.Option(
+            "--method",
+            help="A method: NAME, NAME:VARIANT or NAME:OPTION=VALUE,… Repeat it to compare several. "
+            "See `vitrail methods`.",
+        ),
+    ] = ["gradtoken"],  # noqa: B006 - typer does not change the default
+    target: TargetOption = None,
+    text: Annotated[
+        list[str] | None,
+        typer.Option("--text", help="A text to explain instead of images, for hf: models. Repeat it for several."),
+    ] = None,
+    to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out"),
+    device: DeviceOption = "cpu",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Include subfolders of a folder.")] = False,
+    engine: EngineOption = "local",
+    workers: WorkersOption = None,
+    address: AddressOption = None,
+) -> None:
+    """Explain images, a folder of images, or texts.
+
+    Writes overlays, maps and a manifest for each image and method, and a figure that compares the methods.
+
+    A folder is explained by --workers processes or by a Ray cluster: maps in half precision, and an index of them as a
+    parquet file. It can be interrupted and started again.
+
+    For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
+    """
+    methods = list(dict.fromkeys(method))
+    folder = next((path for path in images or () if path.is_dir()), None)
+    if text:
+        if images:
+            raise InputError("image files and --text were both given: pass one of them")
+        _explain_texts(text, model, weights, device, methods, target, to)
+    elif not images:
+        run_demo(to, methods, model)
+    elif folder is None:
+        _explain_images(images, model, weights, device, methods, target, to)
+    elif len(images) > 1:
+        raise InputError(f"{folder} is a folder: pass one folder alone, or image files; --recursive adds subfolders")
+    else:
+        explain_directory(
+            folder, to, recursive=recursive, model=model, weights=weights, methods=methods, target=target,
+            engine=engine, workers=workers, device=device, address=address,
+        )  # fmt: skip
+
+
+def _explain_images(
+    images: list[Path], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path
+) -> None:
+    from vitrail.explain import explain as explain_inputs
+    from vitrail.models.preprocess import open_image
+
+    for path in images:  # report an unreadable file before the model is loaded
+        open_image(path)
+    loaded = load_model(model, weights, device)
+    targets = parse_targets(loaded, target)
+    table = plain_table("image", "explained", "method", "seconds", "maps")
+    folders = _folder_names(images)
+    with progress_bar("Explaining", len(images)) as advance:
+        for path in images:
+            explanations = explain_inputs(loaded, path, methods=methods, target=targets)
+            _save_figure(explanations, explanations.save(to / folders[path]))
+            for name, e in explanations.items():
+                labels = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
+                constant = int(e.constant.sum())
+                table.add_row(path.name, labels, name, f"{e.seconds:.2f}", f"{constant} constant" if constant else "ok")
+            advance()
+    out.print(table)
+    out.print(f"Overlays, maps and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def _explain_texts(
+    texts: list[str], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path
+) -> None:
+    from vitrail.explain import explain as explain_inputs
+    from vitrail.text.tokens import load_tokenizer
+    from vitrail.viz.text import html, terminal
+
+    empty = [i for i, text in enumerate(texts, 1) if not text.strip()]
+    if empty:
+        raise InputError(f"text {empty[0]} is empty: pass a text with at least one word")
+    tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device)
+    targets = parse_targets(loaded, target)
+    explanations = explain_inputs(loaded, texts, methods=methods, target=targets, tokenizer=tokenizer)
+    explanations.save(to)
+    try:
+        (to / "text.html").write_text(html(explanations), encoding="utf-8")
+        _save_figure(explanations, to)
+    except OSError as error:
+        raise OutputError(f"cannot write to {to} ({error}): choose another folder with --out") from error
+    first = next(iter(explanations.values()))
+    for b in range(len(texts)):
+        for k in range(first.maps.shape[1]):
+            out.print(f"[bold]{first.label(b, k)}[/bold]", highlight=False)
+            table = plain_table(padding=(0, 2, 0, 0))
+            for name, explanation in explanations.items():
+                table.add_row(f"[dim]{name}[/dim]", terminal(explanation, b, k))
+            out.print(table)
+    out.print(f"Word scores, page and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def _folder_names(images: list[Path]) -> dict[Path, str]:
+    """A folder name for each image: its stem, with a number where stems repeat."""
+    names: dict[Path, str] = {}
+    for path in images:
+        name, n = path.stem, 2
+        while name in names.values():
+            name, n = f"{path.stem}-{n}", n + 1
+        names[path] = name
+    return names
+
+
+def _save_figure(explanations: Any, folder: Path) -> None:
+    """Write ``figure.png`` if matplotlib is installed."""
+    if find_spec("matplotlib") is not None:
+        explanations.figure().savefig(folder / "figure.png")
