@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,7 +78,8 @@ class Propagation:
             raise NotApplicableError("a text has no pixels: ask for the relevance of its tokens")
         R = start(torch.cat([one.scores.detach() for one in self.passes]))
         parts = torch.split(R, [len(one.scores) for one in self.passes])
-        found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]
+        with _named_failure(self.structure, self.rules):
+            found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]
         return found[0] if len(found) == 1 else _joined(found)
 
 
@@ -115,8 +117,26 @@ def propagation(
     ):
         # With as many tokens as images, the two axes cannot be distinguished.
         parts = [model_inputs.take(slice(0, batch - 1)), model_inputs.take(slice(batch - 1, None))]
-    with frozen(model), torch.autocast(model_inputs.tensors[0].device.type, enabled=False):
+    with (
+        frozen(model),
+        torch.autocast(model_inputs.tensors[0].device.type, enabled=False),
+        _named_failure(structure, rules),
+    ):
         return Propagation(rules, structure, tuple(_run(model, part, structure, rules, read) for part in parts))
+
+
+@contextmanager
+def _named_failure(structure: ModelStructure, rules: RuleSet) -> Iterator[None]:
+    """Turn a failure of a rule on an operation it is not defined for into an error that names the model."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, AttributeError, TypeError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise NotApplicableError(
+            f"the rules {rules.name} cannot be propagated through {structure.model}: {reason}; use a gradient method"
+        ) from error
 
 
 def _run(
