@@ -21,10 +21,10 @@ from typing import Any
 
 import timm
 import torch
+from sweep_methods import attempts, enlarge
 from timm.models import list_models, model_entrypoint
 from torch import nn
 
-import vitrail
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import ModelError, VitrailError
@@ -34,10 +34,6 @@ FIELDS = (
     "family", "model", "millions", "pixels", "attention", "layers", "kind", "works", "refused", "failed", "remark",
     "seconds",
 )  # fmt: skip
-#: Quicker than the methods' own quick settings.
-QUICK: dict[str, dict[str, Any]] = {
-    "rise": {"masks": 8}, "occlusion": {"window": 4, "stride": 4}, "vit_cx": {"delta": 0.7},
-}  # fmt: skip
 UNTRIED = frozenset({"scorecam"})
 SMALL = 112
 #: What modules that attend are called.
@@ -89,7 +85,7 @@ def look(name: str, device: str) -> dict[str, Any]:
     """One model's row."""
     torch.manual_seed(0)
     model, model_inputs = _make(name, device)
-    _wake(model)
+    enlarge(model)
     try:
         structure = read_structure(model, model_inputs)
     except VitrailError as error:
@@ -101,20 +97,11 @@ def look(name: str, device: str) -> dict[str, Any]:
     }  # fmt: skip
     verdicts: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
     reasons = []
-    for method in vitrail.methods().values():
-        if method.name in UNTRIED:
-            continue
-        try:
-            options = QUICK.get(method.name, method.quick)
-            found = vitrail.explain(model, model_inputs.args[0], method.name, target=3, **options)
-            fine = bool(torch.isfinite(found.maps).all())
-            fine = fine and len(found.maps) == 1
-            verdicts["works" if fine else "failed"].append(method.name)
-        except VitrailError as error:
-            verdicts["refused"].append(method.name)
-            reasons.append(str(error).partition(": ")[2].partition(";")[0])
-        except Exception as error:  # noqa: BLE001 - the point of a sweep is to see them all
-            verdicts["failed"].append(f"{method.name} ({type(error).__name__})")
+    for attempt in attempts(model, model_inputs.args[0], UNTRIED):
+        unexpected = f" ({attempt.error})" if attempt.verdict == "failed" and attempt.error else ""
+        verdicts[attempt.verdict].append(attempt.method + unexpected)
+        if attempt.verdict == "refused":
+            reasons.append(attempt.reason.partition(": ")[2].partition(";")[0])
     row |= {key: " ".join(names) for key, names in verdicts.items()}
     row["remark"] = "; ".join(dict.fromkeys(reasons))
     return row
@@ -133,14 +120,6 @@ def _make(name: str, device: str) -> tuple[nn.Module, ModelInputs]:
             (torch.randn(1, *model.pretrained_cfg.get("input_size", (3, 224, 224)), device=device),)
         )
     return model, model_inputs
-
-
-def _wake(model: nn.Module) -> None:
-    """Heads of zeros and tiny LayerScales would hide whether a method works."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if float(parameter.abs().max()) < 0.05:
-                parameter.add_(0.05 * torch.randn_like(parameter))
 
 
 def main() -> None:

@@ -1,0 +1,348 @@
+"""Every family of classifiers in transformers, torchvision and open_clip: what is recognised, which methods work.
+
+``python benchmarks/sweep_families.py`` builds one tiny model with random weights for each family, reads its structure
+and applies every method with quick options, each family in a process of its own with a time limit, so that a crash or
+a hang is a row of the table. Of the perturbation methods only occlusion is applied. Nothing is downloaded.
+
+Two columns are tests with a known answer, both with ``transformer_mm``. ``odd patch``: with position embeddings set to
+zero, an image with two patches swapped has the map of the image with the same two patches swapped. ``padding``: two
+texts in a padded batch have the maps that they have alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import faulthandler
+import json
+import logging
+import math
+import os
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from sweep_methods import attempts, enlarge, place_of
+from tiny_families import END, VOCABULARY, Family, TinyModel, build, families
+from torch import Tensor
+
+import vitrail
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.errors import GuessWarning, VitrailError
+from vitrail.methods.registry import kind_of
+
+FIELDS = (
+    "library", "task", "family", "model class", "recognised", "self-check", "warnings", "works", "refused", "failed",
+    "missing", "odd patch", "padding", "reason", "seconds",
+)  # fmt: skip
+TASKS = ("vision", "text-encoder", "text-decoder", "seq2seq")
+LIBRARIES = ("transformers", "torchvision", "open_clip")
+SKIPPED = frozenset(m.name for m in vitrail.methods().values() if m.family == "perturbation") - {"occlusion"}
+#: Names of weights and buffers that tell positions apart.
+POSITIONS = re.compile(r"pos_?emb|position|rel_pos|relative_|inv_freq|periods|rope|rotary", re.IGNORECASE)
+TOLERANCE = 1e-3
+#: Begins a line of a child process that holds the row as far as it is known.
+MARK = "ROW "
+
+
+def rows(family: Family, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The row of a family, again each time that more of it is known."""
+    row: dict[str, Any] = {
+        "library": family.library, "task": family.task, "family": family.name, "model class": family.model,
+    }  # fmt: skip
+    try:
+        tiny = build(family)
+        enlarge(tiny.module, math.inf, 0.1)
+        row["model class"] = type(tiny.module).__name__
+        inputs = _model_inputs(tiny)
+        with torch.no_grad():
+            inputs.into(tiny.module)
+    except Exception as error:  # noqa: BLE001 - a family that cannot be built is a row
+        yield row | {"reason": f"not built: {_short(error)}"}
+        return
+    row["task"] = _task(family, tiny)
+    if row["task"] not in tasks:
+        yield row | {"reason": "another task"}
+        return
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            structure = read_structure(
+                tiny.module, inputs.onto(tiny.module), None, tiny.target if callable(tiny.target) else None
+            )
+        except VitrailError as error:
+            yield row | {"recognised": "refused", "reason": _short(error)}
+            return
+        except Exception as error:  # noqa: BLE001
+            yield row | {"recognised": "error", "failed": f"read_structure ({_short(error)} at {place_of(error)})"}
+            return
+    row["recognised"] = structure.kind
+    row["self-check"] = _checks(structure)
+    row["warnings"] = sum(issubclass(w.category, GuessWarning) for w in caught)
+    yield row
+    warnings.simplefilter("ignore")
+    for test, answer in (("odd patch", odd_patch), ("padding", padding)):
+        try:
+            row[test] = answer(tiny, structure)
+        except VitrailError as error:
+            row[test] = f"not applicable: {_short(error)}"
+        except Exception as error:  # noqa: BLE001
+            row[test] = f"error: {_short(error)} at {place_of(error)}"
+        yield row
+    verdicts: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
+    reasons: dict[str, list[str]] = {}
+    for attempt in attempts(tiny.module, tiny.inputs, SKIPPED, tiny.target):
+        detail = (
+            f" ({attempt.error}: {_line(attempt.reason)} at {attempt.place})" if attempt.verdict == "failed" else ""
+        )
+        verdicts[attempt.verdict].append(attempt.method + detail)
+        if attempt.reason and attempt.verdict != "failed":
+            why = re.sub(rf"^{attempt.method} does not apply to \w+: ", "", attempt.reason).partition("; ")[0]
+            reasons.setdefault(_line(why), []).append(attempt.method)
+        row |= {key: ("; " if key == "failed" else " ").join(names) for key, names in verdicts.items()}
+        row["reason"] = "; ".join(f"{' '.join(names)}: {why}" for why, names in reasons.items())
+        row["missing"] = _missing(structure, tiny, verdicts["works"])
+        yield row
+
+
+def _model_inputs(tiny: TinyModel) -> ModelInputs:
+    return ModelInputs((tiny.inputs,)) if isinstance(tiny.inputs, Tensor) else ModelInputs((), tiny.inputs)
+
+
+def _task(family: Family, tiny: TinyModel) -> str:
+    """The task; whether a text model is a decoder is measured: its first token does not see the last one."""
+    if family.task != "text":
+        return family.task
+    if tiny.seq2seq:
+        return "seq2seq"
+    other = {name: value.clone() for name, value in tiny.inputs.items()}
+    # The token that ends the text stays last; the one before it is changed.
+    other["input_ids"][0, -2] = (other["input_ids"][0, -2] + 7) % (VOCABULARY - 20) + END + 1
+    try:
+        with torch.no_grad():
+            base = tiny.module.base_model
+            first, second = base(**tiny.inputs)[0], base(**other)[0]
+    except Exception:  # noqa: BLE001 - a model whose base cannot be run by itself
+        return "text-encoder"
+    return "text-decoder" if torch.allclose(first[0, 0], second[0, 0], atol=1e-6) else "text-encoder"
+
+
+def _checks(structure: ModelStructure) -> str:
+    """The self-check in words: the checks that failed or were not measured, by name."""
+    failed = [c.name for c in structure.checks if c.passed is False]
+    unknown = [c.name for c in structure.checks if c.passed is None]
+    found = [f"failed: {', '.join(failed)}"] * bool(failed) + [f"not measured: {', '.join(unknown)}"] * bool(unknown)
+    return "; ".join(found) or "passed"
+
+
+def _missing(structure: ModelStructure, tiny: TinyModel, works: Sequence[str]) -> str:
+    """Methods that apply to this kind of model by the registry and do not work."""
+    kind, text = kind_of(structure), "input_ids" in tiny.inputs if isinstance(tiny.inputs, dict) else False
+    applicable = [
+        m.name
+        for m in vitrail.methods().values()
+        if m.name not in SKIPPED and m.reason_against(kind) is None and not (text and m.reason_against("text"))
+    ]
+    return " ".join(name for name in applicable if name not in works)
+
+
+def odd_patch(tiny: TinyModel, structure: ModelStructure) -> str:
+    """Whether the map follows two swapped patches, where no position embedding tells their places apart.
+
+    The model's positions are restored afterwards.
+    """
+    inputs = _model_inputs(tiny)
+    image, grid = inputs.image, structure.layout.grid
+    if image is None or structure.kind != "plain" or grid is None or min(grid) < 2:
+        return "not applicable"
+    named = [*tiny.module.named_parameters(), *tiny.module.named_buffers()]
+    found = [t for name, t in named if POSITIONS.search(name) and t.is_floating_point()]
+    kept = [t.detach().clone() for t in found]
+    try:
+        with torch.no_grad():
+            for tensor in found:
+                tensor.zero_()
+        return _follows(tiny, inputs, image, grid)
+    finally:
+        with torch.no_grad():
+            for tensor, old in zip(found, kept, strict=True):
+                tensor.copy_(old)
+
+
+def _follows(tiny: TinyModel, inputs: ModelInputs, image: Tensor, grid: tuple[int, int]) -> str:
+    rows, columns = grid
+    height, width = image.shape[2] // rows, image.shape[3] // columns
+    if image.shape[2] % rows or image.shape[3] % columns:
+        return "not applicable: patches of unequal size"
+    swapped, (r, c), (s, d) = image.clone(), (0, 1), (rows - 1, 0)
+    one = (..., slice(r * height, (r + 1) * height), slice(c * width, (c + 1) * width))
+    other = (..., slice(s * height, (s + 1) * height), slice(d * width, (d + 1) * width))
+    swapped[one], swapped[other] = image[other], image[one]
+    with torch.no_grad():
+        before = _scores(tiny, inputs.into(tiny.module))
+        after = _scores(tiny, inputs.swap(image, swapped).into(tiny.module))
+    if not torch.allclose(before, after, rtol=TOLERANCE, atol=TOLERANCE * float(before.abs().max())):
+        return "not applicable: the scores depend on places although no position embedding is left"
+    feed = swapped if isinstance(tiny.inputs, Tensor) else {**tiny.inputs, "pixel_values": swapped}
+    expected = vitrail.explain(tiny.module, tiny.inputs, "transformer_mm", target=tiny.target).grid.clone()
+    found = vitrail.explain(tiny.module, feed, "transformer_mm", target=tiny.target).grid
+    if tuple(expected.shape[-2:]) != grid:
+        return f"no: the map has {tuple(expected.shape[-2:])} patches, the layout {grid}"
+    largest = float(expected.abs().max())
+    if float((expected[..., r, c] - expected[..., s, d]).abs().max()) <= 10 * TOLERANCE * largest:
+        return "not applicable: both patches have the same relevance"
+    expected[..., r, c], expected[..., s, d] = expected[..., s, d].clone(), expected[..., r, c].clone()
+    difference = float((found - expected).abs().max()) / largest
+    return "yes" if difference <= TOLERANCE else f"no: differs by {difference:.2g} of the largest value"
+
+
+def _scores(tiny: TinyModel, output: Any) -> Tensor:
+    if callable(tiny.target):
+        return torch.as_tensor(tiny.target(output))
+    return output if isinstance(output, Tensor) else output.logits
+
+
+def padding(tiny: TinyModel, structure: ModelStructure) -> str:
+    """Whether the texts of a padded batch have the maps that they have alone."""
+    if not tiny.padded or structure.kind != "plain":
+        return "not applicable"
+    together = vitrail.explain(tiny.module, tiny.padded, "transformer_mm", target=tiny.target).grid
+    with torch.no_grad():
+        scores = _scores(tiny, tiny.module(**tiny.padded))
+    for i, mask in enumerate(tiny.padded["attention_mask"].bool()):
+        alone = {name: value[i : i + 1, mask] for name, value in tiny.padded.items()}
+        with torch.no_grad():
+            own = _scores(tiny, tiny.module(**alone))[0]
+        if not torch.allclose(own, scores[i], rtol=TOLERANCE, atol=TOLERANCE * float(own.abs().max())):
+            return "not applicable: the model's own scores depend on padding"
+        expected = vitrail.explain(tiny.module, alone, "transformer_mm", target=tiny.target).grid[0, 0]
+        largest = float(expected.abs().max())
+        if not largest:
+            return "not applicable: constant map"
+        difference = float((together[i, 0, mask] - expected).abs().max()) / largest
+        if difference > TOLERANCE or bool(together[i, 0, ~mask].any()):
+            return f"no: text {i} differs by {difference:.2g} of the largest value"
+    return "yes"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:200]
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {_line(str(error))}"
+
+
+def child(family: Family, tasks: Sequence[str], seconds: float) -> None:
+    """Print a family's row as it grows; a time limit ends the process with the place where it was."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    faulthandler.enable()
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    for row in rows(family, tasks):
+        print(MARK + json.dumps(row), flush=True)
+    faulthandler.cancel_dump_traceback_later()
+
+
+def in_process(family: Family, tasks: Sequence[str], seconds: float) -> dict[str, Any]:
+    """Run one family in a process of its own; a crash or a hang ends in the row's reason."""
+    request = json.dumps({"family": asdict(family), "tasks": list(tasks), "seconds": seconds})
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, __file__, "--child", request]
+    began = time.perf_counter()
+    stopped = ""
+    try:
+        done = subprocess.run(command, check=False, env=environment, capture_output=True, timeout=seconds + 120)  # noqa: S603
+        output, errors = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        if done.returncode:
+            places = [line.strip() for line in errors.splitlines() if line.lstrip().startswith("File ")]
+            cause = "time limit" if "Timeout (" in errors else f"process ended with code {done.returncode}"
+            stopped = f"{cause} at {' < '.join(places[:3])}" if places else f"{cause}: {_line(errors[-200:])}"
+    except subprocess.TimeoutExpired as expired:
+        output, stopped = (expired.stdout or b"").decode(errors="replace"), "hung: ended from outside"
+    lines = [line for line in output.splitlines() if line.startswith(MARK)]
+    row: dict[str, Any] = {
+        "library": family.library, "task": family.task, "family": family.name, "model class": family.model,
+    }  # fmt: skip
+    row |= json.loads(lines[-1][len(MARK) :]) if lines else {}
+    if stopped:
+        row["reason"] = f"{stopped}; {row.get('reason', '')}".rstrip("; ")
+        row["failed"] = "; ".join(filter(None, [row.get("failed", ""), "stopped"]))
+    return row | {"seconds": f"{time.perf_counter() - began:.1f}"}
+
+
+def summary(table: Sequence[dict[str, Any]]) -> str:
+    """Counts of the table, and every failure."""
+    built = [r for r in table if not r.get("reason", "").startswith("not built")]
+    recognised = [r for r in built if r.get("recognised") not in (None, "", "none", "refused", "error")]
+    full = [r for r in recognised if r.get("works") and not r.get("missing") and not r.get("failed")]
+    lines = [
+        f"{len(table)} families, {len(built)} built, {len(recognised)} recognised, {len(full)} fully working",
+        f"odd patch: {_tally(built, 'odd patch')}; padding: {_tally(built, 'padding')}",
+    ]
+    for row in table:
+        name = f"{row['library']}:{row['family']} ({row['model class']})"
+        lines += [f"{name}: failed: {row['failed']}"] if row.get("failed") else []
+        lines += [
+            f"{name}: {test}: {row[test]}"
+            for test in ("odd patch", "padding")
+            if row.get(test, "").startswith(("no:", "error"))
+        ]
+    return "\n".join(lines)
+
+
+def _tally(table: Sequence[dict[str, Any]], test: str) -> str:
+    yes = sum(r.get(test) == "yes" for r in table)
+    no = sum(r.get(test, "").startswith(("no:", "error")) for r in table)
+    return f"{yes} yes, {no} no"
+
+
+def main() -> None:
+    """Sweep the families and write the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", choices=LIBRARIES)
+    parser.add_argument("--task", choices=TASKS)
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="families to try, by name")
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=float, default=30, help="time limit of a family, without imports")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sweep-families.csv"))
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        request = json.loads(args.child)
+        child(Family(**request["family"]), request["tasks"], request["seconds"])
+        return
+    tasks = (args.task,) if args.task else TASKS
+    chosen = [f for f in families(args.library) if not args.only or f.name in args.only]
+    chosen = [f for f in chosen if not args.task or (f.task == "vision") == (args.task == "vision")]
+    table: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(args.workers) as pool:
+        for done in as_completed([pool.submit(in_process, family, tasks, args.seconds) for family in chosen]):
+            row = done.result()
+            if row.get("reason") == "another task":
+                continue
+            table.append(row)
+            start = f"{row['library']:12} {row['task']:12} {row['family']:24} {row.get('recognised', 'not built'):16}"
+            works, failed = len(row.get("works", "").split()), row.get("failed", "")[:120]
+            print(f"{start} {works:3} work, failed: {failed}", flush=True)
+    table.sort(key=lambda r: (LIBRARIES.index(r["library"]), r["task"], r["family"], r["model class"]))
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    with args.out.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(table)
+    print(summary(table))
+
+
+if __name__ == "__main__":
+    main()
