@@ -100,7 +100,7 @@ def rows(family: Family, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield row
     verdicts: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
     reasons: dict[str, list[str]] = {}
-    for attempt in attempts(tiny.module, tiny.inputs, SKIPPED, tiny.target):
+    for attempt in attempts(tiny.module, tiny.inputs, SKIPPED, tiny.target, {}):
         detail = (
             f" ({attempt.error}: {_line(attempt.reason)} at {attempt.place})" if attempt.verdict == "failed" else ""
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,17 +39,20 @@ class Attempt:
     place: str = ""
 
 
-def attempts(model: nn.Module, inputs: Any, skip: Collection[str] = (), target: Any = 3) -> Iterator[Attempt]:
-    """Apply every method with quick options to a batch of one input."""
+def attempts(
+    model: nn.Module,
+    inputs: Any,
+    skip: Collection[str] = (),
+    target: Any = 3,
+    quick: Mapping[str, Mapping[str, Any]] = QUICK,
+) -> Iterator[Attempt]:
+    """Apply every method to a batch of one input, with the options in ``quick`` or else its own quick options."""
     for method in vitrail.methods().values():
         if method.name not in skip:
-            yield _attempt(model, inputs, method, target)
+            yield _attempt(model, inputs, method, target, quick.get(method.name, method.quick))
 
 
-def _attempt(model: nn.Module, inputs: Any, method: Method, target: Any) -> Attempt:
-    options = QUICK.get(method.name, method.quick)
-    if not isinstance(inputs, torch.Tensor) and "input_ids" in inputs:
-        options = method.quick  # windows of pixels are wide for a text
+def _attempt(model: nn.Module, inputs: Any, method: Method, target: Any, options: Mapping[str, Any]) -> Attempt:
     try:
         found = vitrail.explain(model, inputs, method.name, target=target, **options)
     except VitrailError as error:

@@ -38,11 +38,11 @@ TINY = {
                      "index_topk", "attention_head_dim", "mamba_dt_rank", "gated_norm_rank"), 8),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "qk_head_dim", "query_pre_attn_scalar", "num_hash_buckets",
                      "block_size", "coordinate_size", "shape_size"), 16),
-    "image_size": PIXELS, "patch_size": 16, "vocab_size": VOCABULARY,
+    "image_size": PIXELS, "patch_size": 16,
 }  # fmt: skip
 #: Lists with an entry for each stage of a model, shortened to the number of stages it has.
 STAGES: dict[str, list[Any]] = {
-    "hidden_sizes": [16, 32, 32, 64], "depths": [2, 2, 1, 1], "num_heads": [1, 2, 4, 4],
+    "hidden_sizes": [16, 32, 32, 64, 64], "depths": [2, 2, 1, 1], "num_heads": [1, 2, 4, 4],
     "num_attention_heads": [1, 2, 4, 4], "embed_dims": [16, 32, 32, 64], "embed_dim": [16, 32, 32, 64],
     "depth": [1, 1, 2, 1], "block_sizes": [1, 1, 1, 1], "n_attn_blocks": [1, 1, 1, 1],
     "image_size": [PIXELS, PIXELS],
@@ -50,19 +50,37 @@ STAGES: dict[str, list[Any]] = {
 #: What the rules above do not get right, by model type.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bit": {"num_groups": 4},
+    "cohere_compass_text": {"num_hidden_layers": 4},
+    "cvt": {"depth": [1, 2, 3]},
+    "esm": {"mask_token_id": 4},
+    "esmc": {"num_key_value_heads": 4},
+    "hgnet_v2": {"hidden_sizes": [256, 512, 1024, 2048]},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8},
+    "luke": {"entity_vocab_size": 50},
+    "ministral": {"head_dim": 8},
+    "mistral4": {"head_dim": 16},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "qwen3_5": {"text_config": {"num_hidden_layers": 4}},
+    "qwen3_5_text": {"num_hidden_layers": 4},
+    "qwen3_next": {"num_hidden_layers": 4},
+    "textnet": {"stem_out_channels": 16},
+    "t5": {"decoder_start_token_id": PAD},
+    "deepseek_v2": {"num_experts_per_tok": 2},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},
     "hiera": {"embed_dim": 16, "depths": [1, 1, 1], "num_heads": [1, 2, 4], "masked_unit_size": [4, 4],
               "num_query_pool": 2, "masked_unit_attention": [True, False, False]},
     "imagegpt": {"vocab_size": VOCABULARY + 1, "n_positions": LENGTH},
     "jamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
-    "layoutlmv3": {"coordinate_size": 4, "shape_size": 4, "input_size": PIXELS},
-    "lilt": {"channel_shrink_ratio": 2},
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4, "input_size": PIXELS},
+    "lilt": {"hidden_size": 48, "channel_shrink_ratio": 2},
     "levit": {"hidden_sizes": [32, 64, 96], "num_attention_heads": [2, 4, 6], "depths": [1, 1, 1]},
     "mobilevit": {"hidden_sizes": [32, 48, 64], "neck_hidden_sizes": [8, 16, 16, 32, 32, 32, 64]},
     "perceiver": {"image_size": 16, "num_blocks": 1, "num_cross_attention_heads": 1},
     "reformer": {"axial_pos_embds": False, "attn_layers": ["local", "lsh"], "lsh_attn_chunk_length": 8,
-                 "local_attn_chunk_length": 8, "num_buckets": 2, "is_decoder": False},
+                 "local_attn_chunk_length": 8, "num_buckets": 2, "num_hidden_layers": 2,
+                 "is_decoder": False},
     "regnet": {"groups_width": 8},
     "roc_bert": {"pronunciation_embed_dim": 16, "pronunciation_vocab_size": 50, "shape_embed_dim": 16,
                  "shape_vocab_size": 50},
@@ -73,7 +91,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "xmod": {"default_language": "en_XX"},
     "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
-               "use_mamba_kernels": False, "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1},
+               "use_mamba_kernels": False, "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1,
+               "attention_hidden_size": 64, "attention_head_dim": 16},
 }  # fmt: skip
 #: Families that are not tried, with the reason.
 LEFT_OUT = {
@@ -149,7 +168,9 @@ def build(family: Family) -> TinyModel:
     if family.name in LEFT_OUT:
         raise NotImplementedError(LEFT_OUT[family.name])
     config_class = CONFIG_MAPPING[family.name]
-    options = shrink(config_class) | {"num_labels": CLASSES} | OVERRIDES.get(family.name, {})
+    options = shrink(config_class) | {"num_labels": CLASSES}
+    for name, value in OVERRIDES.get(family.name, {}).items():
+        options[name] = options.get(name, {}) | value if isinstance(value, dict) else value
     if family.task == "text":
         options |= SPECIAL
     config = config_class(**options)
@@ -180,12 +201,16 @@ def shrink(config_class: Any) -> dict[str, Any]:
                 options[name] |= SPECIAL
         elif isinstance(value, bool):
             continue
+        elif name == "vocab_size":
+            options[name] = VOCABULARY
         elif isinstance(value, int) and name in TINY:
             options[name] = 16 if name == "patch_size" and value >= 14 else min(value, TINY[name])
         elif isinstance(value, int) and name.endswith(("_token_id", "_token_index")) and value >= VOCABULARY:
             options[name] = VOCABULARY - 1 - len([n for n in options if "_token_i" in n])
         elif isinstance(value, list | tuple) and name in STAGES and value and isinstance(value[0], int):
             options[name] = STAGES[name][: len(value)]
+    if "kv_lora_rank" in options:  # latent attention: as many keys as queries
+        options["num_key_value_heads"] = options["num_attention_heads"]
     return options
 
 
