@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sweep_methods import attempts, enlarge, place_of
+from sweep_methods import attempts, place_of
 from tiny_families import END, VOCABULARY, Family, TinyModel, build, families
-from torch import Tensor
+from torch import Tensor, nn
 
 import vitrail
 from vitrail.capture.inputs import ModelInputs
@@ -61,7 +61,7 @@ def rows(family: Family, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
     }  # fmt: skip
     try:
         tiny = build(family)
-        enlarge(tiny.module, math.inf, 0.1)
+        add_noise(tiny.module)
         row["model class"] = type(tiny.module).__name__
         inputs = _model_inputs(tiny)
         with torch.no_grad():
@@ -114,6 +114,17 @@ def rows(family: Family, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
+def add_noise(model: nn.Module) -> None:
+    """Add noise to every weight, so that no head of zeros and no tiny LayerScale hides whether a method works.
+
+    The noise of a matrix is small for many inputs: deep networks without statistics of their own would overflow.
+    """
+    with torch.no_grad():
+        for parameter in model.parameters():
+            inputs = math.prod(parameter.shape[1:]) if parameter.dim() > 1 else 1
+            parameter.add_(min(0.1, 0.5 / math.sqrt(inputs)) * torch.randn_like(parameter))
+
+
 def _model_inputs(tiny: TinyModel) -> ModelInputs:
     return ModelInputs((tiny.inputs,)) if isinstance(tiny.inputs, Tensor) else ModelInputs((), tiny.inputs)
 
@@ -147,11 +158,13 @@ def _checks(structure: ModelStructure) -> str:
 def _missing(structure: ModelStructure, tiny: TinyModel, works: Sequence[str]) -> str:
     """Methods that apply to this kind of model by the registry and do not work."""
     kind, text = kind_of(structure), "input_ids" in tiny.inputs if isinstance(tiny.inputs, dict) else False
-    applicable = [
-        m.name
-        for m in vitrail.methods().values()
-        if m.name not in SKIPPED and m.reason_against(kind) is None and not (text and m.reason_against("text"))
-    ]
+    applicable = []
+    for method in vitrail.methods().values():
+        # What is defined by another method applies where that one does.
+        source = method if method.derive is None else method.derive(method.options)[0]
+        against = any(m.reason_against(k) for m in (method, source) for k in (kind, *(["text"] if text else [])))
+        if method.name not in SKIPPED and not against:
+            applicable.append(method.name)
     return " ".join(name for name in applicable if name not in works)
 
 

@@ -50,7 +50,7 @@ STAGES: dict[str, list[Any]] = {
 #: What the rules above do not get right, by model type.
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bit": {"num_groups": 4},
-    "cohere_compass_text": {"num_hidden_layers": 4},
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4}}},
     "cvt": {"depth": [1, 2, 3]},
     "esm": {"mask_token_id": 4},
     "esmc": {"num_key_value_heads": 4},
@@ -89,7 +89,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "donut-swin": {"depths": [2, 2], "num_heads": [2, 4]},
     "timm_wrapper": {"architecture": "test_vit", "model_args": {"img_size": PIXELS}, "do_pooling": True},
     "xmod": {"default_language": "en_XX"},
-    "zamba": {"num_hidden_layers": 4, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
+    "zamba": {"attention_hidden_size": 64, "attention_head_dim": 16, "num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False},
     "zamba2": {"num_hidden_layers": 4, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
                "use_mamba_kernels": False, "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_ngroups": 1,
                "attention_hidden_size": 64, "attention_head_dim": 16},
@@ -170,7 +170,7 @@ def build(family: Family) -> TinyModel:
     config_class = CONFIG_MAPPING[family.name]
     options = shrink(config_class) | {"num_labels": CLASSES}
     for name, value in OVERRIDES.get(family.name, {}).items():
-        options[name] = options.get(name, {}) | value if isinstance(value, dict) else value
+        options[name] = {**options.get(name, {}), **value} if isinstance(value, dict) else value
     if family.task == "text":
         options |= SPECIAL
     config = config_class(**options)
