@@ -198,7 +198,19 @@ def _follows(tiny: TinyModel, inputs: ModelInputs, image: Tensor, grid: tuple[in
     height, width = image.shape[2] // rows, image.shape[3] // columns
     if image.shape[2] % rows or image.shape[3] % columns:
         return "not applicable: patches of unequal size"
-    swapped, (r, c), (s, d) = image.clone(), (0, 1), (rows - 1, 0)
+    expected = vitrail.explain(tiny.module, tiny.inputs, "transformer_mm", target=tiny.target).grid.clone()
+    if tuple(expected.shape[-2:]) != grid:
+        return f"no: the map has {tuple(expected.shape[-2:])} patches, the layout {grid}"
+    # The most relevant patch and the least relevant one, but not its mirror image: a transposed map would pass.
+    r, c = divmod(int(expected[0, 0].argmax()), columns)
+    others = expected[0, 0].clone()
+    if c < rows and r < columns:
+        others[c, r] = math.inf
+    s, d = divmod(int(others.argmin()), columns)
+    contrast = float(expected[0, 0, r, c] - expected[0, 0, s, d])
+    if contrast <= TOLERANCE * float(expected.abs().max()):
+        return "not applicable: all patches have the same relevance"
+    swapped = image.clone()
     one = (..., slice(r * height, (r + 1) * height), slice(c * width, (c + 1) * width))
     other = (..., slice(s * height, (s + 1) * height), slice(d * width, (d + 1) * width))
     swapped[one], swapped[other] = image[other], image[one]
@@ -208,16 +220,10 @@ def _follows(tiny: TinyModel, inputs: ModelInputs, image: Tensor, grid: tuple[in
     if not torch.allclose(before, after, rtol=TOLERANCE, atol=TOLERANCE * float(before.abs().max())):
         return "not applicable: the scores depend on places although no position embedding is left"
     feed = swapped if isinstance(tiny.inputs, Tensor) else {**tiny.inputs, "pixel_values": swapped}
-    expected = vitrail.explain(tiny.module, tiny.inputs, "transformer_mm", target=tiny.target).grid.clone()
     found = vitrail.explain(tiny.module, feed, "transformer_mm", target=tiny.target).grid
-    if tuple(expected.shape[-2:]) != grid:
-        return f"no: the map has {tuple(expected.shape[-2:])} patches, the layout {grid}"
-    largest = float(expected.abs().max())
-    if float((expected[..., r, c] - expected[..., s, d]).abs().max()) <= 10 * TOLERANCE * largest:
-        return "not applicable: both patches have the same relevance"
     expected[..., r, c], expected[..., s, d] = expected[..., s, d].clone(), expected[..., r, c].clone()
-    difference = float((found - expected).abs().max()) / largest
-    return "yes" if difference <= TOLERANCE else f"no: differs by {difference:.2g} of the largest value"
+    difference = float((found - expected).abs().max()) / contrast
+    return "yes" if difference <= 10 * TOLERANCE else f"no: differs by {difference:.2g} of the map's range"
 
 
 def _scores(tiny: TinyModel, output: Any) -> Tensor:
