@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from vitrail.data.synsets import wnids
+from vitrail.data.synsets import imagenet_wnids
 
 RNG = np.random.default_rng(0)
 
@@ -42,7 +42,7 @@ def outlines_in(tmp_path: Path):
     h5py = pytest.importorskip("h5py", reason="gtsegs_ijcv.mat is HDF5, which h5py reads")
     truth = {}
     with h5py.File(tmp_path / "gtsegs_ijcv.mat", "w") as file:
-        names = (f"{wnids()[3]}_12", "n00001740_5", f"{wnids()[999]}_33701")
+        names = (f"{imagenet_wnids()[3]}_12", "n00001740_5", f"{imagenet_wnids()[999]}_33701")
         tables = {
             part: file.create_dataset(f"value/{part}", (3, 1), dtype=h5py.ref_dtype)
             for part in ("img", "gt", "id", "target")

@@ -102,7 +102,7 @@ def test_explain_by_name(picture, tmp_path):
     (["nowhere.png", *MODEL], "does not exist"),
     (["{picture}", *MODEL, "--device", "tpu"], "device 'tpu' cannot be used"),
     (["{picture}", *MODEL, "--out", "{text}"], "cannot write"),
-    (["{picture}", "--model", "hf:someone/some-model"], "could not be made"),
+    (["{picture}", "--model", "hf:someone/some-model"], "cannot create"),
 ])  # fmt: skip
 def test_refusals_are_one_line_and_exit_code_2(args, says, picture, tmp_path):
     (tmp_path / "text.jpg").write_text("not a picture")

@@ -26,11 +26,11 @@ from vitrail.data import (
     ImageNetSegmentation,
     MaskFolder,
     Movies,
+    SceneDataset,
     Scenes,
-    SceneSet,
     open_dataset,
 )
-from vitrail.data.synsets import wnids
+from vitrail.data.synsets import imagenet_wnids
 from vitrail.errors import DataError, DataWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.DataWarning")
@@ -189,7 +189,7 @@ def test_broken_movies(tmp_path, line, match):
 
 
 def test_scenes_as_samples():
-    scenes, dataset = Scenes("test", 30), SceneSet("test", 30)
+    scenes, dataset = Scenes("test", 30), SceneDataset("test", 30)
     assert isinstance(dataset, Dataset)
     for k, sample in enumerate(dataset):
         scene = scenes[k]
@@ -235,14 +235,14 @@ def test_an_empty_folder_says_what_belongs_there(tmp_path):
 
 
 def test_samples_are_read_in_another_process(voc, outlines, tmp_path):
-    picture(tmp_path / "cifar" / wnids()[4] / "a.JPEG")
+    picture(tmp_path / "cifar" / imagenet_wnids()[4] / "a.JPEG")
     for kind in CIFAR10._classes:
         picture(tmp_path / "test" / kind / "0.png", (32, 32))
     with tarfile.open(tmp_path / "c.tar.xz", "w:xz") as tar:
         tar.add(tmp_path / "test", "test")
     datasets = [
         VOC2012(voc), ImageNetSegmentation(outlines[0]), ImageNet(tmp_path / "cifar"), CIFAR10(tmp_path / "c.tar.xz"),
-        SceneSet("val", 3),
+        SceneDataset("val", 3),
     ]  # fmt: skip
     for dataset in datasets:
         dataset[0]  # whatever is opened on the first read must not travel

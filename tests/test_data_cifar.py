@@ -15,7 +15,7 @@ from vitrail.data import (
     CIFAR10,
     CIFAR100,
 )
-from vitrail.data.archive import Files
+from vitrail.data.archive import FileCollection
 from vitrail.data.pickles import read_pickle
 from vitrail.errors import DataError, DataWarning
 
@@ -177,4 +177,4 @@ def test_links_in_archives_lead_nowhere(tmp_path):
         link = tarfile.TarInfo("docs/a.txt")
         link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret.txt")
         tar.addfile(link)
-    assert not Files(tmp_path / "a.tar.gz").sizes
+    assert not FileCollection(tmp_path / "a.tar.gz").sizes

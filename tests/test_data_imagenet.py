@@ -18,7 +18,7 @@ from vitrail.data import (
     open_dataset,
 )
 from vitrail.data.image_files import read_rgb
-from vitrail.data.synsets import wnids
+from vitrail.data.synsets import imagenet_wnids
 from vitrail.errors import DataError, DataWarning, MissingExtraError
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.DataWarning")
@@ -54,7 +54,7 @@ def test_real_imagenet_needs_no_table_of_classes(assets):
     assert with_folder_only.ids == table.ids
     assert with_folder_only[3].boxes is None
     rows = (assets / "imagenet" / "classes.csv").read_text().split()[1:]
-    assert tuple(row.split(",")[1] for row in rows) == wnids() == tuple(sorted(wnids()))
+    assert tuple(row.split(",")[1] for row in rows) == imagenet_wnids() == tuple(sorted(imagenet_wnids()))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ TRUTH = (490, 361, 171, 822, 297, 482)
 def devkit(folder: Path) -> None:
     savemat = pytest.importorskip("scipy.io", reason="meta.mat is written and read with scipy").savemat
     kinds = [("ILSVRC2012_ID", "f8"), ("WNID", object), ("words", object), ("num_children", "f8")]
-    rows = [(number, wnids()[10 * k], "words", 0) for k, number in enumerate(TRUTH)]
+    rows = [(number, imagenet_wnids()[10 * k], "words", 0) for k, number in enumerate(TRUTH)]
     folder.mkdir(parents=True)
     savemat(folder / "meta.mat", {"synsets": np.array(rows, dtype=kinds).reshape(-1, 1)})
     (folder / "ILSVRC2012_validation_ground_truth.txt").write_text("".join(f"{n}\n" for n in TRUTH))
@@ -92,7 +92,7 @@ def test_flat_imagenet_with_the_devkit(flat):
 @pytest.mark.parametrize("kind", ["pairs", "kaggle", "synsets"])
 def test_flat_imagenet_with_a_text(flat, kind):
     names = [f"ILSVRC2012_val_{k:08d}" for k in range(1, 7)]
-    chosen = wnids()[5:11]
+    chosen = imagenet_wnids()[5:11]
     text = {
         "pairs": "".join(f"{n}.JPEG {w}\n" for n, w in zip(names, chosen, strict=True)),
         "kaggle": "ImageId,PredictionString\n"
@@ -109,19 +109,19 @@ def test_flat_imagenet_with_a_text(flat, kind):
 def test_flat_imagenet_without_labels_says_what_is_missing(flat):
     with pytest.raises(DataError, match=r"nothing says which class.*ground_truth.txt with meta.mat.*labels=path"):
         ImageNet(flat)
-    (flat / "val.txt").write_text(f"ILSVRC2012_val_00000002.JPEG {wnids()[3]}\n")
+    (flat / "val.txt").write_text(f"ILSVRC2012_val_00000002.JPEG {imagenet_wnids()[3]}\n")
     with pytest.raises(DataError, match=r"5 of 6 images .* have no label"):
         ImageNet(flat)
 
 
 def test_few_class_folders_keep_the_models_numbers(tmp_path):
     for k in (7, 993):
-        picture(tmp_path / "val" / wnids()[k] / f"ILSVRC2012_val_{1000 - k:08d}.JPEG")
+        picture(tmp_path / "val" / imagenet_wnids()[k] / f"ILSVRC2012_val_{1000 - k:08d}.JPEG")
     picture(tmp_path / "logo.png")
     dataset = ImageNet(tmp_path)
     assert dataset.labels == (993, 7)  # by file name
     assert dataset[0].label == 993
-    (tmp_path / "val" / wnids()[8]).mkdir()
+    (tmp_path / "val" / imagenet_wnids()[8]).mkdir()
     with pytest.raises(DataError, match=r"1 of 3 class folders .* are empty.*2 images were found of 50,000"):
         ImageNet(tmp_path)
 
@@ -141,9 +141,13 @@ def test_other_classes_need_a_table(tmp_path):
 
 
 def test_boxes_are_scaled_to_the_image(tmp_path):
-    file = tmp_path / "val" / wnids()[2] / "ILSVRC2012_val_00000003.JPEG"
+    file = tmp_path / "val" / imagenet_wnids()[2] / "ILSVRC2012_val_00000003.JPEG"
     picture(file, (50, 40))
-    things = [(wnids()[2], 10, 20, 49, 39, 0), ("n00000000", 0, 0, 99, 79, 0), (wnids()[2], 90, 70, 120, 90, 0)]
+    things = [
+        (imagenet_wnids()[2], 10, 20, 49, 39, 0),
+        ("n00000000", 0, 0, 99, 79, 0),
+        (imagenet_wnids()[2], 90, 70, 120, 90, 0),
+    ]
     xml(tmp_path / "Annotations/CLS-LOC/val/ILSVRC2012_val_00000003.xml", (100, 80), things)
     sample = ImageNet(tmp_path)[0]
     assert sample.boxes.tolist() == [[5, 10, 25, 20], [0, 0, 50, 40], [45, 35, 50, 40]]
@@ -164,7 +168,7 @@ def test_boxes_are_scaled_to_the_image(tmp_path):
     ],
 )
 def test_damaged_boxes_are_named(tmp_path, text, match):
-    picture(tmp_path / "val" / wnids()[2] / "a.JPEG")
+    picture(tmp_path / "val" / imagenet_wnids()[2] / "a.JPEG")
     (tmp_path / "boxes").mkdir()
     (tmp_path / "boxes" / "a.xml").write_text(text)
     with pytest.raises(DataError, match=match) as error:
@@ -174,8 +178,8 @@ def test_damaged_boxes_are_named(tmp_path, text, match):
 
 def test_missing_boxes_are_counted(tmp_path):
     for name in "ab":
-        picture(tmp_path / "val" / wnids()[2] / f"{name}.JPEG")
-    xml(tmp_path / "boxes" / "a.xml", (8, 6), [(wnids()[2], 0, 0, 1, 1, 0)])
+        picture(tmp_path / "val" / imagenet_wnids()[2] / f"{name}.JPEG")
+    xml(tmp_path / "boxes" / "a.xml", (8, 6), [(imagenet_wnids()[2], 0, 0, 1, 1, 0)])
     with pytest.raises(DataError, match=r"1 of 2 images; b.xml is missing"):
         ImageNet(tmp_path)
     with pytest.raises(DataError, match="holds no XML files"):
@@ -191,7 +195,7 @@ def test_orientation_tags_do_not_turn_images(tmp_path):
 
 
 def test_a_damaged_image_is_named_when_read(tmp_path):
-    folder = tmp_path / wnids()[0]
+    folder = tmp_path / imagenet_wnids()[0]
     picture(folder / "a.JPEG", (64, 64))
     whole = (folder / "a.JPEG").read_bytes()
     (folder / "b.JPEG").write_bytes(whole[: len(whole) // 2])

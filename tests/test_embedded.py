@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.data import CLASSES, Scenes
-from vitrail.models.embedded import EMBEDDED
+from vitrail.data import SCENE_CLASSES, Scenes
+from vitrail.models import EMBEDDED_MODELS
 from vitrail.models.plain_vit import PlainViT
 
 COUNT = 150
@@ -28,7 +28,7 @@ def size_of(name):
     return len(files("vitrail.models").joinpath("weights", f"{name}.safetensors").read_bytes())
 
 
-@pytest.mark.parametrize("name", EMBEDDED)
+@pytest.mark.parametrize("name", EMBEDDED_MODELS)
 def test_weights_are_in_the_package(name):
     about = vitrail.load(name)
     assert type(about.module) is PlainViT
@@ -39,7 +39,7 @@ def test_weights_are_in_the_package(name):
 @pytest.mark.parametrize("name", SCENES)
 def test_scenes_know_their_classes_and_size(name):
     about = vitrail.load(name)
-    assert about.classes == CLASSES
+    assert about.classes == SCENE_CLASSES
     assert about.preprocess.size == (128, 128)
 
 

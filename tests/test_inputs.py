@@ -24,7 +24,7 @@ from vitrail.errors import (
     WeightsError,
 )
 from vitrail.methods import METHODS, find
-from vitrail.models.checkpoint import fit, read_weights
+from vitrail.models.checkpoint import load_weights, read_weights
 from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import open_image
 from vitrail.testing import quick, tiny_vit
@@ -249,12 +249,12 @@ def test_weights_files(tmp_path):
     torch.save({"model": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, tmp_path / "w.pth")
     for name in ("w.safetensors", "w.pth"):
         fresh = tiny_vit(seed=2)
-        fit(fresh, read_weights(tmp_path / name), name)
+        load_weights(fresh, read_weights(tmp_path / name), name)
         assert all(torch.equal(v, state[k]) for k, v in fresh.state_dict().items())
     wrong = {k: v for k, v in state.items() if k != "head.bias"}
     wrong |= {"tail.bias": torch.zeros(1), "prefix": torch.zeros(2)}
     with pytest.raises(WeightsError, match=r"missing: head.bias.*unexpected: tail.bias.*prefix \(2,\) instead of"):
-        fit(tiny_vit(), wrong, "w.pth")
+        load_weights(tiny_vit(), wrong, "w.pth")
 
 
 def test_weights_that_run_code_are_refused(tmp_path):

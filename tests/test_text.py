@@ -18,9 +18,9 @@ from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods import METHODS
 from vitrail.methods.registry import find
 from vitrail.scores import rationale
-from vitrail.text import Reading
-from vitrail.text.tokens import encode, join_pieces
-from vitrail.text.windows import predict
+from vitrail.text import TokenizerSettings
+from vitrail.text.tokens import encode_texts, word_scores
+from vitrail.text.windows import predict_texts
 from vitrail.viz.text import html, terminal
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
@@ -184,9 +184,9 @@ def test_pieces_make_words_and_special_tokens_do_not_count():
     token = found.grid[0, 0]
     assert token[0] == token[-1] == 0
     assert torch.allclose(one.scores[0], torch.stack([*token[1:4], token[4:8].sum(), token[8:10].sum()]))
-    best = vitrail.explain(model, TEXTS[0], "attcat", tokenizer=Reading(tokenizer, join="max")).text[0]
+    best = vitrail.explain(model, TEXTS[0], "attcat", tokenizer=TokenizerSettings(tokenizer, reduction="max")).text[0]
     assert torch.allclose(best.scores[0], torch.stack([*token[1:4], token[4:8].max(), token[8:10].max()]))
-    assert float(one.shades.abs().max()) == pytest.approx(1.0)
+    assert float(one.normalised.abs().max()) == pytest.approx(1.0)
     assert one.top(1)[0][1] == pytest.approx(float(one.scores.max()))
     roberta, pairs = made("roberta")
     assert vitrail.explain(roberta, TEXTS[2], "rollout", tokenizer=pairs).text[0].words == tuple(TEXTS[2].split())
@@ -194,28 +194,30 @@ def test_pieces_make_words_and_special_tokens_do_not_count():
 
 def test_a_piece_over_two_words_is_shared_by_characters():
     scores = torch.tensor([[3.0, 1.0]])
-    assert join_pieces(scores, [(0, 4), (9, 9)], [(0, 1), (2, 4), (9, 11)]).tolist() == [[1.0, 2.0, 0.0]]
-    assert join_pieces(scores, [(0, 4), (9, 10)], [(0, 1), (2, 4), (9, 11)], "max").tolist() == [[3.0, 3.0, 1.0]]
+    assert word_scores(scores, [(0, 4), (9, 9)], [(0, 1), (2, 4), (9, 11)]).tolist() == [[1.0, 2.0, 0.0]]
+    assert word_scores(scores, [(0, 4), (9, 10)], [(0, 1), (2, 4), (9, 11)], "max").tolist() == [[3.0, 3.0, 1.0]]
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_long_texts_are_read_in_windows_and_put_together(family):
     model, tokenizer = made(family)
     most = 24 if family == "bert" else 38  # positions of RoBERTa start behind the number of its padding token
-    (read,) = encode([LONG], Reading(tokenizer, overlap=5), model)
+    (read,) = encode_texts([LONG], TokenizerSettings(tokenizer, overlap=5), model)
     assert max(map(len, read.windows)) == most
-    steps = [w.at[1] - v.at[1] for v, w in zip(read.windows, read.windows[1:], strict=False)]
+    steps = [w.positions[1] - v.positions[1] for v, w in zip(read.windows, read.windows[1:], strict=False)]
     assert set(steps) == {most - 2 - 5}
-    together = vitrail.explain(model, [TEXTS[1], LONG], "transformer_mm", tokenizer=Reading(tokenizer, overlap=5))
+    together = vitrail.explain(
+        model, [TEXTS[1], LONG], "transformer_mm", tokenizer=TokenizerSettings(tokenizer, overlap=5)
+    )
     total, times, logits = torch.zeros(len(read.tokens)).double(), torch.zeros(len(read.tokens)), []
     for window in read.windows:
-        fed = {k: torch.tensor([v]) for k, v in window.row.items()}
+        fed = {k: torch.tensor([v]) for k, v in window.inputs.items()}
         logits.append(model(**fed).logits[0].detach())
     mean = torch.stack(logits).mean(0)
     for window in read.windows:
-        fed = {k: torch.tensor([v]) for k, v in window.row.items()}
+        fed = {k: torch.tensor([v]) for k, v in window.inputs.items()}
         own = vitrail.explain(model, fed, "transformer_mm", target=int(mean.argmax())).grid[0, 0]
-        for i, at in enumerate(window.at):
+        for i, at in enumerate(window.positions):
             if at >= 0:
                 total[at] += own[i]
                 times[at] += 1
@@ -224,8 +226,10 @@ def test_long_texts_are_read_in_windows_and_put_together(family):
     assert torch.allclose(together.logits[1], mean)
     assert same(together.grid[1, 0], total / times.clamp_min(1))
     assert together.text[1].words == tuple(LONG.split())
-    assert torch.allclose(predict([LONG], Reading(tokenizer, overlap=5), model)[0], mean)
-    cut = vitrail.explain(model, LONG, "transformer_mm", tokenizer=Reading(tokenizer, whole=False)).text[0]
+    assert torch.allclose(predict_texts([LONG], TokenizerSettings(tokenizer, overlap=5), model)[0], mean)
+    cut = vitrail.explain(
+        model, LONG, "transformer_mm", tokenizer=TokenizerSettings(tokenizer, all_windows=False)
+    ).text[0]
     assert cut.windows == 1
     assert cut.seen[0]
     assert not cut.seen[-1]
@@ -257,11 +261,11 @@ def test_what_cannot_be_read_is_refused_with_a_reason():
     with pytest.raises(InputError, match="text 0 is a int"):
         vitrail.explain(model, [3], tokenizer=tokenizer)
     with pytest.raises(OptionError, match="more than the 24 tokens"):
-        vitrail.explain(model, LONG, tokenizer=Reading(tokenizer, window=99))
+        vitrail.explain(model, LONG, tokenizer=TokenizerSettings(tokenizer, window=99))
     with pytest.raises(InputError, match="do not move on"):
-        vitrail.explain(model, LONG, tokenizer=Reading(tokenizer, window=10, overlap=8))
-    with pytest.raises(OptionError, match="join='mean'"):
-        Reading(tokenizer, join="mean")
+        vitrail.explain(model, LONG, tokenizer=TokenizerSettings(tokenizer, window=10, overlap=8))
+    with pytest.raises(OptionError, match="reduction='mean'"):
+        TokenizerSettings(tokenizer, reduction="mean")
 
 
 # -- shown and saved ---------------------------------------------------------------------------------------------------

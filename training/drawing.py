@@ -14,7 +14,7 @@ from torch import Tensor
 
 from training.schedule import Clock
 from training.start import in_parallel, logger
-from vitrail.data import CLASSES, Scenes
+from vitrail.data import SCENE_CLASSES, Scenes
 from vitrail.data.scenes import Scene
 
 SIZE = 128
@@ -47,7 +47,7 @@ class Pictures:
 
 
 def _kinds(scene: Scene) -> np.ndarray[Any, Any]:
-    kinds = np.full(scene.image.shape[:2], len(CLASSES), dtype=np.uint8)
+    kinds = np.full(scene.image.shape[:2], len(SCENE_CLASSES), dtype=np.uint8)
     for mask, kind in zip(scene.masks, scene.classes, strict=True):
         kinds[mask] = kind
     return kinds
@@ -64,7 +64,7 @@ def draw(jobs: Sequence[Sequence[Part]], workers: int, seconds: float, what: str
     count = sum(stop - start for job in jobs for _, start, stop in job)
     images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
     kinds = np.empty((count, SIZE, SIZE), dtype=np.uint8)
-    labels = np.empty((count, len(CLASSES)), dtype=np.float32)
+    labels = np.empty((count, len(SCENE_CLASSES)), dtype=np.float32)
     done = 0
     with contextlib.closing(in_parallel(_draw, jobs, workers)) as results:
         for some in results:

@@ -13,7 +13,7 @@ from training.labelled import LabelledViT
 from training.net import TrainedViT
 from training.pictures import erase, normalise, reflect, smooth
 from training.step import Loss
-from vitrail.data import CLASSES
+from vitrail.data import SCENE_CLASSES
 
 HALF = (0.5, 0.5, 0.5)
 PATCH = 8
@@ -66,7 +66,7 @@ def tinge(images: Tensor) -> Tensor:
 
 def coverage(kinds: Tensor) -> Tensor:
     """Share of each patch that each class covers, and last that none does, shape (b, patches, classes + 1)."""
-    every = torch.arange(len(CLASSES) + 1, dtype=torch.uint8, device=kinds.device).view(1, -1, 1, 1)
+    every = torch.arange(len(SCENE_CLASSES) + 1, dtype=torch.uint8, device=kinds.device).view(1, -1, 1, 1)
     return F.avg_pool2d((kinds[:, None] == every).float(), PATCH).flatten(2).transpose(1, 2)
 
 

@@ -30,8 +30,8 @@ from training.journal import Journal, device_name, versions
 from training.schedule import Clock, Recipe
 from training.start import add_options, logger, set_up
 from vitrail.data.movies import Movies
-from vitrail.text.tokens import Reading
-from vitrail.text.windows import predict
+from vitrail.text.tokens import TokenizerSettings
+from vitrail.text.windows import predict_texts
 
 NAME = "movies"
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -254,7 +254,7 @@ def main() -> None:
     net.to(device)
     length = args.length or min(512, sizes["max_position_embeddings"] if args.encoder is None else 512)
     splits = {name: tokenise(own, tokenizer) for name, own in samples.items()}
-    reading = Reading(tokenizer, window=length)
+    reading = TokenizerSettings(tokenizer, window=length)
     stretches = Stretches(splits["train"], tokenizer, length, device)
     deadline = STARTED + 60 * args.minutes - (5 if args.smoke else RESERVE)
     count, taught = len(splits["train"].texts), {}
@@ -263,7 +263,7 @@ def main() -> None:
         return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
 
     def accuracy(split: str) -> float:
-        said = predict(splits[split].texts, reading, net, 64).argmax(1).cpu()
+        said = predict_texts(splits[split].texts, reading, net, 64).argmax(1).cpu()
         return float((said == splits[split].labels).float().mean())
 
     if args.encoder is None and args.words > 0:

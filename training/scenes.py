@@ -27,10 +27,18 @@ from training.net import TrainedViT, plain_copy
 from training.pictures import predict
 from training.schedule import Clock, Recipe
 from training.start import add_options, set_up
-from vitrail.data import CLASSES, Scenes
+from vitrail.data import SCENE_CLASSES, Scenes
 
 PREPROCESS = {"mean": HALF, "std": HALF}
-ARCHITECTURE = {"size": SIZE, "patch": PATCH, "width": 144, "depth": 5, "heads": 6, "classes": len(CLASSES), "mlp": 4}
+ARCHITECTURE = {
+    "size": SIZE,
+    "patch": PATCH,
+    "width": 144,
+    "depth": 5,
+    "heads": 6,
+    "classes": len(SCENE_CLASSES),
+    "mlp": 4,
+}
 TINY = {"width": 48, "depth": 2, "heads": 2}
 RECIPE = Recipe(batch=512, lr=1e-3, ema=0.999, ema_share=0.1)
 #: Epochs, and the shares of scenes that are seen in part and that are blended with another. With nothing blended, more
@@ -191,7 +199,7 @@ def train_one(
         count=len(data.images),
         loss=plain_loss(data) if which == "tagged" else labelled_loss(data, hidden, blended),
         evaluate=lambda m: first_right(predict(m, val.images, PREPROCESS, device, fast=True), val.labels),
-        about=describe(architecture, CLASSES, HALF, HALF, name=name, data=data.note),
+        about=describe(architecture, SCENE_CLASSES, HALF, HALF, name=name, data=data.note),
     )
     trained = train(task, recipe, end - RESERVE, device, journal, device.type == "cuda" and not args.no_compile)
     described = {"training": data.note, "hidden": hidden, "blended": blended,

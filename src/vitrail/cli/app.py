@@ -170,20 +170,22 @@ def models(
     """List model sources, whether they are installed, and names to use with --model."""
     from importlib.util import find_spec
 
+    from vitrail.models import EMBEDDED_MODELS
     from vitrail.models.catalogue import CATALOGUE
-    from vitrail.models.embedded import EMBEDDED
-    from vitrail.models.sources import EXTRAS, TRIED, names
+    from vitrail.models.sources import SOURCE_PACKAGES, TESTED_MODELS, matching_names
 
     table = Table("source", "installed", "names tried in the tests" if pattern is None else f"names with {pattern!r}",
                   box=None, header_style="bold")  # fmt: skip
     if pattern is None:
-        table.add_row("embedded", "yes", "\n".join(f"{name}  [dim]{what}[/dim]" for name, what in EMBEDDED.items()))
-        papers = (f"{name}  [dim]{e.about}\n  {e.name}{f', hf:{e.hub}' if e.hub else ''}[/dim]" for name, e in
+        table.add_row(
+            "embedded", "yes", "\n".join(f"{name}  [dim]{what}[/dim]" for name, what in EMBEDDED_MODELS.items())
+        )
+        papers = (f"{name}  [dim]{e.description}\n  {e.name}{f', hf:{e.hub}' if e.hub else ''}[/dim]" for name, e in
                   CATALOGUE.items())  # fmt: skip
         table.add_row("papers", "with timm", "\n".join(papers))
-    for source, (module, extra) in EXTRAS.items():
+    for source, (module, extra) in SOURCE_PACKAGES.items():
         there = find_spec(module) is not None
-        listed = TRIED[source] if pattern is None else names(source, pattern) if there else ()
+        listed = TESTED_MODELS[source] if pattern is None else matching_names(source, pattern) if there else ()
         shown = "\n".join(f"{source}:{n}" for n in listed[:40])
         shown += f"\n… {len(listed) - 40} more" if len(listed) > 40 else ""
         table.add_row(source, "yes" if there else f'pip install "vitrail\\[{extra}]"', shown)

@@ -49,11 +49,10 @@ def progress_bar(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 def load_model(model: str, weights: str, device: str) -> Any:
     """Load the model named on the command line onto a device."""
-    from vitrail.models import load
-    from vitrail.models.embedded import EMBEDDED
+    from vitrail.models import EMBEDDED_MODELS, load
 
     file = None if weights in ("pretrained", "random") else weights
-    if model in EMBEDDED and weights != "pretrained":
+    if model in EMBEDDED_MODELS and weights != "pretrained":
         raise InputError(f"{model} has weights of its own: leave --weights out")
     about = load(model, file, pretrained=weights == "pretrained")
     try:
@@ -65,7 +64,7 @@ def load_model(model: str, weights: str, device: str) -> Any:
 
 def parse_targets(about: Any, target: list[str] | None) -> Any:
     """What ``explain`` takes as target: classes by name or index, "topN", or for CLIP the similarity to texts."""
-    from vitrail.models.clip import embed_texts
+    from vitrail.models import embed_texts
     from vitrail.targets import class_index, similarity
 
     if hasattr(about.module, "encode_text"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
-from vitrail.data.scenes import CLASSES, Scene, Scenes
+from vitrail.data import SCENE_CLASSES, Scene, Scenes
 from vitrail.errors import NotApplicableError, OutputError
 from vitrail.explain import explain
 from vitrail.explanation import Explanations
@@ -47,7 +47,7 @@ class DemoScene:
     @property
     def title(self) -> str:
         """What is seen."""
-        return " and ".join(CLASSES[c] for c in self.scene.classes)
+        return " and ".join(SCENE_CLASSES[c] for c in self.scene.classes)
 
     def on_object(self, method: str, k: int) -> float:
         """Share of the relevance that lies on the asked object."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import InputError, OutputError, require
-from vitrail.text.tokens import Reading
+from vitrail.text.tokens import TokenizerSettings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ def explain_texts(
     empty = [i for i, text in enumerate(given, 1) if not text.strip()]
     if empty:
         raise InputError(f"text {empty[0]} is empty: write something to explain")
-    reading = Reading(tokenizer, join)
+    reading = TokenizerSettings(tokenizer, join)
     found = explain(about, given, methods=list(dict.fromkeys(methods)), target=target, tokenizer=reading)
     found.save(to)
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from vitrail.cli.demo import mask_of, pixels
-from vitrail.data.scenes import CLASSES, Scene, Scenes
+from vitrail.data import SCENE_CLASSES, Scene, Scenes
 from vitrail.errors import InputError
 from vitrail.figures.registry import FigureEntry
 from vitrail.models import LoadedModel
@@ -57,7 +57,7 @@ def _scenes(about: LoadedModel, pairs: bool) -> Scenes:
 
 def knows_scenes(about: LoadedModel) -> bool:
     """Whether a model was trained on them."""
-    return about.classes == CLASSES
+    return about.classes == SCENE_CLASSES
 
 
 def _check(about: LoadedModel) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from vitrail.explanation import Explanation
-    from vitrail.text.result import TextMap
+    from vitrail.text.result import WordRelevance
 
 FOR, AGAINST = (232, 93, 36), (40, 110, 190)
 #: Below this share of the strongest word's score a word is left without colour.
@@ -31,16 +31,16 @@ p span { border-radius: 3px; padding: .12em .08em; } .unseen { opacity: .45; }
 """
 
 
-def _texts(explanation: Explanation) -> tuple[TextMap, ...]:
+def _texts(explanation: Explanation) -> tuple[WordRelevance, ...]:
     if explanation.text is None:
         raise InputError("this explains no text that was given with a tokenizer: pass tokenizer=… to vitrail.explain")
     return explanation.text
 
 
-def _pieces(one: TextMap, k: int) -> Iterator[tuple[str, float | None, bool]]:
+def _pieces(one: WordRelevance, k: int) -> Iterator[tuple[str, float | None, bool]]:
     """A text from start to end: (words or what stands between them, shade or None between words, seen)."""
     done = 0
-    for (start, stop), shade, seen in zip(one.spans, one.shades[k].tolist(), one.seen, strict=True):
+    for (start, stop), shade, seen in zip(one.spans, one.normalised[k].tolist(), one.seen, strict=True):
         if start > done:
             yield one.text[done:start], None, True
         yield one.text[start:stop], shade, seen
@@ -154,10 +154,10 @@ def _box(x: float, y: float, width: float, height: float, colour: tuple[float, .
     return Rectangle((x, y), width, height, facecolor=colour, edgecolor="none")
 
 
-def _lines(one: TextMap, k: int, most: int) -> list[list[tuple[str, float]]]:
+def _lines(one: WordRelevance, k: int, most: int) -> list[list[tuple[str, float]]]:
     lines: list[list[tuple[str, float]]] = [[]]
     used = 0
-    for word, shade in zip(one.words, one.shades[k].tolist(), strict=True):
+    for word, shade in zip(one.words, one.normalised[k].tolist(), strict=True):
         shown = word if len(word) <= most else word[: most - 1] + "…"
         if used + len(shown) > most and lines[-1]:
             lines.append([])
