@@ -42,7 +42,7 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
 
     Example:
         >>> open_dataset("scenes", split="val", count=5)
-        SceneSet(5 samples)
+        SceneDataset(5 samples)
         >>> open_dataset("mnist", ".")
         Traceback (most recent call last):
         ...
