@@ -117,7 +117,7 @@ def _read_meta(label_file: Path) -> dict[int, str]:
             "is missing: copy it from the folder data of the kit (image-net.org, ILSVRC2012 development kit, task 1)"
         )
     try:
-        table = require("scipy.io", "bench", "read meta.mat").loadmat(str(path), squeeze_me=True)["synsets"]
+        table = require("scipy.io", "data", "read meta.mat").loadmat(str(path), squeeze_me=True)["synsets"]
         return {int(k): str(wnid) for k, wnid in zip(table["ILSVRC2012_ID"], table["WNID"], strict=True)}
     except (KeyError, TypeError, ValueError, IndexError, OSError, NotImplementedError) as error:
         raise DataError(f"{path} is not the meta.mat of the development kit ({error}): unpack the kit again") from error
