@@ -152,8 +152,8 @@ def dots(grid: TextureGrid) -> Floats:
 
 def veins(grid: TextureGrid) -> Floats:
     """A midrib with thin diagonal veins on both sides."""
-    aside = np.abs(grid.v)
-    return grid.antialias(np.maximum(0.05 - aside, 0.062 - triangle_wave((grid.u - aside * 0.9) * 2.6) * 0.285))
+    distance = np.abs(grid.v)
+    return grid.antialias(np.maximum(0.05 - distance, 0.062 - triangle_wave((grid.u - distance * 0.9) * 2.6) * 0.285))
 
 
 def mottle(grid: TextureGrid) -> Floats:
@@ -235,11 +235,11 @@ def planks(grid: TextureGrid) -> Floats:
 
 def tiles(grid: TextureGrid) -> Floats:
     """A chequerboard at a random angle."""
-    along, aside = grid.rotated()
+    along, across = grid.rotated()
     count = uniform(grid.rng, 2, 6)
     a, b = (
         triangle_wave(along * count + grid.rng.random()) - 0.25,
-        triangle_wave(aside * count + grid.rng.random()) - 0.25,
+        triangle_wave(across * count + grid.rng.random()) - 0.25,
     )
     return np.clip(a * b * uniform(grid.rng, 30, 200) + 0.5, 0.0, 1.0)
 
@@ -260,8 +260,8 @@ def speckle(grid: TextureGrid) -> Floats:
 
 def water(grid: TextureGrid) -> Floats:
     """Wavy lines."""
-    along, aside = grid.rotated()
-    bend = smooth_wave(aside * uniform(grid.rng, 1, 3)) * uniform(grid.rng, 0.03, 0.08)
+    along, across = grid.rotated()
+    bend = smooth_wave(across * uniform(grid.rng, 1, 3)) * uniform(grid.rng, 0.03, 0.08)
     return smooth_wave((along + bend) * uniform(grid.rng, 3, 8)) * 0.5 + 0.5
 
 
