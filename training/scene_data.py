@@ -44,8 +44,8 @@ class SceneImages:
 
     def to(self, device: torch.device) -> SceneImages:
         """Move the tensors to a device."""
-        tensors = (self.images, self.pixel_classes, self.labels)
-        return SceneImages(*(tensor.to(device) for tensor in tensors), self.description)
+        images, pixel_classes, labels = (t.to(device) for t in (self.images, self.pixel_classes, self.labels))
+        return SceneImages(images, pixel_classes, labels, self.description)
 
 
 def _pixel_classes(scene: Scene) -> np.ndarray[Any, Any]:
@@ -65,10 +65,11 @@ def render_scenes(jobs: Sequence[Sequence[SceneRange]], workers: int, seconds: f
     """Render scenes in parallel, in the order of the jobs, until all are done or the time limit is reached."""
     start_time = Clock.now()
     count = sum(stop - start for job in jobs for _, start, stop in job)
-    images = np.empty((count, SIZE, SIZE, 3), dtype=np.uint8)
-    pixel_classes = np.empty((count, SIZE, SIZE), dtype=np.uint8)
-    labels = np.empty((count, len(SCENE_CLASSES)), dtype=np.float32)
-    arrays = (images, pixel_classes, labels)
+    arrays: list[np.ndarray[Any, Any]] = [
+        np.empty((count, SIZE, SIZE, 3), dtype=np.uint8),
+        np.empty((count, SIZE, SIZE), dtype=np.uint8),
+        np.empty((count, len(SCENE_CLASSES)), dtype=np.float32),
+    ]
     done = 0
     with contextlib.closing(parallel_map(_render_job, jobs, workers)) as results:
         for parts in results:
@@ -78,7 +79,8 @@ def render_scenes(jobs: Sequence[Sequence[SceneRange]], workers: int, seconds: f
             if Clock.now() - start_time > seconds:
                 break
     logger.info("%d of %d scenes rendered in %.1f s: %s", done, count, Clock.now() - start_time, description)
-    return SceneImages(*(torch.from_numpy(array[:done]) for array in arrays), f"{done} scenes: {description}")
+    images, pixel_classes, labels = (torch.from_numpy(array[:done]) for array in arrays)
+    return SceneImages(images, pixel_classes, labels, f"{done} scenes: {description}")
 
 
 def mixed_jobs(count: int) -> list[list[SceneRange]]:
