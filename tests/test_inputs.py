@@ -80,7 +80,7 @@ INVALID = {
     "no tensor": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: 3), TargetError, "not a tensor"),
     "detached": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: o[:, 0].detach()), TargetError, "detach"),
     "nan weights": (lambda: vitrail.explain(nan_model(), IMAGES), ModelError, "blocks.1.mlp.0.weight"),
-    "convolutions": (lambda: vitrail.explain(ConvNet(), IMAGES), NotApplicableError, "no attention that was recognised"),
+    "convolutions": (lambda: vitrail.explain(ConvNet(), IMAGES), NotApplicableError, "has no attention"),
     "method": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rolout"), OptionError, "did you mean rollout"),
     "option": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rollout", depth=2), OptionError, "it takes start=0"),
     "value": (lambda: vitrail.explain(tiny_vit(), IMAGES, "vtranm", variant="all"), OptionError, "'af\\+l'"),

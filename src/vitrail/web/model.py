@@ -249,7 +249,7 @@ def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str,
     ]
     tokens: list[str] | None = None
     if served.reading is not None:
-        tokens = list(encode([raw_input], served.reading, model)[0].tokens)
+        tokens = list(encode_texts([raw_input], served.reading, model)[0].tokens)
     return {"grid": list(grid) if grid else None, "tokens": tokens, "layers": layers, "prefix": prefix}
 
 
