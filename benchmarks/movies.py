@@ -30,8 +30,8 @@ from vitrail.explanation import versions
 from vitrail.methods.registry import METHODS, find
 from vitrail.scores.rationale import TOP, Rationales, average_precision, faithfulness, gold, judge, micro_f1, token_f1
 from vitrail.scores.statistics import compare, interval
-from vitrail.text import PUBLISHED, Reading
-from vitrail.text.windows import predict
+from vitrail.text import BERT_VARIANTS, TokenizerSettings
+from vitrail.text.windows import predict_texts
 
 #: Scores with one value a review, and whether more is better.
 SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}
@@ -40,7 +40,7 @@ SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": F
 def capable() -> list[str]:
     """Every method that applies to texts, in the variant that its authors used there, with both where they differ."""
     names = [name for name, method in METHODS.items() if method.reason_against("text") is None]
-    return names + [PUBLISHED[name] for name in names if name in PUBLISHED and _known(PUBLISHED[name])]
+    return names + [BERT_VARIANTS[name] for name in names if name in BERT_VARIANTS and _known(BERT_VARIANTS[name])]
 
 
 def _known(spec: str) -> bool:
@@ -56,7 +56,9 @@ def controls(lengths: list[int]) -> dict[str, list[np.ndarray[Any, Any]]]:
     }
 
 
-def explain(args: argparse.Namespace, model: Any, reading: Reading, samples: list[Any]) -> tuple[dict[str, Any], Any]:
+def explain(
+    args: argparse.Namespace, model: Any, reading: TokenizerSettings, samples: list[Any]
+) -> tuple[dict[str, Any], Any]:
     """Scores of all words by every method, NaN where the model did not see them, and seconds."""
     scores: dict[str, list[Any]] = {name: [] for name in args.methods}
     seconds = dict.fromkeys(args.methods, 0.0)
@@ -77,7 +79,9 @@ def explain(args: argparse.Namespace, model: Any, reading: Reading, samples: lis
     return scores, seconds
 
 
-def measure(args: argparse.Namespace, model: Any, reading: Reading, samples: list[Any]) -> list[dict[str, Any]]:
+def measure(
+    args: argparse.Namespace, model: Any, reading: TokenizerSettings, samples: list[Any]
+) -> list[dict[str, Any]]:
     """A row for each method and control."""
     scores, seconds = explain(args, model, reading, samples)
     ids, words = [s.id for s in samples], [s.tokens for s in samples]
@@ -157,11 +161,11 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = transformers.AutoTokenizer.from_pretrained(args.model)
     model = transformers.AutoModelForSequenceClassification.from_pretrained(args.model).to(args.device).eval()
-    reading = Reading(tokenizer, join="max", whole=args.whole)
+    reading = TokenizerSettings(tokenizer, reduction="max", all_windows=args.whole)
     samples = list(Movies(args.data, args.split))[: args.reviews]
     rows = measure(args, model, reading, samples)
     print(table(rows))
-    said = predict([s.text for s in samples], reading, model, args.batch).argmax(1).tolist()
+    said = predict_texts([s.text for s in samples], reading, model, args.batch).argmax(1).tolist()
     manifest = {
         "model": args.model.name, "split": args.split, "reviews": len(samples),
         "accuracy": float(np.mean([s.label == own for s, own in zip(samples, said, strict=True)])),

@@ -15,7 +15,7 @@ import torch
 
 import vitrail.bench
 from bench_helpers import ONE, open_store, tiny_run  # noqa: F401 - a fixture
-from datafiles import voc_in
+from datafiles import write_voc
 from vitrail.bench import explainer as explainer_module
 from vitrail.bench.chunk import matmul_precision
 from vitrail.bench.engines.local import LocalEngine
@@ -256,7 +256,7 @@ controls = false
 protocols = ["multiclass"]
 dataset = { name = "voc2012" , root = "." }
 """
-    voc_in(tmp_path)
+    write_voc(tmp_path)
     store = open_store(text.replace("MODEL", "timm:vit_tiny_patch16_224"), tmp_path / "runs", tmp_path)
     LocalEngine(1).run(store.missing())
     table = store.merge()

@@ -1,4 +1,4 @@
-"""Data sets by name, masks, movies, VOC and scenes: real files where they are at hand, small ones where not."""
+"""Data sets by name: mask folders, movies, VOC and scenes, on real files if available and on small ones."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from datafiles import outlines_in, picture, voc_in
+from datafiles import write_image, write_imagenet_segmentation, write_voc
 from vitrail.data import (
     CIFAR10,
     DATASETS,
@@ -26,11 +26,11 @@ from vitrail.data import (
     ImageNetSegmentation,
     MaskFolder,
     Movies,
+    SceneDataset,
     Scenes,
-    SceneSet,
     open_dataset,
 )
-from vitrail.data.synsets import wnids
+from vitrail.data.synsets import imagenet_wnids
 from vitrail.errors import DataError, DataWarning
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.DataWarning")
@@ -58,7 +58,7 @@ def test_real_movies(assets):
             dataset = open_dataset("movies", assets / "movies", split=split)
         assert len(dataset) == count
         assert {sample.label for sample in dataset} == {0, 1}
-        passages += dataset.passages
+        passages += dataset.passage_count
         marked += sum(len(sample.spans) for sample in dataset)
         for sample in (dataset[0], dataset[-1]):
             assert sample.text.split() == list(sample.tokens)
@@ -70,17 +70,17 @@ def test_real_movies(assets):
 
 
 @pytest.fixture
-def outlines(tmp_path):
-    return outlines_in(tmp_path)
+def segmentation_file(tmp_path):
+    return write_imagenet_segmentation(tmp_path)
 
 
 @pytest.fixture
 def voc(tmp_path):
-    return voc_in(tmp_path)
+    return write_voc(tmp_path)
 
 
 def test_voc(voc):
-    with pytest.warns(DataWarning, match="2 samples found, 1,449"):
+    with pytest.warns(DataWarning, match="2 samples found, the published data set has 1,449"):
         dataset = VOC2012(voc)
     one, two = dataset
     assert (one.label, one.labels) == (1, (1,))
@@ -94,26 +94,26 @@ def test_voc(voc):
     assert VOC2012(voc / "VOCdevkit")[0].boxes is None
 
 
-def test_voc_for_models_of_imagenet():
+def test_voc_to_imagenet_mapping():
     assert set(VOC_TO_IMAGENET) == set(VOC_CLASSES[1:])
     assert list(VOC_CLASSES[1:]) == sorted(VOC_CLASSES[1:])
-    everything = [k for indices in VOC_TO_IMAGENET.values() for k in indices]
-    assert len(everything) == len(set(everything))
+    indices_of_all = [k for indices in VOC_TO_IMAGENET.values() for k in indices]
+    assert len(indices_of_all) == len(set(indices_of_all))
     assert [len(VOC_TO_IMAGENET[name]) for name in ("bird", "dog", "cat", "boat")] == [59, 118, 5, 12]
 
 
-def test_broken_voc(voc):
+def test_damaged_voc(voc):
     root = voc / "VOCdevkit" / "VOC2012"
-    with pytest.raises(DataError, match=r"train.txt does not exist.*splits there: val"):
+    with pytest.raises(DataError, match=r"train.txt does not exist.*available splits: val"):
         VOC2012(voc, "train")
     Image.new("RGB", (8, 6)).save(root / "SegmentationClass" / "2007_000033.png")
-    with pytest.raises(DataError, match=r"2007_000033.png holds colours"):
+    with pytest.raises(DataError, match=r"2007_000033.png has colour channels"):
         VOC2012(voc)[0]
     Image.new("L", (6, 8)).save(root / "SegmentationClass" / "2007_000033.png")
     with pytest.raises(DataError, match="6×8, but its image is 8×6"):
         VOC2012(voc)[0]
     Image.new("L", (8, 6), 21).save(root / "SegmentationClass" / "2007_000033.png")
-    with pytest.raises(DataError, match="holds the number 21"):
+    with pytest.raises(DataError, match="has the value 21"):
         VOC2012(voc)[0]
     (root / "JPEGImages" / "2007_000042.jpg").unlink()
     with pytest.raises(DataError, match=r"has 1 of the 2 files of split val; 2007_000042.jpg is missing"):
@@ -122,23 +122,23 @@ def test_broken_voc(voc):
         VOC2012(voc / "nowhere")
 
 
-def test_broken_mask_folders(tmp_path):
+def test_damaged_mask_folders(tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
         MaskFolder(tmp_path)
     for name in "ab":
-        picture(tmp_path / "images" / f"{name}.jpg")
+        write_image(tmp_path / "images" / f"{name}.jpg")
     (tmp_path / "masks").mkdir()
     Image.new("L", (8, 6), 1).save(tmp_path / "masks" / "a.png")
-    with pytest.raises(DataError, match=r"2 images and 1 masks, of which 1 belong together.*b stands alone"):
+    with pytest.raises(DataError, match=r"2 images and 1 masks, 1 of them with the same name.*b has only one"):
         MaskFolder(tmp_path)
     Image.new("L", (8, 6), 3).save(tmp_path / "masks" / "b.png")
     dataset = MaskFolder(tmp_path)
     assert dataset[0].label is None
     assert (dataset[0].mask == 1).all()
-    with pytest.raises(DataError, match="holds the number 3"):
+    with pytest.raises(DataError, match="has the value 3"):
         dataset[1]
     (tmp_path / "labels.csv").write_text("file,label\na.jpg,4\n")
-    with pytest.raises(DataError, match=r"no line for 1 images, as b.jpg"):
+    with pytest.raises(DataError, match=r"no line for 1 images, for example b.jpg"):
         MaskFolder(tmp_path)
     (tmp_path / "labels.csv").write_text("file,label\na.jpg,4\nb.jpg,5\n")
     assert MaskFolder(tmp_path).labels == (4, 5)
@@ -161,7 +161,7 @@ def test_movies_in_folders(tmp_path):
     assert sample.tokens == ("a", "b", "c", "d")
     assert (sample.text, sample.spans, sample.label) == ("a b c d", ((1, 3),), 1)
     shutil.rmtree(tmp_path / "docs")
-    with pytest.raises(DataError, match="there are no reviews"):
+    with pytest.raises(DataError, match="holds no reviews"):
         Movies(tmp_path, "val")
     (tmp_path / "docs.jsonl").write_text(json.dumps({"docid": "posR_1.txt", "document": "a b\nc d"}) + "\n")
     assert Movies(tmp_path, "val")[0].tokens == sample.tokens
@@ -170,15 +170,15 @@ def test_movies_in_folders(tmp_path):
 @pytest.mark.parametrize(
     ("line", "match"),
     [
-        (review(0, 2), "the words 0 to 2 of posR_1.txt are not 'b c'"),
-        (review(3, 5), "the words 3 to 5"),
-        (review(name="posR_2.txt"), "posR_2.txt, which is missing; 1 reviews were found of 2,000"),
-        (review()[:50], "line 1, is cut short"),
-        ('{"annotation_id": "x"}', "not laid out as expected"),
-        ("[]", "not laid out as expected"),
+        (review(0, 2), "words 0 to 2 of posR_1.txt are not 'b c'"),
+        (review(3, 5), "words 3 to 5"),
+        (review(name="posR_2.txt"), "posR_2.txt, which is missing; 1 of 2,000 reviews were found"),
+        (review()[:50], "line 1, is truncated"),
+        ('{"annotation_id": "x"}', "unexpected layout"),
+        ("[]", "unexpected layout"),
     ],
 )
-def test_broken_movies(tmp_path, line, match):
+def test_damaged_movies(tmp_path, line, match):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "posR_1.txt").write_text("a b\nc d\n")
     (tmp_path / "test.jsonl").write_text(line)
@@ -189,7 +189,7 @@ def test_broken_movies(tmp_path, line, match):
 
 
 def test_scenes_as_samples():
-    scenes, dataset = Scenes("test", 30), SceneSet("test", 30)
+    scenes, dataset = Scenes("test", 30), SceneDataset("test", 30)
     assert isinstance(dataset, Dataset)
     for k, sample in enumerate(dataset):
         scene = scenes[k]
@@ -199,28 +199,30 @@ def test_scenes_as_samples():
         assert sample.label == scene.classes[0]
         assert sample.labels == tuple(sorted(scene.present))
         assert (sample.boxes == scene.boxes).all()
-        twins = [m for kind, m in zip(scene.classes[1:], scene.masks[1:], strict=True) if kind == scene.classes[0]]
-        assert (sample.mask == 255).sum() == sum(int(m.sum()) for m in twins)
-    with pytest.raises(IndexError, match="outside a set of 30"):
+        same_class = [
+            m for label, m in zip(scene.classes[1:], scene.masks[1:], strict=True) if label == scene.classes[0]
+        ]
+        assert (sample.mask == 255).sum() == sum(int(m.sum()) for m in same_class)
+    with pytest.raises(IndexError, match="out of range for 30 samples"):
         dataset[30]
 
 
-def test_open_by_name(tmp_path):
+def test_open_dataset(tmp_path):
     assert list(DATASETS) == sorted(DATASETS)
-    with pytest.raises(DataError, match=r"take one of cifar10, .*voc2012"):
+    with pytest.raises(DataError, match=r"use one of cifar10, .*voc2012"):
         open_dataset("coco", tmp_path)
     for name in DATASETS:
         with pytest.raises(DataError):
             open_dataset(name, tmp_path / "absent")
         if name != "scenes":
-            with pytest.raises(DataError, match="give the folder"):
+            with pytest.raises(DataError, match="pass its folder"):
                 open_dataset(name)
             with pytest.raises(DataError, match="takes no option 'colour'"):
                 open_dataset(name, tmp_path, colour=1)
 
 
-def test_an_empty_folder_says_what_belongs_there(tmp_path):
-    words = {
+def test_empty_folder_error_names_the_expected_files(tmp_path):
+    messages = {
         "imagenet": r"n01440764.*image-net.org",
         "imagenet-segmentation": "gtsegs_ijcv.mat",
         "voc2012": r"host.robots.ox.ac.uk",
@@ -229,23 +231,23 @@ def test_an_empty_folder_says_what_belongs_there(tmp_path):
         "masks": "images/x.jpg",
         "movies": "eraserbenchmark.com",
     }
-    for name, match in words.items():
+    for name, match in messages.items():
         with pytest.raises(DataError, match=match):
             open_dataset(name, tmp_path)
 
 
-def test_samples_are_read_in_another_process(voc, outlines, tmp_path):
-    picture(tmp_path / "cifar" / wnids()[4] / "a.JPEG")
-    for kind in CIFAR10._classes:
-        picture(tmp_path / "test" / kind / "0.png", (32, 32))
+def test_data_sets_work_in_another_process(voc, segmentation_file, tmp_path):
+    write_image(tmp_path / "cifar" / imagenet_wnids()[4] / "a.JPEG")
+    for name in CIFAR10._classes:
+        write_image(tmp_path / "test" / name / "0.png", (32, 32))
     with tarfile.open(tmp_path / "c.tar.xz", "w:xz") as tar:
         tar.add(tmp_path / "test", "test")
     datasets = [
-        VOC2012(voc), ImageNetSegmentation(outlines[0]), ImageNet(tmp_path / "cifar"), CIFAR10(tmp_path / "c.tar.xz"),
-        SceneSet("val", 3),
+        VOC2012(voc), ImageNetSegmentation(segmentation_file[0]), ImageNet(tmp_path / "cifar"),
+        CIFAR10(tmp_path / "c.tar.xz"), SceneDataset("val", 3),
     ]  # fmt: skip
     for dataset in datasets:
-        dataset[0]  # whatever is opened on the first read must not travel
+        dataset[0]  # open files must not be pickled
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
         for dataset, there in [(dataset, pool.submit(operator.getitem, dataset, 0)) for dataset in datasets]:
             here, sample = dataset[0], there.result()

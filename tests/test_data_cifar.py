@@ -1,4 +1,4 @@
-"""CIFAR: binaries, batches of Python, image folders and archives; and what must never be run."""
+"""CIFAR: binary files, pickles, image folders and archives; unpickling executes no code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from datafiles import RNG, picture
-from vitrail.data import (
-    CIFAR10,
-    CIFAR100,
-)
-from vitrail.data.archive import Files
+from datafiles import RNG, write_image
+from vitrail.data import CIFAR10, CIFAR100
+from vitrail.data.archive import FileCollection
 from vitrail.data.pickles import read_pickle
 from vitrail.errors import DataError, DataWarning
 
@@ -36,46 +33,46 @@ def test_real_cifar(real_cifar):
         assert real_cifar[k].label == k // 1000
     assert real_cifar.classes[1] == "automobile"
     copy = pickle.dumps(real_cifar)
-    assert len(copy) < 3_000_000  # names go along, pictures do not
+    assert len(copy) < 3_000_000  # contains the names, not the images
 
 
-def records(path: Path, rows: int, head: int, some: dict[int, tuple[int, np.ndarray]]) -> None:
-    """A file of records, all zero but some; the zeros take no room on disk."""
+def write_records(path: Path, rows: int, label_bytes: int, given: dict[int, tuple[int, np.ndarray]]) -> None:
+    """Write a sparse file of records that are all zero except the given ones."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
-        file.truncate(rows * (head + 3072))
-        for row, (label, pixels) in some.items():
-            file.seek(row * (head + 3072))
-            file.write(bytes([9] * (head - 1) + [label]) + pixels.transpose(2, 0, 1).tobytes())
+        file.truncate(rows * (label_bytes + 3072))
+        for row, (label, pixels) in given.items():
+            file.seek(row * (label_bytes + 3072))
+            file.write(bytes([9] * (label_bytes - 1) + [label]) + pixels.transpose(2, 0, 1).tobytes())
 
 
-def test_cifar_binaries(tmp_path):
+def test_cifar10_binary_version(tmp_path):
     pixels = RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8)
     for k in range(1, 6):
-        records(tmp_path / "cifar-10-batches-bin" / f"data_batch_{k}.bin", 10_000, 1, {7: (k, pixels)})
+        write_records(tmp_path / "cifar-10-batches-bin" / f"data_batch_{k}.bin", 10_000, 1, {7: (k, pixels)})
     dataset = CIFAR10(tmp_path, "train")
     assert len(dataset) == 50_000
     sample = dataset[20_007]
     assert (sample.id, sample.label) == ("train/20007", 3)
     assert (np.asarray(sample.image) == pixels).all()
-    with pytest.raises(DataError, match=r"0 images of cifar10, split test, of 10,000.*test_batch.bin"):
+    with pytest.raises(DataError, match=r"0 of the 10,000 images of cifar10, split test.*test_batch.bin"):
         CIFAR10(tmp_path, "test")
     with (tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin").open("r+b") as file:
         file.truncate(1_000_000)
-    with pytest.raises(DataError, match=r"data_batch_4.bin has 1,000,000 bytes, not the 30,730,000"):
+    with pytest.raises(DataError, match=r"data_batch_4.bin has 1,000,000 bytes, expected 30,730,000"):
         CIFAR10(tmp_path, "train")
     (tmp_path / "cifar-10-batches-bin" / "data_batch_4.bin").unlink()
     with pytest.raises(DataError, match=r"4 of the 5 files .*data_batch_4.bin is missing"):
         CIFAR10(tmp_path, "train")
 
 
-def test_cifar_100_binaries(tmp_path):
+def test_cifar100_binary_version(tmp_path):
     pixels = RNG.integers(0, 256, (32, 32, 3), dtype=np.uint8)
-    records(tmp_path / "test.bin", 10_000, 2, {9_999: (99, pixels), 5: (100, pixels)})
+    write_records(tmp_path / "test.bin", 10_000, 2, {9_999: (99, pixels), 5: (100, pixels)})
     dataset = CIFAR100(tmp_path)
     assert dataset.classes[dataset[-1].label] == "worm"
     assert (np.asarray(dataset[-1].image) == pixels).all()
-    with pytest.raises(DataError, match="record 5 has the class 100"):
+    with pytest.raises(DataError, match="record 5 has class 100"):
         dataset[5]
     assert len(dataset.classes) == 100
     with tarfile.open(tmp_path / "packed.tar", "w") as tar:  # read in place
@@ -85,7 +82,7 @@ def test_cifar_100_binaries(tmp_path):
 
 
 def batch(data: np.ndarray, labels: list[int], key: bytes) -> bytes:
-    """A batch as Python 2 pickled it for the published files."""
+    """A batch as pickled by Python 2 in the published files."""
     rows, columns = data.shape
     return b"".join(
         (
@@ -102,11 +99,11 @@ def batch(data: np.ndarray, labels: list[int], key: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("kind", "name", "key"), [(CIFAR10, "test_batch", b"labels"), (CIFAR100, "test", b"fine_labels")]
 )
-def test_cifar_of_python(tmp_path, kind, name, key):
+def test_cifar_python_version(tmp_path, kind, name, key):
     data = np.zeros((10_000, 3072), np.uint8)
     data[42] = RNG.integers(0, 256, 3072)
     labels = [k % 10 for k in range(10_000)]
-    folder = tmp_path / kind._folders[1]
+    folder = tmp_path / kind._folder_names[1]
     folder.mkdir()
     (folder / name).write_bytes(batch(data, labels, key))
     dataset = kind(tmp_path)
@@ -118,7 +115,7 @@ def test_cifar_of_python(tmp_path, kind, name, key):
         kind(tmp_path)[0]
 
 
-class Evil:
+class ExecutesCode:
     def __reduce__(self):
         return os.mkdir, ("harm",)
 
@@ -126,21 +123,21 @@ class Evil:
 @pytest.mark.parametrize(
     "data",
     [
-        pickle.dumps({"data": Evil()}),
-        pickle.dumps({"data": Evil()}, protocol=0),
+        pickle.dumps({"data": ExecutesCode()}),
+        pickle.dumps({"data": ExecutesCode()}, protocol=0),
         pickle.dumps({"data": np.array([{}], dtype=object)}, protocol=4),
         pickle.dumps({"data": np.zeros(3)}, protocol=4),
         pickle.dumps({"data": np.float64(3)}, protocol=4),
-        b"\x80\x02}r\xff\xff\xff\xff.",  # would take 64 GB for a table of what is remembered
-        b"\x80\x02cnumpy\ndtype\n}U\x01aK\x01sb.",  # would change the class itself
-        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x00.",  # claims to hold far more than it does
+        b"\x80\x02}r\xff\xff\xff\xff.",  # would allocate 64 GB for the memo
+        b"\x80\x02cnumpy\ndtype\n}U\x01aK\x01sb.",  # would modify the class itself
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x00.",  # states a length far above its own
         b"\x80\x02]q\x00.",
         b"cos\nsystem\n(S'mkdir harm'\ntR.",
         b"cnumpy\nload\n(S'x'\ntR.",
         b"",
     ],
 )
-def test_pickles_run_nothing(data, tmp_path, monkeypatch):
+def test_pickles_execute_no_code(data, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match="some batch"):
         read_pickle(data, "some batch")
@@ -148,10 +145,10 @@ def test_pickles_run_nothing(data, tmp_path, monkeypatch):
 
 
 def test_cifar_images(tmp_path):
-    for kind in CIFAR10._classes:
+    for name in CIFAR10._classes:
         for k in range(2):
-            picture(tmp_path / "data" / "test" / kind / f"{k:04d}.png", (32, 32))
-    with pytest.warns(DataWarning, match="20 samples found, 10,000"):
+            write_image(tmp_path / "data" / "test" / name / f"{k:04d}.png", (32, 32))
+    with pytest.warns(DataWarning, match="20 samples found, the published data set has 10,000"):
         dataset = CIFAR10(tmp_path)
     assert dataset.ids[:3] == ("test/airplane/0000", "test/airplane/0001", "test/automobile/0000")
     for packing in ("w", "w:gz", "w:xz"):
@@ -162,19 +159,19 @@ def test_cifar_images(tmp_path):
         copy = pickle.loads(pickle.dumps(packed))  # noqa: S301
         assert (np.asarray(copy[3].image) == np.asarray(dataset[3].image)).all()
     (tmp_path / "half.tar.xz").write_bytes((tmp_path / "data.tar").read_bytes()[:-400])
-    with pytest.raises(DataError, match="damaged or cut short"):
+    with pytest.raises(DataError, match="damaged or truncated"):
         CIFAR10(tmp_path / "half.tar.xz")
     (tmp_path / "data" / "test" / "cat" / "0001.png").unlink()
-    with pytest.raises(DataError, match=r"19 images of cifar10, split test, of 10,000, and 1 of class cat"):
+    with pytest.raises(DataError, match=r"19 of the 10,000 images of cifar10, split test, and 1 of class cat"):
         CIFAR10(tmp_path / "data")
     with pytest.raises(DataError, match="no split 'val'"):
         CIFAR10(tmp_path, "val")
 
 
-def test_links_in_archives_lead_nowhere(tmp_path):
+def test_links_in_archives_are_ignored(tmp_path):
     (tmp_path / "secret.txt").write_text("secret")
     with tarfile.open(tmp_path / "a.tar.gz", "w:gz") as tar:
         link = tarfile.TarInfo("docs/a.txt")
         link.type, link.linkname = tarfile.SYMTYPE, str(tmp_path / "secret.txt")
         tar.addfile(link)
-    assert not Files(tmp_path / "a.tar.gz").sizes
+    assert not FileCollection(tmp_path / "a.tar.gz").sizes

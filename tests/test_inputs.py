@@ -1,4 +1,4 @@
-"""Bad input is refused early, in one line that says what and how to mend it."""
+"""Invalid input raises an error of one line that states the problem and how to fix it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from vitrail.errors import (
     WeightsError,
 )
 from vitrail.methods import METHODS, find
-from vitrail.models.checkpoint import fit, read_weights
+from vitrail.models.checkpoint import load_weights, read_weights
 from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import open_image
 from vitrail.testing import quick, tiny_vit
@@ -32,16 +32,16 @@ from vitrail.testing import quick, tiny_vit
 IMAGES = torch.zeros(2, 3, 32, 32)
 
 
-def huge_png(path) -> None:
-    """A valid PNG of 30,000×30,000 black pixels, a few megabytes of zeros packed into kilobytes."""
+def write_huge_png(path) -> None:
+    """Write a valid PNG of 30,000×30,000 black pixels, compressed to kilobytes."""
     side = 30_000
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
     packer = zlib.compressobj(9)
-    line = bytes(side // 8 + 2)
-    packed = b"".join(packer.compress(line) for _ in range(side)) + packer.flush()
+    row = bytes(side // 8 + 2)
+    packed = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
     header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", packed) + chunk(b"IEND", b""))
 
@@ -52,14 +52,14 @@ def nan_model() -> nn.Module:
     return model
 
 
-class Net(nn.Sequential):
+class ConvNet(nn.Sequential):
     """A small convolutional network."""
 
     def __init__(self) -> None:
         super().__init__(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5))
 
 
-REFUSED = {
+INVALID = {
     "channels": (lambda: vitrail.explain(tiny_vit(), torch.zeros(1, 4, 32, 32)), InputError, "4 channels.*takes 3"),
     "size": (lambda: vitrail.explain(tiny_vit(), torch.zeros(1, 3, 48, 48)), InputError, "48×48.*resize"),
     "flat": (lambda: vitrail.explain(tiny_vit(), torch.zeros(32, 32)), InputError, "batch, channels, height, width"),
@@ -80,7 +80,7 @@ REFUSED = {
     "no tensor": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: 3), TargetError, "not a tensor"),
     "detached": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: o[:, 0].detach()), TargetError, "detach"),
     "nan weights": (lambda: vitrail.explain(nan_model(), IMAGES), ModelError, "blocks.1.mlp.0.weight"),
-    "convolutions": (lambda: vitrail.explain(Net(), IMAGES), NotApplicableError, "no attention that was recognised"),
+    "convolutions": (lambda: vitrail.explain(ConvNet(), IMAGES), NotApplicableError, "has no attention"),
     "method": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rolout"), OptionError, "did you mean rollout"),
     "option": (lambda: vitrail.explain(tiny_vit(), IMAGES, "rollout", depth=2), OptionError, "it takes start=0"),
     "value": (lambda: vitrail.explain(tiny_vit(), IMAGES, "vtranm", variant="all"), OptionError, "'af\\+l'"),
@@ -110,10 +110,10 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_in_one_line(case):
-    call, kind, says = REFUSED[case]
-    with pytest.raises(kind, match=says) as caught:
+@pytest.mark.parametrize("case", INVALID)
+def test_error_is_one_line(case):
+    call, error, message = INVALID[case]
+    with pytest.raises(error, match=message) as caught:
         call()
     assert isinstance(caught.value, VitrailError)
     assert "\n" not in str(caught.value)
@@ -121,7 +121,7 @@ def test_refused_in_one_line(case):
 
 @pytest.mark.parametrize("method", list(vitrail.methods()))
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_windowed_models_are_refused_with_a_reason_or_explained(method):
+def test_windowed_models_are_explained_or_raise_with_a_reason(method):
     import timm
 
     torch.manual_seed(0)
@@ -139,9 +139,9 @@ def test_windowed_models_are_refused_with_a_reason_or_explained(method):
         assert not found.constant.all()
 
 
-def test_a_vit_without_mlps_is_refused_where_they_matter():
-    class Bare(PlainViT):
-        """Blocks of attention only."""
+def test_vit_without_mlps():
+    class AttentionOnly(PlainViT):
+        """Blocks without an MLP."""
 
         def forward(self, images):
             x = self.embed(images).flatten(2).transpose(1, 2)
@@ -152,13 +152,13 @@ def test_a_vit_without_mlps_is_refused_where_they_matter():
             return self.head(x.mean(1))
 
     with pytest.raises(NotApplicableError, match="block 0 has no such pair of sums; transformer_mm needs none"):
-        vitrail.explain(Bare(), IMAGES, "vtranm")
-    assert not vitrail.explain(Bare(), torch.randn(2, 3, 32, 32), "vtranm:af", target=1).constant.all()
+        vitrail.explain(AttentionOnly(), IMAGES, "vtranm")
+    assert not vitrail.explain(AttentionOnly(), torch.randn(2, 3, 32, 32), "vtranm:af", target=1).constant.all()
 
 
-def test_a_vit_without_norms_has_no_feature_map():
-    class Plainer(PlainViT):
-        """One attention over the patches, normalised nowhere."""
+def test_vit_without_norms_has_no_feature_map():
+    class WithoutNorms(PlainViT):
+        """One attention layer over the patches, without layer norms."""
 
         def forward(self, images):
             x = self.embed(images).flatten(2).transpose(1, 2)
@@ -168,11 +168,11 @@ def test_a_vit_without_norms_has_no_feature_map():
 
     for method in ("cdam", "gradcam_features", "scorecam", "vit_cx"):
         with pytest.raises(NotApplicableError, match="no feature map was found"):
-            vitrail.explain(Plainer(), torch.randn(2, 3, 32, 32), method, target=1)
+            vitrail.explain(WithoutNorms(), torch.randn(2, 3, 32, 32), method, target=1)
 
 
 @pytest.mark.parametrize("method", ["cdam", "gradcam_features", "scorecam", "vit_cx"])
-def test_features_of_parts_of_a_picture_are_no_map(method):
+def test_features_of_image_parts_are_not_a_feature_map(method):
     import timm
 
     torch.manual_seed(0)
@@ -181,7 +181,7 @@ def test_features_of_parts_of_a_picture_are_no_map(method):
         vitrail.explain(model, torch.randn(2, 3, 64, 64), method, target=1)
 
 
-def test_a_method_must_give_one_map_for_each_input(monkeypatch):
+def test_a_method_must_return_one_map_per_input(monkeypatch):
     line = METHODS["rollout"]
 
     @wraps(line.compute)
@@ -193,7 +193,7 @@ def test_a_method_must_give_one_map_for_each_input(monkeypatch):
         vitrail.explain(tiny_vit(), torch.randn(2, 3, 32, 32), "rollout", target=1)
 
 
-def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
+def test_zero_head_warns_and_flags_constant_maps():
     model = tiny_vit()
     nn.init.zeros_(model.head.weight)
     with (
@@ -206,38 +206,41 @@ def test_a_head_of_zeros_is_noted_and_its_maps_flagged():
     assert "untrained head" in str(found.structure)
 
 
-def test_pictures_that_cannot_be_read(tmp_path):
-    (tmp_path / "text.jpg").write_text("not a picture")
-    huge_png(tmp_path / "huge.png")
-    Image.new("RGB", (64, 64), "red").save(tmp_path / "whole.jpg")
-    (tmp_path / "cut.jpg").write_bytes((tmp_path / "whole.jpg").read_bytes()[:-200])
-    for name, says in (("text.jpg", "not an image"), ("huge.png", "30000×30000.*shrink"), ("cut.jpg", "damaged|cut"),
-                       ("none.jpg", "does not exist"), (".", "is a folder")):  # fmt: skip
-        with pytest.raises(InputError, match=says):
+def test_unreadable_images_raise(tmp_path):
+    (tmp_path / "text.jpg").write_text("not an image")
+    write_huge_png(tmp_path / "huge.png")
+    Image.new("RGB", (64, 64), "red").save(tmp_path / "complete.jpg")
+    (tmp_path / "cut.jpg").write_bytes((tmp_path / "complete.jpg").read_bytes()[:-200])
+    cases = {
+        "text.jpg": "not an image", "huge.png": "30000×30000.*shrink", "cut.jpg": "damaged or truncated",
+        "none.jpg": "does not exist", ".": "is a folder",
+    }  # fmt: skip
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message):
             open_image(tmp_path / name)
-    assert open_image(tmp_path / "whole.jpg").size == (64, 64)
+    assert open_image(tmp_path / "complete.jpg").size == (64, 64)
 
 
-def test_pictures_of_every_mode_become_rgb(tmp_path):
+def test_images_of_every_mode_become_rgb(tmp_path):
     deep = Image.fromarray((np.arange(64).reshape(8, 8) * 1000).astype(np.uint16))
-    pictures = {
+    images = {
         "grey16": deep, "grey": Image.new("L", (8, 8), 100), "cmyk": Image.new("CMYK", (8, 8)),
         "alpha": Image.new("RGBA", (8, 8), (255, 0, 0, 0)), "palette": Image.new("P", (8, 8)),
     }  # fmt: skip
-    for name, picture in pictures.items():
+    for name, image in images.items():
         path = tmp_path / f"{name}.{'tif' if name in ('grey16', 'cmyk') else 'png'}"
-        picture.save(path)
+        image.save(path)
         found = open_image(path)
         assert found.mode == "RGB", name
         if name == "grey16":
-            assert len(np.unique(np.asarray(found))) > 50, "sixteen bits are scaled, not clipped"
+            assert len(np.unique(np.asarray(found))) > 50, "16-bit values are scaled, not clipped"
         if name == "alpha":
-            assert found.getpixel((0, 0)) == (255, 255, 255), "what is transparent is white, not black"
-    turned = Image.new("RGB", (8, 4), "red")
+            assert found.getpixel((0, 0)) == (255, 255, 255), "transparent pixels become white, not black"
+    rotated = Image.new("RGB", (8, 4), "red")
     exif = Image.Exif()
     exif[0x0112] = 6
-    turned.save(tmp_path / "turned.jpg", exif=exif)
-    assert open_image(tmp_path / "turned.jpg").size == (4, 8)
+    rotated.save(tmp_path / "rotated.jpg", exif=exif)
+    assert open_image(tmp_path / "rotated.jpg").size == (4, 8)
 
 
 def test_weights_files(tmp_path):
@@ -249,29 +252,29 @@ def test_weights_files(tmp_path):
     torch.save({"model": {f"module.{k}": v for k, v in state.items()}, "epoch": 3}, tmp_path / "w.pth")
     for name in ("w.safetensors", "w.pth"):
         fresh = tiny_vit(seed=2)
-        fit(fresh, read_weights(tmp_path / name), name)
+        load_weights(fresh, read_weights(tmp_path / name), name)
         assert all(torch.equal(v, state[k]) for k, v in fresh.state_dict().items())
     wrong = {k: v for k, v in state.items() if k != "head.bias"}
     wrong |= {"tail.bias": torch.zeros(1), "prefix": torch.zeros(2)}
     with pytest.raises(WeightsError, match=r"missing: head.bias.*unexpected: tail.bias.*prefix \(2,\) instead of"):
-        fit(tiny_vit(), wrong, "w.pth")
+        load_weights(tiny_vit(), wrong, "w.pth")
 
 
-def test_weights_that_run_code_are_refused(tmp_path):
+def test_weights_files_that_execute_code_raise(tmp_path):
     import pickle
 
     ran = tmp_path / "ran"
 
-    class Trap:
+    class ExecutesCode:
         def __reduce__(self):
             return (open, (str(ran), "w"))
 
-    torch.save({"model": Trap()}, tmp_path / "trap.pth")
-    (tmp_path / "plain.pth").write_bytes(pickle.dumps({"w": Trap()}))
+    torch.save({"model": ExecutesCode()}, tmp_path / "code.pth")
+    (tmp_path / "plain.pth").write_bytes(pickle.dumps({"w": ExecutesCode()}))
     (tmp_path / "junk.pth").write_bytes(b"junk" * 100)
     (tmp_path / "junk.safetensors").write_bytes(b"junk" * 100)
     torch.save([1, 2], tmp_path / "list.pth")
-    for name in ("trap.pth", "plain.pth", "junk.pth", "junk.safetensors", "list.pth"):
+    for name in ("code.pth", "plain.pth", "junk.pth", "junk.safetensors", "list.pth"):
         with pytest.raises(WeightsError):
             read_weights(tmp_path / name)
     assert not ran.exists()

@@ -1,4 +1,4 @@
-"""The committed results on movie reviews: whole, sound JSON, and what the page on texts says."""
+"""The committed results on movie reviews: valid JSON, complete, and equal to the numbers in docs/text.md."""
 
 from __future__ import annotations
 
@@ -18,44 +18,43 @@ CONTROLS = {"random", "inverted", "start first", "end first"}
 
 @pytest.fixture(scope="module")
 def rows():
-    def refuse(name):
-        raise AssertionError(f"{name} is no JSON")
+    def reject(name):
+        raise AssertionError(f"{name} is not valid JSON")
 
-    found = json.loads(FILE.read_text(encoding="utf-8"), parse_constant=refuse)
-    return {row["method"]: row for row in found["rows"]}
+    results = json.loads(FILE.read_text(encoding="utf-8"), parse_constant=reject)
+    return {row["method"]: row for row in results["rows"]}
 
 
-def test_every_method_that_applies_to_texts_is_there(rows):
-    capable = {name for name, method in METHODS.items() if method.reason_against("text") is None}
-    assert {name.partition(":")[0] for name in rows} == capable | CONTROLS
+def test_results_cover_every_text_method(rows):
+    applicable = {name for name, method in METHODS.items() if method.reason_against("text") is None}
+    assert {name.partition(":")[0] for name in rows} == applicable | CONTROLS
     assert {row["reviews"] for row in rows.values()} == {199}
 
 
-def test_the_page_has_the_numbers_of_the_file(rows):
+def test_docs_page_matches_the_results_file(rows):
     text = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
-    told = {}
+    table = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 5 and re.match(r"\d.* ± ", cells[1]):
-            told[re.sub(r"[*`]| \(control\)", "", cells[0])] = cells[1:]
-    assert told.keys() == rows.keys()
+            table[re.sub(r"[*`]| \(control\)", "", cells[0])] = cells[1:]
+    assert table.keys() == rows.keys()
     for name, row in rows.items():
-        assert told[name] == [_cell(row[score]) for score in ("f1", "auprc", "comprehensiveness", "sufficiency")], name
+        assert table[name] == [_cell(row[score]) for score in ("f1", "auprc", "comprehensiveness", "sufficiency")], name
     ranked = [name for name in sorted(rows, key=lambda n: -rows[n]["f1"]["mean"]) if name not in CONTROLS]
     assert ranked.index("gradtoken") == 3
     assert len(ranked) == 24
     assert "GradToken is fourth of 24" in text
 
 
-def test_the_report_draws_it(rows):
-    about, found = read_rationales(FILE)
-    page = rationale_page(about, found)
+def test_report_page(rows):
+    page = rationale_page(*read_rationales(FILE))
     assert all(f"<title>{name}</title>" in page for name in rows)
     assert "<b>94.5 %</b>accuracy" in page
     assert ">False<" not in page
 
 
-def test_the_classifier_is_the_one_that_was_trained(rows):
+def test_training_manifest_matches_the_classifier(rows):
     entry = json.loads((ROOT / "training" / "results" / "movies-manifest.json").read_text())["models"]["movies"]
     assert 100 * entry["accuracy"]["test_top1"] == pytest.approx(92.96, abs=0.01)
     log = (ROOT / "training" / "results" / "movies-log.jsonl").read_text(encoding="utf-8").splitlines()
@@ -63,5 +62,5 @@ def test_the_classifier_is_the_one_that_was_trained(rows):
     assert max(verdicts, key=lambda v: v["val_accuracy"])["epoch"] == entry["training"]["verdicts"]["kept_epoch"]
 
 
-def _cell(told):
-    return f"{told['mean']:.3f} ± {(told['high'] - told['low']) / 2:.3f}".replace("-", "−")
+def _cell(score):
+    return f"{score['mean']:.3f} ± {(score['high'] - score['low']) / 2:.3f}".replace("-", "−")

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import content_type_conformance, response
 
 from texts import text_model
 from vitrail.cli.serve import load_models
-from vitrail.models.preprocess import upright
+from vitrail.models.preprocess import to_rgb
 from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.uploads import read_upload
@@ -71,7 +71,7 @@ def test_preprocessing_equals_the_command_lines(client, app):
     data = image_file(300, 200)
     stored = upload(client, data).json()
     served = app.state.server.models["tiny"]
-    expected = served.preprocess(upright(Image.open(BytesIO(data))))
+    expected = served.preprocess(to_rgb(Image.open(BytesIO(data))))
     inputs = served.model_inputs(app.state.server.image(stored["picture"]).pixels["tiny"]).args[0][0]
     assert np.allclose(inputs.numpy(), expected.numpy(), atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Tokenizers and text models, made from nothing and small enough to test on."""
+"""Small tokenizers and text models for tests, created without downloads."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ SIZE: dict[str, Any] = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 24,
 }  # fmt: skip
-#: Attention of words to words, words to positions and positions to words.
-APART = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
+#: DeBERTa's disentangled attention: content-to-content, content-to-position and position-to-content.
+DISENTANGLED = {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 0}
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "bert": ("BertForSequenceClassification", "BertConfig", SIZE),
     "distilbert": ("DistilBertForSequenceClassification", "DistilBertConfig",
@@ -31,13 +31,14 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
                 {**SIZE, "pad_token_id": 1, "max_position_embeddings": 40}),
     "electra": ("ElectraForSequenceClassification", "ElectraConfig", {**SIZE, "embedding_size": 16}),
     "albert": ("AlbertForSequenceClassification", "AlbertConfig", {**SIZE, "embedding_size": 16}),
-    "deberta": ("DebertaForSequenceClassification", "DebertaConfig", {**SIZE, **APART}),
-    "deberta-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config", {**SIZE, **APART, "position_buckets": 8}),
+    "deberta": ("DebertaForSequenceClassification", "DebertaConfig", {**SIZE, **DISENTANGLED}),
+    "deberta-v2": ("DebertaV2ForSequenceClassification", "DebertaV2Config",
+                   {**SIZE, **DISENTANGLED, "position_buckets": 8}),
 }  # fmt: skip
 
 
 def word_pieces(words: tuple[str, ...] = PIECES, **options: Any) -> Any:
-    """A tokenizer of BERT's kind."""
+    """Create a WordPiece tokenizer as BERT uses it."""
     inner = Tokenizer(models.WordPiece({w: i for i, w in enumerate((*SPECIAL, *words))}, unk_token=SPECIAL[1]))
     inner.normalizer = normalizers.BertNormalizer(lowercase=True)
     inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -49,7 +50,7 @@ def word_pieces(words: tuple[str, ...] = PIECES, **options: Any) -> Any:
 
 
 def byte_pairs() -> Any:
-    """A tokenizer of RoBERTa's kind, whose pieces have blanks in front, and whose padding token is number 1."""
+    """Create a byte-level BPE tokenizer as RoBERTa uses it, with leading spaces and padding id 1."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     inner.decoder = decoders.ByteLevel()
@@ -65,7 +66,7 @@ def byte_pairs() -> Any:
 
 
 def text_model(family: str = "bert", seed: int = 0, **options: Any) -> tuple[Any, Any]:
-    """A model in double precision, none of its softmaxes flat, and its tokenizer."""
+    """Create a model in float64, with weights perturbed so that no softmax is uniform, and its tokenizer."""
     tokenizer = byte_pairs() if family == "roberta" else word_pieces()
     name, config, size = FAMILIES[family]
     torch.manual_seed(seed)
@@ -78,25 +79,25 @@ def text_model(family: str = "bert", seed: int = 0, **options: Any) -> tuple[Any
 
 
 def reviews(count: int, generator: torch.Generator) -> tuple[list[str], torch.Tensor, list[int]]:
-    """Texts of fillers and one telling word each, the class it tells, and where it stands."""
+    """Generate texts of filler words with one decisive word each; returns texts, classes and positions of that word."""
 
     def number(low: int, high: int) -> int:
         return int(torch.randint(low, high, (), generator=generator))
 
-    texts, labels, places = [], [], []
+    texts, labels, positions = [], [], []
     for _ in range(count):
         label = number(0, 2)
         words = [FILLERS[number(0, len(FILLERS))] for _ in range(number(6, 13))]
-        place = number(0, len(words))
-        words[place] = (BAD, GOOD)[label][number(0, 2)]
+        position = number(0, len(words))
+        words[position] = (BAD, GOOD)[label][number(0, 2)]
         texts.append(" ".join(words))
         labels.append(label)
-        places.append(place)
-    return texts, torch.tensor(labels), places
+        positions.append(position)
+    return texts, torch.tensor(labels), positions
 
 
-def trained(steps: int = 150, seed: int = 0) -> tuple[Any, Any, torch.Generator]:
-    """A tiny BERT that learnt to tell reviews by their telling word; seconds on one core."""
+def train_classifier(steps: int = 150, seed: int = 0) -> tuple[Any, Any, torch.Generator]:
+    """Train a tiny BERT to classify reviews by their decisive word; takes seconds on one core."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     tokenizer = word_pieces()
@@ -108,8 +109,8 @@ def trained(steps: int = 150, seed: int = 0) -> tuple[Any, Any, torch.Generator]
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
     for _ in range(steps):
         texts, labels, _ = reviews(32, generator)
-        fed = tokenizer(texts, padding=True, return_tensors="pt")
-        loss = model(input_ids=fed["input_ids"], attention_mask=fed["attention_mask"], labels=labels).loss
+        batch = tokenizer(texts, padding=True, return_tensors="pt")
+        loss = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"], labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -1,9 +1,9 @@
-"""Train the model of CIFAR-10 from scratch: ``python -m training.cifar10 --data ARCHIVE --out DIR``.
+"""Train the CIFAR-10 model from scratch: ``python -m training.cifar10 --data ARCHIVE --out DIR``.
 
-A convolutional net comes first, then the transformer, which learns from its answers; both see the same augmented
-pictures. The data are JPEG files, ``train/<class>/NNNN.jpg`` and ``test/<class>/NNNN.jpg``, in a folder or in a tar
-archive. All of them are held on the GPU as bytes, and all augmentation is done there. Nothing is chosen by the test
-pictures: they are only measured, every few epochs for the log and at the end for the manifest.
+A convolutional teacher is trained first, then the transformer, which learns from the teacher's predictions on the same
+augmented images (knowledge distillation). The data are JPEG files, ``train/<class>/NNNN.jpg`` and
+``test/<class>/NNNN.jpg``, in a folder or in a tar archive. All images are held on the GPU as uint8 and augmented there.
+The test images do not influence the training: they are evaluated every few epochs for the log, and at the end.
 """
 
 from __future__ import annotations
@@ -24,31 +24,29 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from training import STARTED
-from training.journal import Journal, describe
-from training.loop import Task, train
-from training.net import TrainedViT, plain_copy
-from training.pictures import box_mask, erase, normalise, predict, reflect, smooth
-from training.schedule import Clock, Recipe
-from training.start import add_options, in_parallel, logger, set_up
-from training.step import Loss
-from training.teacher import Teacher
+from training import START_TIME
+from training.images import box_mask, normalise, predict, random_erase, reflect, smooth_labels
+from training.loop import train
+from training.models import TeacherResNet, TrainableViT, plain_copy
+from training.recipe import Clock, Loss, Recipe, TrainingTask
+from training.run_writer import RunWriter, weights_metadata
+from training.runtime import add_options, autocast, logger, parallel_map, set_up
 
 NAME = "cifar10"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
-SIZE, PAD = 32, 4
-#: A ninth block would take the model past four million parameters.
+SIZE, MAX_SHIFT = 32, 4
+#: A ninth block would exceed four million parameters.
 ARCHITECTURE = {
     "size": SIZE, "patch": 4, "width": 192, "depth": 8, "heads": 6, "classes": 10, "prefix": 1, "pool": False, "mlp": 4,
 }  # fmt: skip
 TINY = {"width": 48, "depth": 2, "heads": 2}
-TEACHING = Recipe(batch=512, lr=2e-3, ema=0.9998, ema_share=0.015, evaluate=10)
+TEACHER_RECIPE = Recipe(batch=512, lr=2e-3, ema=0.9998, ema_share=0.015, evaluate=10)
 RECIPE = Recipe(batch=512, lr=1e-3, ema=0.9999, ema_share=0.015, drop_path=0.05, evaluate=10)
-SMOOTHING = 0.1
-#: Share of a teacher's answer in what the student is asked for; the rest is the truth.
-TRUST = 0.75
-#: Seconds that are left for the last evaluation and for writing.
-RESERVE = 10.0
+LABEL_SMOOTHING = 0.1
+#: Weight of the teacher's prediction in the student's target; the rest is the label.
+TEACHER_WEIGHT = 0.75
+#: Seconds reserved for the last evaluation and for writing.
+RESERVED_SECONDS = 10.0
 _CHUNK = 1000
 
 
@@ -57,32 +55,32 @@ _CHUNK = 1000
 
 @dataclass(frozen=True)
 class Split:
-    """Pictures as bytes, shape (n, 32, 32, 3), and their classes, shape (n,)."""
+    """uint8 images, shape (n, 32, 32, 3), and their classes, shape (n,)."""
 
     images: Tensor
     labels: Tensor
 
 
-def read(data: Path, workers: int) -> tuple[dict[str, Split], tuple[str, ...]]:
-    """Training and test pictures, and the names of the classes in alphabetical order, which is CIFAR-10's own.
+def read_splits(data: Path, workers: int) -> tuple[dict[str, Split], tuple[str, ...]]:
+    """Read training and test images, and the class names in alphabetical order, which is the order of CIFAR-10.
 
     Raises:
-        SystemExit: The pictures are not there.
+        SystemExit: The images are missing.
     """
-    began = Clock.now()
+    start_time = Clock.now()
     files = dict(sorted((_from_folder(data) if (data / "train").is_dir() else _from_archive(data)).items()))
     classes = tuple(sorted({label for _, label, _ in files}))
-    blobs = list(files.values())
-    chunks = [blobs[i : i + _CHUNK] for i in range(0, len(blobs), _CHUNK)]
+    contents = list(files.values())
+    chunks = [contents[i : i + _CHUNK] for i in range(0, len(contents), _CHUNK)]
     if not chunks:
-        raise SystemExit(f"{data} holds no train/<class>/NNNN.jpg and test/<class>/NNNN.jpg")
-    images = np.concatenate(list(in_parallel(_decode, chunks, workers)))
+        raise SystemExit(f"{data} holds no images: expected train/<class>/NNNN.jpg and test/<class>/NNNN.jpg")
+    images = np.concatenate(list(parallel_map(_decode, chunks, workers)))
     labels = np.array([classes.index(label) for _, label, _ in files])
     splits = {}
     for name in ("train", "test"):
-        here = np.array([split == name for split, _, _ in files])
-        splits[name] = Split(torch.from_numpy(images[here]), torch.from_numpy(labels[here]))
-    logger.info("%d pictures read in %.1f s: %s", len(images), Clock.now() - began, ", ".join(classes))
+        selected = np.array([split == name for split, _, _ in files])
+        splits[name] = Split(torch.from_numpy(images[selected]), torch.from_numpy(labels[selected]))
+    logger.info("%d images read in %.1f s: %s", len(images), Clock.now() - start_time, ", ".join(classes))
     return splits, classes
 
 
@@ -94,66 +92,66 @@ def _from_archive(data: Path) -> dict[tuple[str, ...], bytes]:
     if data.is_dir():
         archives = sorted(data.glob("*.tar*"))
         if len(archives) != 1:
-            raise SystemExit(f"{data} holds neither train and test nor exactly one tar archive")
+            raise SystemExit(f"{data} holds neither the folders train and test nor exactly one tar archive")
         data = archives[0]
     if not data.is_file():
-        raise SystemExit(f"{data} is neither a folder nor a file")
-    found = {}
-    with tarfile.open(data, "r|*") as archive:  # read once from start to end: going back would decompress again
+        raise SystemExit(f"{data} does not exist: pass a folder or a tar archive")
+    contents = {}
+    with tarfile.open(data, "r|*") as archive:  # sequential: seeking back would decompress again
         for member in archive:
             key = Path(member.name).parts[-3:]
             if member.isfile() and member.name.endswith(".jpg") and key[0] in ("train", "test"):
                 file = archive.extractfile(member)
                 assert file is not None
-                found[key] = file.read()
-    return found
+                contents[key] = file.read()
+    return contents
 
 
-def _decode(blobs: list[bytes]) -> np.ndarray[Any, Any]:
-    return np.stack([np.asarray(Image.open(io.BytesIO(blob)).convert("RGB")) for blob in blobs])
+def _decode(contents: list[bytes]) -> np.ndarray[Any, Any]:
+    return np.stack([np.asarray(Image.open(io.BytesIO(content)).convert("RGB")) for content in contents])
 
 
 def subset(split: Split, count: int) -> Split:
-    """Some pictures, every class alike often."""
+    """Select images evenly, the same number of each class."""
     chosen = torch.arange(count) * len(split.labels) // count
     return Split(split.images[chosen], split.labels[chosen])
 
 
-# --- augmentation: everything per sample, nothing that makes the host wait for the GPU --------------------------------
+# --- augmentation: random for each image, without synchronisation between host and GPU --------------------------------
 
 
 def uniform(like: Tensor, low: float, high: float) -> Tensor:
-    """One number for each picture, shape (b, 1, 1, 1)."""
+    """One random number for each image, shape (b, 1, 1, 1)."""
     return torch.empty(like.shape[0], 1, 1, 1, device=like.device).uniform_(low, high)
 
 
-def sometimes(probability: float, changed: Tensor, images: Tensor) -> Tensor:
-    """The changed picture with a probability, else the picture."""
+def randomly_apply(probability: float, changed: Tensor, images: Tensor) -> Tensor:
+    """Replace each image by its changed version with a probability."""
     return torch.where(uniform(images, 0, 1) < probability, changed, images)
 
 
 def crop_and_flip(images: Tensor, indices: Tensor) -> Tensor:
-    """Some of the byte pictures, padded by reflection, cropped and flipped at random; values in [0, 1]."""
+    """Select uint8 images, with random crops of the reflection-padded image and random flips; values in [0, 1]."""
     b, device = len(indices), images.device
     line = torch.arange(SIZE, device=device)
-    shift = torch.randint(-PAD, PAD + 1, (2, b, 1), device=device)
+    shift = torch.randint(-MAX_SHIFT, MAX_SHIFT + 1, (2, b, 1), device=device)
     flip = torch.rand(b, 1, device=device) < 0.5
     rows = reflect(line + shift[0], SIZE)
     columns = reflect(torch.where(flip, SIZE - 1 - line, line) + shift[1], SIZE)
-    picked = images[indices[:, None, None], rows[:, :, None], columns[:, None, :]]
-    return picked.permute(0, 3, 1, 2).contiguous().float() / 255
+    selected = images[indices[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return selected.permute(0, 3, 1, 2).contiguous().float() / 255
 
 
 def warp(images: Tensor, probability: float = 0.2) -> Tensor:
-    """Rotate, shear, move and scale, each with a probability and by a random amount; grey is what comes in."""
+    """Rotate, shear, move and scale, each with a probability and by a random amount; the border is grey."""
 
     def amount(low: float, high: float) -> Tensor:
         drawn = uniform(images, low, high)
-        return sometimes(probability, drawn, torch.zeros_like(drawn)).flatten()
+        return randomly_apply(probability, drawn, torch.zeros_like(drawn)).flatten()
 
     angle, zoom = amount(-math.pi / 6, math.pi / 6), amount(-0.3, 0.3).exp()
     shear_x, shear_y = amount(-0.3, 0.3), amount(-0.3, 0.3)
-    move_x, move_y = amount(-0.5, 0.5), amount(-0.5, 0.5)  # a half is a quarter of the width: it runs from -1 to 1
+    move_x, move_y = amount(-0.5, 0.5), amount(-0.5, 0.5)  # coordinates run from -1 to 1, so 0.5 is a quarter
     cosine, sine = angle.cos() * zoom, angle.sin() * zoom
     top = torch.stack([cosine - sine * shear_y, cosine * shear_x - sine, move_x], 1)
     bottom = torch.stack([sine + cosine * shear_y, sine * shear_x + cosine, move_y], 1)
@@ -162,31 +160,31 @@ def warp(images: Tensor, probability: float = 0.2) -> Tensor:
 
 
 def recolour(images: Tensor, probability: float = 0.2, rare: float = 0.12) -> Tensor:
-    """Brightness, contrast, saturation, sharpness, stretching, posterising and solarising, each at random."""
+    """Change brightness, contrast, saturation and sharpness, autocontrast, posterise and solarise, each at random."""
     grey = 0.299 * images[:, :1] + 0.587 * images[:, 1:2] + 0.114 * images[:, 2:]
-    images = sometimes(probability, images * uniform(images, 0.4, 1.6), images)
+    images = randomly_apply(probability, images * uniform(images, 0.4, 1.6), images)
     mean = grey.mean((2, 3), keepdim=True)
-    images = sometimes(probability, mean + (images - mean) * uniform(images, 0.3, 1.7), images)
-    images = sometimes(probability, grey + (images - grey) * uniform(images, 0.1, 1.9), images).clamp(0, 1)
-    # A blurred copy is the sum of the nine pixels around each, the middle one five times, as in Pillow's SMOOTH.
+    images = randomly_apply(probability, mean + (images - mean) * uniform(images, 0.3, 1.7), images)
+    images = randomly_apply(probability, grey + (images - grey) * uniform(images, 0.1, 1.9), images).clamp(0, 1)
+    # Weighted mean of the 3×3 pixels with weight 5 for the middle one, as in Pillow's SMOOTH filter.
     blurred = (9 * F.avg_pool2d(F.pad(images, (1, 1, 1, 1), "replicate"), 3, 1) + 4 * images) / 13
-    images = sometimes(rare, blurred + (images - blurred) * uniform(images, 0.1, 3.0), images).clamp(0, 1)
+    images = randomly_apply(rare, blurred + (images - blurred) * uniform(images, 0.1, 3.0), images).clamp(0, 1)
     low, high = images.amin((2, 3), keepdim=True), images.amax((2, 3), keepdim=True)
-    images = sometimes(rare, (images - low) / (high - low).clamp_min(1 / 255), images)
+    images = randomly_apply(rare, (images - low) / (high - low).clamp_min(1 / 255), images)
     levels = uniform(images, 4, 8).floor().exp2()  # 4 to 7 bits
-    images = sometimes(rare, (images * 255 / 256 * levels).floor() / levels, images)
-    return sometimes(rare, torch.where(images > uniform(images, 0.4, 1), 1 - images, images), images)
+    images = randomly_apply(rare, (images * 255 / 256 * levels).floor() / levels, images)
+    return randomly_apply(rare, torch.where(images > uniform(images, 0.4, 1), 1 - images, images), images)
 
 
 def mix(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Mixup for one half of the samples and CutMix for the other, each with an even share of its own.
+    """Apply mixup to one half of the images and CutMix to the other, with uniform mixing weights.
 
-    The partner is the sample next to it in the batch, which was shuffled.
+    The partner is the next image in the batch, which is shuffled.
     """
     b = images.shape[0]
     other, others = images.roll(1, 0), targets.roll(1, 0)
     blend = torch.rand(b, device=images.device)
-    side = (torch.rand_like(blend).sqrt() * SIZE).round()  # the box has an even share of the area, before it is cut off
+    side = (torch.rand_like(blend).sqrt() * SIZE).round()  # uniform area, before clipping
     top, left = ((torch.rand_like(blend) * SIZE - side / 2).round() for _ in range(2))
     box = box_mask(top, left, side, side, SIZE)
     cut = 1 - box.float().mean((1, 2, 3))
@@ -199,38 +197,36 @@ def mix(images: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 # --- losses -----------------------------------------------------------------------------------------------------------
 
 
-class Lessons:
-    """The training pictures with their classes, and what is asked about them."""
+class DistillationData:
+    """The training images with their classes, and the losses on them."""
 
     def __init__(self, data: Split, classes: int) -> None:
         self._images = data.images
         self._targets = F.one_hot(data.labels, classes).float()
 
-    def _half(self) -> torch.autocast:
-        return torch.autocast(self._images.device.type, torch.bfloat16, enabled=self._images.is_cuda)
-
     def batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Augmented and mixed pictures, and the shares of the classes in them."""
+        """Augmented and mixed images, and their target distributions."""
         images = normalise(recolour(warp(crop_and_flip(self._images, indices))), MEAN, STD)
-        return mix(erase(images, 0.25, (0.02, 0.3), torch.randn_like(images)), self._targets[indices])
+        return mix(random_erase(images, 0.25, (0.02, 0.3), torch.randn_like(images)), self._targets[indices])
 
-    def alone(self, net: nn.Module, indices: Tensor) -> Tensor:
-        """The loss of a net that learns from the classes."""
+    def label_loss(self, net: nn.Module, indices: Tensor) -> Tensor:
+        """Cross-entropy with the labels."""
         images, targets = self.batch(indices)
-        with self._half():
+        with autocast(self._images.device):
             logits = net(images)
-        return F.cross_entropy(logits.float(), smooth(targets, SMOOTHING))
+        return F.cross_entropy(logits.float(), smooth_labels(targets, LABEL_SMOOTHING))
 
-    def taught(self, teacher: nn.Module) -> Loss:
-        """The loss of a net that learns from a teacher's answers to the very same pictures, and from the classes."""
+    def distillation_loss(self, teacher: nn.Module) -> Loss:
+        """Cross-entropy with a mixture of the labels and the teacher's predictions on the same images."""
 
         def loss(net: nn.Module, indices: Tensor) -> Tensor:
             images, targets = self.batch(indices)
-            with self._half():
+            with autocast(self._images.device):
                 with torch.no_grad():
-                    answers = teacher(images)
+                    teacher_logits = teacher(images)
                 logits = net(images)
-            return F.cross_entropy(logits.float(), TRUST * answers.float().softmax(1) + (1 - TRUST) * targets)
+            mixture = TEACHER_WEIGHT * teacher_logits.float().softmax(1) + (1 - TEACHER_WEIGHT) * targets
+            return F.cross_entropy(logits.float(), mixture)
 
         return loss
 
@@ -238,14 +234,14 @@ class Lessons:
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
-def options() -> argparse.Namespace:
-    """What the command line says."""
+def parse_options() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m training.cifar10", description=__doc__)
-    add_options(parser, 9.5, "the whole run, from start to manifest")
+    add_options(parser, 9.5, "the whole run")
     parser.add_argument("--data", type=Path, required=True, help="folder with train and test, or a tar archive of it")
-    parser.add_argument("--teacher-minutes", type=float, default=1.5, help="of these, for the teacher (%(default)s)")
+    parser.add_argument("--teacher-minutes", type=float, default=1.5, help="part of it for the teacher (%(default)s)")
     parser.add_argument("--start", type=Path, default=None, help="weights of an earlier run to start the student from")
-    parser.add_argument("--train", type=int, default=None, help="use only so many training pictures")
+    parser.add_argument("--train", type=int, default=None, help="number of training images to use (all)")
     args = parser.parse_args()
     if args.smoke:
         args.train, args.batch, args.epochs = args.train or 1024, args.batch or 128, args.epochs or 2
@@ -253,51 +249,51 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Read the pictures, train the teacher, then the student, save and measure it."""
-    args = options()
+    """Read the images, train the teacher, then the student, save and evaluate it."""
+    args = parse_options()
     device = set_up(args.seed)
-    journal = Journal(args.out, vars(args))
-    splits, classes = read(args.data, args.workers)  # before the first use of the GPU: processes are forked
+    writer = RunWriter(args.out, vars(args))
+    splits, classes = read_splits(args.data, args.workers)  # before CUDA is used, because the processes are forked
     if args.train:
         splits["train"] = subset(splits["train"], args.train)
     if args.smoke:
         splits["test"] = subset(splits["test"], 500)
     data, test = (Split(s.images.to(device), s.labels.to(device)) for s in (splits["train"], splits["test"]))
-    lessons, compiled = Lessons(data, len(classes)), device.type == "cuda" and not args.no_compile
+    losses, compiled = DistillationData(data, len(classes)), device.type == "cuda" and not args.no_compile
 
     def accuracy(model: nn.Module, fast: bool) -> float:
-        logits = predict(model, test.images, {"mean": MEAN, "std": STD}, device, fast)
+        logits = predict(model, test.images, MEAN, STD, device, fast)
         return (logits.argmax(1) == test.labels).float().mean().item()
 
-    def shown(model: nn.Module) -> float:
+    def fast_accuracy(model: nn.Module) -> float:
         return accuracy(model, fast=True)
 
     count = len(data.labels)
-    net: nn.Module = Teacher(len(classes), *((8, 16),) * args.smoke).to(device)
+    net: nn.Module = TeacherResNet(len(classes), *((8, 16),) * args.smoke).to(device)
     teacher = copy.deepcopy(net).eval().requires_grad_(False)
-    recipe = replace(TEACHING, batch=args.batch or TEACHING.batch, epochs=args.epochs)
-    task = Task("teacher", net, teacher, count, lessons.alone, shown, None)
-    taught = train(task, recipe, Clock.now() + 60 * args.teacher_minutes, device, journal, compiled=False)
-    teaching = {
+    recipe = replace(TEACHER_RECIPE, batch=args.batch or TEACHER_RECIPE.batch, epochs=args.epochs)
+    task = TrainingTask("teacher", net, teacher, count, losses.label_loss, fast_accuracy, None)
+    teacher_result = train(task, recipe, Clock.now() + 60 * args.teacher_minutes, device, writer, compiled=False)
+    teacher_entry = {
         "parameters": sum(p.numel() for p in teacher.parameters()), "test_top1": accuracy(teacher, fast=False),
-        "recipe": asdict(recipe), **asdict(taught), "label_smoothing": SMOOTHING,
+        "recipe": asdict(recipe), **asdict(teacher_result), "label_smoothing": LABEL_SMOOTHING,
     }  # fmt: skip
 
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {})}
     recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=args.epochs)
-    net = TrainedViT(architecture, recipe.drop_path)
+    net = TrainableViT(architecture, recipe.drop_path)
     if args.start:
         net.load_state_dict({name: value.float() for name, value in load_file(args.start).items()})
     model = plain_copy(net, architecture).to(device)
-    about = describe(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training pictures")
-    task = Task(NAME, net.to(device), model, count, lessons.taught(teacher), shown, about)
-    trained = train(task, recipe, STARTED + 60 * args.minutes - RESERVE, device, journal, compiled)
-    described = {
-        "training": f"CIFAR-10, {count} training pictures", "test": f"{len(test.labels)} test pictures",
-        "augmentation": "crop with 4 px reflected, flip, warp, recolour, erase, mixup and CutMix by halves",
-        "teacher": teaching, "trust_in_teacher": TRUST, "started_from": args.start and args.start.name,
+    metadata = weights_metadata(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training images")
+    task = TrainingTask(NAME, net.to(device), model, count, losses.distillation_loss(teacher), fast_accuracy, metadata)
+    result = train(task, recipe, START_TIME + 60 * args.minutes - RESERVED_SECONDS, device, writer, compiled)
+    description = {
+        "training": f"CIFAR-10, {count} training images", "test": f"{len(test.labels)} test images",
+        "augmentation": "crop with 4 px reflection padding, flip, warp, recolour, erase, half mixup and half CutMix",
+        "teacher": teacher_entry, "trust_in_teacher": TEACHER_WEIGHT, "started_from": args.start and args.start.name,
     }  # fmt: skip
-    journal.finish(task, recipe, trained, described, args.seed, lambda m: {"test_top1": accuracy(m, False)}, device)
+    writer.finish(task, recipe, result, description, args.seed, lambda m: {"test_top1": accuracy(m, False)}, device)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Train a small text encoder on ERASER's movie reviews: ``python -m training.movies --data ARCHIVE --out DIR``.
+"""Train a small text classifier on ERASER's movie reviews: ``python -m training.movies --data ARCHIVE --out DIR``.
 
-Without ``--from`` everything is made here from the training reviews alone: a WordPiece vocabulary, then an encoder of
-BERT's kind that first learns to fill in masked words and then to tell NEG from POS. With ``--from DIR`` an encoder and
-its tokenizer, which the user has on disk, are trained on the verdicts only. With ``--warm FILE`` verdicts are first
-learnt from other reviews: the Large Movie Review Dataset as one JSON list of ``{"t": text, "s": 0 or 1}``. A review is
-learnt from by a random stretch of it, and judged as a whole, by the mean of the logits over windows. Of the epochs the
-one with the best accuracy on the validation reviews is kept; the test reviews are measured once, at the end.
+Without ``--from``, everything is trained on the training reviews alone: a WordPiece vocabulary, and a BERT encoder,
+first with masked words and then with the labels NEG and POS. With ``--from DIR``, a local encoder and its tokenizer are
+fine-tuned on the labels. With ``--warm FILE``, the labels of other reviews are learned first: the Large Movie Review
+Dataset as one JSON list of ``{"t": text, "s": 0 or 1}``.
+
+Training uses a random passage of each review. Evaluation uses the whole review: the mean of the logits over its
+windows. The epoch with the best accuracy on the validation reviews is kept. The test reviews are evaluated once, at the
+end.
 """
 
 from __future__ import annotations
@@ -25,145 +27,145 @@ import transformers
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 
-from training import STARTED
-from training.journal import Journal, device_name, versions
-from training.schedule import Clock, Recipe
-from training.start import add_options, logger, set_up
-from vitrail.data.movies import Movies
-from vitrail.text.tokens import Reading
-from vitrail.text.windows import predict
+from training import START_TIME
+from training.recipe import Clock, Recipe
+from training.run_writer import RunWriter, device_name, versions
+from training.runtime import add_options, autocast, logger, set_up
+from vitrail.data import Movies
+from vitrail.text import TokenizerSettings, predict_texts
 
 NAME = "movies"
-SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ARCHITECTURE: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024,
     "max_position_embeddings": 512, "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.1,
 }  # fmt: skip
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
         "max_position_embeddings": 128}  # fmt: skip
-VOCABULARY = 8000
-WORDS = Recipe(batch=64, lr=1e-3, decay=0.01, evaluate=1)
-VERDICTS = Recipe(batch=32, lr=2e-4, decay=0.05, evaluate=1)
-#: For an encoder that already knows the language, as the published experiments have it.
-FINE = Recipe(batch=10, lr=1e-5, decay=0.01, epochs=10, evaluate=1)
-#: For other reviews, of which there are many.
-WARM = Recipe(batch=64, lr=1e-4, decay=0.01, epochs=2, evaluate=1)
-#: Share of the words that are hidden: to be filled in, and while verdicts are learnt.
-HIDDEN, DROPPED = 0.15, 0.1
-RESERVE = 20.0
+VOCABULARY_SIZE = 8000
+MASKED_WORDS_RECIPE = Recipe(batch=64, lr=1e-3, decay=0.01, evaluate=1)
+FROM_SCRATCH_RECIPE = Recipe(batch=32, lr=2e-4, decay=0.05, evaluate=1)
+#: For a pretrained encoder, as in the published experiments.
+FINE_TUNING_RECIPE = Recipe(batch=10, lr=1e-5, decay=0.01, epochs=10, evaluate=1)
+OTHER_REVIEWS_RECIPE = Recipe(batch=64, lr=1e-4, decay=0.01, epochs=2, evaluate=1)
+#: Fraction of masked words: for masked-word training, and as augmentation while the labels are learned.
+MASKED_FRACTION, AUGMENTATION_FRACTION = 0.15, 0.1
+#: Seconds reserved for the last evaluation and for writing.
+RESERVED_SECONDS = 20.0
 
 
 @dataclass(frozen=True)
 class Reviews:
-    """Reviews of one split: their texts, and their tokens without special ones."""
+    """Texts of a split, their tokens without special ones, and their labels."""
 
     texts: list[str]
     tokens: list[Tensor]
     labels: Tensor
 
 
-def read(data: Path, split: str, most: int | None) -> Movies | list[Any]:
-    """A split of the reviews, or as many of each verdict in turn as are asked for."""
+def read_split(data: Path, split: str, count: int | None) -> Movies | list[Any]:
+    """Read a split, or a number of its reviews with alternating labels."""
     reviews = Movies(data, split)
-    if most is None:
+    if count is None:
         return reviews
     by_label = [[s for s in reviews if s.label == label] for label in (0, 1)]
-    return [sample for pair in zip(*by_label, strict=False) for sample in pair][:most]
+    return [sample for pair in zip(*by_label, strict=False) for sample in pair][:count]
 
 
-def read_warm(file: Path, tokenizer: Any, taken: set[str], most: int | None) -> Reviews:
-    """Other reviews with their verdicts, without those whose words are among the taken ones."""
-    found = json.loads(file.read_text(encoding="utf-8"))
-    fresh = [one for one in found[:most] if plain(one["t"]) not in taken]
-    logger.info("%d other reviews to learn from first, %d left out", len(fresh), len(found[:most]) - len(fresh))
-    texts = [re.sub(r"<[^>]*>", " ", one["t"]) for one in fresh]
+def read_other_reviews(file: Path, tokenizer: Any, known: set[str], count: int | None) -> Reviews:
+    """Read other reviews with their labels, without those that are among the known ones."""
+    entries = json.loads(file.read_text(encoding="utf-8"))
+    new = [entry for entry in entries[:count] if letters_only(entry["t"]) not in known]
+    logger.info("%d other reviews, %d left out", len(new), len(entries[:count]) - len(new))
+    texts = [re.sub(r"<[^>]*>", " ", entry["t"]) for entry in new]
     ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    return Reviews(texts, [torch.tensor(own) for own in ids], torch.tensor([int(one["s"]) for one in fresh]))
+    return Reviews(texts, [torch.tensor(row) for row in ids], torch.tensor([int(entry["s"]) for entry in new]))
 
 
-def plain(text: str) -> str:
-    """The beginning of a text, letters only: what two copies of a review share however they were cleaned."""
+def letters_only(text: str) -> str:
+    """The first 200 letters of a text, to recognise copies of a review that were cleaned differently."""
     return re.sub(r"[^a-z]", "", re.sub(r"<[^>]*>", " ", text).lower())[:200]
 
 
-def vocabulary(texts: Sequence[str], size: int, length: int) -> transformers.PreTrainedTokenizerFast:
-    """A WordPiece tokenizer of BERT's kind, made from texts."""
-    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 -- a token, not a password
-    inner.normalizer = normalizers.BertNormalizer(lowercase=True)
-    inner.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    inner.train_from_iterator(texts, trainers.WordPieceTrainer(vocab_size=size, special_tokens=list(SPECIAL)))
-    ends = [(word, inner.token_to_id(word)) for word in ("[CLS]", "[SEP]")]
-    inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
-    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL, strict=True))
-    return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, model_max_length=length, **names)
+def train_tokenizer(texts: Sequence[str], size: int, length: int) -> transformers.PreTrainedTokenizerFast:
+    """Train a WordPiece tokenizer as BERT uses it."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))  # noqa: S106 -- a token, not a password
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=list(SPECIAL_TOKENS))
+    tokenizer.train_from_iterator(texts, trainer)
+    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    names = dict(zip(("pad_token", "unk_token", "cls_token", "sep_token", "mask_token"), SPECIAL_TOKENS, strict=True))
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **names)
 
 
-def tokenise(samples: Any, tokenizer: Any) -> Reviews:
-    """Reviews with their tokens."""
+def tokenize(samples: Any, tokenizer: Any) -> Reviews:
+    """Tokenize reviews."""
     texts = [sample.text for sample in samples]
-    found = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
     labels = torch.tensor([sample.label for sample in samples])
-    return Reviews(texts, [torch.tensor(ids) for ids in found], labels)
+    return Reviews(texts, [torch.tensor(row) for row in ids], labels)
 
 
-class Stretches:
-    """Random stretches of the reviews, as the model takes them."""
+class RandomPassages:
+    """Random passages of reviews as batches for the model."""
 
     def __init__(self, reviews: Reviews, tokenizer: Any, length: int, device: torch.device) -> None:
         self._reviews, self._tokenizer, self._length, self._device = reviews, tokenizer, length, device
 
     def __call__(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens, shape (b, n), and which of them are no padding."""
-        room = self._length - 2
+        """Tokens and the mask of tokens that are not padding, both of shape (b, n)."""
+        max_length = self._length - 2
         rows = []
         for i in indices.tolist():
             ids = self._reviews.tokens[i]
-            start = int(torch.randint(0, max(1, len(ids) - room + 1), ()))
-            rows.append(ids[start : start + room])
+            start = int(torch.randint(0, max(1, len(ids) - max_length + 1), ()))
+            rows.append(ids[start : start + max_length])
         n = max(map(len, rows)) + 2
         tokens = torch.full((len(rows), n), int(self._tokenizer.pad_token_id))
-        for own, row in zip(tokens, rows, strict=True):
-            own[0], own[len(row) + 1] = self._tokenizer.cls_token_id, self._tokenizer.sep_token_id
-            own[1 : len(row) + 1] = row
+        for padded, row in zip(tokens, rows, strict=True):
+            padded[0], padded[len(row) + 1] = self._tokenizer.cls_token_id, self._tokenizer.sep_token_id
+            padded[1 : len(row) + 1] = row
         mask = torch.arange(n)[None] < torch.tensor([len(row) + 2 for row in rows])[:, None]
         return tokens.to(self._device), mask.to(self._device)
 
-    def hide(self, tokens: Tensor, mask: Tensor, share: float) -> tuple[Tensor, Tensor]:
-        """The same with a share of the words hidden, and which those are."""
-        ends = (tokens == self._tokenizer.cls_token_id) | (tokens == self._tokenizer.sep_token_id)
-        hidden = (torch.rand(tokens.shape, device=tokens.device) < share) & mask & ~ends
-        return torch.where(hidden, int(self._tokenizer.mask_token_id), tokens), hidden
+    def mask_words(self, tokens: Tensor, mask: Tensor, fraction: float) -> tuple[Tensor, Tensor]:
+        """Replace a random fraction of the tokens by [MASK]; returns the tokens and which were replaced."""
+        special = (tokens == self._tokenizer.cls_token_id) | (tokens == self._tokenizer.sep_token_id)
+        masked = (torch.rand(tokens.shape, device=tokens.device) < fraction) & mask & ~special
+        return torch.where(masked, int(self._tokenizer.mask_token_id), tokens), masked
 
 
-Loss = Callable[[Tensor], Tensor]
-Measure = Callable[[], float]
+BatchLoss = Callable[[Tensor], Tensor]
+"""Function from indices of reviews to the loss."""
 
 
 def train(
     name: str,
     net: nn.Module,
-    loss: Loss,
+    loss: BatchLoss,
     count: int,
     recipe: Recipe,
     deadline: float,
-    journal: Journal,
-    measure: Measure | None,
+    writer: RunWriter,
+    evaluate: Callable[[], float] | None,
 ) -> dict[str, Any]:
-    """Train until the schedule is complete; with a measure, leave the net as it was after its best epoch."""
+    """Train until the schedule is complete; if ``evaluate`` is given, restore the weights of the best epoch."""
     decayed = [p for p in net.parameters() if p.ndim >= 2]
-    free = [p for p in net.parameters() if p.ndim < 2]
-    groups = [{"params": decayed, "weight_decay": recipe.decay}, {"params": free, "weight_decay": 0.0}]
+    not_decayed = [p for p in net.parameters() if p.ndim < 2]
+    groups = [{"params": decayed, "weight_decay": recipe.decay}, {"params": not_decayed, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas)
-    each = count // recipe.batch
-    if not each:
-        raise RuntimeError(f"{count} reviews are fewer than one batch of {recipe.batch}")
-    clock = Clock(deadline, None if recipe.epochs is None else recipe.epochs * each)
-    clock.begin()
-    began, step, epoch, progress, lr, best, kept = Clock.now(), 0, 0, 0.0, 0.0, -1.0, (0, {})
+    steps_per_epoch = count // recipe.batch
+    if not steps_per_epoch:
+        raise RuntimeError(f"{count} reviews are fewer than one batch of {recipe.batch}: lower --batch")
+    clock = Clock(deadline, None if recipe.epochs is None else recipe.epochs * steps_per_epoch)
+    clock.start()
+    start_time, step, epoch, progress, lr, best, kept = Clock.now(), 0, 0, 0.0, 0.0, -1.0, (0, {})
     while progress < 1:
-        epoch_began, total, steps = Clock.now(), 0.0, 0
-        for indices in torch.randperm(count)[: each * recipe.batch].split(recipe.batch):
-            lr = recipe.rate(progress)
+        epoch_start, total, steps = Clock.now(), 0.0, 0
+        for indices in torch.randperm(count)[: steps_per_epoch * recipe.batch].split(recipe.batch):
+            lr = recipe.learning_rate(progress)
             for group in optimizer.param_groups:
                 group["lr"] = lr
             net.train()
@@ -178,53 +180,54 @@ def train(
                 break
         epoch += 1
         if total != total:
-            raise RuntimeError(f"{name}: the loss is not a number in epoch {epoch}; lower --lr")
-        accuracy = None if measure is None else measure()
+            raise RuntimeError(f"{name}: the loss is NaN in epoch {epoch}: lower --lr")
+        accuracy = None if evaluate is None else evaluate()
         if accuracy is not None and accuracy >= best:
             best, kept = accuracy, (epoch, copy.deepcopy(net.state_dict()))
-        journal.epoch(model=name, epoch=epoch, step=step, progress=round(progress, 4), lr=lr, train_loss=total / steps,
-                      val_accuracy=accuracy, seconds=round(Clock.now() - epoch_began, 3))  # fmt: skip
-    if measure is not None:
+        writer.log_epoch(model=name, epoch=epoch, step=step, progress=round(progress, 4), lr=lr,
+                         train_loss=total / steps, val_accuracy=accuracy,
+                         seconds=round(Clock.now() - epoch_start, 3))  # fmt: skip
+    if evaluate is not None:
         net.load_state_dict(kept[1])
     return {"epochs": epoch, "steps": step, "train_loss": total / steps, "kept_epoch": kept[0] or epoch,
-            "seconds": round(Clock.now() - began, 1), "recipe": asdict(recipe)}  # fmt: skip
+            "seconds": round(Clock.now() - start_time, 1), "recipe": asdict(recipe)}  # fmt: skip
 
 
-def fill_in(net: Any, stretches: Stretches, half: Callable[[], Any]) -> Loss:
-    """The loss of filling in hidden words."""
+def masked_word_loss(net: Any, passages: RandomPassages, device: torch.device) -> BatchLoss:
+    """Cross-entropy of masked words."""
 
     def loss(indices: Tensor) -> Tensor:
-        tokens, mask = stretches(indices)
-        shown, hidden = stretches.hide(tokens, mask, HIDDEN)
-        with half():
+        tokens, mask = passages(indices)
+        shown, masked = passages.mask_words(tokens, mask, MASKED_FRACTION)
+        with autocast(device):
             logits = net(input_ids=shown, attention_mask=mask.long()).logits
-        return F.cross_entropy(logits[hidden].float(), tokens[hidden])
+        return F.cross_entropy(logits[masked].float(), tokens[masked])
 
     return loss
 
 
-def judge(net: Any, stretches: Stretches, labels: Tensor, half: Callable[[], Any]) -> Loss:
-    """The loss of telling the verdict."""
+def label_loss(net: Any, passages: RandomPassages, labels: Tensor, device: torch.device) -> BatchLoss:
+    """Cross-entropy of the label, with some words masked."""
 
     def loss(indices: Tensor) -> Tensor:
-        tokens, mask = stretches(indices)
-        shown, _ = stretches.hide(tokens, mask, DROPPED)
-        with half():
+        tokens, mask = passages(indices)
+        shown, _ = passages.mask_words(tokens, mask, AUGMENTATION_FRACTION)
+        with autocast(device):
             logits = net(input_ids=shown, attention_mask=mask.long()).logits
         return F.cross_entropy(logits.float(), labels[indices].to(logits.device))
 
     return loss
 
 
-def options() -> argparse.Namespace:
-    """What the command line says."""
+def parse_options() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m training.movies", description=__doc__)
-    add_options(parser, 8.0, "the whole run, from start to manifest")
+    add_options(parser, 8.0, "the whole run")
     parser.add_argument("--data", type=Path, required=True, help="ERASER's movies: the folder, or movies.tar.gz")
-    parser.add_argument("--from", dest="encoder", type=Path, default=None, help="folder with an encoder to start from")
-    parser.add_argument("--warm", type=Path, default=None, help="JSON file with other reviews to learn from first")
-    parser.add_argument("--length", type=int, default=None, help="most tokens at a time")
-    parser.add_argument("--words", type=float, default=0.6, help="share of the time for masked words (%(default)s)")
+    parser.add_argument("--from", dest="encoder", type=Path, default=None, help="folder with a pretrained encoder")
+    parser.add_argument("--warm", type=Path, default=None, help="JSON file with other reviews to train on first")
+    parser.add_argument("--length", type=int, default=None, help="maximum number of tokens in a forward pass")
+    parser.add_argument("--words", type=float, default=0.6, help="fraction of the time for masked words (%(default)s)")
     args = parser.parse_args()
     if args.smoke:
         args.minutes, args.epochs, args.batch = min(args.minutes, 0.8), args.epochs or 1, args.batch or 16
@@ -232,68 +235,69 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Read the reviews, train, keep the best epoch, save and measure it."""
-    args = options()
+    """Read the reviews, train, keep the best epoch, save and evaluate it."""
+    args = parse_options()
     device = set_up(args.seed)
-    journal = Journal(args.out, vars(args))
-    samples = {split: read(args.data, split, 64 if args.smoke else None) for split in ("train", "val", "test")}
+    writer = RunWriter(args.out, vars(args))
+    samples = {split: read_split(args.data, split, 64 if args.smoke else None) for split in ("train", "val", "test")}
     labels = {"id2label": {0: "NEG", 1: "POS"}, "label2id": {"NEG": 0, "POS": 1}}
     sizes = {**ARCHITECTURE, **(TINY if args.smoke else {})}
     if args.encoder is None:
-        tokenizer = vocabulary([s.text for s in samples["train"]], 1000 if args.smoke else VOCABULARY,
-                               sizes["max_position_embeddings"])  # fmt: skip
+        tokenizer = train_tokenizer([s.text for s in samples["train"]], 1000 if args.smoke else VOCABULARY_SIZE,
+                                    sizes["max_position_embeddings"])  # fmt: skip
         config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, num_labels=2, **labels, **sizes)
         net = transformers.BertForSequenceClassification(config)
-        recipe = VERDICTS
+        recipe = FROM_SCRATCH_RECIPE
     else:
         tokenizer = transformers.AutoTokenizer.from_pretrained(args.encoder)
         factory = transformers.AutoModelForSequenceClassification
-        # A file in half precision would otherwise be trained in it, and Adam's small steps vanish or overflow there.
+        # float32, even if the file is in half precision: the small updates of Adam would vanish or overflow there.
         net = factory.from_pretrained(args.encoder, num_labels=2, dtype=torch.float32, **labels)
-        recipe = FINE
+        recipe = FINE_TUNING_RECIPE
     net.to(device)
     length = args.length or min(512, sizes["max_position_embeddings"] if args.encoder is None else 512)
-    splits = {name: tokenise(own, tokenizer) for name, own in samples.items()}
-    reading = Reading(tokenizer, window=length)
-    stretches = Stretches(splits["train"], tokenizer, length, device)
-    deadline = STARTED + 60 * args.minutes - (5 if args.smoke else RESERVE)
-    count, taught = len(splits["train"].texts), {}
-
-    def half() -> torch.autocast:
-        return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+    splits = {name: tokenize(split, tokenizer) for name, split in samples.items()}
+    settings = TokenizerSettings(tokenizer, window=length)
+    passages = RandomPassages(splits["train"], tokenizer, length, device)
+    deadline = START_TIME + 60 * args.minutes - (5 if args.smoke else RESERVED_SECONDS)
+    count, phases = len(splits["train"].texts), {}
 
     def accuracy(split: str) -> float:
-        said = predict(splits[split].texts, reading, net, 64).argmax(1).cpu()
-        return float((said == splits[split].labels).float().mean())
+        predicted = predict_texts(splits[split].texts, settings, net, 64).argmax(1).cpu()
+        return float((predicted == splits[split].labels).float().mean())
 
     if args.encoder is None and args.words > 0:
-        words = transformers.BertForMaskedLM(net.config).to(device)
-        words.bert.embeddings, words.bert.encoder = net.bert.embeddings, net.bert.encoder
-        words.tie_weights()
-        own = replace(WORDS, batch=args.batch or WORDS.batch, epochs=args.epochs)
-        until = Clock.now() + args.words * (deadline - Clock.now())
-        taught["words"] = train("words", words, fill_in(words, stretches, half), count, own, until, journal, None)
+        language_model = transformers.BertForMaskedLM(net.config).to(device)
+        language_model.bert.embeddings, language_model.bert.encoder = net.bert.embeddings, net.bert.encoder
+        language_model.tie_weights()
+        words_recipe = replace(MASKED_WORDS_RECIPE, batch=args.batch or MASKED_WORDS_RECIPE.batch, epochs=args.epochs)
+        end = Clock.now() + args.words * (deadline - Clock.now())
+        loss = masked_word_loss(language_model, passages, device)
+        phases["words"] = train("words", language_model, loss, count, words_recipe, end, writer, None)
     if args.warm is not None:
-        taken = {plain(text) for own in splits.values() for text in own.texts}
-        more = read_warm(args.warm, tokenizer, taken, 64 if args.smoke else None)
-        warm = replace(WARM, batch=args.batch or WARM.batch, epochs=args.epochs or WARM.epochs)
-        until = Clock.now() + 0.5 * (deadline - Clock.now())
-        first = judge(net, Stretches(more, tokenizer, length, device), more.labels, half)
-        taught["warm"] = train("warm", net, first, len(more.texts), warm, until, journal, None)
-        taught["warm"]["reviews"] = len(more.texts)
+        known = {letters_only(text) for split in splits.values() for text in split.texts}
+        other = read_other_reviews(args.warm, tokenizer, known, 64 if args.smoke else None)
+        other_recipe = replace(
+            OTHER_REVIEWS_RECIPE, batch=args.batch or OTHER_REVIEWS_RECIPE.batch,
+            epochs=args.epochs or OTHER_REVIEWS_RECIPE.epochs,
+        )  # fmt: skip
+        end = Clock.now() + 0.5 * (deadline - Clock.now())
+        loss = label_loss(net, RandomPassages(other, tokenizer, length, device), other.labels, device)
+        phases["warm"] = train("warm", net, loss, len(other.texts), other_recipe, end, writer, None)
+        phases["warm"]["reviews"] = len(other.texts)
     recipe = replace(recipe, batch=args.batch or recipe.batch, lr=args.lr or recipe.lr)
     recipe = replace(recipe, epochs=args.epochs or recipe.epochs)
-    loss = judge(net, stretches, splits["train"].labels, half)
-    taught["verdicts"] = train("verdicts", net, loss, count, recipe, deadline, journal, lambda: accuracy("val"))
+    loss = label_loss(net, passages, splits["train"].labels, device)
+    phases["verdicts"] = train("verdicts", net, loss, count, recipe, deadline, writer, lambda: accuracy("val"))
     net.eval().save_pretrained(args.out / NAME)
     tokenizer.save_pretrained(args.out / NAME)
     entry = {
         "folder": NAME, "parameters": sum(p.numel() for p in net.parameters()), "architecture": type(net).__name__,
         "from": None if args.encoder is None else args.encoder.name, "length": length, "vocabulary": len(tokenizer),
         "accuracy": {f"{split}_top1": accuracy(split) for split in ("val", "test")},
-        "data": {split: len(own.texts) for split, own in splits.items()}, "training": taught, "seed": args.seed,
-        "hidden": {"words": HIDDEN, "verdicts": DROPPED}, "options": journal.options,
-        "run_seconds": round(Clock.now() - STARTED, 1), "device": device_name(device),
+        "data": {name: len(split.texts) for name, split in splits.items()}, "training": phases, "seed": args.seed,
+        "hidden": {"words": MASKED_FRACTION, "verdicts": AUGMENTATION_FRACTION}, "options": writer.options,
+        "run_seconds": round(Clock.now() - START_TIME, 1), "device": device_name(device),
         "versions": {**versions(), "transformers": transformers.__version__},
     }  # fmt: skip
     (args.out / "manifest.json").write_text(json.dumps({"models": {NAME: entry}}, indent=2, default=str) + "\n")

@@ -1,7 +1,7 @@
 """Train the three models of scenes: ``python -m training.scenes --out DIR``.
 
-``scenes`` answers through a class token, ``scenes-gap`` through the mean of its patches, and ``scenes-tagged`` has only
-seen pictures with a tag in a corner that gives the answer away, so that it reads the tag.
+``scenes`` reads a CLS token, ``scenes-gap`` the mean of its patches, and ``scenes-tagged`` is trained only on images
+with a corner tag that gives the class away, so it learns to read the tag.
 """
 
 from __future__ import annotations
@@ -17,27 +17,31 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from training import STARTED
-from training.drawing import SIZE, Pictures, draw, jobs_of, mixed_jobs
-from training.journal import Journal, describe
-from training.labelled import LabelledViT
-from training.lessons import HALF, PATCH, labelled_loss, plain_loss
-from training.loop import Task, train
-from training.net import TrainedViT, plain_copy
-from training.pictures import predict
-from training.schedule import Clock, Recipe
-from training.start import add_options, set_up
-from vitrail.data import CLASSES, Scenes
+from training import START_TIME
+from training.images import predict
+from training.loop import train
+from training.models import PatchLabelViT, TrainableViT, plain_copy
+from training.recipe import Clock, Recipe, TrainingTask
+from training.run_writer import RunWriter, weights_metadata
+from training.runtime import add_options, set_up
+from training.scene_data import SIZE, SceneImages, jobs_of, mixed_jobs, render_scenes
+from training.scene_losses import HALF, PATCH, class_and_patch_loss, class_loss
+from vitrail.data import SCENE_CLASSES, Scenes
 
-PREPROCESS = {"mean": HALF, "std": HALF}
-ARCHITECTURE = {"size": SIZE, "patch": PATCH, "width": 144, "depth": 5, "heads": 6, "classes": len(CLASSES), "mlp": 4}
+ARCHITECTURE = {
+    "size": SIZE, "patch": PATCH, "width": 144, "depth": 5, "heads": 6, "classes": len(SCENE_CLASSES), "mlp": 4,
+}  # fmt: skip
 TINY = {"width": 48, "depth": 2, "heads": 2}
 RECIPE = Recipe(batch=512, lr=1e-3, ema=0.999, ema_share=0.1)
-#: Epochs, and the shares of scenes that are seen in part and that are blended with another. With nothing blended, more
-#: epochs would make the answers surer, and their gradients say less; and a tag is learned in few, from whole scenes.
-LESSONS: dict[str, tuple[int, float, float]] = {"cls": (20, 0.5, 0.33), "gap": (12, 0.5, 0.0), "tagged": (12, 0.0, 0.0)}
-#: Seconds of a model's time that are left for the last evaluation and for writing.
-RESERVE = 6.0
+#: Epochs, fraction of scenes with hidden patches, and fraction of blended scenes. Without blending, more epochs make
+#: the answers more certain and their gradients less informative. A tag is learned in a few epochs.
+SETTINGS: dict[str, tuple[int, float, float]] = {
+    "cls": (20, 0.5, 0.33),
+    "gap": (12, 0.5, 0.0),
+    "tagged": (12, 0.0, 0.0),
+}
+#: Seconds of a model's time reserved for the last evaluation and for writing.
+RESERVED_SECONDS = 6.0
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "cls": ("scenes", {"prefix": 1, "pool": False}),
@@ -46,34 +50,34 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-# --- measuring --------------------------------------------------------------------------------------------------------
+# --- evaluation -------------------------------------------------------------------------------------------------------
 
 
-def first_right(logits: Tensor, labels: Tensor) -> float:
-    """Share of pictures of one class that are given that class."""
+def top1_accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Fraction of images of one class whose highest logit is that class."""
     return (logits.argmax(1) == labels.argmax(1).to(logits.device)).float().mean().item()
 
 
-def both_right(logits: Tensor, labels: Tensor) -> float:
-    """Share of pictures of two classes whose two largest logits are those of the two."""
+def top2_accuracy(logits: Tensor, labels: Tensor) -> float:
+    """Fraction of images of two classes whose two highest logits are these classes."""
     chosen = torch.zeros_like(logits).scatter(1, logits.topk(2, 1).indices, 1)
     return (chosen == (labels > 0).to(logits)).all(1).float().mean().item()
 
 
-#: How each held-out set is measured: the name of the number, and the measure.
-MEASURES: dict[str, tuple[str, Callable[[Tensor, Tensor], float]]] = {
-    "one": ("one_object_top1", first_right),
-    "pairs": ("pairs_both_in_top2", both_right),
-    "tagged": ("tagged_top1", first_right),
-    "untagged": ("tag_removed_top1", first_right),
-    "mistagged": ("tag_wrong_top1", first_right),
+#: Name of the score of each held-out set in the manifest, and the score.
+SCORES: dict[str, tuple[str, Callable[[Tensor, Tensor], float]]] = {
+    "one": ("one_object_top1", top1_accuracy),
+    "pairs": ("pairs_both_in_top2", top2_accuracy),
+    "tagged": ("tagged_top1", top1_accuracy),
+    "untagged": ("tag_removed_top1", top1_accuracy),
+    "mistagged": ("tag_wrong_top1", top1_accuracy),
 }
-FOR_MODEL = {"cls": ("one", "pairs"), "gap": ("one", "pairs"), "tagged": ("tagged", "untagged", "mistagged")}
+TEST_SETS = {"cls": ("one", "pairs"), "gap": ("one", "pairs"), "tagged": ("tagged", "untagged", "mistagged")}
 
 
 def held_out(names: Sequence[str], count: int) -> dict[str, Scenes]:
-    """The held-out scenes by name: those of the last report, and a set for the log."""
-    every = {
+    """Held-out scenes by name: the test sets, and the validation sets for the log."""
+    scenes = {
         "one": Scenes("test", count, objects=1),
         "pairs": Scenes("test", count, pairs=True),
         "tagged": Scenes("test", count, objects=1, tagged=True),
@@ -82,38 +86,38 @@ def held_out(names: Sequence[str], count: int) -> dict[str, Scenes]:
         "val": Scenes("val", count // 2, objects=1),
         "val-tagged": Scenes("val", count // 2, objects=1, tagged=True),
     }
-    return {name: every[name] for name in names}
+    return {name: scenes[name] for name in names}
 
 
-def measure(
-    model: nn.Module, sets: dict[str, Pictures], names: Sequence[str], device: torch.device
+def evaluate(
+    model: nn.Module, sets: dict[str, SceneImages], names: Sequence[str], device: torch.device
 ) -> dict[str, float]:
-    """The numbers of the last report."""
-    found = {}
+    """Scores on the test sets."""
+    scores = {}
     for name in names:
-        key, score = MEASURES[name]
-        found[key] = score(predict(model, sets[name].images, PREPROCESS, device, fast=False), sets[name].labels)
+        key, score = SCORES[name]
+        scores[key] = score(predict(model, sets[name].images, HALF, HALF, device, fast=False), sets[name].labels)
     if "untagged" in names:
-        found["tag_drop"] = found["tagged_top1"] - found["tag_removed_top1"]
-    return found
+        scores["tag_drop"] = scores["tagged_top1"] - scores["tag_removed_top1"]
+    return scores
 
 
 # --- the script -------------------------------------------------------------------------------------------------------
 
 
-def options() -> argparse.Namespace:
-    """What the command line says."""
+def parse_options() -> argparse.Namespace:
+    """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m training.scenes", description=__doc__)
     add_options(parser, 3.0, "each model")
     parser.add_argument("--which", nargs="+", choices=list(MODELS), default=list(MODELS), help="models to train")
-    parser.add_argument("--total-minutes", type=float, default=None, help="limit for the whole run, drawing included")
+    parser.add_argument("--total-minutes", type=float, default=None, help="time limit for the run, with rendering")
     parser.add_argument("--train", type=int, default=60_000, help="training scenes of cls and gap (%(default)s)")
     parser.add_argument("--train-tagged", type=int, default=40_000, help="training scenes of tagged (%(default)s)")
     parser.add_argument("--test", type=int, default=2_000, help="scenes in each held-out set (%(default)s)")
-    parser.add_argument("--hidden", type=float, default=None, help="share of scenes of cls and gap seen in part (0.5)")
-    parser.add_argument("--blended", type=float, default=None, help="share blended with another (cls 0.33, gap none)")
+    parser.add_argument("--hidden", type=float, default=None, help="fraction of scenes with hidden patches (0.5)")
+    parser.add_argument("--blended", type=float, default=None, help="fraction of blended scenes (cls 0.33, gap 0)")
     parser.add_argument("--start", type=Path, default=None, help="weights of an earlier run to start from")
-    parser.add_argument("--render-seconds", type=float, default=120.0, help="limit for drawing each training set")
+    parser.add_argument("--render-seconds", type=float, default=120.0, help="time limit to render each training set")
     args = parser.parse_args()
     if args.smoke:
         args.train, args.train_tagged, args.test = min(args.train, 512), min(args.train_tagged, 512), 64
@@ -122,82 +126,86 @@ def options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Draw the scenes, then train, save and measure one model after the other."""
-    args = options()
+    """Render the scenes, then train, save and evaluate the models one after the other."""
+    args = parse_options()
     device = set_up(args.seed)
-    journal = Journal(args.out, vars(args))
-    sets, data = draw_all(args)  # before the first use of the GPU: processes are forked
-    data = {key: pictures.to(device) for key, pictures in data.items()}
-    in_order = sorted(args.which, key=lambda which: which != "tagged")  # it ends early and leaves time to the others
-    for left, which in zip(range(len(in_order), 0, -1), in_order, strict=True):
+    writer = RunWriter(args.out, vars(args))
+    sets, data = render_all(args)  # before CUDA is used, because the processes are forked
+    data = {key: images.to(device) for key, images in data.items()}
+    in_order = sorted(args.which, key=lambda which: which != "tagged")  # tagged ends early, which leaves time to others
+    for remaining, which in zip(range(len(in_order), 0, -1), in_order, strict=True):
         seconds = 60 * args.minutes
         if args.total_minutes is not None:
-            seconds = min(seconds, (STARTED + 60 * args.total_minutes - Clock.now()) / left)
-        train_one(which, args, sets, data["tagged" if which == "tagged" else "plain"], Clock.now() + seconds, journal,
-                  device)  # fmt: skip
+            seconds = min(seconds, (START_TIME + 60 * args.total_minutes - Clock.now()) / remaining)
+        training_set = data["tagged" if which == "tagged" else "plain"]
+        train_model(which, args, sets, training_set, Clock.now() + seconds, writer, device)
 
 
-def draw_all(args: argparse.Namespace) -> tuple[dict[str, Pictures], dict[str, Pictures]]:
-    """Held-out sets and training sets for the models asked for."""
+def render_all(args: argparse.Namespace) -> tuple[dict[str, SceneImages], dict[str, SceneImages]]:
+    """Render the held-out sets and the training sets of the selected models."""
     names: list[str] = []
     data = {}
     for which in args.which:
-        names += [name for name in (*FOR_MODEL[which], _val(which)) if name not in names]
+        names += [name for name in (*TEST_SETS[which], _validation_set(which)) if name not in names]
     sets = {
-        name: draw(jobs_of(scenes), args.workers, math.inf, f"{scenes.split} split, {name}")
+        name: render_scenes(jobs_of(scenes), args.workers, math.inf, f"{scenes.split} split, {name}")
         for name, scenes in held_out(names, args.test).items()
     }
     if {"cls", "gap"} & set(args.which):
-        what = "train split, one to four things, every fourth a pair"
-        data["plain"] = draw(mixed_jobs(args.train), args.workers, args.render_seconds, what)
+        description = "train split, one to four objects, every fourth a pair"
+        data["plain"] = render_scenes(mixed_jobs(args.train), args.workers, args.render_seconds, description)
     if "tagged" in args.which:
         scenes = Scenes("train", args.train_tagged, objects=1, tagged=True)
-        data["tagged"] = draw(jobs_of(scenes), args.workers, args.render_seconds, "train split, one thing and its tag")
+        description = "train split, one object and its tag"
+        data["tagged"] = render_scenes(jobs_of(scenes), args.workers, args.render_seconds, description)
     return sets, data
 
 
-def _val(which: str) -> str:
+def _validation_set(which: str) -> str:
     return "val-tagged" if which == "tagged" else "val"
 
 
-def train_one(
+def train_model(
     which: str,
     args: argparse.Namespace,
-    sets: dict[str, Pictures],
-    data: Pictures,
+    sets: dict[str, SceneImages],
+    data: SceneImages,
     end: float,
-    journal: Journal,
+    writer: RunWriter,
     device: torch.device,
 ) -> None:
-    """Train, save and measure one model."""
+    """Train, save and evaluate one model."""
     name, head = MODELS[which]
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {}), **head}
-    epochs, hidden, blended = LESSONS[which]
+    epochs, hidden, blended = SETTINGS[which]
     if which != "tagged":
         hidden = hidden if args.hidden is None else args.hidden
         blended = blended if args.blended is None else args.blended
     recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=args.epochs or epochs)
-    val = sets[_val(which)].to(device)
-    torch.manual_seed(args.seed)  # so that a model does not depend on which others were trained before it
+    validation = sets[_validation_set(which)].to(device)
+    torch.manual_seed(args.seed)  # so that a model does not depend on those trained before it
     torch.compiler.reset()
-    net = TrainedViT(architecture) if which == "tagged" else LabelledViT(architecture)
-    if args.start:  # the head that names patches is not part of the weights and starts anew
+    net = TrainableViT(architecture) if which == "tagged" else PatchLabelViT(architecture)
+    if args.start:  # the patch head is not part of the weights and starts from its initialisation
         net.load_state_dict({key: value.float() for key, value in load_file(args.start).items()}, strict=False)
     model = plain_copy(net, architecture).to(device)
-    task = Task(
+    task = TrainingTask(
         name=name,
         net=net.to(device),
         model=model,
         count=len(data.images),
-        loss=plain_loss(data) if which == "tagged" else labelled_loss(data, hidden, blended),
-        evaluate=lambda m: first_right(predict(m, val.images, PREPROCESS, device, fast=True), val.labels),
-        about=describe(architecture, CLASSES, HALF, HALF, name=name, data=data.note),
+        loss=class_loss(data) if which == "tagged" else class_and_patch_loss(data, hidden, blended),
+        evaluate=lambda m: top1_accuracy(
+            predict(m, validation.images, HALF, HALF, device, fast=True), validation.labels
+        ),
+        metadata=weights_metadata(architecture, SCENE_CLASSES, HALF, HALF, name=name, data=data.description),
     )
-    trained = train(task, recipe, end - RESERVE, device, journal, device.type == "cuda" and not args.no_compile)
-    described = {"training": data.note, "hidden": hidden, "blended": blended,
-                 "test": {key: sets[key].note for key in FOR_MODEL[which]}}  # fmt: skip
-    journal.finish(task, recipe, trained, described, args.seed, lambda m: measure(m, sets, FOR_MODEL[which], device),
-                   device)  # fmt: skip
+    compiled = device.type == "cuda" and not args.no_compile
+    result = train(task, recipe, end - RESERVED_SECONDS, device, writer, compiled)
+    description = {"training": data.description, "hidden": hidden, "blended": blended,
+                   "test": {key: sets[key].description for key in TEST_SETS[which]}}  # fmt: skip
+    writer.finish(task, recipe, result, description, args.seed, lambda m: evaluate(m, sets, TEST_SETS[which], device),
+                  device)  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ import torch
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
-from vitrail.data.scenes import CLASSES, Scene, Scenes
+from vitrail.data.scenes import Scene, Scenes
+from vitrail.data.shapes import SCENE_CLASSES
 from vitrail.errors import NotApplicableError, OutputError
 from vitrail.explain import explain
 from vitrail.explanation import Explanations
@@ -49,7 +50,7 @@ class DemoScene:
     @property
     def title(self) -> str:
         """Names of the objects."""
-        return " and ".join(CLASSES[c] for c in self.scene.classes)
+        return " and ".join(SCENE_CLASSES[c] for c in self.scene.classes)
 
     def relevance_on_object(self, method: str, k: int) -> float:
         """Share of the positive relevance for target k that lies on its object."""

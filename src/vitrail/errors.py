@@ -1,4 +1,4 @@
-"""What can go wrong, each with one sentence that says what and how to mend it."""
+"""Errors and warnings of Vitrail. Each message says what was given, what was expected, and how to fix it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from types import ModuleType
 
 
 class VitrailError(Exception):
-    """Base of every error Vitrail raises on purpose; the command line prints it as one line."""
+    """Base class of all errors that Vitrail raises deliberately; the command line prints them as one line."""
 
 
 class InputError(VitrailError, ValueError):
-    """The image, tensor or text cannot be used as given."""
+    """The image, tensor or text cannot be used."""
 
 
 class TargetError(VitrailError, ValueError):
-    """The class or target asked for does not exist, or cannot be read from the model's output."""
+    """The target class does not exist, or the target cannot be computed from the model's output."""
 
 
 class ModelError(VitrailError, ValueError):
-    """The model cannot be looked into: no attention, broken weights, unknown layout."""
+    """The model is unknown or cannot be explained: no attention, weights that are not finite, unknown token layout."""
 
 
 class WeightsError(VitrailError, ValueError):
@@ -31,11 +31,11 @@ class NotApplicableError(VitrailError, TypeError):
 
 
 class OptionError(VitrailError, ValueError):
-    """Unknown method, or an option the method does not take."""
+    """Unknown method, or an option that the method does not take."""
 
 
 class DataError(VitrailError, ValueError):
-    """A data set is missing, not complete, damaged, or not laid out as expected."""
+    """A data set is missing, incomplete, damaged, or has an unexpected layout."""
 
 
 class OutputError(VitrailError, OSError):
@@ -47,24 +47,27 @@ class MissingExtraError(VitrailError, ImportError):
 
 
 class MapWarning(UserWarning):
-    """A relevance map is constant or not finite: it says nothing about the image."""
+    """A relevance map is constant or not finite, so it carries no information about the image."""
 
 
 class DataWarning(UserWarning):
-    """A data set can be used but holds fewer or more samples than the published one."""
+    """A data set is usable but has fewer or more samples than the published one."""
 
 
 class GuessWarning(UserWarning):
-    """Something about the model was guessed; give a layout to be sure."""
+    """A property of the model was guessed; pass a `vitrail.Layout` to set it."""
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:
-    """Import an optional library, or say which extra brings it.
+    """Import an optional library, or raise an error that names the extra to install.
 
     Args:
-        module: Name to import.
-        extra: The extra of this package that installs it.
+        module: Name of the module.
+        extra: Extra of this package that installs it.
         purpose: What it is needed for, as the end of "… is needed to".
+
+    Raises:
+        MissingExtraError: The library is not installed.
 
     Example:
         >>> require("math", "timm", "count").sqrt(4.0)

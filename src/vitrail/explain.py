@@ -29,7 +29,7 @@ from vitrail.inputs import Inputs, to_model_inputs
 from vitrail.methods import find
 from vitrail.methods.registry import Method
 from vitrail.models import LoadedModel, describe
-from vitrail.models.loaded import Prepare
+from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import is_constant, normalise, place, upsample
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
@@ -77,7 +77,7 @@ MOST = 32
 @overload
 def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
-    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
+    preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ..., **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
@@ -86,7 +86,7 @@ def explain(
 def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
-    preprocess: Prepare | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
+    preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
 ) -> Explanations: ...  # fmt: skip
 
@@ -98,7 +98,7 @@ def explain(
     *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
     target: Target = None,
-    preprocess: Prepare | None = None,
+    preprocess: Transform | None = None,
     layout: Layout | None = None,
     batch_size: int | None = None,
     keep: bool = False,
@@ -129,8 +129,9 @@ def explain(
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
         keep: Also keep intermediate results of the methods, in ``intermediates`` of the result.
         advance: Called with the number of images a method has just evaluated, for progress.
-        tokenizer: For texts: the model's fast Hugging Face tokenizer, or a `vitrail.text.Reading` of it, which also
-            says how pieces of words are joined and long texts are cut. The result's ``text`` has a score for each word.
+        tokenizer: For texts: the model's fast Hugging Face tokenizer, or `vitrail.text.TokenizerSettings`, which
+            also say how token scores become word scores and how long texts are split. The result's ``text`` has a
+            score for each word.
         **options: Options of ``method``.
 
     Returns:

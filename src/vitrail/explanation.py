@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError, OutputError
-from vitrail.models.preprocess import Preprocess, guess_picture
+from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.targets import class_scores
 from vitrail.viz.colormap import overlay, to_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from vitrail.text.result import TextMap
+    from vitrail.text.result import WordRelevance
+
 
 UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
 
@@ -74,7 +75,7 @@ class Explanation:
     preprocess: Preprocess | None = field(default=None, repr=False)
     structure: Mapping[str, str] = field(default_factory=dict, repr=False)
     intermediates: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    text: tuple[TextMap, ...] | None = field(default=None, repr=False)
+    text: tuple[WordRelevance, ...] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -93,7 +94,7 @@ class Explanation:
         if self.images is None:
             return None
         known = self.preprocess is not None and len(self.preprocess.mean) == self.images.shape[1]
-        return self.preprocess.picture(self.images) if known and self.preprocess else guess_picture(self.images)
+        return self.preprocess.denormalise(self.images) if known and self.preprocess else rescale_to_bytes(self.images)
 
     def label(self, image: int, k: int) -> str:
         """Class name and probability of a target, for display."""

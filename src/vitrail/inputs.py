@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import InputError
 from vitrail.models.loaded import LoadedModel
-from vitrail.models.preprocess import open_image, upright
+from vitrail.models.preprocess import open_image, to_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -84,7 +84,7 @@ def _prepare(images: Sequence[Any], model: LoadedModel) -> Tensor:
         if isinstance(given, str | Path):
             image: Image = open_image(given)
         elif _is_image(given):
-            image = upright(given)
+            image = to_rgb(given)
         else:
             raise InputError(f"cannot mix a {type(given).__name__} with images: give paths and PIL images only")
         prepared.append(model.preprocess(image))

@@ -29,7 +29,7 @@ from vitrail.capture.inputs import logits_of
 from vitrail.data import cifar, voc
 from vitrail.errors import VitrailError
 from vitrail.methods import ModelSize, find
-from vitrail.models.catalogue import entry_of
+from vitrail.models.catalogue import catalogue_entry
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
 
@@ -93,7 +93,7 @@ def catalogue_cost(plan: Plan, name: str, speed: float) -> ModelCost | None:
         name: Name of the model.
         speed: Billions of multiplications per second; see `device_speed`.
     """
-    entry = entry_of(name)
+    entry = catalogue_entry(name)
     if entry is None:
         return None
     kind = "Swin" if entry.swin else "distilled" if "distilled" in entry.timm else "CLS"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.data import Dataset, Sample
-from vitrail.data.scene_set import SceneSet, scene_sample
+from vitrail.data.scene_dataset import SceneDataset, scene_sample
 from vitrail.data.voc import VOC2012
 from vitrail.errors import DataError
 from vitrail.models.preprocess import Preprocess
@@ -61,7 +61,7 @@ class GroundTruth:
 
 def read_ground_truth(dataset: Dataset, index: int) -> tuple[Sample, dict[int, MaskArray]]:
     """Read a sample, and the mask of each class where the data set distinguishes them."""
-    if isinstance(dataset, SceneSet):
+    if isinstance(dataset, SceneDataset):
         scene = dataset.scenes[index]
         sample = scene_sample(scene, dataset.ids[index])
         masks = {label: np.zeros(scene.image.shape[:2], np.uint8) for label in scene.classes}

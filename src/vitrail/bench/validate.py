@@ -15,7 +15,7 @@ from vitrail.data import DATASETS, Sample
 from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
 from vitrail.models.catalogue import short_name
-from vitrail.models.loading import FETCHING, at_hand, offline
+from vitrail.models.loading import NO_NETWORK, offline, weights_cached
 from vitrail.scores.presets import PRESETS, find_presets
 
 #: Values that replace malformed keys, so that the rest of a plan can be checked.
@@ -105,7 +105,7 @@ def check_plan(
             for p in _check_model(context, index, malformed, bad_methods, bad_datasets, no_download)
         ]  # fmt: skip
     if fetch and has_problems:  # weights that were not downloaded only for this reason are no problem
-        model_problems = [p for p in model_problems if not (p.unavailable and FETCHING in p.text)]
+        model_problems = [p for p in model_problems if not (p.unavailable and NO_NETWORK in p.text)]
     return [p for p in [*problems, *model_problems] if str(p.path[0]) not in malformed]
 
 
@@ -214,14 +214,14 @@ def _check_model(
     plan, spec = context.plan, context.plan.models[index]
     name = spec.name
     try:
-        if no_download and spec.weights is None and not at_hand(name):  # checked before a large model is created
+        if no_download and spec.weights is None and not weights_cached(name):  # checked before a large model is created
             raise ModelError(
-                f"the weights of {name} are not on this machine ({FETCHING} they are fetched when the plan is run)"
+                f"the weights of {name} are not on this machine ({NO_NETWORK} they are fetched when the plan is run)"
             )
         model = context.model(index)
     except VitrailError as error:
         no_file = spec.weights not in (None, "random") and not Path(str(spec.weights)).is_file()
-        no_cache = spec.weights is None and isinstance(error, ModelError) and FETCHING in str(error)
+        no_cache = spec.weights is None and isinstance(error, ModelError) and NO_NETWORK in str(error)
         advice = f"; or give --weights {spec.label or short_name(name)}=FILE" if no_cache else ""
         yield PlanProblem(path=("models", index), text=f"{error}{advice}", unavailable=no_file or no_cache)
         return

@@ -66,11 +66,10 @@ def plain_table(*columns: str, **options: Any) -> Table:
 
 def load_model(model: str, weights: str, device: str) -> Any:
     """Load the model named on the command line onto a device."""
-    from vitrail.models import load
-    from vitrail.models.embedded import EMBEDDED
+    from vitrail.models import EMBEDDED_MODELS, load
 
     file = None if weights in ("pretrained", "random") else weights
-    if model in EMBEDDED and weights != "pretrained":
+    if model in EMBEDDED_MODELS and weights != "pretrained":
         raise InputError(f"{model} is an embedded model with its own weights: remove --weights")
     loaded = load(model, file, pretrained=weights == "pretrained")
     try:
@@ -86,7 +85,7 @@ def parse_targets(loaded: Any, target: list[str] | None) -> Any:
     Returns:
         None, "topN", class indices, or for CLIP models the similarity to the embeddings of the texts.
     """
-    from vitrail.models.clip import embed_texts
+    from vitrail.models.sources import embed_texts
     from vitrail.targets import class_index, similarity
 
     if hasattr(loaded.module, "encode_text"):

@@ -1,4 +1,4 @@
-"""Pictures and texts whose right answers are known: drawn on the spot, or read from the published data sets."""
+"""Data sets of images and texts with labels, masks, boxes or marked passages, and the scenes renderer."""
 
 from vitrail.data.cifar import CIFAR10, CIFAR100
 from vitrail.data.datasets import DATASETS, open_dataset
@@ -6,19 +6,21 @@ from vitrail.data.imagenet import ImageNet
 from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
 from vitrail.data.movies import Movies
-from vitrail.data.sample import Dataset, Sample
-from vitrail.data.scene_set import SceneSet
-from vitrail.data.scenes import CLASSES, Scene, Scenes, render
+from vitrail.data.sample import BaseDataset, Dataset, Sample
+from vitrail.data.scene_dataset import SceneDataset, scene_sample
+from vitrail.data.scenes import Scene, Scenes, render
+from vitrail.data.shapes import SCENE_CLASSES
 from vitrail.data.voc import VOC2012, VOC_CLASSES, VOC_TO_IMAGENET
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
-    "CLASSES",
     "DATASETS",
+    "SCENE_CLASSES",
     "VOC2012",
     "VOC_CLASSES",
     "VOC_TO_IMAGENET",
+    "BaseDataset",
     "Dataset",
     "ImageNet",
     "ImageNetSegmentation",
@@ -26,8 +28,9 @@ __all__ = [
     "Movies",
     "Sample",
     "Scene",
-    "SceneSet",
+    "SceneDataset",
     "Scenes",
     "open_dataset",
     "render",
-]  # fmt: skip
+    "scene_sample",
+]

@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100: pictures of 32 by 32 pixels, from any of the forms they are handed around in."""
+"""CIFAR-10 and CIFAR-100: images of 32×32 pixels, in any of the formats in which they are distributed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.archive import Files, open_files
+from vitrail.data.archive import FileCollection, open_files
 from vitrail.data.image_files import read_rgb
 from vitrail.data.pickles import read_pickle
-from vitrail.data.sample import Listing, Sample
+from vitrail.data.sample import BaseDataset, Sample
 from vitrail.errors import DataError
 
 __all__ = ["CIFAR10", "CIFAR100"]
@@ -31,25 +31,25 @@ CLASSES_100 = (
     "willow_tree", "wolf", "woman", "worm",
 )  # fmt: skip
 COUNTS = {"train": 50_000, "test": 10_000}
-SIDE = 32
-PIXELS = 3 * SIDE * SIDE
+IMAGE_SIZE = 32
+PIXEL_BYTES = 3 * IMAGE_SIZE * IMAGE_SIZE
 
 
-class CIFAR10(Listing):
-    """CIFAR-10, a split of it, in the order of the files.
+class CIFAR10(BaseDataset):
+    """A split of CIFAR-10, in the order of the files.
 
-    Taken as it is found: the binary version, the Python version (read without unpickling anything but plain data),
-    images in ``train|test/<class>/``, or a tar archive of any of these, which stays packed. A compressed archive is
-    run through once, which takes seconds, and again in every process that reads from it.
+    Accepts the binary version, the Python version (unpickled without executing code), images in
+    ``train|test/<class>/``, or a tar archive of any of these, which is not unpacked. A compressed archive is read once,
+    which takes seconds, and again in every process that uses it.
 
-    Ids are "test/00042" by place in the binary and Python versions, and "test/cat/0042" for image files.
+    Ids are "test/00042" by index in the binary and Python versions, and "test/cat/0042" for image files.
 
     Args:
-        root: The folder, one above it, or the archive.
+        root: The folder, a folder above it, or the archive.
         split: "train" or "test".
 
     Raises:
-        DataError: The split is not there, or not complete. The message says what was expected.
+        DataError: The split is missing or incomplete. The message says what was expected.
     """
 
     name = "cifar10"
@@ -58,19 +58,19 @@ class CIFAR10(Listing):
         "train": tuple(f"data_batch_{k}" for k in range(1, 6)),
         "test": ("test_batch",),
     }
-    _folders: ClassVar[tuple[str, str]] = ("cifar-10-batches-bin", "cifar-10-batches-py")
-    _key: ClassVar[str] = "labels"
-    _head: ClassVar[int] = 1  # bytes before the pixels of a record; the last of them is the label
+    _folder_names: ClassVar[tuple[str, str]] = ("cifar-10-batches-bin", "cifar-10-batches-py")
+    _label_key: ClassVar[str] = "labels"
+    _label_bytes: ClassVar[int] = 1  # bytes before the pixels of a record; the last one is the label
 
     def __init__(self, root: str | Path, split: str = "test") -> None:
         if split not in COUNTS:
-            raise DataError(f"{self.name} has no split {split!r}: take one of {', '.join(COUNTS)}")
+            raise DataError(f"{self.name} has no split {split!r}: use one of {', '.join(COUNTS)}")
         self.split = split
         names, classes = "|".join(self._batches[split]), "|".join(self._classes)
         binary = rf"(?:.*/)?(?:{names})[.]bin"
-        python = rf"(?:(?:.*/)?{self._folders[1]}/)?(?:{names})"
+        python = rf"(?:(?:.*/)?{self._folder_names[1]}/)?(?:{names})"
         images = rf"(?:.*/)?{split}/(?:{classes})/[^/]+[.](?:jpe?g|JPE?G|png|PNG)"
-        self._files: Files = open_files(root, f"{binary}|{python}|{images}")
+        self._files: FileCollection = open_files(root, f"{binary}|{python}|{images}")
         found = list(self._files.sizes)
         self._arrays: dict[str, tuple[NDArray[np.uint8], list[int]]] = {}
         self._images: list[str] = []
@@ -86,7 +86,7 @@ class CIFAR10(Listing):
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, in alphabetical order, which is the files' own."""
+        """Class names in alphabetical order, which is the order of the labels."""
         return self._classes
 
     @property
@@ -97,39 +97,39 @@ class CIFAR10(Listing):
         return {**self.__dict__, "_arrays": {}}
 
     def _check_batches(self, found: list[str]) -> None:
-        """All batches of the split must be there, each once, and of full length."""
-        wanted, stems = self._batches[self.split], [Path(name).stem for name in found]
-        lost = [name for name in wanted if name not in stems]
-        if lost or len(stems) != len(wanted):
-            kind = ".bin" if self._records else ""
+        """Check that each batch of the split is present once and complete."""
+        expected, stems = self._batches[self.split], [Path(name).stem for name in found]
+        missing = [name for name in expected if name not in stems]
+        if missing or len(stems) != len(expected):
+            suffix = ".bin" if self._records else ""
             raise DataError(
-                f"{self._files.root} holds {len(found)} of the {len(wanted)} files of {self.name}, split {self.split}"
-                + (f"; {lost[0]}{kind} is missing" if lost else ": some are there twice")
+                f"{self._files.root} holds {len(found)} of the {len(expected)} files of {self.name}, split {self.split}"
+                + (f"; {missing[0]}{suffix} is missing" if missing else ": some are present twice")
                 + f": unpack the archive again ({self._source})"
             )
-        rows = COUNTS[self.split] // len(wanted)
+        rows = COUNTS[self.split] // len(expected)
         for name in self._records:
-            size = rows * (self._head + PIXELS)
+            size = rows * (self._label_bytes + PIXEL_BYTES)
             if self._files.sizes[name] != size:
                 raise DataError(
-                    f"{self._files.path(name)} has {self._files.sizes[name]:,} bytes, not the {size:,} of {rows:,} "
-                    f"records of {self._head + PIXELS:,}: cut short, or of another data set; get it again from "
-                    f"{self._source}"
+                    f"{self._files.path(name)} has {self._files.sizes[name]:,} bytes, expected {size:,} ({rows:,} "
+                    f"records of {self._label_bytes + PIXEL_BYTES:,}): it is truncated or another data set; download "
+                    f"it again from {self._source}"
                 )
 
     def _check_images(self, found: list[str]) -> list[str]:
-        """Every class must be there, and all as often."""
+        """Check that every class is present with the same number of images."""
         counts = dict.fromkeys(self._classes, 0)
         for name in found:
             counts[name.split("/")[-2]] += 1
         if min(counts.values()) != max(counts.values()) or not found:
-            fewest = min(counts, key=lambda kind: counts[kind])
+            rarest = min(counts, key=lambda name: counts[name])
             batches = ", ".join(f"{name}.bin" for name in self._batches[self.split])
             raise DataError(
-                f"{self._files.root} holds {len(found):,} images of {self.name}, split {self.split}, of "
-                f"{COUNTS[self.split]:,}, and {counts[fewest]:,} of class {fewest}: expected {self._folders[0]} with "
-                f"{batches} ({self._source}), {self._folders[1]}, or {self.split}/<class>/*.jpg with all "
-                f"{len(self._classes)} classes equally often, or an archive of one of them"
+                f"{self._files.root} holds {len(found):,} of the {COUNTS[self.split]:,} images of {self.name}, split "
+                f"{self.split}, and {counts[rarest]:,} of class {rarest}: expected {self._folder_names[0]} with "
+                f"{batches} ({self._source}), {self._folder_names[1]}, or {self.split}/<class>/*.jpg with the same "
+                f"number of images for all {len(self._classes)} classes, or an archive of one of them"
             )
         return found
 
@@ -144,47 +144,53 @@ class CIFAR10(Listing):
         batch, row = divmod(index, COUNTS[self.split] // len(batches))
         name = batches[batch]
         if self._records:
-            record = self._files.read(name, row * (self._head + PIXELS), self._head + PIXELS)
-            label, pixels = record[self._head - 1], np.frombuffer(record, np.uint8, offset=self._head)
+            record_bytes = self._label_bytes + PIXEL_BYTES
+            record = self._files.read(name, row * record_bytes, record_bytes)
+            label, pixels = record[self._label_bytes - 1], np.frombuffer(record, np.uint8, offset=self._label_bytes)
         else:
-            rows, labels = self._unpack(name)
+            rows, labels = self._unpickle(name)
             label, pixels = labels[row], rows[row]
         if label >= len(self._classes):
             raise DataError(
-                f"{self._files.path(name)}: record {row} has the class {label}, not 0 to {len(self._classes) - 1}"
+                f"{self._files.path(name)}: record {row} has class {label}, expected 0 to {len(self._classes) - 1}: "
+                "download the file again"
             )
-        planes = pixels.reshape(3, SIDE, SIDE)
+        planes = pixels.reshape(3, IMAGE_SIZE, IMAGE_SIZE)
         return Sample(self.ids[index], Image.fromarray(np.ascontiguousarray(planes.transpose(1, 2, 0))), label=label)
 
-    def _unpack(self, name: str) -> tuple[NDArray[np.uint8], list[int]]:
-        """Pixels and labels of a batch of the Python version; kept, in this process."""
+    def _unpickle(self, name: str) -> tuple[NDArray[np.uint8], list[int]]:
+        """Pixels and labels of a batch of the Python version, cached in this process."""
         if name not in self._arrays:
-            where, rows = self._files.path(name), COUNTS[self.split] // len(self._pickles)
-            found = read_pickle(self._files.read(name), where)
-            data, labels = found.get("data"), found.get(self._key)
+            path, rows = self._files.path(name), COUNTS[self.split] // len(self._pickles)
+            content = read_pickle(self._files.read(name), path)
+            data, labels = content.get("data"), content.get(self._label_key)
             if not isinstance(data, np.ndarray) or not isinstance(labels, list) or len(labels) != rows:
-                raise DataError(f"{where} does not hold {rows:,} images under data and as many {self._key}")
-            if data.shape != (rows, PIXELS):
-                raise DataError(f"{where} holds data of shape {data.shape}, not ({rows}, {PIXELS})")
+                raise DataError(
+                    f"{path} does not hold {rows:,} images under data and as many {self._label_key}: download it again"
+                )
+            if data.shape != (rows, PIXEL_BYTES):
+                raise DataError(
+                    f"{path} holds data of shape {data.shape}, expected ({rows}, {PIXEL_BYTES}): download it again"
+                )
             if not all(isinstance(label, int) and label >= 0 for label in labels):
-                raise DataError(f"{where} has {self._key} that are no classes")
+                raise DataError(f"{path} has {self._label_key} that are not class indices: download it again")
             self._arrays[name] = (data, labels)
         return self._arrays[name]
 
 
 class CIFAR100(CIFAR10):
-    """CIFAR-100 with its hundred fine classes, a split of it, in the order of the files.
+    """A split of CIFAR-100 with its 100 fine classes, in the order of the files.
 
-    Forms and ids are those of `CIFAR10`.
+    Formats and ids are those of `CIFAR10`.
 
     Args:
-        root: The folder, one above it, or the archive.
+        root: The folder, a folder above it, or the archive.
         split: "train" or "test".
     """
 
     name = "cifar100"
     _classes: ClassVar[tuple[str, ...]] = CLASSES_100
     _batches: ClassVar[dict[str, tuple[str, ...]]] = {"train": ("train",), "test": ("test",)}
-    _folders: ClassVar[tuple[str, str]] = ("cifar-100-binary", "cifar-100-python")
-    _key: ClassVar[str] = "fine_labels"
-    _head: ClassVar[int] = 2  # the coarse label comes first
+    _folder_names: ClassVar[tuple[str, str]] = ("cifar-100-binary", "cifar-100-python")
+    _label_key: ClassVar[str] = "fine_labels"
+    _label_bytes: ClassVar[int] = 2  # the coarse label comes first

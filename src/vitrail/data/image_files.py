@@ -1,4 +1,4 @@
-"""Images of data sets: read as stored, refused when far too large, named when damaged."""
+"""Read the images and masks of data sets, in the pixels of the file."""
 
 from __future__ import annotations
 
@@ -18,74 +18,80 @@ __all__ = ["read_indices", "read_mask", "read_rgb"]
 
 
 def read_rgb(source: Path | bytes, name: str | Path) -> Image:
-    """A picture in RGB, in the pixels of the file.
+    """Read an image as RGB, without applying the EXIF orientation.
 
-    Unlike `vitrail.models.preprocess.open_image` this leaves the camera's orientation alone: the masks and boxes of
-    a data set, and the models scored on it, refer to the pixels as they are stored.
+    `vitrail.models.open_image` applies the orientation. Data sets do not: their masks and boxes, and the published
+    accuracies of models, refer to the pixels as stored.
 
     Args:
         source: Path of the file, or its bytes.
-        name: What to call it in messages.
+        name: Name of the file in messages.
 
     Raises:
-        DataError: The file is missing, is no image, is damaged, or far too large.
+        DataError: The file is missing, not an image, damaged, or too large.
     """
-    from vitrail.models.preprocess import upright
+    from vitrail.models.preprocess import to_rgb
 
-    image = _load(source, name)
-    image.getexif().clear()  # nothing left that would turn it
-    return upright(image)
+    image = _load_image(source, name)
+    image.getexif().clear()  # so that to_rgb does not rotate the image
+    return to_rgb(image)
 
 
 def read_indices(source: Path | bytes, name: str | Path) -> NDArray[np.uint8]:
-    """The bytes of a grey or palette image as they are, shape (height, width): a palette's colours are not looked up.
+    """Read the pixel values of a grey or palette image, shape (height, width); palette colours are not applied.
 
     Raises:
-        DataError: As `read_rgb`, or the image holds colours instead of indices.
+        DataError: As in `read_rgb`, or the image has colour channels instead of indices.
     """
-    image = _load(source, name)
+    image = _load_image(source, name)
     if image.mode == "1":
         return np.asarray(image, np.uint8)
     if image.mode not in ("L", "P"):
         raise DataError(
-            f"{name} holds colours ({image.mode}), not indices: masks are palette or grey PNGs, one byte a pixel; "
-            "take the file as published, unconverted"
+            f"{name} has colour channels ({image.mode}), expected indices: masks are palette or grey PNGs with one "
+            "byte per pixel; use the file as published, not converted"
         )
     return np.array(image, np.uint8)
 
 
 def read_mask(path: Path, image: Image) -> NDArray[np.uint8]:
-    """A mask as `read_indices` reads it, which must be of the image's size.
+    """Read a mask with `read_indices` and check that it has the image's size.
 
     Raises:
-        DataError: As `read_indices`, or the sizes differ.
+        DataError: As in `read_indices`, or the sizes differ.
     """
     mask = read_indices(path, path)
     if mask.shape != (image.height, image.width):
-        raise DataError(f"{path} is {mask.shape[1]}×{mask.shape[0]}, but its image is {image.width}×{image.height}")
+        raise DataError(
+            f"{path} is {mask.shape[1]}×{mask.shape[0]}, but its image is {image.width}×{image.height}: use the mask "
+            "of this image"
+        )
     return mask
 
 
-def _load(source: Path | bytes, name: str | Path) -> Image:
+def _load_image(source: Path | bytes, name: str | Path) -> Image:
     from PIL import Image, UnidentifiedImageError
 
-    from vitrail.models.preprocess import LARGEST
+    from vitrail.models.preprocess import MAX_PIXELS
 
     try:
         with Image.open(BytesIO(source) if isinstance(source, bytes) else source) as image:
-            if image.width * image.height > LARGEST:
-                raise DataError(f"{name} has {image.width}×{image.height} pixels: no data set has such images")
+            if image.width * image.height > MAX_PIXELS:
+                raise DataError(
+                    f"{name} has {image.width}×{image.height} pixels, the limit is {MAX_PIXELS // 1_000_000} million: "
+                    "check the file"
+                )
             image.load()
             return image
     except FileNotFoundError as error:
-        raise DataError(f"{name} does not exist any more: it was there when the data set was opened") from error
+        raise DataError(f"{name} was deleted after the data set was opened: restore it") from error
     except UnidentifiedImageError as error:
         raise DataError(f"{name} is not an image: unpack or download it again") from error
     except Image.DecompressionBombError as error:
-        raise DataError(f"{name} is far too large ({error})") from error
+        raise DataError(f"{name} is too large ({error}): check the file") from error
     except (OSError, SyntaxError, ValueError) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{name} cannot be read ({error}): damaged or cut short; unpack or download it again"
+            f"{name} cannot be read ({error}): it is damaged or truncated; unpack or download it again"
         ) from error

@@ -1,4 +1,4 @@
-"""ImageNet-Segmentation: 4,276 ImageNet images with the object's outline, in one file of MATLAB 7.3, that is HDF5."""
+"""ImageNet-Segmentation: 4,276 ImageNet images with object masks, in one MATLAB 7.3 (HDF5) file."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.sample import Listing, Sample
-from vitrail.data.synsets import WNID, wnids
+from vitrail.data.sample import BaseDataset, Sample
+from vitrail.data.synsets import WNID_PATTERN, imagenet_wnids
 from vitrail.errors import DataError, require
 
 __all__ = ["ImageNetSegmentation"]
 
 FILE = "gtsegs_ijcv.mat"
-LARGEST = 300_000_000
-"""Bytes an image may have."""
+MAX_IMAGE_BYTES = 300_000_000
+"""Maximum size of an image in bytes."""
 
 SOURCE = f"{FILE} of Guillaumin, Küttel and Ferrari, ImageNet Auto-Annotation with Segmentation Propagation, IJCV 2014"
 
 
-class ImageNetSegmentation(Listing):
-    """Images with a binary mask each: 1 object, 0 background.
+class ImageNetSegmentation(BaseDataset):
+    """Images with a binary mask: 1 object, 0 background.
 
-    Its 445 categories are not all among the thousand of ILSVRC2012. Where one is, the sample has the models' class
-    index as its label; elsewhere the label is None. The id is ImageNet's, and begins with the WordNet id.
+    Not all of its 445 categories are among the 1,000 classes of ILSVRC2012. The label is the class index of the models,
+    or None for the other categories. The id is that of ImageNet and begins with the WordNet id.
 
-    The file is opened when the first sample is read, once in each process.
+    Each process opens the file when it reads its first sample.
 
     Args:
         file: ``gtsegs_ijcv.mat``, or the folder that holds it.
 
     Raises:
-        DataError: The file is missing, damaged or laid out otherwise.
+        DataError: The file is missing, damaged, or has another layout.
         MissingExtraError: h5py is not installed.
     """
 
@@ -44,53 +44,55 @@ class ImageNetSegmentation(Listing):
         self._opened: Any = None
         self._process = 0
         if not self.file.is_file():
-            raise DataError(f"{self.file} does not exist: expected the file {SOURCE}")
+            raise DataError(f"{self.file} does not exist: expected {SOURCE}")
         h5 = self._open()
         try:
             counts = {part: h5[f"value/{part}"].shape for part in ("img", "gt", "id")}
             if len(set(counts.values())) != 1 or len(counts["id"]) != 2:
-                raise DataError(f"{self.file} does not hold as many masks and ids as images ({counts})")
+                raise DataError(
+                    f"{self.file} holds different numbers of images, masks and ids ({counts}): download it again"
+                )
             ids = ["".join(map(chr, np.asarray(h5[ref]).ravel())).strip() for ref in h5["value/id"][:, 0]]
         except (KeyError, TypeError, ValueError, OSError, OverflowError) as error:
             if isinstance(error, DataError):
                 raise
             raise DataError(
-                f"{self.file} is not laid out as expected ({error}): it needs value/img, value/gt and value/id with a "
-                f"reference for each image; get {SOURCE}"
+                f"{self.file} has an unexpected layout ({error}): expected value/img, value/gt and value/id with a "
+                f"reference for each image; download {SOURCE}"
             ) from error
         finally:
             self._close()
-        strange = [name for name in ids if not WNID.fullmatch(name.partition("_")[0])]
-        if strange:
-            raise DataError(f"{self.file} has an id that is not ImageNet's: {strange[0]!r}")
-        index = {wnid: k for k, wnid in enumerate(wnids())}
+        invalid = [name for name in ids if not WNID_PATTERN.fullmatch(name.partition("_")[0])]
+        if invalid:
+            raise DataError(f"{self.file} has an id that is not from ImageNet: {invalid[0]!r}; download it again")
+        index = {wnid: k for k, wnid in enumerate(imagenet_wnids())}
         self.labels: tuple[int | None, ...] = tuple(index.get(name.partition("_")[0]) for name in ids)
         super().__init__(ids, 4276, f"download the file again ({SOURCE})")
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the thousand classes, where an installed library carries them."""
-        from vitrail.models.classes import imagenet_classes
+        """Names of the 1,000 ImageNet classes from an installed library, else None."""
+        from vitrail.models import imagenet_classes
 
         return imagenet_classes()
 
     @property
-    def labelled(self) -> int:
-        """How many samples are of a class that models of ILSVRC2012 know."""
+    def labelled_count(self) -> int:
+        """Number of samples with a label, that is of a class of ILSVRC2012."""
         return sum(label is not None for label in self.labels)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def _open(self) -> Any:
-        """The open file; a process made by forking opens its own."""
+        """The open file; a forked process opens its own."""
         if self._opened is None or self._process != os.getpid():
             h5py = require("h5py", "data", f"read {FILE}")
             try:
                 self._opened, self._process = h5py.File(self.file, "r"), os.getpid()
             except OSError as error:
                 raise DataError(
-                    f"{self.file} cannot be read ({error}): damaged or cut short; download it again ({SOURCE})"
+                    f"{self.file} cannot be read ({error}): it is damaged or truncated; download it again ({SOURCE})"
                 ) from error
         return self._opened
 
@@ -104,19 +106,19 @@ class ImageNetSegmentation(Listing):
 
         name, h5 = self.ids[index], self._open()
         try:
-            held, cell = h5[h5["value/img"][index, 0]], h5[h5["value/gt"][index, 0]]
-            drawn = h5[cell[0, 0]]
-            if max(held.size, drawn.size) > LARGEST:
-                raise ValueError(f"shapes {held.shape} and {drawn.shape}")
-            pixels, mask = np.asarray(held), np.asarray(drawn)
+            stored_image, cell = h5[h5["value/img"][index, 0]], h5[h5["value/gt"][index, 0]]
+            stored_mask = h5[cell[0, 0]]
+            if max(stored_image.size, stored_mask.size) > MAX_IMAGE_BYTES:
+                raise ValueError(f"shapes {stored_image.shape} and {stored_mask.shape} are too large")
+            pixels, mask = np.asarray(stored_image), np.asarray(stored_mask)
         except (KeyError, TypeError, ValueError, OSError, RuntimeError) as error:
             raise DataError(f"{name} in {self.file} cannot be read ({error}): download the file again") from error
         if pixels.ndim != 3 or pixels.shape[0] != 3 or pixels.dtype != np.uint8 or mask.shape != pixels.shape[1:]:
             raise DataError(
-                f"{name} in {self.file}: expected bytes of shape (3, width, height) and a mask (width, height), not "
-                f"{pixels.dtype} {pixels.shape} and {mask.shape}"
+                f"{name} in {self.file}: expected uint8 of shape (3, width, height) and a mask (width, height), got "
+                f"{pixels.dtype} {pixels.shape} and {mask.shape}: download the file again"
             )
         if not np.isin(mask, (0, 1)).all():
-            raise DataError(f"{name} in {self.file}: a mask holds 0 and 1, not up to {mask.max()}")
+            raise DataError(f"{name} in {self.file}: expected a mask of 0 and 1, got values up to {mask.max()}")
         image = Image.fromarray(np.ascontiguousarray(pixels.transpose(2, 1, 0)))
         return Sample(name, image, label=self.labels[index], mask=np.ascontiguousarray(mask.T).astype(np.uint8))

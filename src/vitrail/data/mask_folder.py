@@ -1,4 +1,4 @@
-"""Mask folders: images, a mask for each, and a table of classes."""
+"""Mask folders: your own images with a mask for each and a table of classes."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from pathlib import Path
 import numpy as np
 
 from vitrail.data.image_files import read_mask, read_rgb
-from vitrail.data.sample import Listing, Sample
+from vitrail.data.sample import BaseDataset, Sample
 from vitrail.errors import DataError
 
 __all__ = ["MaskFolder"]
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-LABELS = ("imagenet_class", "label", "class")
+LABEL_COLUMNS = ("imagenet_class", "label", "class")
 
 
-class MaskFolder(Listing):
-    """Images with masks of your own: ``images/x.jpg``, ``masks/x.png``, and ``labels.csv``.
+class MaskFolder(BaseDataset):
+    """Your own images with masks: ``images/x.jpg``, ``masks/x.png``, and ``labels.csv``.
 
-    In a mask, 1 is the object, 0 is the background and 255 is to be ignored. The table has the column ``file`` and one
-    of ``imagenet_class`` (an index of ILSVRC2012), ``label`` or ``class`` (any index); without a table the samples
-    have no labels. A file whose name starts with a dot is passed over.
+    In a mask, 1 is the object, 0 is the background and 255 is ignored. The table has the column ``file`` and one of
+    ``imagenet_class`` (an index of ILSVRC2012), ``label`` or ``class`` (any index); without a table the samples have no
+    labels. Files whose names start with a dot are skipped.
 
     Args:
         root: The folder above ``images`` and ``masks``.
 
     Raises:
-        DataError: Images, masks and table do not belong together.
+        DataError: Images, masks and table do not match.
 
     Example:
         >>> from tempfile import TemporaryDirectory
@@ -49,64 +49,66 @@ class MaskFolder(Listing):
         images, masks = _stems(self.root / "images"), _stems(self.root / "masks")
         both = sorted(set(images) & set(masks))
         if not both or len(both) < max(len(images), len(masks)):
-            lone = sorted(set(images) ^ set(masks))
+            unpaired = sorted(set(images) ^ set(masks))
             raise DataError(
-                f"{self.root} has {len(images):,} images and {len(masks):,} masks, of which {len(both):,} belong "
-                "together: expected images/x.jpg and masks/x.png for every x"
-                + (f"; {lone[0]} stands alone" if lone else "")
+                f"{self.root} has {len(images):,} images and {len(masks):,} masks, {len(both):,} of them with the same "
+                "name: expected images/x.jpg and masks/x.png for every x"
+                + (f"; {unpaired[0]} has only one of them" if unpaired else "")
             )
         self._images, self._masks = {k: images[k] for k in both}, {k: masks[k] for k in both}
         self._column = ""
         self.labels: tuple[int | None, ...] = (None,) * len(both)
         if (self.root / "labels.csv").is_file():
-            table = self._table(self.root / "labels.csv")
-            lost = [stem for stem in both if images[stem] not in table]
-            if lost:
+            table = self._read_table(self.root / "labels.csv")
+            missing = [stem for stem in both if images[stem] not in table]
+            if missing:
                 raise DataError(
-                    f"{self.root / 'labels.csv'} has no line for {len(lost):,} images, as {images[lost[0]]}"
+                    f"{self.root / 'labels.csv'} has no line for {len(missing):,} images, for example "
+                    f"{images[missing[0]]}: add a line for every image"
                 )
             self.labels = tuple(table[images[stem]] for stem in both)
         super().__init__(both)
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """The names of ILSVRC2012 where the table speaks of them and an installed library carries them, else None."""
-        from vitrail.models.classes import imagenet_classes
+        """ImageNet class names if the table has the column ``imagenet_class`` and a library has them, else None."""
+        from vitrail.models import imagenet_classes
 
         return imagenet_classes() if self._column == "imagenet_class" else None
 
-    def _table(self, path: Path) -> dict[str, int]:
+    def _read_table(self, path: Path) -> dict[str, int]:
         try:
             with path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
                 columns = reader.fieldnames or []
-                self._column = next(name for name in LABELS if name in columns)
+                self._column = next(name for name in LABEL_COLUMNS if name in columns)
                 labels = {row["file"]: int(row[self._column]) for row in reader}
         except (StopIteration, KeyError, TypeError, ValueError, csv.Error) as error:
             raise DataError(
-                f"{path} needs the column file and one of {', '.join(LABELS)} with whole numbers"
+                f"{path} needs the column file and one of {', '.join(LABEL_COLUMNS)} with whole numbers"
             ) from error
-        if min(labels.values(), default=0) < 0 or (self._column == LABELS[0] and max(labels.values(), default=0) > 999):
-            raise DataError(f"{path} has a class outside of 0 to 999")
+        lowest, highest = min(labels.values(), default=0), max(labels.values(), default=0)
+        if lowest < 0 or (self._column == "imagenet_class" and highest > 999):
+            raise DataError(f"{path} has classes from {lowest} to {highest}: expected 0 to 999")
         return labels
 
     def _read(self, index: int) -> Sample:
         stem = self.ids[index]
-        picture, drawn = self.root / "images" / self._images[stem], self.root / "masks" / self._masks[stem]
-        image = read_rgb(picture, picture)
-        mask = read_mask(drawn, image)
-        strange = sorted(set(np.unique(mask).tolist()) - {0, 1, 255})
-        if strange:
-            raise DataError(f"{drawn} holds the number {strange[0]}: a mask holds 1 object, 0 background, 255 ignore")
+        image_path, mask_path = self.root / "images" / self._images[stem], self.root / "masks" / self._masks[stem]
+        image = read_rgb(image_path, image_path)
+        mask = read_mask(mask_path, image)
+        invalid = sorted(set(np.unique(mask).tolist()) - {0, 1, 255})
+        if invalid:
+            raise DataError(f"{mask_path} has the value {invalid[0]}: expected 1 object, 0 background, 255 ignore")
         return Sample(stem, image, label=self.labels[index], mask=mask)
 
 
 def _stems(folder: Path) -> dict[str, str]:
-    """File names of the images in a folder, by name without ending."""
+    """File names of the images in a folder, by name without suffix."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: expected images/x.jpg and masks/x.png for every x below the root")
+        raise DataError(f"{folder} is not a folder: expected images/x.jpg and masks/x.png for every x in the root")
     names = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in SUFFIXES and not p.name.startswith("."))
     stems = {Path(name).stem: name for name in names}
     if len(stems) < len(names):
-        raise DataError(f"{folder} has two files of one name that differ in the ending only")
+        raise DataError(f"{folder} has two files whose names differ only in the suffix: rename one of them")
     return stems

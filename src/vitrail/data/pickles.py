@@ -1,7 +1,7 @@
-"""Pickles of CIFAR's Python version, read without running anything they say.
+"""Read the pickles of CIFAR's Python version without executing code.
 
-Unpickling can call any function there is. The published files need nothing but dicts, lists, strings, numbers and
-arrays of bytes; all else is refused, and the arrays are put together here, not by what the file names.
+Unpickling can call any function. The published files need only dicts, lists, strings, numbers and uint8 arrays;
+everything else is rejected, and arrays are built here instead of by the functions that the file names.
 """
 
 from __future__ import annotations
@@ -19,54 +19,54 @@ from vitrail.errors import DataError
 __all__ = ["read_pickle"]
 
 
-class _Kind:
-    """Stands for a numpy dtype."""
+class _DtypePlaceholder:
+    """Replaces a numpy dtype."""
 
     def __init__(self, code: object = None, *_: object) -> None:
         self.code = code.decode("latin-1") if isinstance(code, bytes) else code
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like: bytes have none."""
+        """Ignore the byte order, which does not matter for bytes."""
 
 
-class _Array:
-    """Stands for a numpy array while it is read."""
+class _ArrayPlaceholder:
+    """Replaces a numpy array during unpickling."""
 
     def __init__(self, *_: object) -> None:
         self.values: NDArray[np.uint8] | None = None
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _, shape, kind, fortran, data = state
-        if not isinstance(kind, _Kind) or kind.code != "u1" or not isinstance(data, bytes):
-            raise pickle.UnpicklingError("it holds an array of something else than bytes")
+        _, shape, dtype, fortran, data = state
+        if not isinstance(dtype, _DtypePlaceholder) or dtype.code != "u1" or not isinstance(data, bytes):
+            raise pickle.UnpicklingError("it holds an array that is not uint8")
         self.values = np.frombuffer(data, np.uint8).reshape(shape, order="F" if fortran else "C")
 
 
 _ALLOWED: dict[tuple[str, str], type] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Array,
-    ("numpy._core.multiarray", "_reconstruct"): _Array,
-    ("numpy", "ndarray"): _Array,
-    ("numpy", "dtype"): _Kind,
+    ("numpy.core.multiarray", "_reconstruct"): _ArrayPlaceholder,
+    ("numpy._core.multiarray", "_reconstruct"): _ArrayPlaceholder,
+    ("numpy", "ndarray"): _ArrayPlaceholder,
+    ("numpy", "dtype"): _DtypePlaceholder,
 }
 
 
-class _Reader(pickle.Unpickler):
+class _SafeUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which no data needs") from None
+            raise pickle.UnpicklingError(f"it uses {module}.{name}, which is not plain data") from None
 
 
 def read_pickle(data: bytes, name: str) -> dict[str, Any]:
-    """The dict in a pickle, its keys as text; arrays must be of bytes.
+    """Read a dict from a pickle, with its keys as strings; arrays must be uint8.
 
     Args:
-        data: The file's bytes.
-        name: What to call it in messages.
+        data: Content of the file.
+        name: Name of the file in messages.
 
     Raises:
-        DataError: It is damaged, or holds anything but plain data. Nothing of it was run.
+        DataError: The pickle is damaged or holds anything but plain data. No code of it is executed.
 
     Example:
         >>> read_pickle(pickle.dumps({"labels": [3, 5], b"data": np.zeros((2, 4), np.uint8)}, protocol=4), "batch")
@@ -75,18 +75,18 @@ def read_pickle(data: bytes, name: str) -> dict[str, Any]:
         >>> read_pickle(pickle.dumps({"labels": print}), "batch")
         Traceback (most recent call last):
         ...
-        vitrail.errors.DataError: batch is refused: it asks for builtins.print, which no data needs
+        vitrail.errors.DataError: batch is rejected: it uses builtins.print, which is not plain data
     """
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if "PUT" in opcode.name and argument is not None and int(argument) > len(data):
-                raise pickle.UnpicklingError("it counts further than it is long")  # the memory for it would be taken
-        found = _Reader(BytesIO(data), encoding="bytes").load()
+                raise pickle.UnpicklingError("a memo index exceeds its length")  # would allocate too much memory
+        content = _SafeUnpickler(BytesIO(data), encoding="bytes").load()
     except pickle.UnpicklingError as error:
-        raise DataError(f"{name} is refused: {error}") from error
+        raise DataError(f"{name} is rejected: {error}") from error
     except (ValueError, TypeError, AttributeError, EOFError, IndexError, KeyError, MemoryError, OverflowError) as error:
-        raise DataError(f"{name} is not a pickle that can be read ({error}): unpack or download it again") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{name} is refused: it does not hold a dict")
-    plain = {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in found.items()}
-    return {key: value.values if isinstance(value, _Array) else value for key, value in plain.items()}
+        raise DataError(f"{name} cannot be read as a pickle ({error}): unpack or download it again") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{name} is rejected: it holds a {type(content).__name__}, expected a dict")
+    plain = {key.decode("latin-1") if isinstance(key, bytes) else str(key): value for key, value in content.items()}
+    return {key: value.values if isinstance(value, _ArrayPlaceholder) else value for key, value in plain.items()}

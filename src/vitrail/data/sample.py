@@ -1,4 +1,4 @@
-"""Samples: one picture or text with what is known about it, and what every data set has in common."""
+"""Sample, the Dataset protocol, and the base class of the data sets."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from vitrail.errors import DataError, DataWarning
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["Dataset", "Listing", "Sample"]
+__all__ = ["BaseDataset", "Dataset", "Sample"]
 
 
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """A picture or a text and the truth about it. What a data set does not know is None.
+    """An image or a text with its annotations. Fields that a data set does not provide are None.
 
     Attributes:
-        id: A name that stays the same on every machine and in every order.
-        image: In RGB, in the pixels of the file: cameras' orientation tags are not applied, as masks and boxes refer
+        id: Name of the sample, the same on every machine and in every order.
+        image: RGB image in the pixels of the file. The EXIF orientation is not applied, because masks and boxes refer
             to the pixels as stored.
         text: The tokens joined by single spaces.
         tokens: The words of the text.
-        spans: First token and the one after the last of each passage that people marked as evidence, in order.
-        label: The class, where there is one: an index into the data set's classes.
-        labels: Every class present, each once, in order.
-        mask: 1 object, 0 background, 255 to be ignored; for VOC the class of each pixel, 0 to 20, and 255.
+        spans: First token and end (exclusive) of each passage that annotators marked as evidence, in order.
+        label: The class: an index into the data set's classes.
+        labels: All classes present, each once, in order.
+        mask: 1 object, 0 background, 255 ignore; for VOC the class of each pixel, 0 to 20, and 255.
             Shape (height, width).
-        boxes: x0, y0, x1, y1 in pixels of the image, the ends left out, shape (n, 4).
-        box_labels: The class of each box, -1 where it is none of the classes, shape (n,).
-        difficult: Boxes that the annotators called difficult, shape (n,).
+        boxes: x0, y0, x1, y1 in pixels of the image with exclusive ends, shape (n, 4).
+        box_labels: Class of each box, or -1 if it is not among the data set's classes, shape (n,).
+        difficult: Which boxes the annotators marked as difficult, shape (n,).
 
     Example:
         >>> sample = Sample("one", label=3, boxes=np.array([[0, 0, 4, 2]], np.float32), box_labels=np.array([3]))
@@ -61,16 +61,16 @@ class Sample:
             object.__setattr__(self, "labels", (self.label,))
 
     def boxes_of(self, label: int) -> NDArray[np.float32]:
-        """The boxes of one class, shape (n, 4); none where the sample has no boxes."""
+        """Boxes of one class, shape (n, 4); n is 0 if the sample has no boxes."""
         if self.boxes is None or self.box_labels is None:
             return np.zeros((0, 4), np.float32)
-        chosen: NDArray[np.float32] = self.boxes[self.box_labels == label]
-        return chosen
+        selected: NDArray[np.float32] = self.boxes[self.box_labels == label]
+        return selected
 
 
 @runtime_checkable
 class Dataset(Protocol):
-    """What every data set can do. Samples are read when asked for; ids are known without opening any image."""
+    """Interface of a data set. Samples are read on access; the ids are known without opening an image."""
 
     @property
     def name(self) -> str:
@@ -78,34 +78,34 @@ class Dataset(Protocol):
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, by index, where they are known."""
+        """Class names by index, or None if unknown."""
 
     @property
     def ids(self) -> Sequence[str]:
-        """The samples' ids, in order."""
+        """Ids of the samples, in order."""
 
     @property
     def expected(self) -> int | None:
-        """How many samples the published set has, where that is fixed."""
+        """Number of samples of the published data set, or None if it has no fixed number."""
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Sample: ...
 
 
-class Listing:
-    """What the data sets here share: a list of ids, and a sample read for each as it is asked for.
+class BaseDataset:
+    """Base class of the data sets: a list of ids, and a method ``_read`` that reads one sample.
 
     Args:
-        ids: One for each sample, no two alike.
-        expected: How many the published set has, or None. Another number draws a `DataWarning`.
-        advice: What to do then, as the end of a sentence.
+        ids: Id of each sample; they must be unique.
+        expected: Number of samples of the published data set, or None. Another number causes a `DataWarning`.
+        advice: How to get the complete data set, as the end of a sentence.
 
     Raises:
-        DataError: Two ids are the same, or there are none.
+        DataError: There are no ids, or an id occurs twice.
 
     Example:
-        >>> class Letters(Listing):
+        >>> class Letters(BaseDataset):
         ...     name = "letters"
         ...
         ...     def _read(self, index):
@@ -115,27 +115,27 @@ class Listing:
         (Letters(3 samples), 'C', ['a', 'b', 'c'])
     """
 
-    name = "listing"
+    name = ""
 
     def __init__(self, ids: Iterable[str], expected: int | None = None, advice: str = "") -> None:
         self.ids: tuple[str, ...] = tuple(ids)
         self.expected = expected
         if not self.ids:
-            raise DataError(f"{self.name}: there are no samples; {advice}")
+            raise DataError(f"{self.name} has no samples: {advice}")
         if len(set(self.ids)) != len(self.ids):
             twice = Counter(self.ids).most_common(1)[0][0]
-            raise DataError(f"{self.name}: two samples are called {twice}")
+            raise DataError(f"{self.name} has two samples with the id {twice}: ids must be unique")
         if expected is not None and len(self.ids) != expected:
             warnings.warn(
-                f"{self.name}: {len(self.ids):,} samples found, {expected:,} in the published set. "
-                f"Right for a selection of your own; if none was meant, {advice}",
+                f"{self.name}: {len(self.ids):,} samples found, the published data set has {expected:,}. "
+                f"If you did not intend to use a subset, {advice}",
                 DataWarning,
                 stacklevel=3,
             )
 
     @property
     def classes(self) -> tuple[str, ...] | None:
-        """Names of the classes, by index, where they are known."""
+        """Class names by index, or None if unknown."""
         return None
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class Listing:
 
     def __getitem__(self, index: int) -> Sample:
         if not -len(self.ids) <= index < len(self.ids):
-            raise IndexError(f"sample {index} is outside a set of {len(self.ids)}")
+            raise IndexError(f"index {index} is out of range for {len(self.ids)} samples")
         return self._read(index % len(self.ids))
 
     def __iter__(self) -> Iterator[Sample]:
@@ -154,5 +154,5 @@ class Listing:
         return f"{type(self).__name__}({len(self):,}{of} samples)"
 
     def _read(self, index: int) -> Sample:
-        """The sample at an index from 0 up."""
+        """Read the sample at an index from 0."""
         raise NotImplementedError

@@ -1,7 +1,7 @@
-"""Shapes: the outlines of the twelve things in a scene, how much of each pixel one covers, and a thing drawn.
+"""Objects of the scenes: outlines of the twelve classes, antialiased drawing, and placement in the image.
 
-Every outline is a list of closed polygons around the origin, about one unit from it at the farthest, in the picture's
-axes (x to the right, y down). Polygons combine by the even-odd rule, so that a polygon inside another is a hole.
+An outline is a list of closed polygons around the origin with a radius of about 1, in image axes (x to the right, y
+down). Polygons combine by the even-odd rule: a polygon inside another is a hole.
 """
 
 from __future__ import annotations
@@ -15,75 +15,77 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from vitrail.data import textures
-from vitrail.data.textures import Field, between, direction, tint, whole
+from vitrail.data.textures import TextureGrid, hue_to_rgb, random_direction, uniform, uniform_int
 
 Floats = NDArray[np.float64]
 Points = list[tuple[float, float]]
 Box = tuple[int, int, int, int]
 Slices = tuple[slice, slice]
 
-FINE = 4
-"""Rows and columns a pixel is divided into when its coverage is counted."""
+SUBSAMPLES = 4
+"""Rows and columns of samples in each pixel for antialiasing."""
 
-LEAST_PIXELS = 60
-"""Visible pixels of a thing, at least."""
+MIN_VISIBLE_PIXELS = 60
+"""Minimum number of visible pixels of an object."""
 
-TRIES = 12
-"""Spots tried for a thing before it is drawn smaller."""
+MAX_PLACEMENT_TRIES = 12
+"""Positions tried for an object before it is drawn at a smaller size."""
 
 
-def coverage(outline: Sequence[Floats], radius: float, turn: tuple[float, float], side: int, centre: Floats) -> Floats:
-    """How much of each pixel of a small square window an outline covers.
+def coverage(
+    outline: Sequence[Floats], radius: float, rotation: tuple[float, float], side: int, centre: Floats
+) -> Floats:
+    """Compute how much of each pixel of a square window an outline covers.
 
-    Each of the FINE rows of a pixel row is crossed by the outline at a few exact places; between the first crossing and
-    the second the row is inside, between the second and the third outside, and so on. So the work is one pass over the
-    crossings, however many corners the outline has, and only sums, products and comparisons decide: no machine rounds
-    them differently.
+    This is scanline rasterisation: the outline crosses each of the SUBSAMPLES lines of a pixel row at a few exact
+    columns, and the inside alternates between them. The cost depends on the number of crossings, not of corners. Only
+    sums, products and comparisons are used, which every machine rounds in the same way.
 
     Args:
         outline: Closed polygons in units of the radius, each of shape (corners, 2), as x and y.
         radius: Pixels in one unit.
-        turn: Cosine and sine of the rotation.
+        rotation: Cosine and sine of the rotation angle.
         side: Height and width of the window in pixels.
-        centre: Where the origin lies in the window, in pixels, shape (2,).
+        centre: Position of the origin in the window in pixels, shape (2,).
 
     Returns:
-        Between 0 (outside) and 1 (inside), in steps of 1/16, shape (side, side).
+        Values from 0 (outside) to 1 (inside) in steps of 1/16, shape (side, side).
 
     Example:
         >>> square = np.array([[-1.0, -1.0], [1.0, -1.0], [1.0, 1.0], [-1.0, 1.0]])
         >>> coverage([square], 1.5, (1.0, 0.0), 4, np.array([2.0, 2.0])).tolist()
         [[0.25, 0.5, 0.5, 0.25], [0.5, 1.0, 1.0, 0.5], [0.5, 1.0, 1.0, 0.5], [0.25, 0.5, 0.5, 0.25]]
     """
-    fine = side * FINE
-    cosine, sine = turn
+    fine = side * SUBSAMPLES
+    cosine, sine = rotation
     starts, ends = [], []
     for polygon in outline:
         x, y = polygon[:, 0] * radius, polygon[:, 1] * radius
         x, y = x * cosine - y * sine + centre[0], x * sine + y * cosine + centre[1]
-        turned = np.stack([x, y]) * FINE
-        starts.append(turned)
-        ends.append(np.roll(turned, -1, axis=1))
+        corners = np.stack([x, y]) * SUBSAMPLES
+        starts.append(corners)
+        ends.append(np.roll(corners, -1, axis=1))
     (x0, y0), (x1, y1) = np.concatenate(starts, 1), np.concatenate(ends, 1)
     rows = np.arange(fine) + 0.5
     edge, row = np.nonzero((y0[:, None] <= rows) != (y1[:, None] <= rows))
     along = (rows[row] - y0[edge]) / (y1[edge] - y0[edge])
     column = np.ceil(x0[edge] + along * (x1[edge] - x0[edge]) - 0.5).astype(np.int64)
     column = np.clip(column, 0, fine)
-    flips = np.bincount(row * (fine + 1) + column, minlength=fine * (fine + 1)).reshape(fine, fine + 1)[:, :fine]
-    inside = np.cumsum(flips.astype(np.uint8), axis=1, dtype=np.uint8) & 1
-    tall = inside.reshape(side, FINE, fine).sum(1, dtype=np.uint8)
-    covered: Floats = tall.reshape(side, side, FINE).sum(2, dtype=np.uint8).astype(np.float64) / (FINE * FINE)
+    crossings = np.bincount(row * (fine + 1) + column, minlength=fine * (fine + 1)).reshape(fine, fine + 1)[:, :fine]
+    inside = np.cumsum(crossings.astype(np.uint8), axis=1, dtype=np.uint8) & 1
+    row_sums = inside.reshape(side, SUBSAMPLES, fine).sum(1, dtype=np.uint8)
+    counts = row_sums.reshape(side, side, SUBSAMPLES).sum(2, dtype=np.uint8)
+    covered: Floats = counts.astype(np.float64) / (SUBSAMPLES * SUBSAMPLES)
     return covered
 
 
-def _fixed(points: Points) -> Floats:
-    """Corners as an array, rounded, because the last bit of a cosine is the machine's own."""
+def _rounded(points: Points) -> Floats:
+    """Corners as an array, rounded because the last bit of a cosine differs between machines."""
     return np.array([(round(x, 6), round(y, 6)) for x, y in points], dtype=np.float64)
 
 
 def _arc(radius: float, start: float, end: float, corners: int, x: float = 0.0, y: float = 0.0) -> Points:
-    """Points on a circle around (x, y), from one angle to another in degrees, both ends included."""
+    """Points on a circle around (x, y) from one angle to another in degrees, both ends included."""
     steps = (math.radians(start + (end - start) * k / (corners - 1)) for k in range(corners))
     return [(x + radius * math.cos(a), y + radius * math.sin(a)) for a in steps]
 
@@ -93,25 +95,25 @@ def _circle(radius: float, corners: int = 48) -> Points:
 
 
 def _mirrored(half: Points) -> Points:
-    """The upper half of an outline that is its own mirror image below the x axis, made whole."""
+    """Complete an outline that is symmetric about the x axis from its upper half."""
     return half + [(x, -y) for x, y in reversed(half) if y]
 
 
 def ball() -> list[Floats]:
     """A disc."""
-    return [_fixed(_circle(0.92))]
+    return [_rounded(_circle(0.92))]
 
 
 def lifebelt() -> list[Floats]:
     """A ring."""
-    return [_fixed(_circle(1.0)), _fixed(_circle(0.44))]
+    return [_rounded(_circle(1.0)), _rounded(_circle(0.44))]
 
 
 def star() -> list[Floats]:
-    """A star of five points, the first to the right."""
+    """A star with five points, the first to the right."""
     tips = _arc(1.12, 0, 288, 5)
     notches = _arc(0.50, 36, 324, 5)
-    return [_fixed([point for pair in zip(tips, notches, strict=True) for point in pair])]
+    return [_rounded([point for pair in zip(tips, notches, strict=True) for point in pair])]
 
 
 def heart() -> list[Floats]:
@@ -121,14 +123,14 @@ def heart() -> list[Floats]:
         a = 2 * math.pi * k / 48
         y = -(13 * math.cos(a) - 5 * math.cos(2 * a) - 2 * math.cos(3 * a) - math.cos(4 * a))
         points.append((math.sin(a) ** 3 * 1.02, y / 16 * 1.02 - 0.12))
-    return [_fixed(points)]
+    return [_rounded(points)]
 
 
 def leaf() -> list[Floats]:
     """A pointed oval with a stalk to the left."""
     half = [(-1.22, -0.06), (-0.86, -0.06)]
     half += [(x, -0.60 * (1 - ((x - 0.06) / 0.98) ** 2) ** 0.9) for x in (k / 10 for k in range(-8, 11))]
-    return [_fixed(_mirrored([*half, (1.16, 0.0)]))]
+    return [_rounded(_mirrored([*half, (1.16, 0.0)]))]
 
 
 def moon() -> list[Floats]:
@@ -136,7 +138,7 @@ def moon() -> list[Floats]:
     outer = _arc(1.05, 42, 318, 40, x=0.2)
     (x, y), middle = outer[0], 0.72
     lean = math.degrees(math.atan2(y, x - middle))
-    return [_fixed(outer + _arc(math.hypot(x - middle, y), 360 - lean, lean, 30, x=middle)[1:-1])]
+    return [_rounded(outer + _arc(math.hypot(x - middle, y), 360 - lean, lean, 30, x=middle)[1:-1])]
 
 
 def cog() -> list[Floats]:
@@ -147,40 +149,40 @@ def cog() -> list[Floats]:
         points += _arc(0.78, middle - 22.5, middle - 13, 3)
         points += _arc(1.06, middle - 9, middle + 9, 3)
         points += _arc(0.78, middle + 13, middle + 22.5, 3)[:-1]
-    return [_fixed(points), _fixed(_circle(0.26, 32))]
+    return [_rounded(points), _rounded(_circle(0.26, 32))]
 
 
 def bolt() -> list[Floats]:
-    """A flash of lightning, its point down."""
+    """A lightning bolt, its point down."""
     half = [(-0.16, -1.14), (0.66, -1.14), (0.24, -0.34), (0.76, -0.34), (-0.42, 1.16), (-0.08, 0.10), (-0.66, 0.10)]
-    return [_fixed(half)]
+    return [_rounded(half)]
 
 
 def kite() -> list[Floats]:
     """A kite of four corners, its long end down."""
-    return [_fixed([(0.0, -0.94), (0.80, -0.24), (0.0, 1.20), (-0.80, -0.24)])]
+    return [_rounded([(0.0, -0.94), (0.80, -0.24), (0.0, 1.20), (-0.80, -0.24)])]
 
 
 def fish() -> list[Floats]:
-    """A fish that swims to the right, with a forked tail and two fins."""
+    """A fish facing right, with a forked tail and two fins."""
     half = [(-0.88, 0.0), (-1.18, -0.56), (-0.98, -0.56), (-0.56, -0.14), (-0.34, -0.38), (-0.28, -0.72), (0.02, -0.70)]
     half += [(0.26, -0.56), (0.48, -0.48), (0.68, -0.38), (0.86, -0.24), (0.98, -0.10), (1.02, 0.0)]
-    return [_fixed(_mirrored(half))]
+    return [_rounded(_mirrored(half))]
 
 
 def house() -> list[Floats]:
     """The front of a house with a gable and a chimney."""
     left = [(-0.74, 0.88), (-0.74, -0.12), (-1.02, -0.12), (0.0, -1.04)]
     right = [(0.36, -0.715), (0.36, -1.0), (0.64, -1.0), (0.64, -0.463), (1.02, -0.12), (0.74, -0.12), (0.74, 0.88)]
-    return [_fixed(left + right)]
+    return [_rounded(left + right)]
 
 
 def honeycomb() -> list[Floats]:
     """A hexagon."""
-    return [_fixed(_arc(1.02, 0, 300, 6))]
+    return [_rounded(_arc(1.02, 0, 300, 6))]
 
 
-LOOKS: tuple[tuple[Callable[[], list[Floats]], textures.Texture], ...] = (
+CLASS_APPEARANCE: tuple[tuple[Callable[[], list[Floats]], textures.Texture], ...] = (
     (ball, textures.stripes),
     (lifebelt, textures.bands),
     (star, textures.facets),
@@ -194,102 +196,119 @@ LOOKS: tuple[tuple[Callable[[], list[Floats]], textures.Texture], ...] = (
     (house, textures.bricks),
     (honeycomb, textures.cells),
 )
-"""What each class looks like: its outline, whose name is the class's own, and its texture."""
+"""Outline and texture of each class; the name of the outline function is the name of the class."""
 
-CLASSES: tuple[str, ...] = tuple(outline.__name__ for outline, _ in LOOKS)
-"""The twelve classes, by name; a class is its place in this tuple."""
+SCENE_CLASSES: tuple[str, ...] = tuple(outline.__name__ for outline, _ in CLASS_APPEARANCE)
+"""Names of the twelve classes, by index."""
 
-_OUTLINES = [outline() for outline, _ in LOOKS]
-_REACH = 1.34  # no corner of any outline is farther from the origin
+_OUTLINES = [outline() for outline, _ in CLASS_APPEARANCE]
+_MAX_RADIUS = 1.34  # no corner of any outline is farther from the origin
 
 
 @dataclass(frozen=True, eq=False)
-class Thing:
-    """A thing drawn in a window of its own, before it has a place in the picture.
+class DrawnObject:
+    """An object drawn in a window, not yet placed in the image.
 
     Attributes:
-        kind: Its class.
-        cover: How much of each pixel it covers, from 0 to 1, shape (side, side).
-        paint: Its colours from 0 to 1, shape (3, side, side).
-        solid: Where it covers half a pixel or more, shape (side, side).
-        area: How many pixels are solid.
+        label: Its class.
+        alpha: How much of each pixel it covers, from 0 to 1, shape (side, side).
+        colours: Its colours from 0 to 1, shape (3, side, side).
+        mask: Pixels it covers by half or more, shape (side, side).
+        area: Number of pixels in the mask.
     """
 
-    kind: int
-    cover: Floats
-    paint: Floats
-    solid: NDArray[np.bool_]
+    label: int
+    alpha: Floats
+    colours: Floats
+    mask: NDArray[np.bool_]
     area: int
 
 
-def draw(rng: Generator, kind: int, radius: float) -> Thing:
-    """Draw a thing at a random angle, in two random tones that have nothing to do with its class.
+def draw_object(rng: Generator, label: int, radius: float) -> DrawnObject:
+    """Draw an object at a random angle, in two random tones that do not depend on its class.
 
     Args:
-        rng: Where angle, tones and the rest come from.
-        kind: The class.
-        radius: Its radius in pixels.
+        rng: Random generator.
+        label: The class.
+        radius: Radius in pixels.
 
     Returns:
-        The thing, in a window that holds it whole.
+        The object, in a window that contains all of it.
 
     Example:
-        >>> thing = draw(np.random.default_rng(0), CLASSES.index("star"), 20.0)
-        >>> thing.cover.shape, thing.paint.shape
+        >>> drawn = draw_object(np.random.default_rng(0), SCENE_CLASSES.index("star"), 20.0)
+        >>> drawn.alpha.shape, drawn.colours.shape
         ((57, 57), (3, 57, 57))
     """
-    side = int(2 * _REACH * radius) + 4
-    centre = np.array([side / 2 + between(rng, -0.5, 0.5), side / 2 + between(rng, -0.5, 0.5)])
-    cosine, sine = direction(rng)
-    cover = coverage(_OUTLINES[kind], radius, (cosine, sine), side, centre)
+    side = int(2 * _MAX_RADIUS * radius) + 4
+    centre = np.array([side / 2 + uniform(rng, -0.5, 0.5), side / 2 + uniform(rng, -0.5, 0.5)])
+    cosine, sine = random_direction(rng)
+    alpha = coverage(_OUTLINES[label], radius, (cosine, sine), side, centre)
     x = (np.arange(side)[None, :] + 0.5 - centre[0]) / radius
     y = (np.arange(side)[:, None] + 0.5 - centre[1]) / radius
-    _, texture = LOOKS[kind]
-    mix = texture(Field(x * cosine + y * sine, y * cosine - x * sine, 1 / radius, rng))
-    light = tint(rng.random(), between(rng, 0.35, 1.0), between(rng, 0.62, 0.90))
-    dark = tint(rng.random(), between(rng, 0.45, 1.0), between(rng, 0.12, 0.32))
+    _, texture = CLASS_APPEARANCE[label]
+    mix = texture(TextureGrid(x * cosine + y * sine, y * cosine - x * sine, 1 / radius, rng))
+    light = hue_to_rgb(rng.random(), uniform(rng, 0.35, 1.0), uniform(rng, 0.62, 0.90))
+    dark = hue_to_rgb(rng.random(), uniform(rng, 0.45, 1.0), uniform(rng, 0.12, 0.32))
     first, second = (light, dark) if rng.random() < 0.5 else (dark, light)
-    paint = first[:, None, None] + mix * (second - first)[:, None, None]
-    paint *= 1 - 0.09 * (x + y)  # lit from the upper left
-    # A thin dark rim keeps the outline clear where a tone happens to match what lies behind.
-    inner = np.minimum(np.minimum(cover[:-2, 1:-1], cover[2:, 1:-1]), np.minimum(cover[1:-1, :-2], cover[1:-1, 2:]))
-    rim = 0.7 * (1 - inner)
-    edge = paint[:, 1:-1, 1:-1]
-    edge += rim * (dark[:, None, None] * 0.4 - edge)
-    solid = cover >= 0.5
-    return Thing(kind, cover, paint, solid, int(solid.sum()))
+    colours = first[:, None, None] + mix * (second - first)[:, None, None]
+    colours *= 1 - 0.09 * (x + y)  # shading: light from the upper left
+    # A thin dark border keeps the outline visible where the object has the tone of the background.
+    inner = np.minimum(np.minimum(alpha[:-2, 1:-1], alpha[2:, 1:-1]), np.minimum(alpha[1:-1, :-2], alpha[1:-1, 2:]))
+    border = 0.7 * (1 - inner)
+    interior = colours[:, 1:-1, 1:-1]
+    interior += border * (dark[:, None, None] * 0.4 - interior)
+    mask = alpha >= 0.5
+    return DrawnObject(label, alpha, colours, mask, int(mask.sum()))
 
 
-def place(
-    rng: Generator, thing: Thing, taken: NDArray[np.bool_], kept_free: NDArray[np.bool_], least: float
+def place_object(
+    rng: Generator,
+    drawn: DrawnObject,
+    occupied: NDArray[np.bool_],
+    reserved: NDArray[np.bool_],
+    min_visible: float,
 ) -> tuple[tuple[int, int], NDArray[np.bool_]] | None:
-    """A spot where enough of a thing is seen, and the pixels it is seen in; None if a few tries find none."""
-    size = len(taken)
-    left, top, right, bottom = box(thing.solid)
-    slack = (right - left + bottom - top) // 32  # a sixteenth of a thing may hang over the picture's edge
-    for _ in range(TRIES):
-        spot = (whole(rng, -left - slack, size - right + slack), whole(rng, -top - slack, size - bottom + slack))
-        here, own = overlap(spot, len(thing.solid), size)
-        solid = thing.solid[own]
-        seen = solid & ~taken[here]
-        if seen.sum() >= max(least * thing.area, LEAST_PIXELS) and not (solid & kept_free[here]).any():
-            mask = np.zeros_like(taken)
-            mask[here] = seen
-            return spot, mask
+    """Find a random position where enough of an object is visible.
+
+    Args:
+        rng: Random generator.
+        drawn: The object.
+        occupied: Pixels of objects in front, shape (size, size).
+        reserved: Pixels that must stay free, shape (size, size).
+        min_visible: Minimum visible fraction.
+
+    Returns:
+        The position (x, y) of the window and the visible pixels, shape (size, size); None if no try succeeds.
+    """
+    size = len(occupied)
+    left, top, right, bottom = bounding_box(drawn.mask)
+    slack = (right - left + bottom - top) // 32  # a sixteenth of an object may be outside the image
+    for _ in range(MAX_PLACEMENT_TRIES):
+        x = uniform_int(rng, -left - slack, size - right + slack)
+        y = uniform_int(rng, -top - slack, size - bottom + slack)
+        in_image, in_window = window_slices((x, y), len(drawn.mask), size)
+        object_mask = drawn.mask[in_window]
+        visible = object_mask & ~occupied[in_image]
+        enough = visible.sum() >= max(min_visible * drawn.area, MIN_VISIBLE_PIXELS)
+        if enough and not (object_mask & reserved[in_image]).any():
+            mask = np.zeros_like(occupied)
+            mask[in_image] = visible
+            return (x, y), mask
     return None
 
 
-def overlap(spot: tuple[int, int], side: int, size: int) -> tuple[Slices, Slices]:
-    """Where a window lies in the picture, and which part of the window that is: rows and columns of each."""
-    here, own = [], []
-    for start in reversed(spot):
+def window_slices(position: tuple[int, int], side: int, size: int) -> tuple[Slices, Slices]:
+    """Rows and columns of the image that a window covers, and the same rows and columns within the window."""
+    in_image, in_window = [], []
+    for start in reversed(position):
         low, high = max(start, 0), min(start + side, size)
-        here.append(slice(low, high))
-        own.append(slice(low - start, high - start))
-    return (here[0], here[1]), (own[0], own[1])
+        in_image.append(slice(low, high))
+        in_window.append(slice(low - start, high - start))
+    return (in_image[0], in_image[1]), (in_window[0], in_window[1])
 
 
-def box(mask: NDArray[np.bool_]) -> Box:
-    """x0, y0, x1, y1 around the pixels of a mask, the ends left out."""
+def bounding_box(mask: NDArray[np.bool_]) -> Box:
+    """x0, y0, x1, y1 around the pixels of a mask, with exclusive ends."""
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
     return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1

@@ -1,4 +1,4 @@
-"""Synsets: ImageNet's classes by WordNet id, and the files that say which image shows which."""
+"""ImageNet classes by WordNet id, and the label files of the validation images."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pathlib import Path
 
 from vitrail.errors import DataError, require
 
-__all__ = ["Synsets", "read_truth", "wnids"]
+__all__ = ["Synsets", "imagenet_wnids", "read_label_file"]
 
-WNID = re.compile(r"n\d{8}")
-TRUTHS = (
+WNID_PATTERN = re.compile(r"n\d{8}")
+LABEL_FILES = (
     "ILSVRC2012_validation_ground_truth.txt",
     "imagenet_2012_validation_synset_labels.txt",
     "synset_labels.txt",
@@ -21,15 +21,15 @@ TRUTHS = (
     "val_labels.txt",
     "val.txt",
 )
-"""Names that the label files of the validation images commonly have."""
+"""Usual names of the label files of the validation images."""
 
 
 @lru_cache(maxsize=1)
-def wnids() -> tuple[str, ...]:
-    """The WordNet ids of the thousand classes of ILSVRC2012, sorted: their places are the models' class indices.
+def imagenet_wnids() -> tuple[str, ...]:
+    """WordNet ids of the 1,000 classes of ILSVRC2012, sorted: their positions are the class indices of the models.
 
     Example:
-        >>> wnids()[1], len(wnids())
+        >>> imagenet_wnids()[1], len(imagenet_wnids())
         ('n01443537', 1000)
     """
     return tuple(Path(__file__).with_name("wnids.txt").read_text(encoding="ascii").split())
@@ -37,11 +37,11 @@ def wnids() -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Synsets:
-    """Class indices by WordNet id.
+    """Class indices and names by WordNet id.
 
     Attributes:
-        index: The class index of each WordNet id.
-        names: The names of the classes by index, where a file gives them.
+        index: Class index of each WordNet id.
+        names: Class names by index, or None if no file provides them.
     """
 
     index: dict[str, int]
@@ -49,16 +49,16 @@ class Synsets:
 
     @classmethod
     def find(cls, *folders: Path) -> Synsets:
-        """From a ``classes.csv`` (columns index, wnid and perhaps name) in one of the folders, else the usual order.
+        """Read ``classes.csv`` (columns index, wnid and optionally name) from a folder, else use the standard order.
 
         Raises:
-            DataError: The file is there but is not such a table.
+            DataError: The file exists but is not such a table.
         """
         for folder in folders:
             path = folder / "classes.csv"
             if path.is_file():
                 return cls._read(path)
-        return cls({wnid: k for k, wnid in enumerate(wnids())})
+        return cls({wnid: k for k, wnid in enumerate(imagenet_wnids())})
 
     @classmethod
     def _read(cls, path: Path) -> Synsets:
@@ -68,23 +68,23 @@ class Synsets:
             index = {row["wnid"]: int(row["index"]) for row in rows}
             names = {int(row["index"]): row.get("name", "").replace("_", " ") for row in rows}
         except (KeyError, TypeError, ValueError, csv.Error) as error:
-            raise DataError(f"{path} is not a table of classes: it needs the columns index and wnid") from error
+            raise DataError(f"{path} is not a table of classes: expected the columns index and wnid") from error
         if sorted(names) != list(range(len(rows))) or len(index) != len(rows):
-            raise DataError(f"{path} must give each of its {len(rows)} WordNet ids an index of its own, from 0 up")
+            raise DataError(f"{path} must map its {len(rows)} WordNet ids to the distinct indices 0 to {len(rows) - 1}")
         return cls(index, tuple(names[k] for k in range(len(rows))) if all(names.values()) else None)
 
 
-def read_truth(path: Path) -> dict[str, str]:
-    """WordNet id of each validation image, by file name without its ending.
+def read_label_file(path: Path) -> dict[str, str]:
+    """Read the WordNet id of each validation image, by file name without suffix.
 
     Args:
-        path: One of: lines "file wnid" (divided by blanks or commas; more columns are passed over, so is a heading),
-            one WordNet id a line in the order of the files, or the devkit's list of numbers with its ``meta.mat``
-            next to it.
+        path: A file in one of three formats: lines "file wnid" (separated by spaces or commas; further columns and a
+            header are skipped), one WordNet id per line in the order of the files, or the numbers of the development
+            kit with its ``meta.mat`` in the same folder.
 
     Raises:
-        DataError: It is none of these.
-        MissingExtraError: The devkit's file is given and scipy is not installed.
+        DataError: The file has none of these formats.
+        MissingExtraError: The file is from the development kit and scipy is not installed.
     """
     try:
         lines = [re.split(r"[\s,;]+", line.strip()) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -95,29 +95,29 @@ def read_truth(path: Path) -> dict[str, str]:
         by_number = _read_meta(path)
         unknown = {line[0] for line in lines} - {str(k) for k in by_number}
         if unknown:
-            raise DataError(f"{path} speaks of class {min(unknown)}, which meta.mat does not have")
+            raise DataError(f"{path} has class {min(unknown)}, which is not in meta.mat: unpack both files again")
         lines = [[by_number[int(line[0])]] for line in lines]
-    if lines and all(len(line) == 1 and WNID.fullmatch(line[0]) for line in lines):
+    if lines and all(len(line) == 1 and WNID_PATTERN.fullmatch(line[0]) for line in lines):
         return {f"ILSVRC2012_val_{k:08d}": line[0] for k, line in enumerate(lines, 1)}
-    pairs = {Path(line[0]).stem: line[1] for line in lines if len(line) > 1 and WNID.fullmatch(line[1])}
+    pairs = {Path(line[0]).stem: line[1] for line in lines if len(line) > 1 and WNID_PATTERN.fullmatch(line[1])}
     if not pairs or len(pairs) < len(lines) - 1:
         raise DataError(
             f'{path} is not a list of labels: expected lines like "ILSVRC2012_val_00000001.JPEG n01751748", one '
-            "WordNet id a line in the order of the files, or the devkit's list of numbers"
+            "WordNet id per line in the order of the files, or the list of numbers of the development kit"
         )
     return pairs
 
 
-def _read_meta(truth: Path) -> dict[int, str]:
-    """WordNet ids by the devkit's own numbering, which is not the order of the models."""
-    path = truth.with_name("meta.mat")
+def _read_meta(label_file: Path) -> dict[int, str]:
+    """WordNet ids by the class numbers of the development kit, which are not the class indices of the models."""
+    path = label_file.with_name("meta.mat")
     if not path.is_file():
         raise DataError(
-            f"{truth} numbers the classes in the devkit's own order; {path}, which translates it, is missing: "
-            "both are in the folder data of the devkit (image-net.org, ILSVRC2012 development kit, task 1)"
+            f"{label_file} uses the class numbers of the development kit, and {path}, which maps them to WordNet ids, "
+            "is missing: copy it from the folder data of the kit (image-net.org, ILSVRC2012 development kit, task 1)"
         )
     try:
-        table = require("scipy.io", "bench", "read meta.mat").loadmat(str(path), squeeze_me=True)["synsets"]
+        table = require("scipy.io", "data", "read meta.mat").loadmat(str(path), squeeze_me=True)["synsets"]
         return {int(k): str(wnid) for k, wnid in zip(table["ILSVRC2012_ID"], table["WNID"], strict=True)}
     except (KeyError, TypeError, ValueError, IndexError, OSError, NotImplementedError) as error:
-        raise DataError(f"{path} is not the devkit's meta.mat ({error}): unpack the devkit again") from error
+        raise DataError(f"{path} is not the meta.mat of the development kit ({error}): unpack the kit again") from error

@@ -1,4 +1,4 @@
-"""PASCAL VOC2012: everyday pictures in which every pixel of twenty kinds of things is marked."""
+"""PASCAL VOC2012: images with semantic segmentation masks of 20 classes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from vitrail.data.annotation import read_annotation
 from vitrail.data.image_files import read_mask, read_rgb
-from vitrail.data.sample import Listing, Sample
+from vitrail.data.sample import BaseDataset, Sample
 from vitrail.errors import DataError
 
 __all__ = ["VOC2012", "VOC_CLASSES", "VOC_TO_IMAGENET"]
@@ -18,7 +18,7 @@ VOC_CLASSES = (
     "background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow", "diningtable",
     "dog", "horse", "motorbike", "person", "pottedplant", "sheep", "sofa", "train", "tvmonitor",
 )  # fmt: skip
-"""The classes by the number a mask gives them."""
+"""Class names by their value in the masks."""
 
 VOC_TO_IMAGENET: dict[str, tuple[int, ...]] = {
     "aeroplane": (404, 895),
@@ -35,34 +35,34 @@ VOC_TO_IMAGENET: dict[str, tuple[int, ...]] = {
     "dog": tuple(range(151, 269)),
     "horse": (339,),
     "motorbike": (665, 670),
-    "person": (981, 982, 983),  # ballplayer, groom, scuba diver: people, but not a class of persons
+    "person": (981, 982, 983),  # ballplayer, groom, scuba diver: ImageNet has no class for persons
     "pottedplant": (738,),
     "sheep": (348, 349),
     "sofa": (831,),
     "train": (466, 547, 565, 705, 820),
     "tvmonitor": (664, 782, 851),
 }
-"""Classes of ILSVRC2012, by index, whose summed score stands for a class of VOC in a model that never saw VOC."""
+"""ImageNet class indices whose summed score represents each VOC class in a model that was not trained on VOC."""
 
-VOID = 255
+IGNORE = 255
 COUNTS = {"train": 1464, "val": 1449, "trainval": 2913, "trainaug": 10582}
 SOURCE = "host.robots.ox.ac.uk/pascal/VOC, VOC2012, training and validation data (2 GB)"
 
 
-class VOC2012(Listing):
+class VOC2012(BaseDataset):
     """A segmentation split of PASCAL VOC2012.
 
-    ``sample.mask`` holds the class of each pixel, 0 background to 20 tvmonitor, and 255 where nobody decided.
-    ``sample.labels`` are the classes in the mask, and ``sample.label`` is the only one, or None where there are more.
-    Boxes come from the XML files and cover every object, those of classes that the mask leaves out as well.
+    ``sample.mask`` holds the class of each pixel, 0 (background) to 20 (tvmonitor), and 255 (ignore).
+    ``sample.labels`` are the classes in the mask; ``sample.label`` is set if there is only one. Boxes come from the XML
+    files and cover every object, including objects that are not in the mask.
 
     Args:
-        root: The folder VOC2012, or one above it (``VOCdevkit``).
-        split: "train", "val", "trainval"; also "trainaug", if the folder ``SegmentationClassAug`` and the list
-            ``ImageSets/Segmentation/trainaug.txt``, made of the extra outlines of SBD, are there.
+        root: The folder VOC2012, or a folder above it (``VOCdevkit``).
+        split: "train", "val" or "trainval"; also "trainaug" if the folder ``SegmentationClassAug`` and the list
+            ``ImageSets/Segmentation/trainaug.txt``, made from the additional annotations of SBD, are present.
 
     Raises:
-        DataError: Something is missing. The message says what was expected where.
+        DataError: Files are missing. The message says what was expected.
     """
 
     name = "voc2012"
@@ -75,55 +75,55 @@ class VOC2012(Listing):
         lists = self.root / "ImageSets" / "Segmentation"
         path = lists / f"{split}.txt"
         if not path.is_file():
-            there = sorted(p.stem for p in lists.glob("*.txt")) if lists.is_dir() else []
+            available = sorted(p.stem for p in lists.glob("*.txt")) if lists.is_dir() else []
             raise DataError(
                 f"{path} does not exist: expected VOCdevkit/VOC2012 with JPEGImages, SegmentationClass and ImageSets "
-                f"below {top} ({SOURCE})" + (f"; splits there: {', '.join(there)}" if there else "")
+                f"in {top} ({SOURCE})" + (f"; available splits: {', '.join(available)}" if available else "")
             )
         ids = path.read_text(encoding="utf-8").split()
         self._masks = self.root / ("SegmentationClassAug" if split == "trainaug" else "SegmentationClass")
-        self._check(self.root / "JPEGImages", ids, ".jpg")
-        self._check(self._masks, ids, ".png")
+        self._check_files(self.root / "JPEGImages", ids, ".jpg")
+        self._check_files(self._masks, ids, ".png")
         self._boxes: Path | None = self.root / "Annotations"
         if self._boxes.is_dir():
-            self._check(self._boxes, ids, ".xml")
+            self._check_files(self._boxes, ids, ".xml")
         else:
             self._boxes = None
         super().__init__(ids, COUNTS.get(split), f"unpack the archive again ({SOURCE})")
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Background and the twenty classes, by the number a mask gives them."""
+        """Background and the 20 classes, by their value in the masks."""
         return VOC_CLASSES
 
-    def _check(self, folder: Path, ids: list[str], suffix: str) -> None:
-        """All files of the split must be there."""
-        there = {entry.name for entry in os.scandir(folder)} if folder.is_dir() else set()
-        lost = [name for name in ids if name + suffix not in there]
-        if lost:
+    def _check_files(self, folder: Path, ids: list[str], suffix: str) -> None:
+        """Check that all files of the split are present."""
+        present = {entry.name for entry in os.scandir(folder)} if folder.is_dir() else set()
+        missing = [name for name in ids if name + suffix not in present]
+        if missing:
             raise DataError(
-                f"{folder} has {len(ids) - len(lost):,} of the {len(ids):,} files of split {self.split}; "
-                f"{lost[0]}{suffix} is missing: unpack the archive again ({SOURCE})"
+                f"{folder} has {len(ids) - len(missing):,} of the {len(ids):,} files of split {self.split}; "
+                f"{missing[0]}{suffix} is missing: unpack the archive again ({SOURCE})"
             )
 
     def _read(self, index: int) -> Sample:
         name = self.ids[index]
-        path, drawn = self.root / "JPEGImages" / f"{name}.jpg", self._masks / f"{name}.png"
+        path, mask_path = self.root / "JPEGImages" / f"{name}.jpg", self._masks / f"{name}.png"
         image = read_rgb(path, path)
-        mask = read_mask(drawn, image)
+        mask = read_mask(mask_path, image)
         values = [int(value) for value in np.unique(mask)]
-        labels = tuple(value for value in values if value not in (0, VOID))
+        labels = tuple(value for value in values if value not in (0, IGNORE))
         if labels and labels[-1] >= len(VOC_CLASSES):
-            raise DataError(f"{drawn} holds the number {labels[-1]}: a VOC mask holds 0 to 20, and 255")
+            raise DataError(f"{mask_path} has the value {labels[-1]}: expected 0 to 20, or 255")
         label = labels[0] if len(labels) == 1 else None
         if self._boxes is None:
             return Sample(name, image, label=label, labels=labels, mask=mask)
         annotation = read_annotation(self._boxes / f"{name}.xml")
-        strange = [kind for kind in annotation.names if kind not in VOC_CLASSES]
-        if strange:
-            raise DataError(f"{annotation.path} speaks of {strange[0]!r}, which is no class of VOC")
+        unknown = [box_class for box_class in annotation.names if box_class not in VOC_CLASSES]
+        if unknown:
+            raise DataError(f"{annotation.path} has a box of {unknown[0]!r}, which is not a VOC class: unpack it again")
         return Sample(
-            name, image, label=label, labels=labels, mask=mask, boxes=annotation.boxes(image.size, first=1),
-            box_labels=np.array([VOC_CLASSES.index(kind) for kind in annotation.names], np.int64),
+            name, image, label=label, labels=labels, mask=mask, boxes=annotation.boxes(image.size, first_pixel=1),
+            box_labels=np.array([VOC_CLASSES.index(box_class) for box_class in annotation.names], np.int64),
             difficult=annotation.difficult,
         )  # fmt: skip

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.data.scenes import CLASSES, Scene, Scenes
+from vitrail.data.scenes import Scene, Scenes
+from vitrail.data.shapes import SCENE_CLASSES
 from vitrail.errors import InputError
 from vitrail.models import LoadedModel
 
@@ -60,7 +61,7 @@ def _test_scenes(about: LoadedModel, pairs: bool) -> Scenes:
 
 def trained_on_scenes(about: LoadedModel) -> bool:
     """Whether a model was trained on the embedded scenes."""
-    return about.classes == CLASSES
+    return about.classes == SCENE_CLASSES
 
 
 def _check(about: LoadedModel) -> None:

@@ -1,6 +1,32 @@
-"""Models by name, and what travels with them: preprocessing and class names."""
+"""Models by name, with their preprocessing and class names."""
 
-from vitrail.models.loaded import LoadedModel, describe
-from vitrail.models.loading import load
+from vitrail.models.catalogue import CATALOGUE, CatalogueEntry, catalogue_entry, full_name, short_name
+from vitrail.models.checkpoint import load_weights, read_weights
+from vitrail.models.loaded import LoadedModel, describe, imagenet_classes
+from vitrail.models.loading import EMBEDDED_MODELS, load, load_embedded, offline, weights_cached
+from vitrail.models.plain_vit import PlainViT, tiny_vit
+from vitrail.models.preprocess import Preprocess, open_image
+from vitrail.models.sources import embed_texts
 
-__all__ = ["LoadedModel", "describe", "load"]
+__all__ = [
+    "CATALOGUE",
+    "EMBEDDED_MODELS",
+    "CatalogueEntry",
+    "LoadedModel",
+    "PlainViT",
+    "Preprocess",
+    "catalogue_entry",
+    "describe",
+    "embed_texts",
+    "full_name",
+    "imagenet_classes",
+    "load",
+    "load_embedded",
+    "load_weights",
+    "offline",
+    "open_image",
+    "read_weights",
+    "short_name",
+    "tiny_vit",
+    "weights_cached",
+]

@@ -1,76 +1,117 @@
-"""A model together with what it needs to look at a picture and to speak of classes."""
+"""LoadedModel: a model with its preprocessing and class names, and how both are found for a model object."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
-from vitrail.models.classes import classes_of
 from vitrail.models.preprocess import CLIP_MEAN, CLIP_STD, HALF, Preprocess
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-Prepare = Callable[["Image"], Tensor]
+Transform = Callable[["Image"], Tensor]
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and its luggage.
+    """A model with its metadata.
 
     Attributes:
-        module: The model itself, untouched.
-        preprocess: From a PIL image to a tensor, or None if unknown.
-        classes: Class names in order, or None if unknown.
-        name: What to call it in titles and manifests.
+        module: The model, unmodified.
+        preprocess: Function from a PIL image to a tensor, or None if unknown.
+        classes: Class names by index, or None if unknown.
+        name: Name for titles and manifests.
     """
 
     module: nn.Module
-    preprocess: Prepare | None = None
+    preprocess: Transform | None = None
     classes: tuple[str, ...] | None = None
     name: str = ""
 
 
 def describe(model: nn.Module | LoadedModel, name: str | None = None) -> LoadedModel:
-    """Find the preprocessing and the class names of a model object."""
+    """Find the preprocessing and the class names of a model object.
+
+    Args:
+        model: A model; a `LoadedModel` is returned unchanged.
+        name: Name of the model; the name of its class by default.
+    """
     if isinstance(model, LoadedModel):
         return model
-    return LoadedModel(model, preprocess_of(model), classes_of(model, class_count(model)), name or type(model).__name__)
+    classes = class_names_of(model, class_count(model))
+    return LoadedModel(model, preprocess_of(model), classes, name or type(model).__name__)
 
 
 def class_count(model: nn.Module) -> int | None:
-    """Number of outputs, where the library says it."""
+    """Number of classes, or None if the model does not state it."""
     for holder in (model, getattr(model, "config", None)):
         for attribute in ("num_classes", "num_labels"):
             count = getattr(holder, attribute, None)
             if isinstance(count, int) and count > 0:
                 return count
-    head = [m for m in model.modules() if isinstance(m, nn.Linear)]
-    return int(head[-1].out_features) if type(model).__module__.startswith("torchvision.") and head else None
+    linears = [m for m in model.modules() if isinstance(m, nn.Linear)]
+    return int(linears[-1].out_features) if type(model).__module__.startswith("torchvision.") and linears else None
 
 
-def preprocess_of(model: nn.Module) -> Preprocess | None:
-    """How a model wants its images, as its library states it; None for a model of unknown make."""
-    library = type(model).__module__.split(".")[0]
-    if library == "timm":
-        return _timm(model)
-    if library == "open_clip" or isinstance(getattr(getattr(model, "visual", None), "preprocess_cfg", None), dict):
-        return _open_clip(model)
-    if library == "transformers":
-        return _hugging_face(model)
-    if library == "torchvision":
-        side = getattr(model, "image_size", 224)
-        return Preprocess((side, side), crop=0.875, resample="bilinear", origin="torchvision's default for ImageNet")
+def class_names_of(model: nn.Module, count: int | None) -> tuple[str, ...] | None:
+    """Class names of a model: its own ``id2label``, or those of ImageNet if it has 1,000 classes.
+
+    Args:
+        model: The model.
+        count: Its number of classes, if known.
+    """
+    config: Any = getattr(model, "config", None)
+    labels = getattr(config, "id2label", None)
+    if isinstance(labels, dict) and labels and (count is None or len(labels) == count):
+        names = tuple(str(labels.get(i, labels.get(str(i), i))) for i in range(len(labels)))
+        if not all(name.startswith("LABEL_") for name in names):
+            return names
+    return imagenet_classes() if count == 1000 else None
+
+
+@lru_cache(maxsize=1)
+def imagenet_classes() -> tuple[str, ...] | None:
+    """Names of the 1,000 ImageNet classes from timm or torchvision, or None if neither is installed.
+
+    timm's names include synonyms, the most common one first ("tabby, tabby cat").
+    """
+    if find_spec("timm") is not None:
+        from timm.data import ImageNetInfo
+
+        info = ImageNetInfo()
+        return tuple(info.index_to_description(i, detailed=False) for i in range(1000))
+    if find_spec("torchvision") is not None:
+        from torchvision.models import ViT_B_16_Weights
+
+        return tuple(ViT_B_16_Weights.IMAGENET1K_V1.meta["categories"])
     return None
 
 
-def _timm(model: nn.Module) -> Preprocess:
+def preprocess_of(model: nn.Module) -> Preprocess | None:
+    """Preprocessing as the model's library states it, or None for a model of no known library."""
+    library = type(model).__module__.split(".")[0]
+    if library == "timm":
+        return _timm_preprocess(model)
+    if library == "open_clip" or isinstance(getattr(getattr(model, "visual", None), "preprocess_cfg", None), dict):
+        return _open_clip_preprocess(model)
+    if library == "transformers":
+        return _hugging_face_preprocess(model)
+    if library == "torchvision":
+        size = getattr(model, "image_size", 224)
+        return Preprocess((size, size), crop=0.875, resample="bilinear", origin="torchvision's default for ImageNet")
+    return None
+
+
+def _timm_preprocess(model: nn.Module) -> Preprocess:
     config: dict[str, Any] = dict(getattr(model, "pretrained_cfg", None) or {})
-    embed = getattr(model, "patch_embed", None)
-    size: Any = getattr(embed, "img_size", None) or tuple(config.get("input_size", (3, 224, 224)))[-2:]
+    patch_embed = getattr(model, "patch_embed", None)
+    size: Any = getattr(patch_embed, "img_size", None) or tuple(config.get("input_size", (3, 224, 224)))[-2:]
     return Preprocess(
         (int(size[0]), int(size[1])), tuple(config.get("mean", HALF)), tuple(config.get("std", HALF)),
         float(config.get("crop_pct") or 0.875), config.get("crop_mode") == "squash",
@@ -78,7 +119,7 @@ def _timm(model: nn.Module) -> Preprocess:
     )  # fmt: skip
 
 
-def _open_clip(model: nn.Module) -> Preprocess:
+def _open_clip_preprocess(model: nn.Module) -> Preprocess:
     visual: Any = getattr(model, "visual", model)
     config = dict(getattr(visual, "preprocess_cfg", None) or {})
     size: Any = config.get("size") or getattr(visual, "image_size", 224)
@@ -89,16 +130,17 @@ def _open_clip(model: nn.Module) -> Preprocess:
     )  # fmt: skip
 
 
-def _hugging_face(model: nn.Module) -> Preprocess | None:
+def _hugging_face_preprocess(model: nn.Module) -> Preprocess | None:
     config: Any = getattr(model, "config", None)
     vision = getattr(config, "vision_config", config)
     size = getattr(vision, "image_size", None)
     if size is None:
         return None
     height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
-    kind = str(getattr(vision, "model_type", ""))
-    if "clip" in kind:
+    model_type = str(getattr(vision, "model_type", ""))
+    if "clip" in model_type:
         return Preprocess((height, width), CLIP_MEAN, CLIP_STD, 1.0, origin="the usual values for CLIP")
-    if kind in ("vit", "siglip", "siglip_vision_model", "beit", "vit_mae"):
-        return Preprocess((height, width), HALF, HALF, 1.0, True, "bilinear", f"usual for {kind}")
-    return Preprocess((height, width), crop=0.875, origin=f"ImageNet's mean and deviation, usual for {kind or 'ViTs'}")
+    if model_type in ("vit", "siglip", "siglip_vision_model", "beit", "vit_mae"):
+        return Preprocess((height, width), HALF, HALF, 1.0, True, "bilinear", f"the usual values for {model_type}")
+    origin = f"ImageNet's mean and standard deviation, the usual values for {model_type or 'ViTs'}"
+    return Preprocess((height, width), crop=0.875, origin=origin)

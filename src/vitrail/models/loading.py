@@ -1,71 +1,50 @@
-"""Models by name."""
+"""Load models by name: embedded models, models of the papers, and models of the supported libraries."""
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ModelError, VitrailError, require
-from vitrail.models import sources
-from vitrail.models.catalogue import CATALOGUE, entry_of, full_name
-from vitrail.models.checkpoint import fit, read_weights
-from vitrail.models.embedded import EMBEDDED, load_embedded
+from vitrail.errors import ModelError, VitrailError, WeightsError, require
+from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
+from vitrail.models.checkpoint import first_line, load_weights, read_weights
 from vitrail.models.loaded import LoadedModel, describe
+from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import Preprocess
+from vitrail.models.sources import SOURCES
 
-#: Stands in the message where weights could not be fetched.
-FETCHING = "no network?"
+EMBEDDED_MODELS = {
+    "scenes": "ViT with a CLS token, trained on the embedded scenes",
+    "scenes-gap": "ViT without a CLS token (mean of the patches), trained on the embedded scenes",
+    "scenes-tagged": "ViT with a CLS token, trained on scenes in which a corner tag gives the class away",
+    "cifar10": "ViT with a CLS token, trained on CIFAR-10 (32×32 pixels)",
+}
+"""Models that are part of the package, with a description of each. The scripts in ``training/`` made them."""
 
-
-def at_hand(spec: str) -> bool:
-    """Whether the weights of a model of the papers are in the hub's cache; True for any other model, as none can say.
-
-    Example:
-        >>> at_hand("scenes")
-        True
-    """
-    entry = entry_of(spec)
-    if entry is None:
-        return True
-    hub: Any = require("huggingface_hub", "timm", "look for weights")
-    files = ("model.safetensors", "pytorch_model.bin")
-    return any(isinstance(hub.try_to_load_from_cache(f"timm/{entry.timm}", file), str) for file in files)
-
-
-@contextmanager
-def offline() -> Iterator[None]:
-    """Fetch nothing for a while: weights that are in the hub's cache are used, others fail at once."""
-    before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    hub: Any = sys.modules.get("huggingface_hub.constants")  # it reads the variable once, when it is imported
-    switch = getattr(hub, "HF_HUB_OFFLINE", None)
-    try:
-        if switch is not None:
-            hub.HF_HUB_OFFLINE = True
-        yield
-    finally:
-        hub = sys.modules.get("huggingface_hub.constants")
-        if hub is not None:
-            hub.HF_HUB_OFFLINE = switch if switch is not None else before in ("1", "true", "TRUE", "on", "ON")
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
+NO_NETWORK = "no network?"
+"""Part of the error message if weights could not be downloaded."""
 
 
 def load(spec: str, weights: str | Path | None = None, pretrained: bool | None = None) -> LoadedModel:
-    """A model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, ``open_clip:NAME``, or a short one.
+    """Load a model by name: ``timm:NAME``, ``hf:NAME``, ``torchvision:NAME``, ``open_clip:NAME``, or a short name.
 
     Args:
-        spec: Library and name; or a model of the papers, as "vit-b16" or "deit-b", see `vitrail.models.catalogue`; or
-            "scenes", "scenes-gap" or "scenes-tagged", which need no network.
-        weights: A file to load instead of the library's own weights: safetensors, or a torch file of tensors.
-        pretrained: Fetch the library's weights; by default yes, unless ``weights`` is given.
+        spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
+            `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes", "scenes-gap",
+            "scenes-tagged" or "cifar10".
+        weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors.
+        pretrained: Whether to download the library's weights; by default yes, unless ``weights`` is given.
+
+    Raises:
+        ModelError: The name is unknown, or the model cannot be created.
+        WeightsError: The weights file cannot be read or does not fit the model.
 
     Example:
         >>> load("keras:vit")
@@ -73,26 +52,85 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         ...
         vitrail.errors.ModelError: unknown source 'keras' in 'keras:vit': use timm:, hf:, torchvision:, open_clip:, ...
     """
-    if spec in EMBEDDED and weights is None:
+    if spec in EMBEDDED_MODELS and weights is None:
         return load_embedded(spec)
     spec = full_name(spec)
     library, colon, name = spec.partition(":")
-    if not colon or library not in sources.SOURCES:
-        known = ", ".join([*(f"{s}:" for s in sources.SOURCES), *EMBEDDED, *CATALOGUE])
+    if not colon or library not in SOURCES:
+        known = ", ".join([*(f"{s}:" for s in SOURCES), *EMBEDDED_MODELS, *CATALOGUE])
         raise ModelError(f"unknown source {library!r} in {spec!r}: use {known}")
-    fetch = weights is None if pretrained is None else pretrained
+    download = weights is None if pretrained is None else pretrained
     state = None if weights is None else read_weights(weights)
     try:
-        module = sources.SOURCES[library](name, fetch)
+        module = SOURCES[library](name, download)
     except VitrailError:
         raise
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        hint = f" ({FETCHING} give a weights file, or choose random weights to try things out)" if fetch else ""
-        raise ModelError(f"{spec} could not be made: {reason}{hint}") from error
+        hint = f" ({NO_NETWORK} pass a weights file, or use random weights)" if download else ""
+        raise ModelError(f"cannot create {spec}: {first_line(error)}{hint}") from error
     if state is not None:
-        fit(module, state, str(weights))
-    about, entry = describe(module.eval(), spec), entry_of(spec)
-    if entry is None or not isinstance(about.preprocess, Preprocess):
-        return about
-    return replace(about, preprocess=replace(about.preprocess, mean=entry.mean, std=entry.std))
+        load_weights(module, state, str(weights))
+    loaded, entry = describe(module.eval(), spec), catalogue_entry(spec)
+    if entry is None or not isinstance(loaded.preprocess, Preprocess):
+        return loaded
+    return replace(loaded, preprocess=replace(loaded.preprocess, mean=entry.mean, std=entry.std))
+
+
+def load_embedded(name: str) -> LoadedModel:
+    """Load one of ``EMBEDDED_MODELS`` with its class names and preprocessing.
+
+    Example:
+        >>> load_embedded("scenes").preprocess.size
+        (128, 128)
+    """
+    from safetensors import safe_open
+
+    path = files("vitrail.models").joinpath("weights", f"{name}.safetensors")
+    if not path.is_file():
+        raise WeightsError(f"the weights of {name!r} are missing from this installation: reinstall vitrail")
+    with safe_open(str(path), framework="pt") as file:
+        metadata = file.metadata()
+        config: dict[str, Any] = {key: json.loads(metadata[key]) for key in ("architecture", "preprocess", "classes")}
+        state = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - not a dict
+    model = PlainViT(**config["architecture"])
+    model.load_state_dict(state)
+    stored = config["preprocess"]
+    size, mean, std = (tuple(stored[key]) for key in ("size", "mean", "std"))
+    preprocess = Preprocess(size, mean, std, stored.get("crop", 1.0), origin="the metadata of the model's file")
+    return LoadedModel(model.eval(), preprocess, tuple(config["classes"]), name)
+
+
+def weights_cached(spec: str) -> bool:
+    """Whether the weights of a model of the papers are in the hub's local cache; True for any other model.
+
+    Example:
+        >>> weights_cached("scenes")
+        True
+    """
+    entry = catalogue_entry(spec)
+    if entry is None:
+        return True
+    hub: Any = require("huggingface_hub", "timm", "find cached weights")
+    file_names = ("model.safetensors", "pytorch_model.bin")
+    return any(isinstance(hub.try_to_load_from_cache(f"timm/{entry.timm}", file), str) for file in file_names)
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """Disable downloads from the Hugging Face hub within a ``with`` block; cached weights still load."""
+    before = os.environ.get("HF_HUB_OFFLINE")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    constants: Any = sys.modules.get("huggingface_hub.constants")  # reads the variable once, when it is imported
+    flag = getattr(constants, "HF_HUB_OFFLINE", None)
+    try:
+        if flag is not None:
+            constants.HF_HUB_OFFLINE = True
+        yield
+    finally:
+        constants = sys.modules.get("huggingface_hub.constants")
+        if constants is not None:
+            constants.HF_HUB_OFFLINE = flag if flag is not None else before in ("1", "true", "TRUE", "on", "ON")
+        if before is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = before

@@ -1,4 +1,4 @@
-"""A plain vision transformer, for the embedded models and for examples that need no other library."""
+"""PlainViT: a minimal vision transformer for the embedded models, examples and tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class PlainBlock(nn.Module):
-    """Attention and MLP, each on the norm of the stream, each added to it."""
+    """Pre-norm transformer block: self-attention and MLP, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, mlp: int) -> None:
         super().__init__()
@@ -18,25 +18,25 @@ class PlainBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, n, d) to (b, n, d)."""
+        """Map tokens, shape (b, n, d), to tokens of the same shape."""
         q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         x = x + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
 
 class PlainViT(nn.Module):
-    """Patches, position, blocks, a norm and a linear head.
+    """A pre-norm vision transformer with learned position embeddings and a linear head.
 
     Args:
-        size: Height and width of the images.
-        patch: Height and width of a patch.
-        width: Width of the tokens.
+        size: Height and width of the images in pixels.
+        patch: Height and width of a patch in pixels.
+        width: Embedding dimension.
         depth: Number of blocks.
-        heads: Number of heads.
+        heads: Number of attention heads.
         classes: Number of classes.
-        prefix: Number of tokens before the patches; the first is read by the head unless ``pool``.
-        pool: Whether the head reads the mean of the patches.
-        mlp: Width of the MLP over the width of the tokens.
+        prefix: Number of tokens before the patches; the head reads the first of them unless ``pool`` is set.
+        pool: Whether the head reads the mean of the patch tokens.
+        mlp: Hidden width of the MLP, as a multiple of ``width``.
 
     Example:
         >>> PlainViT(size=32, patch=8)(torch.zeros(1, 3, 32, 32)).shape
@@ -64,8 +64,24 @@ class PlainViT(nn.Module):
         self.pool = pool
 
     def forward(self, images: Tensor) -> Tensor:
-        """(b, 3, h, w) to logits, shape (b, classes)."""
+        """Map images, shape (b, 3, h, w), to logits, shape (b, classes)."""
         x = self.embed(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
         x = self.norm(self.blocks(x))
         return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]
+
+
+def tiny_vit(seed: int = 0, **options: int) -> PlainViT:
+    """Create a small `PlainViT` with random weights that depend only on the seed; torch's generator is not advanced.
+
+    Args:
+        seed: Seed of the weights.
+        **options: Arguments of `PlainViT`.
+
+    Example:
+        >>> tiny_vit()(torch.zeros(1, 3, 32, 32)).shape
+        torch.Size([1, 5])
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return PlainViT(**options).eval()  # type: ignore[arg-type]

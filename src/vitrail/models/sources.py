@@ -1,4 +1,4 @@
-"""Where models come from."""
+"""Model sources: create models of timm, Hugging Face, torchvision and open_clip by name."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from vitrail.errors import ModelError, require
+from vitrail.models.loaded import LoadedModel
 
-#: Names that are tried in the tests, for each source; any other name of the library may be given as well.
-TRIED = {
+TESTED_MODELS = {
     "timm": (
         "vit_tiny_patch16_224", "vit_base_patch16_224", "deit_tiny_patch16_224", "deit_tiny_distilled_patch16_224",
         "deit3_small_patch16_224", "beit_base_patch16_224", "eva02_tiny_patch14_224", "vit_small_patch14_reg4_dinov2",
@@ -24,33 +25,35 @@ TRIED = {
     "torchvision": ("vit_b_16",),
     "open_clip": ("ViT-B-32",),
 }  # fmt: skip
+"""Names that the tests cover, for each source. Any other name of the library is accepted as well."""
 
-#: The module of each source and the extra that installs it.
-EXTRAS = {
+SOURCE_PACKAGES = {
     "timm": ("timm", "timm"), "hf": ("transformers", "hf"), "torchvision": ("torchvision", "timm"),
     "open_clip": ("open_clip", "clip"),
 }  # fmt: skip
+"""Module of each source, and the extra of this package that installs it."""
 
 
-def names(source: str, pattern: str) -> tuple[str, ...]:
-    """Names in a source's own list that hold a text; the hub behind ``hf`` cannot be listed offline."""
+def matching_names(source: str, text: str) -> tuple[str, ...]:
+    """Model names of a source that contain a text; for ``hf``, which cannot be listed offline, the tested names."""
     if source == "hf":
-        return tuple(n for n in TRIED["hf"] if pattern in n)
-    module: Any = require("torchvision.models" if source == "torchvision" else source, EXTRAS[source][1], "list models")
-    return tuple(n for n in module.list_models() if pattern.lower() in n.lower())
+        return tuple(n for n in TESTED_MODELS["hf"] if text in n)
+    module_name = "torchvision.models" if source == "torchvision" else source
+    module: Any = require(module_name, SOURCE_PACKAGES[source][1], "list models")
+    return tuple(n for n in module.list_models() if text.lower() in n.lower())
 
 
 def from_timm(name: str, pretrained: bool) -> nn.Module:
-    """A timm model."""
-    timm: Any = require("timm", "timm", "make timm models")
+    """Create a timm model."""
+    timm: Any = require("timm", "timm", "create timm models")
     base = name.partition(".")[0]
-    _check("timm", base, timm.list_models())
+    _check_name("timm", base, timm.list_models())
     return timm.create_model(name, pretrained=pretrained)  # type: ignore[no-any-return]
 
 
 def from_hf(name: str, pretrained: bool) -> nn.Module:
-    """A Hugging Face model: an image classifier if the checkpoint is one, else the bare model."""
-    transformers: Any = require("transformers", "hf", "make Hugging Face models")
+    """Create a Hugging Face model with the architecture that its configuration names."""
+    transformers: Any = require("transformers", "hf", "create Hugging Face models")
     config = transformers.AutoConfig.from_pretrained(name)
     architectures = getattr(config, "architectures", None) or ["AutoModel"]
     factory = getattr(transformers, architectures[0], transformers.AutoModel)
@@ -58,26 +61,27 @@ def from_hf(name: str, pretrained: bool) -> nn.Module:
 
 
 def from_torchvision(name: str, pretrained: bool) -> nn.Module:
-    """A torchvision model."""
-    models: Any = require("torchvision.models", "timm", "make torchvision models")
-    _check("torchvision", name, models.list_models())
+    """Create a torchvision model."""
+    models: Any = require("torchvision.models", "timm", "create torchvision models")
+    _check_name("torchvision", name, models.list_models())
     return models.get_model(name, weights="DEFAULT" if pretrained else None)  # type: ignore[no-any-return]
 
 
 def from_open_clip(name: str, pretrained: bool) -> nn.Module:
-    """An open_clip model; ``NAME/TAG`` chooses the weights."""
-    open_clip: Any = require("open_clip", "clip", "make open_clip models")
+    """Create an open_clip model; ``NAME/TAG`` selects the weights."""
+    open_clip: Any = require("open_clip", "clip", "create open_clip models")
     architecture, _, tag = name.partition("/")
-    _check("open_clip", architecture, open_clip.list_models())
+    _check_name("open_clip", architecture, open_clip.list_models())
     tags = open_clip.list_pretrained_tags_by_model(architecture)
-    chosen = (tag or next(iter(tags), None)) if pretrained else None
-    return open_clip.create_model(architecture, pretrained=chosen)  # type: ignore[no-any-return]
+    weights = (tag or next(iter(tags), None)) if pretrained else None
+    return open_clip.create_model(architecture, pretrained=weights)  # type: ignore[no-any-return]
 
 
-def _check(source: str, name: str, known: Sequence[str]) -> None:
+def _check_name(source: str, name: str, known: Sequence[str]) -> None:
     if name not in known:
-        near = get_close_matches(name, known, n=3)
-        raise ModelError(f"{source} has no model {name!r}" + (f": did you mean {', '.join(near)}?" if near else ""))
+        similar = get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(similar)}?" if similar else f"list the names with `vitrail models {name[:3]}`"
+        raise ModelError(f"{source} has no model {name!r}: {hint}")
 
 
 SOURCES: dict[str, Callable[[str, bool], nn.Module]] = {
@@ -86,3 +90,28 @@ SOURCES: dict[str, Callable[[str, bool], nn.Module]] = {
     "torchvision": from_torchvision,
     "open_clip": from_open_clip,
 }
+"""Function that creates a model from its name and whether to download weights, for each source."""
+
+
+def embed_texts(loaded: LoadedModel, texts: Sequence[str]) -> Tensor:
+    """Embed texts with the text encoder of an open_clip model, shape (K, d).
+
+    Args:
+        loaded: An open_clip model that was loaded by name, which determines its tokenizer.
+        texts: The texts.
+
+    Raises:
+        ModelError: The model is not an open_clip model loaded by name.
+    """
+    open_clip: Any = require("open_clip", "clip", "tokenize texts for CLIP models")
+    encode: Any = getattr(loaded.module, "encode_text", None)
+    source, _, name = loaded.name.partition(":")
+    if encode is None or source != "open_clip":
+        raise ModelError(
+            f"{loaded.name} is not an open_clip model loaded by name, so its text encoder is unknown: embed the texts "
+            "yourself and pass target=vitrail.similarity(embeddings)"
+        )
+    tokens = open_clip.get_tokenizer(name.partition("/")[0])(list(texts))
+    device = next(loaded.module.parameters()).device
+    with torch.no_grad():
+        return encode(tokens.to(device))  # type: ignore[no-any-return]

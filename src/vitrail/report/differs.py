@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from vitrail.models.embedded import EMBEDDED
+from vitrail.models import EMBEDDED_MODELS
 from vitrail.papers import PaperMetric, PaperSource, PaperTable
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def match_models(table: PaperTable, plan: Plan) -> dict[str, Match]:
             found[name] = _model(name, source, own)
         elif not any(named.values()):
             other = plan.models[min(i, len(plan.models) - 1)]
-            kind = "an embedded model" if other.name in EMBEDDED else "another model"
+            kind = "an embedded model" if other.name in EMBEDDED_MODELS else "another model"
             found[name] = Match(other.title, False, f"{name}: {other.title}, {kind}, stands in for it.")
     return found
 

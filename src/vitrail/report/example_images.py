@@ -75,7 +75,7 @@ def _show(run: Run, context: Any, case: ExampleCase) -> ExampleImage:
                     context.same_classes(numbers[case.model], data))  # fmt: skip
     explained, probability = _explained(run, case)
     image = truth.image[None].to(context.device)
-    seen: NDArray[np.uint8] = model.preprocess.picture(truth.image[None])[0]
+    seen: NDArray[np.uint8] = model.preprocess.denormalise(truth.image[None])[0]
     maps = {name: _kept(run, case, name, seen.shape[:2]) for name in case.scores}
     todo = [name for name, relevance in maps.items() if relevance is None]
     if todo:

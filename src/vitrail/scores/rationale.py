@@ -172,17 +172,17 @@ def judge(model: Any, tokenizer: Any, batch_size: int = 8) -> Judge:
 
     Args:
         model: A sequence classifier.
-        tokenizer: Its fast tokenizer, or a `vitrail.text.Reading`, which says what is done with long texts.
+        tokenizer: Its fast tokenizer, or a `vitrail.text.TokenizerSettings`, which says what is done with long texts.
         batch_size: Most windows at a time.
     """
     from vitrail.targets import class_scores
-    from vitrail.text.tokens import Reading
-    from vitrail.text.windows import predict
+    from vitrail.text.tokens import TokenizerSettings
+    from vitrail.text.windows import predict_texts
 
-    reading = tokenizer if isinstance(tokenizer, Reading) else Reading(tokenizer)
+    reading = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
 
     def ask(texts: list[str], classes: list[int]) -> ArrayLike:
-        said = class_scores(predict(texts, reading, model, batch_size), "prob").double().cpu().numpy()
+        said = class_scores(predict_texts(texts, reading, model, batch_size), "prob").double().cpu().numpy()
         return np.asarray(said[np.arange(len(classes)), classes])
 
     return ask

@@ -1,13 +1,32 @@
-"""Texts: tokens and words, long texts in windows, and how scores of words are shown."""
+"""Texts: tokenizer settings, relevance of words, long texts in windows, and how word scores are rendered."""
 
-from vitrail.text.result import TextMap
-from vitrail.text.tokens import Reading
+from __future__ import annotations
 
-__all__ = ["PUBLISHED", "Reading", "TextMap"]
+from typing import TYPE_CHECKING, Any
 
-#: For methods whose released code treats BERT differently from pictures, the variant that does the same.
-PUBLISHED = {
+from vitrail.text.result import WordRelevance
+from vitrail.text.tokens import TokenizerSettings
+
+if TYPE_CHECKING:
+    from vitrail.text.windows import predict_texts
+    from vitrail.viz.text import html, terminal
+
+__all__ = ["BERT_VARIANTS", "TokenizerSettings", "WordRelevance", "html", "predict_texts", "terminal"]
+
+BERT_VARIANTS = {
     "gradcam": "gradcam:bert",
     "bi_attn": "bi_attn:bert",
     "transformer_attribution": "transformer_attribution:bert",
 }
+"""Methods whose released code treats BERT differently from images, each with the variant that reproduces it."""
+
+_LAZY = {"html": "vitrail.viz.text", "predict_texts": "vitrail.text.windows", "terminal": "vitrail.viz.text"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import names that depend on other packages when they are first used."""
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

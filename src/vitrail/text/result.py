@@ -1,4 +1,4 @@
-"""What came out for a text: a score for each of its words."""
+"""WordRelevance: the scores of a text's words, and how they are computed from the scores of its tokens."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from vitrail.postprocess import normalise
-from vitrail.text.tokens import Encoded, Span, join_pieces, words_of
+from vitrail.text.tokens import EncodedText, Span, word_scores, word_spans
 
 
 @dataclass(frozen=True, eq=False)
-class TextMap:
-    """Scores of one text's words and tokens by one method, for K targets.
+class WordRelevance:
+    """Scores of one text's words and tokens from one method, for K targets.
 
     Attributes:
         text: The text.
-        words: Its words, as blanks separate them.
-        spans: First character and the one after the last of each word.
-        scores: Scores of the words as the method gave them, shape (K, W).
-        shades: The same scaled to [0, 1], or to [-1, 1] where negative scores mean "against".
-        seen: Which words the model was shown; the others have score 0.
-        tokens: Its tokens, special ones included.
-        token_spans: Characters of each token.
+        words: Its words, split at whitespace.
+        spans: Start and end (exclusive) of each word, in characters.
+        scores: Scores of the words as the method computed them, shape (K, W).
+        normalised: The scores scaled to [0, 1], or to [-1, 1] for methods with signed scores, shape (K, W).
+        seen: Which words were part of the model's input; the others have score 0.
+        tokens: The tokens, special ones included.
+        token_spans: Start and end (exclusive) of each token, in characters.
         token_scores: Scores of the tokens, shape (K, T); 0 for special ones.
-        windows: In how many windows the model was shown the text.
+        windows: Number of windows the text was split into.
     """
 
     text: str
     words: tuple[str, ...]
     spans: tuple[Span, ...]
     scores: Tensor
-    shades: Tensor
+    normalised: Tensor
     seen: tuple[bool, ...]
     tokens: tuple[str, ...]
     token_spans: tuple[Span, ...]
@@ -41,33 +41,38 @@ class TextMap:
 
     def __repr__(self) -> str:
         best = ", ".join(f"{word} {score:.3g}" for word, score in self.top(3))
-        return f"TextMap({len(self.words)} words, most relevant: {best})"
+        return f"WordRelevance({len(self.words)} words, most relevant: {best})"
 
     def top(self, count: int = 10, k: int = 0) -> list[tuple[str, float]]:
-        """The words with the highest scores for target k, best first; of words alike, the earlier first."""
+        """The words with the highest scores for target k, best first; of equal scores, the earlier word first."""
         order = self.scores[k].argsort(descending=True, stable=True)[:count].tolist()
         return [(self.words[i], float(self.scores[k, i])) for i in order]
 
 
-def text_map(encoded: Encoded, scores: Tensor, seen: Sequence[bool], signed: bool, join: str) -> TextMap:
-    """Words of a text from scores of its tokens.
+def word_relevance(
+    encoded: EncodedText, token_scores: Tensor, seen: Sequence[bool], signed: bool, reduction: str
+) -> WordRelevance:
+    """Compute the scores of a text's words from the scores of its tokens.
 
     Args:
-        encoded: The text as it was read.
-        scores: Scores of all tokens, shape (K, T); special ones are left out.
-        seen: Which tokens the model was shown.
-        signed: Whether negative scores mean "against".
-        join: See `Reading`.
+        encoded: The text and its tokens.
+        token_scores: Scores of all tokens, shape (K, T); special tokens are ignored.
+        seen: Which tokens were part of the model's input.
+        signed: Whether negative scores are evidence against the target.
+        reduction: "sum" or "max", see `TokenizerSettings`.
     """
-    spans = words_of(encoded.text)
-    pieces = [s if c and o else (0, 0) for s, c, o in zip(encoded.spans, encoded.content, seen, strict=True)]
-    by_word = join_pieces(scores, pieces, spans, join)
-    met = join_pieces(scores.new_ones(1, len(pieces)), pieces, spans, "max")[0] > 0
-    shades = by_word.new_zeros(by_word.shape)
-    if bool(met.any()):
-        shades[:, met] = normalise(by_word[:, met], signed=signed, axes=1)
-    words = tuple(encoded.text[a:b] for a, b in spans)
-    return TextMap(
-        encoded.text, words, spans, by_word.cpu(), shades.cpu(), tuple(met.tolist()), encoded.tokens, encoded.spans,
-        scores.cpu(), len(encoded.windows),
+    spans = word_spans(encoded.text)
+    token_spans = [
+        span if content and shown else (0, 0)
+        for span, content, shown in zip(encoded.spans, encoded.content, seen, strict=True)
+    ]
+    scores = word_scores(token_scores, token_spans, spans, reduction)
+    seen_words = word_scores(token_scores.new_ones(1, len(token_spans)), token_spans, spans, "max")[0] > 0
+    normalised = scores.new_zeros(scores.shape)
+    if bool(seen_words.any()):
+        normalised[:, seen_words] = normalise(scores[:, seen_words], signed=signed, axes=1)
+    words = tuple(encoded.text[start:end] for start, end in spans)
+    return WordRelevance(
+        encoded.text, words, spans, scores.cpu(), normalised.cpu(), tuple(seen_words.tolist()), encoded.tokens,
+        encoded.spans, token_scores.cpu(), len(encoded.windows),
     )  # fmt: skip

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-    from vitrail.text.result import TextMap
+    from vitrail.text.result import WordRelevance
 
 #: RGB colours of words with positive and with negative relevance.
 POSITIVE, NEGATIVE = (232, 93, 36), (40, 110, 190)
@@ -157,16 +157,16 @@ def to_records(explanation: ExplanationLike) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _texts(explanation: ExplanationLike) -> tuple[TextMap, ...]:
+def _texts(explanation: ExplanationLike) -> tuple[WordRelevance, ...]:
     if explanation.text is None:
         raise InputError("this explanation has no word scores: pass texts and tokenizer=… to vitrail.explain")
     return explanation.text
 
 
-def _pieces(one: TextMap, k: int) -> Iterator[TextPiece]:
+def _pieces(one: WordRelevance, k: int) -> Iterator[TextPiece]:
     """Split a text into its words and the characters between them."""
     end = 0
-    words = zip(one.spans, one.scores[k].tolist(), one.shades[k].tolist(), one.seen, strict=True)
+    words = zip(one.spans, one.scores[k].tolist(), one.normalised[k].tolist(), one.seen, strict=True)
     for (start, stop), score, shade, seen in words:
         if start > end:
             yield TextPiece(one.text[end:start])
@@ -176,11 +176,11 @@ def _pieces(one: TextMap, k: int) -> Iterator[TextPiece]:
         yield TextPiece(one.text[end:])
 
 
-def _lines(one: TextMap, k: int, length: int) -> list[list[tuple[str, float]]]:
+def _lines(one: WordRelevance, k: int, length: int) -> list[list[tuple[str, float]]]:
     """Wrap a text into lines of (word, shade); longer words are truncated."""
     lines: list[list[tuple[str, float]]] = [[]]
     used = 0
-    for word, shade in zip(one.words, one.shades[k].tolist(), strict=True):
+    for word, shade in zip(one.words, one.normalised[k].tolist(), strict=True):
         shown = word if len(word) <= length else word[: length - 1] + "…"
         if used + len(shown) > length and lines[-1]:
             lines.append([])

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from vitrail.text.result import TextMap
+    from vitrail.text.result import WordRelevance
 
 
 class ExplanationLike(Protocol):
@@ -35,7 +35,7 @@ class ExplanationLike(Protocol):
     @property
     def rgb_images(self) -> np.ndarray[Any, Any] | None: ...
     @property
-    def text(self) -> tuple[TextMap, ...] | None: ...
+    def text(self) -> tuple[WordRelevance, ...] | None: ...
 
     def label(self, image: int, k: int) -> str: ...
 

@@ -114,7 +114,7 @@ def _select_target(explanation: Explanation, k: int) -> Explanation:
     if explanation.text is not None:
         rows = slice(k, k + 1)
         changed["text"] = tuple(
-            replace(t, scores=t.scores[rows], shades=t.shades[rows], token_scores=t.token_scores[rows])
+            replace(t, scores=t.scores[rows], normalised=t.normalised[rows], token_scores=t.token_scores[rows])
             for t in explanation.text
         )
     return replace(explanation, **changed)
@@ -136,7 +136,7 @@ def _concatenate(entries: Sequence[Explanation]) -> Explanation:
     }
     if first.text is not None:
         texts = [entry.text[0] for entry in entries if entry.text is not None]
-        scores, shades = torch.cat([t.scores for t in texts]), torch.cat([t.shades for t in texts])
+        scores, normalised = torch.cat([t.scores for t in texts]), torch.cat([t.normalised for t in texts])
         tokens = torch.cat([t.token_scores for t in texts])
-        changed["text"] = (replace(texts[0], scores=scores, shades=shades, token_scores=tokens),)
+        changed["text"] = (replace(texts[0], scores=scores, normalised=normalised, token_scores=tokens),)
     return replace(first, **changed)

@@ -57,7 +57,7 @@ def words_json(explanation: Explanation, k: int) -> list[dict[str, Any]] | None:
     if explanation.text is None:
         return None
     text = explanation.text[0]
-    shades, scores = (torch.nan_to_num(t[k].double(), 0.0, 0.0, 0.0).tolist() for t in (text.shades, text.scores))
+    shades, scores = (torch.nan_to_num(t[k].double(), 0.0, 0.0, 0.0).tolist() for t in (text.normalised, text.scores))
     return [
         {"text": word, "start": start, "end": end, "score": shade, "raw": raw, "seen": seen}
         for word, (start, end), shade, raw, seen in zip(text.words, text.spans, shades, scores, text.seen, strict=True)

@@ -26,8 +26,8 @@ from vitrail.methods import METHODS, Method
 from vitrail.methods.cost import size_of
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
-from vitrail.text.tokens import Reading, batch, encode
-from vitrail.text.windows import predict as predict_texts
+from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
+from vitrail.text.windows import predict_texts
 from vitrail.web.encoding import encode_map
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class ServedModel:
     id: str
     title: str
     loaded: LoadedModel
-    reading: Reading | None
+    reading: TokenizerSettings | None
     structure: ModelStructure
     class_count: int
     load_arguments: str
@@ -94,7 +94,7 @@ class ServedModel:
 
     def pixels(self, image: Image) -> np.ndarray[Any, Any]:
         """The image as the model receives it: cropped and resized, as bytes of shape (height, width, 3)."""
-        return self.preprocess.picture(self.preprocess(image)[None])[0]  # type: ignore[no-any-return]
+        return self.preprocess.denormalise(self.preprocess(image)[None])[0]  # type: ignore[no-any-return]
 
     def model_inputs(self, raw_input: Any) -> ModelInputs:
         """Convert the pixels of an image, or a text, to the model's inputs."""
@@ -103,10 +103,10 @@ class ServedModel:
             from PIL import Image as Images
 
             return ModelInputs((self.preprocess_resized(Images.fromarray(raw_input))[None],)).onto(model)
-        (tokens,) = encode([raw_input], self.reading, model)
+        (tokens,) = encode_texts([raw_input], self.reading, model)
         if len(tokens.windows) > 1:
             raise InputError("the text is longer than the model's input: shorten it")
-        return ModelInputs((), batch(tokens.windows, 0)).onto(model)
+        return ModelInputs((), pad_windows(tokens.windows, 0)).onto(model)
 
     def logits(self, raw_input: Any) -> Tensor:
         """Compute the logits, shape (C,)."""
@@ -185,7 +185,7 @@ def serve_model(
             f"the preprocessing of {title} is unknown, so the page does not support it: use the Python API"
         )
     loaded = replace(loaded, name=title)
-    reading = None if tokenizer is None else Reading(tokenizer)
+    reading = None if tokenizer is None else TokenizerSettings(tokenizer)
     unread = ModelStructure("", "", "plain", Layout(), 0, ())
     served = ServedModel("", title, loaded, reading, unread, 0, "")
     example: Any = EXAMPLE_TEXT
@@ -249,7 +249,7 @@ def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str,
     ]
     tokens: list[str] | None = None
     if served.reading is not None:
-        tokens = list(encode([raw_input], served.reading, model)[0].tokens)
+        tokens = list(encode_texts([raw_input], served.reading, model)[0].tokens)
     return {"grid": list(grid) if grid else None, "tokens": tokens, "layers": layers, "prefix": prefix}
 
 

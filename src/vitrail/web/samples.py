@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data.scenes import CLASSES, Scene, Scenes
+from vitrail.data import SCENE_CLASSES, Scene, Scenes
 from vitrail.web.model import ServedModel
 
 #: Held-out scenes: (id, whether it has two objects, index).
@@ -42,7 +42,7 @@ class SampleInput:
 
     def to_json(self, served: ServedModel) -> dict[str, Any]:
         """Convert the sample to JSON; classes are given for models of the scenes only."""
-        has_classes = served.loaded.classes == CLASSES and bool(self.classes)
+        has_classes = served.loaded.classes == SCENE_CLASSES and bool(self.classes)
         return {
             "id": self.id, "title": self.title, "text": self.text or None,
             "url": None if self.text else f"/api/samples/{self.id}.png?model={served.id}",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
 
-from vitrail.models.preprocess import upright
+from vitrail.models.preprocess import to_rgb
 from vitrail.web.errors import ApiError
 from vitrail.web.limits import MEGABYTE, Limits
 
@@ -56,7 +56,7 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
             notes = _notes(image)
             image.seek(0)
             image.load()
-            return Upload(upright(image), notes)
+            return Upload(to_rgb(image), notes)
     except ApiError:
         raise
     except UnidentifiedImageError as error:
