@@ -8,14 +8,11 @@ The first call measures the structure of the model and checks it. Later calls wi
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Callable
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 
 import timm
 import torch
+from common import Timer, device_name, save_json
 from torch import nn
 
 import vitrail
@@ -26,23 +23,9 @@ from vitrail.explanation import versions
 MODELS = {"vit_tiny_patch16_224": 224, "vit_base_patch16_224": 224, "vit_small_patch14_reg4_dinov2": 518}
 
 
-def timed(run: Callable[[], object], device: str, repeats: int) -> float:
-    """Median seconds of some runs after one that does not count."""
-    seconds = []
-    for _ in range(repeats + 1):
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        began = perf_counter()
-        run()
-        if device.startswith("cuda"):
-            torch.cuda.synchronize()
-        seconds.append(perf_counter() - began)
-    return median(seconds[1:])
-
-
-def measure(model: nn.Module, size: int, device: str, repeats: int) -> dict[str, float]:
-    """Seconds of a bare forward and forward plus backward pass, the self-check, and explanations with batch 1."""
-    image = torch.randn(1, 3, size, size, device=device)
+def measure(model: nn.Module, size: int, timer: Timer) -> dict[str, float]:
+    """Seconds of passes of the bare model, of the self-check, and of explanations with batch 1."""
+    image = torch.randn(1, 3, size, size, device=timer.device)
     leaf = image.clone().requires_grad_()
 
     def forward() -> None:
@@ -61,11 +44,11 @@ def measure(model: nn.Module, size: int, device: str, repeats: int) -> dict[str,
         vitrail.explain(model, image, "transformer_mm", target=1)
 
     rows = {
-        "forward": timed(forward, device, repeats),
-        "forward_backward": timed(backward, device, repeats),
-        "self_check": timed(check, device, repeats),
-        "first_call": timed(first, device, repeats),
-        "later_calls": timed(lambda: vitrail.explain(model, image, "transformer_mm", target=1), device, repeats),
+        "forward": timer.median(forward),
+        "forward_backward": timer.median(backward),
+        "self_check": timer.median(check),
+        "first_call": timer.median(first),
+        "later_calls": timer.median(lambda: vitrail.explain(model, image, "transformer_mm", target=1)),
     }
     return rows | {
         "self_check_in_forwards": rows["self_check"] / rows["forward"],
@@ -74,27 +57,26 @@ def measure(model: nn.Module, size: int, device: str, repeats: int) -> dict[str,
 
 
 def main() -> None:
-    """Measure the models and write a JSON file."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Measure the models, and write results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--models", nargs="*", default=list(MODELS))
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    found = {}
-    for name in given.models:
+    args = parser.parse_args()
+    timer = Timer(torch.device(args.device), args.repeats)
+    results = {}
+    for name in args.models:
         torch.manual_seed(0)
         options = {} if "vit_small" not in name else {"num_classes": 1000}
-        model = timm.create_model(name, **options).eval().to(given.device)
+        model = timm.create_model(name, **options).eval().to(args.device)
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        found[name] = measure(model, MODELS[name], given.device, given.repeats)
-        print(name, {k: round(v, 4) for k, v in found[name].items()})
-    device = (
-        torch.cuda.get_device_name() if given.device.startswith("cuda") else f"CPU, {torch.get_num_threads()} threads"
-    )
-    if given.out:
-        given.out.write_text(json.dumps({"device": device, "versions": versions(), "models": found}, indent=1) + "\n")
+        results[name] = measure(model, MODELS[name], timer)
+        print(name, {k: round(v, 4) for k, v in results[name].items()})
+    cuda = timer.device.type == "cuda"
+    device = device_name(args.device) if cuda else f"CPU, {torch.get_num_threads()} threads"
+    save_json(args.out, {"device": device, "versions": versions(), "models": results})
 
 
 if __name__ == "__main__":

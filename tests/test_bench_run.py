@@ -26,7 +26,7 @@ from vitrail.bench.results_store import collect_scores, read_results
 from vitrail.bench.run import run_plan
 from vitrail.errors import DataError
 from vitrail.explain import explain
-from vitrail.scores.segmentation import Segmentation
+from vitrail.scores.segmentation import SegmentationScores
 
 pl = pytest.importorskip("polars")
 
@@ -43,7 +43,7 @@ def test_table_has_every_score_once(tiny_run):  # noqa: F811
     curve = table.filter(pl.col("score") == "positive(tokens)").row(0, named=True)
     assert len(curve["removed"]) == len(curve["logp_predicted"]) == len(curve["winner"]) == 10
     where = {"model": "scenes", "dataset": "pairs", "method": "rollout", "target": "label", "protocol": "segmentation"}
-    scores = collect_scores(table, Segmentation, **where)
+    scores = collect_scores(table, SegmentationScores, **where)
     assert len(scores) == 2
     assert 0 < scores.summary()["miou"] < 1
     agnostic = collect_scores(table, dataset="pairs", method="random", protocol="selectivity").summary()
@@ -267,7 +267,7 @@ dataset = { name = "voc2012" , root = "." }
     assert scores["2007_000033"] == {"common:0", "union:0", "common:1", "union:1", "labelled", "flat"}
     assert scores["2007_000042"] >= {"common:12", "union:15"}
     collected = collect_scores(table, PresentClassScores, method="gradcam", protocol="multiclass")
-    assert collected.regions().common.shape == (2, 10, 4)
+    assert collected.regions().intersection.shape == (2, 10, 4)
     with pytest.raises(PlanError, match=r"multiclass cannot be run with cifar10 on voc2012: the model has 10 classes"):
         open_store(text.replace('{ name = "MODEL", weights = "random" }', '"cifar10"'), tmp_path / "runs", tmp_path)
 

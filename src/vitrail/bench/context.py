@@ -67,7 +67,7 @@ class BenchModel:
     @cached_property
     def randomisation_steps(self) -> tuple[sanity.RandomisationStep, ...]:
         """Groups of parameters from the head down, for the parameter randomisation test."""
-        return sanity.stages(self.loaded.module, _noise_image(self.preprocess))
+        return sanity.randomisation_steps(self.loaded.module, _noise_image(self.preprocess))
 
     @property
     def classes(self) -> int | None:

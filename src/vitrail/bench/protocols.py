@@ -17,15 +17,21 @@ from vitrail.capture.inputs import logits_of
 from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
 from vitrail.errors import DataError, ModelError
 from vitrail.methods import find
-from vitrail.scores.complexity import complexity
+from vitrail.scores.complexity import score_complexity
 from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.perturbation import Strip
-from vitrail.scores.pointing import pointing
-from vitrail.scores.presets import Mode, Preset, find_presets
+from vitrail.scores.perturbation import RecordedCurve
+from vitrail.scores.pointing import score_pointing
+from vitrail.scores.presets import Curve, MapTarget, Preset, find_presets
 from vitrail.scores.sanity import parameter_randomisation
-from vitrail.scores.segmentation import THRESHOLDS, MultiClass, Regions, confusions, segmentation
-from vitrail.scores.selectivity import selectivity
-from vitrail.scores.sensitivity import sensitivity
+from vitrail.scores.segmentation import (
+    THRESHOLDS,
+    MultiClassSegmentationScores,
+    RegionCounts,
+    count_confusions,
+    score_segmentation,
+)
+from vitrail.scores.selectivity import score_selectivity
+from vitrail.scores.sensitivity import score_sensitivity
 
 #: Value of the column ``target`` for protocols that explain every object of an image. Part of the file format.
 OBJECTS = "things"
@@ -67,27 +73,36 @@ def score_perturbation(
         for target in preset.explains:
             for method in (maps if target == "predicted" else label_maps) if target in targets else ():
                 values = records.scores(preset, method, target)
-                curves = {c.title: _levels(records.strips, preset, c, method, target, batch.ids) for c in preset.curves}
-                order = _order(records.strips, preset, method, target, batch.ids)
+                curves = {
+                    c.score_name: _levels(records.curves, preset, c, method, target, batch.ids) for c in preset.curves
+                }
+                order = _order(records.curves, preset, method, target, batch.ids)
                 ordered = {name: value[order] for name, value in values.items()}
                 missing = batch.missing_maps(method, target)
                 yield ProtocolScores(preset.name, method, target, ordered, missing, seconds, forwards, curves)
 
 
-def _order(strips: Mapping[Any, Strip], preset: Preset, method: str, target: Mode, ids: tuple[str, ...]) -> Tensor:
+def _order(
+    curves: Mapping[Any, RecordedCurve], preset: Preset, method: str, target: MapTarget, ids: tuple[str, ...]
+) -> Tensor:
     """Position of each image of the batch in the records, which are sorted by id."""
     curve = preset.curves[0]
-    at = {name: i for i, name in enumerate(strips[method, target, curve.order, curve.fill].ids)}
+    at = {name: i for i, name in enumerate(curves[method, target, curve.order, curve.fill].ids)}
     return torch.tensor([at[name] for name in ids])
 
 
 def _levels(
-    strips: Mapping[Any, Strip], preset: Preset, curve: Any, method: str, target: Mode, ids: tuple[str, ...]
+    curves: Mapping[Any, RecordedCurve],
+    preset: Preset,
+    curve: Curve,
+    method: str,
+    target: MapTarget,
+    ids: tuple[str, ...],
 ) -> tuple[tuple[int, ...], Tensor]:
     """Numbers of removed pixels and the model's outputs at each level of a curve, images in the order of the batch."""
-    strip = strips[(method, target, curve.order, curve.fill)]
-    counts = curve.removed(strip.units)
-    return counts, strip.at(counts)[_order(strips, preset, method, target, ids)]
+    recorded = curves[(method, target, curve.order, curve.fill)]
+    counts = curve.removed(recorded.units)
+    return counts, recorded.at(counts)[_order(curves, preset, method, target, ids)]
 
 
 # -- scores of the maps a batch has ------------------------------------------------------------------------------------
@@ -111,12 +126,12 @@ def _score_with_masks(
 
 def _score_segmentation(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
     masks = [t.mask_of(k) for t, k in zip(batch.truths, batch.target_classes(target), strict=True)]
-    return _score_with_masks(batch, method, target, masks, segmentation, "the image has no mask")
+    return _score_with_masks(batch, method, target, masks, score_segmentation, "the image has no mask")
 
 
 def _score_pointing(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
     masks = [t.box_mask_of(k) for t, k in zip(batch.truths, batch.target_classes(target), strict=True)]
-    return _score_with_masks(batch, method, target, masks, pointing, "the image has no box of its class")
+    return _score_with_masks(batch, method, target, masks, score_pointing, "the image has no box of its class")
 
 
 def _score_selectivity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
@@ -130,13 +145,13 @@ def _score_selectivity(batch: ScoreBatch, method: str, target: str) -> ScoresAnd
         for k, label in enumerate(sorted(truth.objects)):
             masks[row, k] = truth.objects[label] == 1
     failures = {row: why for (name, row), why in batch.failures.items() if name == method}
-    return selectivity(maps, masks.to(maps.device)), failures | reasons
+    return score_selectivity(maps, masks.to(maps.device)), failures | reasons
 
 
 def _score_complexity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
     grid = batch.explanations[method].grid
     own = grid[torch.arange(len(grid), device=grid.device), batch.target_columns(target).to(grid.device)]
-    return complexity(own), batch.missing_maps(method, target)
+    return score_complexity(own), batch.missing_maps(method, target)
 
 
 # -- scores that need further maps -------------------------------------------------------------------------------------
@@ -153,7 +168,7 @@ def _score_sensitivity(batch: ScoreBatch, method: str, target: str) -> ScoresAnd
         return logits.argmax(1)
 
     seed = batch.explainer.context.plan.seed
-    return sensitivity(explain, batch.images, seed=seed, predict=predict), reasons
+    return score_sensitivity(explain, batch.images, seed=seed, predict=predict), reasons
 
 
 def _score_sanity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
@@ -220,7 +235,7 @@ def _score_multiclass(batch: ScoreBatch, method: str, target: str) -> ScoresAndR
 
 def _count_pixels(maps: Tensor, labels: list[int], truth: Tensor, count: int) -> dict[str, Tensor]:
     """Count intersections and unions of one image for each of its classes and the background, at every threshold."""
-    found = confusions(maps, torch.tensor([labels]), truth[None], count)
+    found = count_confusions(maps, torch.tensor([labels]), truth[None], count)
     pixels = found["confusion"].reshape(len(THRESHOLDS), count, count).double().cpu()
     common = pixels.diagonal(dim1=1, dim2=2)
     union = pixels.sum(1) + pixels.sum(2) - common
@@ -270,17 +285,17 @@ def _logsumexp_target(outputs: tuple[int, ...]) -> Callable[[Any], Tensor]:
 
 
 @dataclass
-class PresentClassScores(MultiClass):
+class PresentClassScores(MultiClassSegmentationScores):
     """Accumulator of the protocol ``multiclass``, in which every image has scores of the classes it contains only."""
 
-    def regions(self) -> Regions:
+    def regions(self) -> RegionCounts:
         """Return counts for each of the ten thresholds and each class that occurs, background included."""
         labels = sorted({int(name.split(":")[1].split("/")[0]) for name in self.columns if name.startswith("common:")})
         common, union = (
             np.stack([np.nan_to_num(self.column(f"{name}:{label}")) for label in labels], 2)
             for name in ("common", "union")
         )  # fmt: skip
-        return Regions(common, union, self.column("labelled"))
+        return RegionCounts(common, union, self.column("labelled"))
 
 
 # -- the table ---------------------------------------------------------------------------------------------------------

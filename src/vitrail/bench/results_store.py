@@ -77,12 +77,12 @@ from vitrail.bench.plan import library_versions
 from vitrail.bench.protocols import protocol_targets
 from vitrail.errors import DataError, require
 from vitrail.explanation import versions
-from vitrail.scores.statistics import Tally
+from vitrail.scores.statistics import SampleScores
 
 if TYPE_CHECKING:
     import polars as pl
 
-T = TypeVar("T", bound=Tally)
+T = TypeVar("T", bound=SampleScores)
 
 
 class ResultsStore:
@@ -243,12 +243,12 @@ def count_failures(table: pl.DataFrame) -> pl.DataFrame:
     return counts.sort(["rows", "model", "method", "error"], descending=[True, False, False, False])
 
 
-def collect_scores(table: pl.DataFrame, kind: type[T] = Tally, **where: str) -> T:  # type: ignore[assignment]
+def collect_scores(table: pl.DataFrame, kind: type[T] = SampleScores, **where: str) -> T:  # type: ignore[assignment]
     """Collect the rows of one method, target and protocol in the accumulator that summarises them.
 
     Args:
         table: Result of `read_results` or `ResultsStore.merge`.
-        kind: Accumulator of the protocol, such as ``Segmentation``.
+        kind: Accumulator of the protocol, such as `SegmentationScores`.
         **where: Values of columns: model, dataset, method, target, protocol.
     """
     import polars as pl

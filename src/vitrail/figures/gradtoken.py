@@ -42,7 +42,7 @@ from vitrail.figures.scene_inputs import scenes_with_masks, trained_on_scenes
 from vitrail.methods.registry import choose
 from vitrail.models import LoadedModel
 from vitrail.postprocess import upsample
-from vitrail.scores.segmentation import Segmentation, segmentation
+from vitrail.scores.segmentation import SegmentationScores, score_segmentation
 from vitrail.targets import Target
 from vitrail.viz.colormap import Array, overlay
 
@@ -276,23 +276,23 @@ def _block_range(first: int, total: int) -> str:
 
 def _score_depths(
     about: LoadedModel, truth: Iterable[tuple[Tensor, Tensor, Tensor]], progress: Progress, count: int
-) -> list[Segmentation]:
+) -> list[SegmentationScores]:
     """Segmentation scores of each depth, from no propagation to all blocks."""
-    tallies: list[Segmentation] = []
+    tallies: list[SegmentationScores] = []
     progress.begin("Scoring", max(1, ceil(count / 16)))
     for number, (images, classes, masks) in enumerate(truth):
         e: Explanation = explain(about, images, "gradtoken", target=classes.tolist(), keep=True)
         maps = list(reversed(e.intermediates["depth"][0]))
-        tallies = tallies or [Segmentation() for _ in maps]
+        tallies = tallies or [SegmentationScores() for _ in maps]
         for tally, patches in zip(tallies, maps, strict=True):
             upsampled = upsample(to_grid(e, patches), (int(masks.shape[1]), int(masks.shape[2])))
             ids = [f"{number}-{i}" for i in range(len(images))]
-            tally.add(ids, segmentation(upsampled.cpu(), masks.long().cpu()))
+            tally.add(ids, score_segmentation(upsampled.cpu(), masks.long().cpu()))
         progress.step()
     return tallies
 
 
-def _draw_curves(canvas: Canvas, curves: Sequence[Segmentation], threshold: str, total: int, top: float) -> None:
+def _draw_curves(canvas: Canvas, curves: Sequence[SegmentationScores], threshold: str, total: int, top: float) -> None:
     """Draw three scores against depth, the best of each marked."""
     summaries = [tally.summary() for tally in curves]
     room = canvas.width - MARGIN - 0.15

@@ -262,7 +262,6 @@ def mean(
     state: RelevanceState, func: Any, input: Tensor, dim: Any = None, keepdim: bool = False, **kwargs: Any
 ) -> Tensor:
     """A mean over anything but the width is one over tokens."""
-    dim, keepdim = kwargs.pop("axis", dim), kwargs.pop("keepdims", keepdim)
     rule = state.rule("mean")
     dims = () if dim is None else tuple(d % input.dim() for d in (dim if isinstance(dim, tuple | list) else (dim,)))
     if rule is None or not dims or input.dim() - 1 in dims:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,8 +77,7 @@ class Propagation:
             raise NotApplicableError("a text has no pixels: ask for the relevance of its tokens")
         R = start(torch.cat([one.scores.detach() for one in self.passes]))
         parts = torch.split(R, [len(one.scores) for one in self.passes])
-        with _named_failure(self.structure, self.rules):
-            found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]
+        found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]
         return found[0] if len(found) == 1 else _joined(found)
 
 
@@ -117,26 +115,8 @@ def propagation(
     ):
         # With as many tokens as images, the two axes cannot be distinguished.
         parts = [model_inputs.take(slice(0, batch - 1)), model_inputs.take(slice(batch - 1, None))]
-    with (
-        frozen(model),
-        torch.autocast(model_inputs.tensors[0].device.type, enabled=False),
-        _named_failure(structure, rules),
-    ):
+    with frozen(model), torch.autocast(model_inputs.tensors[0].device.type, enabled=False):
         return Propagation(rules, structure, tuple(_run(model, part, structure, rules, read) for part in parts))
-
-
-@contextmanager
-def _named_failure(structure: ModelStructure, rules: RuleSet) -> Iterator[None]:
-    """Turn a failure of a rule on an operation it is not defined for into an error that names the model."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, AttributeError, TypeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise NotApplicableError(
-            f"the rules {rules.name} cannot be propagated through {structure.model}: {reason}; use a gradient method"
-        ) from error
 
 
 def _run(

@@ -13,7 +13,7 @@ import torch
 from vitrail.errors import VitrailError
 from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
-from vitrail.scores.curves import deletion, insertion
+from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, LevelGrid, Preset
 from vitrail.web.cache import MapCache, to_cpu
@@ -244,7 +244,7 @@ class JobRunner:
         except Exception as error:  # noqa: BLE001 - as for maps
             self._fail([item], error)
             return
-        for name, area in {"deletion": deletion, "insertion": insertion}.items():
+        for name, area in {"deletion": deletion_area, "insertion": insertion_area}.items():
             item.result[f"{name}_auc"] = float(area(torch.tensor(item.result[name], dtype=torch.float64)))
         item.state, item.progress = "done", 1.0
         item.seconds = (item.seconds or 0.0) + monotonic() - start

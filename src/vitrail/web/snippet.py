@@ -38,8 +38,7 @@ explanations.figure().savefig("figure.png")
 _CURVES = """
 import torch
 
-from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.presets import Curve, LevelGrid, Preset
+from vitrail.scores import Curve, Evaluator, LevelGrid, Preset
 
 grid = LevelGrid({percents})
 curves = (Curve("deletion", "morf", "{deletion}", grid), Curve("insertion", "lerf", "{insertion}", grid))
