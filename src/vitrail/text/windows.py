@@ -178,7 +178,8 @@ def _merge_windows(
     logits, targets = by_window("logits"), by_window("targets")
     first_windows = torch.tensor([next(i for i, w in enumerate(windows) if w.text == t) for t in range(len(encoded))])
     return replace(
-        first, maps=maps.float(), grid=grid, constant=constant, text=tuple(texts), seconds=sum(e.seconds for e in results),
+        first, maps=maps.float(), grid=grid, constant=constant, text=tuple(texts),
+        seconds=sum(e.seconds for e in results),
         logits=None if logits is None else _mean_by_text(logits, windows, len(encoded)),
         targets=None if targets is None else targets[first_windows.to(targets.device)],
     )  # fmt: skip
