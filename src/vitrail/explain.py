@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from time import perf_counter
 from typing import Any, overload
 
@@ -24,11 +24,12 @@ from vitrail.capture.swin import Places, find_places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
 from vitrail.capture.trace import Trace
 from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
-from vitrail.explanation import Explanation, Explanations
-from vitrail.inputs import Inputs, to_model_inputs
+from vitrail.explanation import Explanation, Explanations, Provenance
+from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.methods import find
 from vitrail.methods.registry import Method
 from vitrail.models import LoadedModel, describe
+from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import is_constant, normalise, place, upsample
@@ -172,6 +173,7 @@ def explain(
             return explain(about, ready, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
 
         found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
+        found = _with_provenance(found, inputs, about)
         _warn(found)
         return Explanations(found) if methods is not None else found[jobs[0].label]
     model_inputs = to_model_inputs(inputs, about)
@@ -187,8 +189,23 @@ def explain(
         _explain(about, piece, aimed, structure, jobs, run) for piece, aimed in _cut(model_inputs, target, batch_size)
     ]
     found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
+    found = _with_provenance(found, inputs, about)
     _warn(found)
     return Explanations(found) if methods is not None else found[jobs[0].label]
+
+
+def _with_provenance(found: Mapping[str, Explanation], inputs: Inputs, about: LoadedModel) -> Found:
+    """Add the names of the inputs, the preprocessing and the hash of the weights."""
+    preprocess = about.preprocess
+    stated: dict[str, Any] = {}
+    if isinstance(preprocess, Preprocess):
+        stated = asdict(preprocess)
+    elif preprocess is not None:
+        stated = {"function": getattr(preprocess, "__qualname__", None) or type(preprocess).__qualname__}
+    count = len(next(iter(found.values())).maps)
+    stated = {"applied": needs_preprocess(inputs), **stated}
+    provenance = Provenance(input_names(inputs, count), stated, WeightsHash(about.module))
+    return {label: replace(explanation, provenance=provenance) for label, explanation in found.items()}
 
 
 def _check_outputs(structure: ModelStructure, about: LoadedModel, target: Target) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError, OutputError
+from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.targets import class_scores
 from vitrail.viz.colormap import overlay, to_image
@@ -31,9 +32,29 @@ if TYPE_CHECKING:
 UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
 
 
-@dataclass(frozen=True)
+_OVERLAY_NAME = re.compile(r"overlay(-\d{3,}-\d+-[a-z0-9-]+)?\.png")
+
+
+@dataclass(frozen=True, eq=False)
+class Provenance:
+    """Where an explanation comes from, for the manifest.
+
+    Attributes:
+        inputs: Name of each input: the file name of a path, otherwise its type and index.
+        preprocess: The preprocessing; ``applied`` is False if the inputs were tensors, which are used unchanged.
+        weights: Hash of the model's weights, computed at first use.
+    """
+
+    inputs: tuple[str, ...]
+    preprocess: Mapping[str, Any]
+    weights: WeightsHash
+
+
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """Relevance maps of one method for a batch of B inputs with K targets each.
+
+    Two explanations are equal only if they are the same object.
 
     Attributes:
         method: The method as requested, with its variant and options.
@@ -57,6 +78,7 @@ class Explanation:
             list in the order of computation. Methods that process all targets at once have one entry. The method's
             documentation page lists the names.
         text: For texts that were passed with a tokenizer, the word scores of each text; otherwise None.
+        provenance: Names of the inputs, preprocessing and hash of the weights, or None if unknown.
     """
 
     method: str
@@ -76,6 +98,7 @@ class Explanation:
     structure: Mapping[str, str] = field(default_factory=dict, repr=False)
     intermediates: Mapping[str, Any] = field(default_factory=dict, repr=False)
     text: tuple[WordRelevance, ...] | None = field(default=None, repr=False)
+    provenance: Provenance | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -118,11 +141,14 @@ class Explanation:
 
     def manifest(self) -> dict[str, Any]:
         """Settings needed to reproduce this explanation, as JSON values."""
-        probabilities = self.probabilities
+        probabilities, provenance = self.probabilities, self.provenance
         return {
             "method": self.method,
             "options": dict(self.options),
             "model": self.model,
+            "weights_sha256": None if provenance is None else provenance.weights.hexdigest(),
+            "inputs": None if provenance is None else list(provenance.inputs),
+            "preprocess": None if provenance is None else dict(provenance.preprocess),
             "structure": dict(self.structure),
             "targets": None if self.targets is None else self.targets.tolist(),
             "target_names": [[self.label(b, k) for k in range(self.maps.shape[1])] for b in range(self.maps.shape[0])],
@@ -132,28 +158,28 @@ class Explanation:
             "constant": self.constant.tolist(),
             "seconds": self.seconds,
             "device": str(self.maps.device),
+            "overlays": self._overlay_names(),
             "versions": versions(),
         }
 
     def save(self, folder: str | Path) -> Path:
         """Write overlays as PNG, maps as safetensors and a JSON manifest. Each file is written atomically.
 
+        Overlays of an explanation that was saved to the same folder before are removed if its manifest lists them.
+
         Returns:
             The folder.
         """
-        from safetensors.torch import save_file
+        from safetensors.torch import save as to_safetensors
 
         folder = Path(folder)
         tensors = {"maps": self.maps, "grid": self.grid, "constant": self.constant}
         tensors |= {k: v for k, v in (("targets", self.targets), ("logits", self.logits)) if v is not None}
         with _atomic_writes(folder) as into:
-            if self.rgb_images is not None:
-                images, count = self.maps.shape[:2]
-                for b in range(images):
-                    for k in range(count):
-                        which = "" if images == count == 1 else f"-{b:03d}-{k}-{slug(self.label(b, k))}"
-                        with into(f"overlay{which}.png") as path:
-                            self.overlay(b, k).save(path, format="PNG")
+            names = self._overlay_names()
+            for i, name in enumerate(names):
+                with into(name) as path:
+                    self.overlay(*divmod(i, self.maps.shape[1])).save(path, format="PNG")
             if self.text is not None:
                 from vitrail.viz.text import html, to_records
 
@@ -162,10 +188,22 @@ class Explanation:
                 with into("text.html") as path:
                     path.write_text(html(Explanations({self.method: self})), encoding="utf-8")
             with into("maps.safetensors") as path:
-                save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, path)
+                path.write_bytes(to_safetensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}))
+            for name in _saved_overlays(folder) - set(names):
+                (folder / name).unlink(missing_ok=True)
             with into("manifest.json") as path:
-                path.write_text(json.dumps(self.manifest(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+                manifest = json.dumps(self.manifest(), indent=2, ensure_ascii=False, default=str)
+                path.write_text(manifest + "\n", encoding="utf-8")
         return folder
+
+    def _overlay_names(self) -> list[str]:
+        """File names of the overlays, all targets of the first image first."""
+        if self.images is None:
+            return []
+        images, count = self.maps.shape[:2]
+        if images == count == 1:
+            return ["overlay.png"]
+        return [f"overlay-{b:03d}-{k}-{slug(self.label(b, k))}.png" for b in range(images) for k in range(count)]
 
 
 class Explanations(Mapping[str, Explanation]):
@@ -226,6 +264,15 @@ def slug(text: str) -> str:
         ('tiger-cat', 'gradtoken-variant-3')
     """
     return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", text).lower()).strip("-") or "unnamed"
+
+
+def _saved_overlays(folder: Path) -> set[str]:
+    """Overlays that the manifest in a folder lists; names of any other form are ignored."""
+    try:
+        listed = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["overlays"]
+        return {name for name in listed if isinstance(name, str) and _OVERLAY_NAME.fullmatch(name)}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def _percent(p: float) -> str:

@@ -1,4 +1,4 @@
-"""Convert tensors, images, paths and dicts of tensors to a batch of model inputs."""
+"""Convert tensors, images, paths and dicts of tensors to a batch on the model's device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,10 +23,10 @@ Inputs = Any
 
 
 def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
-    """What the user gave, checked, as a batch on the model's device.
+    """Check the inputs and convert them to a batch on the model's device.
 
     Raises:
-        InputError: Says which input is unusable and why.
+        InputError: An input cannot be used; the message says which and why.
     """
     if isinstance(inputs, Mapping):
         model_inputs = ModelInputs((), dict(inputs))
@@ -33,7 +34,7 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
         model_inputs = ModelInputs((_batched(inputs),))
     elif isinstance(inputs, str | Path) or _is_image(inputs):
         model_inputs = ModelInputs((_prepare([inputs], model),))
-    elif isinstance(inputs, Sequence):
+    elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes | bytearray | memoryview):
         if not inputs:
             raise InputError("nothing to explain: the list of inputs is empty")
         if all(isinstance(i, Tensor) for i in inputs):
@@ -45,8 +46,9 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
         else:
             model_inputs = ModelInputs((_prepare(inputs, model),))
     else:
+        hint = " (torch.from_numpy converts an array)" if isinstance(inputs, np.ndarray) else ""
         raise InputError(
-            f"cannot explain a {type(inputs).__name__}: give a tensor, PIL images, paths, or a dict of tensors"
+            f"cannot explain a {type(inputs).__name__}: give a tensor{hint}, PIL images, paths, or a dict of tensors"
         )
     if model_inputs.batch == 0:
         raise InputError(f"nothing to explain: the batch is empty, shape {tuple(model_inputs.tensors[0].shape)}")
@@ -71,25 +73,83 @@ def _batched(tensor: Tensor) -> Tensor:
     )
 
 
+def needs_preprocess(inputs: Inputs) -> bool:
+    """Whether inputs are images or paths, which are preprocessed; tensors are used unchanged."""
+    if isinstance(inputs, str | Path) or _is_image(inputs):
+        return True
+    return isinstance(inputs, Sequence) and not all(isinstance(i, Tensor) for i in inputs)
+
+
+def input_names(inputs: Inputs, count: int) -> tuple[str, ...]:
+    """Name each input: a path by its file name, anything else by its kind and index.
+
+    Example:
+        >>> input_names(["photos/cat.jpg", Path("dog.jpg")], 2)
+        ('cat.jpg', 'dog.jpg')
+        >>> input_names(torch.zeros(2, 3, 8, 8), 2)
+        ('tensor 0', 'tensor 1')
+    """
+    single = isinstance(inputs, str | Path | Tensor | Mapping) or _is_image(inputs) or not isinstance(inputs, Sequence)
+    given = [inputs] * count if single else list(inputs)
+    return tuple(_name(value, i) for i, value in enumerate(given))
+
+
+def _name(value: Any, index: int) -> str:
+    if isinstance(value, Path) or (isinstance(value, str) and Path(value).suffix and "\n" not in value):
+        return Path(value).name
+    if _is_image(value):
+        file_name = getattr(value, "filename", "")
+        return Path(file_name).name if isinstance(file_name, str | Path) and file_name else f"image {index}"
+    return f"{'text' if isinstance(value, str) else 'tensor'} {index}"
+
+
 def _prepare(images: Sequence[Any], model: LoadedModel) -> Tensor:
     if model.preprocess is None:
-        written = next((p for p in images if isinstance(p, str) and not Path(p).exists()), None)
+        unknown = next((p for p in images if isinstance(p, str) and not _exists(p)), None)
         raise InputError(
-            f"how {model.name} wants its images is unknown: pass tensors, or "
+            f"the preprocessing of {model.name} is unknown: pass tensors, or "
             "preprocess=vitrail.Preprocess(size, mean, std)"
-            + ("" if written is None else f"; if {written[:30]!r} is a text, pass tokenizer=…")
+            + ("" if unknown is None else f"; if {unknown[:30]!r} is a text, pass tokenizer=…")
         )
     prepared = []
-    for given in images:
-        if isinstance(given, str | Path):
-            image: Image = open_image(given)
-        elif _is_image(given):
-            image = to_rgb(given)
+    for i, value in enumerate(images):
+        if isinstance(value, str | Path):
+            image: Image = open_image(value)
+        elif _is_image(value):
+            image = to_rgb(value)
         else:
-            raise InputError(f"cannot mix a {type(given).__name__} with images: give paths and PIL images only")
-        prepared.append(model.preprocess(image))
+            raise InputError(
+                f"input {i} is a {type(value).__name__}: a list must hold only tensors, or only paths and PIL images"
+            )
+        prepared.append(_as_tensor(model.preprocess(image)))
+    shapes = {tuple(tensor.shape) for tensor in prepared}
+    if len(shapes) > 1:
+        listed = ", ".join(map(str, sorted(shapes)))
+        raise InputError(f"preprocess returned tensors of different shapes, {listed}: resize all images to one size")
     return torch.stack(prepared)
 
 
+def _as_tensor(value: Any) -> Tensor:
+    """Check the result of a preprocess function; numpy arrays are converted."""
+    if isinstance(value, np.ndarray) and value.dtype.kind == "f":
+        value = torch.from_numpy(np.ascontiguousarray(value))
+    if not isinstance(value, Tensor):
+        kind = f"array of {value.dtype}" if isinstance(value, np.ndarray) else type(value).__name__
+        raise InputError(f"preprocess returned a {kind}: it must return a float tensor (channels, height, width)")
+    if value.dim() != 3 or not value.is_floating_point():
+        raise InputError(
+            f"preprocess returned {value.dtype} of shape {tuple(value.shape)}: it must return a float tensor "
+            "(channels, height, width)"
+        )
+    return value
+
+
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def _is_image(value: object) -> bool:
-    return hasattr(value, "convert") and hasattr(value, "size") and not isinstance(value, Tensor)
+    return hasattr(value, "convert") and hasattr(value, "size") and not isinstance(value, Tensor | type)

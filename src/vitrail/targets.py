@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -236,7 +237,7 @@ def _classes(target: Any, batch: int, names: Sequence[str] | None) -> Tensor:
         if isinstance(entry, Sequence) or (isinstance(entry, Tensor | np.ndarray) and entry.ndim):
             return [index(e) for e in entry]
         value = entry.item() if isinstance(entry, Tensor | np.ndarray | np.generic) else entry
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value):
             raise TargetError(f"{entry!r} is not a class: give an index or a name")
         return int(value)
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor, nn
@@ -107,3 +110,61 @@ def _shorten(keys: list[str]) -> str:
 def first_line(error: Exception) -> str:
     """First line of an error's message, or the name of its type."""
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+class WeightsHash:
+    """SHA-256 of a model's parameters and buffers: names, shapes, types and bytes.
+
+    It is computed at first use and cached for each model. The model is not kept alive. The hash is None if the model
+    no longer exists, if its weights were changed after this object was created, or if they have no plain bytes.
+
+    Example:
+        >>> model = nn.Linear(2, 2)
+        >>> len(WeightsHash(model).hexdigest())
+        64
+    """
+
+    _cache: ClassVar[WeakKeyDictionary[nn.Module, tuple[Any, str]]] = WeakKeyDictionary()
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model: ref[nn.Module] | None = ref(model)
+        self._state = _state_of(model)
+        self._digest: str | None = None
+
+    def hexdigest(self) -> str | None:
+        """The hash in hexadecimal digits, or None if it cannot be computed any more."""
+        model = None if self._model is None else self._model()
+        if self._digest is None and model is not None and _state_of(model) == self._state:
+            state, digest = self._cache.get(model, (None, ""))
+            if state != self._state:
+                try:
+                    digest = _sha256(model)
+                except (RuntimeError, TypeError):  # tensors without plain bytes, such as quantised ones
+                    return None
+                self._cache[model] = (self._state, digest)
+            self._digest = digest
+        return self._digest
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_model": None, "_state": None, "_digest": self.hexdigest()}
+
+
+def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+def _state_of(model: nn.Module) -> tuple[tuple[str, int, int], ...]:
+    """Identity and version of each tensor, which change when the weights do."""
+    return tuple(
+        (k, id(t), 0 if t.is_inference() else t._version)  # noqa: SLF001 - torch has no public version counter
+        for k, t in _tensors_of(model).items()
+    )
+
+
+def _sha256(model: nn.Module) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(_tensors_of(model).items()):
+        digest.update(f"{name}\0{tuple(tensor.shape)}\0{tensor.dtype}\0".encode())
+        values = tensor.detach().cpu().contiguous()
+        digest.update(values.reshape(-1).view(torch.uint8).numpy().tobytes() if values.numel() else b"")
+    return digest.hexdigest()

@@ -107,10 +107,10 @@ def open_image(path: str | Path) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     path = Path(path)
-    if path.is_dir():
-        raise InputError(f"{path} is a folder: pass the paths of the image files in it")
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # replaced by the check below
     try:
+        if path.is_dir():
+            raise InputError(f"{path} is a folder: pass the paths of the image files in it")
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise InputError(
@@ -118,7 +118,12 @@ def open_image(path: str | Path) -> Image:
                     "shrink the image first"
                 )
             image.load()
-            return to_rgb(image)
+            try:
+                return to_rgb(image)
+            except InputError as error:
+                raise InputError(f"{path}: {error}") from error
+    except InputError:
+        raise
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: check the path") from error
     except UnidentifiedImageError as error:
@@ -132,17 +137,40 @@ def open_image(path: str | Path) -> Image:
 def to_rgb(image: Image) -> Image:
     """Apply the EXIF orientation and convert to RGB.
 
-    16-bit grey values are scaled to 8 bits. Transparent pixels are composited on white.
+    16-bit grey values are divided by 65535; floats must be in [0, 1]. Both are rounded to 8 bits. Transparent pixels
+    are composited on white.
+
+    Raises:
+        InputError: The values are outside of these ranges, or the mode cannot be converted.
     """
     from PIL import Image as PILImage
     from PIL import ImageOps
 
     oriented = ImageOps.exif_transpose(image)
-    if oriented.mode.startswith("I;16") or oriented.mode == "I":
-        grey = np.asarray(oriented, dtype=np.float64)
-        return PILImage.fromarray((grey / 257).clip(0, 255).astype(np.uint8)).convert("RGB")
-    if oriented.mode in ("RGBA", "LA", "P", "PA"):
-        rgba = oriented.convert("RGBA")
+    if 0 in oriented.size:
+        raise InputError(f"the image has {oriented.width}×{oriented.height} pixels: it is empty; check the file")
+    if oriented.mode in ("I", "F") or oriented.mode.startswith("I;16"):
+        return PILImage.fromarray(_grey_to_bytes(oriented)).convert("RGB")
+    try:
+        if oriented.mode not in ("RGBA", "LA", "P", "PA", "RGBa", "La"):
+            return oriented.convert("RGB")
+        rgba = oriented.convert("LA").convert("RGBA") if oriented.mode == "La" else oriented.convert("RGBA")
         white = PILImage.new("RGBA", rgba.size, "white")
         return PILImage.alpha_composite(white, rgba).convert("RGB")
-    return oriented.convert("RGB")
+    except ValueError as error:
+        raise InputError(
+            f"an image of mode {oriented.mode!r} cannot be converted to RGB ({error}): convert it first"
+        ) from error
+
+
+def _grey_to_bytes(image: Image) -> np.ndarray[Any, Any]:
+    """Scale an image of integers (16 bits) or floats to uint8."""
+    grey = np.asarray(image, dtype=np.float64)
+    low, high = float(grey.min()), float(grey.max())
+    most, kind = (1, "floats") if image.mode == "F" else (65535, "integers")
+    if not (low >= 0 and high <= most):  # also catches NaN
+        raise InputError(
+            f"the image holds {kind} from {low:.6g} to {high:.6g}, expected 0 to {most}: scale it first, for example "
+            f"{'(x - x.min()) / (x.max() - x.min())' if image.mode == 'F' else 'to 8 or 16 bits'}, and remove NaN"
+        )
+    return (grey * (255 / most)).round().astype(np.uint8)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING
 
+from vitrail.errors import InputError
 from vitrail.models.preprocess import to_rgb
 from vitrail.web.errors import ApiError
 from vitrail.web.limits import MEGABYTE, Limits
@@ -59,6 +60,8 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
             return Upload(to_rgb(image), notes)
     except ApiError:
         raise
+    except InputError as error:
+        raise ApiError(422, str(error), "Choose another file.") from error
     except UnidentifiedImageError as error:
         if data.startswith(SIGNATURES):
             raise _damaged(error) from error

@@ -1,0 +1,216 @@
+"""Images of every kind, targets, results that can be compared and saved again."""
+
+import json
+import stat
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.errors import InputError, TargetError
+from vitrail.models import imagenet_classes
+from vitrail.models.preprocess import Preprocess, open_image, to_rgb
+from vitrail.targets import class_index
+from vitrail.testing import tiny_vit
+
+pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+PREPROCESS = Preprocess((32, 32), (0.5,) * 3, (0.5,) * 3, 1.0)
+RAMP = np.linspace(0, 1, 64).reshape(8, 8)
+
+
+def explain(inputs, **options):
+    return vitrail.explain(tiny_vit(), inputs, "rollout", **options)
+
+
+# -- images ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", ["tiff", "png"])
+def test_16_bit_files_are_divided_by_65535(suffix, tmp_path):
+    path = tmp_path / f"grey.{suffix}"
+    Image.fromarray((RAMP * 65535).round().astype(np.uint16)).save(path)
+    assert np.asarray(Image.open(path)).max() == 65535
+    pixels = np.asarray(open_image(path))
+    assert np.abs(pixels - (RAMP * 255)[..., None]).max() <= 0.51
+    assert explain(path, preprocess=PREPROCESS).maps.shape == (1, 1, 32, 32)
+
+
+def test_float_tiff_in_the_unit_range_is_kept(tmp_path):
+    path = tmp_path / "float.tiff"
+    Image.fromarray(RAMP.astype(np.float32)).save(path)
+    assert np.abs(np.asarray(open_image(path)) - (RAMP * 255)[..., None]).max() <= 0.51
+
+
+@pytest.mark.parametrize(("values", "message"), [
+    (RAMP * 300 - 10, "floats from -10 to 290, expected 0 to 1"),
+    (RAMP * np.nan, "floats from nan to nan, expected 0 to 1"),
+])  # fmt: skip
+def test_floats_outside_the_unit_range_raise(values, message, tmp_path):
+    path = tmp_path / "float.tiff"
+    Image.fromarray(values.astype(np.float32)).save(path)
+    with pytest.raises(InputError, match=f"float.tiff: the image holds {message}.*scale it first"):
+        open_image(path)
+
+
+def test_integers_beyond_16_bits_raise():
+    with pytest.raises(InputError, match="integers from 0 to 70000, expected 0 to 65535"):
+        to_rgb(Image.fromarray((RAMP * 70000).astype(np.int32)))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "LA", "La", "PA", "RGBA", "RGBa", "YCbCr", "HSV", "I", "I;16"])
+def test_every_mode_becomes_rgb(mode):
+    image = Image.new(mode, (8, 6))
+    assert (to_rgb(image).mode, to_rgb(image).size) == ("RGB", (8, 6))
+
+
+def test_exif_orientation_of_16_bit_images_is_kept(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(np.zeros((8, 4), np.uint16)).save(tmp_path / "turned.png", exif=exif)
+    assert open_image(tmp_path / "turned.png").size == (8, 4)
+
+
+def test_modes_without_conversion_and_empty_images_raise():
+    with pytest.raises(InputError, match="mode 'LAB' cannot be converted to RGB"):
+        to_rgb(Image.new("LAB", (4, 4)))
+    with pytest.raises(InputError, match="empty"):
+        to_rgb(Image.new("RGB", (0, 4)))
+
+
+def test_preprocess_may_return_a_numpy_array():
+    image = Image.new("RGB", (40, 40), "red")
+    expected = explain(image, preprocess=PREPROCESS)
+    found = explain(image, preprocess=lambda i: PREPROCESS(i).numpy())
+    assert torch.equal(found.maps, expected.maps)
+
+
+@pytest.mark.parametrize(("returned", "message"), [
+    ({"pixel_values": 1}, "preprocess returned a dict"),
+    ([1.0], "preprocess returned a list"),
+    (np.zeros((3, 32, 32), np.uint8), "preprocess returned a array of uint8"),
+    (torch.zeros(1, 3, 32, 32), r"shape \(1, 3, 32, 32\)"),
+])  # fmt: skip
+def test_other_results_of_preprocess_raise(returned, message):
+    with pytest.raises(InputError, match=message):
+        explain(Image.new("RGB", (8, 8)), preprocess=lambda _: returned)
+
+
+def test_preprocess_must_return_one_shape():
+    images = [Image.new("RGB", (32, 32)), Image.new("RGB", (48, 32))]
+    with pytest.raises(InputError, match="different shapes"):
+        explain(images, preprocess=lambda i: torch.zeros(3, i.height, i.width))
+
+
+# -- targets -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("target", "expected"), [
+    (np.array([1, 2]), [[1], [2]]),
+    (np.int64(3), [[3], [3]]),
+    (np.array(3), [[3], [3]]),
+    (np.array([[0, 4]], np.uint8), [[0, 4], [0, 4]]),
+    ([np.int32(1), 2], [[1], [2]]),
+    (torch.tensor([[1, 2], [3, 4]]), [[1, 2], [3, 4]]),
+])  # fmt: skip
+def test_numpy_and_torch_targets(target, expected):
+    assert explain(IMAGES, target=target).targets.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "target", [True, np.True_, [True, False], np.array([True, False]), 1.5, float("inf"), None.__class__]
+)
+def test_values_that_are_no_class_raise(target):
+    with pytest.raises(TargetError):
+        explain(IMAGES, target=target)
+
+
+def test_imagenet_names_with_several_matches():
+    names = imagenet_classes()
+    assert names is not None
+    by_case = class_index("Cardigan", names), class_index("cardigan", names)
+    assert [names[i].split(",")[0] for i in by_case] == ["Cardigan", "cardigan"]
+    with pytest.raises(TargetError, match=r"several classes are called 'crane': 134 crane, 517 crane; give an index"):
+        class_index("crane", names)
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+
+def test_explanations_compare_by_identity():
+    first, second = explain(IMAGES), explain(IMAGES)
+    assert first == first
+    assert first != second
+    assert len({first, second, first}) == 2
+
+
+def test_saved_files_have_equal_permissions(tmp_path):
+    explain(IMAGES).save(tmp_path)
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
+def test_save_removes_only_its_own_stale_overlays(tmp_path):
+    explain(IMAGES, target=[[0, 1, 2]]).save(tmp_path)
+    (tmp_path / "overlay-mine.png").write_bytes(b"")
+    (tmp_path / "overlay-007-0-class-1.png").write_bytes(b"")
+    (tmp_path / "notes.txt").write_text("")
+    explain(IMAGES[:1], target=1).save(tmp_path)
+    kept = {"overlay-mine.png", "overlay-007-0-class-1.png", "notes.txt"}
+    assert {p.name for p in tmp_path.iterdir()} == {"overlay.png", "maps.safetensors", "manifest.json", *kept}
+
+
+@pytest.mark.parametrize(
+    "manifest", ["", "[]", "{}", '{"overlays": 3}', '{"overlays": ["../notes.txt", "notes.txt", 3]}']
+)
+def test_save_ignores_manifests_of_other_forms(manifest, tmp_path):
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    (folder / "notes.txt").write_text("")
+    (folder / "manifest.json").write_text(manifest)
+    explain(IMAGES).save(folder)
+    assert (tmp_path / "notes.txt").exists()
+    assert (folder / "notes.txt").exists()
+
+
+def test_manifest_names_inputs_preprocessing_and_weights(tmp_path):
+    for name in ("cat.png", "dog.png"):
+        Image.new("RGB", (40, 30), "red").save(tmp_path / name)
+    model = tiny_vit()
+    found = vitrail.explain(
+        model, [tmp_path / "cat.png", str(tmp_path / "dog.png")], "rollout", preprocess=PREPROCESS, batch_size=1
+    )
+    saved = json.loads((found.save(tmp_path / "out") / "manifest.json").read_text())
+    assert saved["inputs"] == ["cat.png", "dog.png"]
+    assert saved["preprocess"]["applied"] is True
+    assert saved["preprocess"]["size"] == [32, 32]
+    assert len(saved["weights_sha256"]) == 64
+    assert saved["overlays"] == sorted(p.name for p in (tmp_path / "out").glob("overlay*"))
+    tensors = vitrail.explain(model, IMAGES, "rollout").manifest()
+    assert tensors["inputs"] == ["tensor 0", "tensor 1"]
+    assert tensors["preprocess"] == {"applied": False}
+    assert tensors["weights_sha256"] == saved["weights_sha256"]
+
+
+def test_weights_hash_depends_on_the_weights_and_is_computed_once(monkeypatch):
+    from vitrail.models import checkpoint
+
+    calls = []
+    compute = checkpoint._sha256
+    monkeypatch.setattr(checkpoint, "_sha256", lambda model: calls.append(1) or compute(model))
+    model = tiny_vit()
+    found = [vitrail.explain(model, IMAGES, "rollout") for _ in range(2)]
+    assert not calls
+    before = {e.manifest()["weights_sha256"] for e in found}
+    assert (len(before), len(calls)) == (1, 1)
+    unsaved = vitrail.explain(model, IMAGES, "rollout")
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    assert found[0].manifest()["weights_sha256"] in before
+    assert unsaved.manifest()["weights_sha256"] is None, "the weights changed after the explanation"
+    after = vitrail.explain(model, IMAGES, "rollout").manifest()["weights_sha256"]
+    assert after is not None
+    assert after not in before
