@@ -73,9 +73,7 @@ def test_exif_orientation_of_16_bit_images_is_kept(tmp_path):
     assert open_image(tmp_path / "turned.png").size == (8, 4)
 
 
-def test_modes_without_conversion_and_empty_images_raise():
-    with pytest.raises(InputError, match="mode 'LAB' cannot be converted to RGB"):
-        to_rgb(Image.new("LAB", (4, 4)))
+def test_empty_images_raise():
     with pytest.raises(InputError, match="empty"):
         to_rgb(Image.new("RGB", (0, 4)))
 
@@ -119,9 +117,7 @@ def test_numpy_and_torch_targets(target, expected):
     assert explain(IMAGES, target=target).targets.tolist() == expected
 
 
-@pytest.mark.parametrize(
-    "target", [True, np.True_, [True, False], np.array([True, False]), 1.5, float("inf"), None.__class__]
-)
+@pytest.mark.parametrize("target", [True, np.True_, [True, False], np.array([True, False]), 1.5, float("inf")])
 def test_values_that_are_no_class_raise(target):
     with pytest.raises(TargetError):
         explain(IMAGES, target=target)
