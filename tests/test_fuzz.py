@@ -1,4 +1,4 @@
-"""Arbitrary inputs, targets and options give finite maps of the right shape or a `VitrailError`, never another error."""
+"""Arbitrary inputs, targets and options give finite maps of the right shape or raise a `VitrailError`."""
 
 import tempfile
 import warnings
@@ -31,7 +31,6 @@ DTYPES = [
     torch.complex64,
 ]
 MODES = ["1", "L", "P", "RGB", "RGBA", "LA", "PA", "CMYK", "YCbCr", "HSV", "LAB", "I", "I;16", "F"]
-FAST = [name for name, method in METHODS.items() if method.takes == "trace"]
 
 
 @cache
@@ -56,10 +55,10 @@ def check(inputs, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            explanation = vitrail.explain(model(), inputs, **options)
-        except VitrailError as error:
-            assert str(error).strip()
+            found = vitrail.explain(model(), inputs, **options)
+        except VitrailError:
             return
+    explanation = next(iter(found.values())) if "methods" in options else found
     assert isinstance(explanation, vitrail.Explanation)
     maps = explanation.maps
     assert maps.dim() == 4
@@ -105,13 +104,19 @@ paths = st.one_of(
         lambda name: folder() / name
     ),
     st.text(max_size=12),
-    st.sampled_from(["\0", "a" * 5000, "\ud800", "~", ".", "/", "https://example.org/cat.jpg"]),
+    st.sampled_from(["\0", "a" * 300, "\ud800", "~", ".", "/", "https://example.org/cat.jpg"]),
 )
 scraps = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.binary(max_size=4), st.just(object()), st.just(int),
     st.just(...), st.just(Image.Image), st.complex_numbers(), st.just(range(3)), st.just(iter(())),
 )  # fmt: skip
-single_inputs = st.one_of(tensors(), tensors().map(lambda t: t.float().numpy()), images(), paths, scraps)
+single_inputs = st.one_of(
+    tensors(),
+    tensors().map(lambda t: t.to(torch.float32).numpy() if not t.is_complex() else t.numpy()),
+    images(),
+    paths,
+    scraps,
+)
 inputs = st.one_of(
     single_inputs,
     st.lists(single_inputs, max_size=3),
@@ -126,7 +131,9 @@ inputs = st.one_of(
 # -- targets -----------------------------------------------------------------------------------------------------------
 
 classes = st.one_of(
-    st.integers(-2, CLASSES + 1), st.integers(), st.sampled_from(["class 1", "thing 2", "thing", "top2", "top0", "top", "٣", "²"]),
+    st.integers(-2, CLASSES + 1), st.integers(),
+    st.sampled_from(["class 1", "thing 2", "thing", "top2", "top0", "top", "٣", "²"]),
+
     st.integers(0, CLASSES - 1).map(np.int64), st.integers(0, CLASSES - 1).map(torch.tensor), st.text(max_size=4),
 )  # fmt: skip
 targets = st.one_of(
@@ -151,7 +158,8 @@ targets = st.one_of(
 
 values = st.one_of(
     st.none(), st.booleans(), st.integers(-3, 6), st.floats(), st.text(max_size=4),
-    st.sampled_from(["mean", "max", "min", "logit", "prob", "logprob", "relu", "positive", "all"]), st.just([]), st.just(object()),
+    st.sampled_from(["mean", "max", "min", "logit", "prob", "logprob", "relu", "positive", "all"]),
+    st.just([]), st.just(object()),
 )  # fmt: skip
 
 
@@ -185,7 +193,7 @@ def any_target(images, target, name, size):
 
 def any_option(call, keep):
     name, options = call
-    check(torch.linspace(-1, 1, 3 * SIZE * SIZE).view(1, 3, SIZE, SIZE).sin(), method=name, keep=keep, **options)
+    check(torch.linspace(-1, 1, 3 * SIZE * SIZE).view(1, 3, SIZE, SIZE).sin(), methods={name: options}, keep=keep)
 
 
 sizes = st.one_of(st.none(), st.integers(-1, 3))

@@ -147,6 +147,7 @@ def explain(
     """
     if not isinstance(method, str):
         raise OptionError("several methods go to methods=[…]; method= takes one name")
+    _check_arguments(method, target, batch_size, keep)
     methods = [methods] if isinstance(methods, str) else methods
     if methods is not None and method != DEFAULT:
         raise OptionError(f"give either method={method!r} or methods=…, not both")
@@ -194,6 +195,18 @@ def explain(
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 
+def _check_arguments(method: str, target: Target, batch_size: int | None, keep: bool) -> None:
+    if not isinstance(keep, bool):
+        raise OptionError(
+            f"keep={keep!r} must be True or False; an option of the method that is also called keep goes into its "
+            f"name, as in '{method}:keep={keep}'"
+        )
+    if batch_size is not None and (isinstance(batch_size, bool) or not hasattr(batch_size, "__index__")):
+        raise OptionError(f"batch_size={batch_size!r} must be an integer or None")
+    if isinstance(target, type):
+        raise TargetError(f"{target.__name__} is a Python class, not a target: give a class index or name")
+
+
 def _with_provenance(found: Mapping[str, Explanation], inputs: Inputs, about: LoadedModel) -> Found:
     """Add the names of the inputs, the preprocessing and the hash of the weights."""
     preprocess = about.preprocess
@@ -224,7 +237,8 @@ def _cut(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tu
         return [(model_inputs, target)]
     if size < 1:
         raise OptionError(f"batch_size={size} must be at least 1")
-    each = isinstance(target, Sequence | Tensor | np.ndarray) and not isinstance(target, str) and len(target) == batch
+    several = isinstance(target, Sequence) or (isinstance(target, Tensor | np.ndarray) and target.ndim > 0)
+    each = several and not isinstance(target, str) and len(target) == batch  # type: ignore[arg-type]
     return [
         (model_inputs.take(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
         for i in range(0, batch, size)

@@ -19,7 +19,7 @@ from vitrail.capture.layout import Layout, count_layout, measured_layout, read_r
 from vitrail.capture.outputs import OutputMode, output_kind
 from vitrail.capture.residual import ResidualStream
 from vitrail.capture.verify import TOLERANCE, Check
-from vitrail.errors import GuessWarning
+from vitrail.errors import GuessWarning, TargetError
 
 #: Kinds of models whose tokens no single chain of n×n attention matrices connects, and why.
 UNCHAINED_KINDS = {
@@ -249,7 +249,9 @@ def _measure(
             output = run_model(model, model_inputs)
         outputs = output_kind(model, output, producers)
         del producers
-        scores = any_output(output) if target is None else torch.as_tensor(target(output))
+        scores = any_output(output) if target is None else target(output)
+        if not isinstance(scores, Tensor):
+            raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
         one = _Pass(model, model_inputs, mode, output, scores, leaf)
         if leaf is None and mode.embeddings:
             one.leaf = _word_embedding(one)

@@ -10,12 +10,14 @@ from inspect import getdoc, signature
 from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_type_hints
 
+import numpy as np
 from torch import Tensor
 
 from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.methods.cost import CostFunction, shared_pass
+from vitrail.targets import SCORES
 
 Relevance = Callable[..., Tensor]
 
@@ -261,6 +263,8 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
         if types is not None and not _fits(value, types):
             allowed = " or ".join(OPTION_TYPES[t] for t in types)
             raise OptionError(f"{key}={value!r} of {name} must be {allowed}; it is {defaults[key]} by default")
+        if key == "score" and not (isinstance(value, str) and value in SCORES):
+            raise OptionError(f"score={value!r} of {name} is not one of {', '.join(map(repr, SCORES))}")
     chosen = {**defaults, **chosen}
     if method.derive is not None:
         method, chosen = method.derive(chosen)
@@ -299,14 +303,14 @@ def _types(hint: Any) -> tuple[type, ...]:
 
 
 def _fits(value: Any, types: tuple[type, ...]) -> bool:
-    """Whether a plain value has one of some types; any other object, such as a tensor of one number, is accepted."""
+    """Whether a value has one of some types; tensors and numpy values are accepted."""
     if isinstance(value, bool) or value is None:
         return type(value) in types
     if isinstance(value, int):
         return not {int, float, str}.isdisjoint(types)  # names may be numbers, such as GradToken's variants
     if isinstance(value, float):
         return float in types
-    return not isinstance(value, str) or str in types
+    return str in types if isinstance(value, str) else isinstance(value, Tensor | np.ndarray | np.generic)
 
 
 def _value(text: str) -> Any:
