@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 import vitrail
-from vitrail.errors import InputError, TargetError
+from vitrail.errors import GuessWarning, InputError, TargetError
 from vitrail.models import imagenet_classes
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
 from vitrail.targets import class_index
@@ -100,6 +100,65 @@ def test_preprocess_must_return_one_shape():
     images = [Image.new("RGB", (32, 32)), Image.new("RGB", (48, 32))]
     with pytest.raises(InputError, match="different shapes"):
         explain(images, preprocess=lambda i: torch.zeros(3, i.height, i.width))
+
+
+# -- preprocessing of Hugging Face checkpoints -------------------------------------------------------------------------
+
+
+def save_checkpoint(folder, processor=None):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, image_size=32, patch_size=8,
+        num_labels=5,
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(folder)
+    if processor is not None:
+        getattr(transformers, processor[0])(**processor[1]).save_pretrained(folder)
+    return f"hf:{folder}"
+
+
+SQUARE = {"height": 32, "width": 32}
+NORMAL = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
+
+
+@pytest.mark.parametrize(("processor", "expected"), [
+    (("ViTImageProcessor", {"size": SQUARE, "resample": 3, **NORMAL}), (1.0, True, "bicubic")),
+    (("CLIPImageProcessor", {"size": {"shortest_edge": 37}, "crop_size": SQUARE, "resample": 2, **NORMAL}),
+     (32 / 37, False, "bilinear")),
+])  # fmt: skip
+def test_preprocessing_comes_from_the_checkpoint(processor, expected, tmp_path, recwarn):
+    import transformers
+
+    spec = save_checkpoint(tmp_path, processor)
+    loaded = vitrail.load(spec)
+    assert not [w for w in recwarn if issubclass(w.category, GuessWarning)]
+    preprocess = loaded.preprocess
+    assert isinstance(preprocess, Preprocess)
+    assert (preprocess.size, preprocess.mean, preprocess.std) == ((32, 32), (0.1, 0.2, 0.3), (0.4, 0.5, 0.6))
+    assert (pytest.approx(preprocess.crop), preprocess.squash, preprocess.resample) == expected
+    assert not preprocess.guessed
+    noise = np.random.default_rng(0).integers(0, 256, (37, 37, 3), dtype=np.uint8)
+    own = transformers.AutoImageProcessor.from_pretrained(tmp_path)(Image.fromarray(noise), return_tensors="pt")
+    difference = (preprocess(Image.fromarray(noise)) - own["pixel_values"][0]).abs()
+    if preprocess.squash:
+        assert difference.mean() < 0.02, "Pillow and torchvision round differently"
+    found = vitrail.explain(loaded, Image.fromarray(noise), "rollout")
+    assert found.manifest()["preprocess"]["origin"] == "the checkpoint's image processor"
+
+
+def test_processors_without_an_equivalent_are_called_themselves(tmp_path):
+    spec = save_checkpoint(tmp_path, ("ViTImageProcessor", {"size": SQUARE, "rescale_factor": 1 / 127.5}))
+    loaded = vitrail.load(spec)
+    assert not isinstance(loaded.preprocess, Preprocess)
+    assert vitrail.explain(loaded, Image.new("RGB", (50, 40), "red"), "rollout").maps.shape == (1, 1, 32, 32)
+
+
+def test_guessed_preprocessing_warns(tmp_path):
+    with pytest.warns(GuessWarning, match="no image processor configuration: its preprocessing is a guess"):
+        loaded = vitrail.load(save_checkpoint(tmp_path))
+    assert loaded.preprocess.guessed
+    with pytest.warns(GuessWarning, match="is a guess"):
+        vitrail.explain(loaded.module, Image.new("RGB", (50, 40)), "rollout")
 
 
 # -- targets -----------------------------------------------------------------------------------------------------------

@@ -55,7 +55,7 @@ class DataWarning(UserWarning):
 
 
 class GuessWarning(UserWarning):
-    """A property of the model was guessed; pass a `vitrail.Layout` to set it."""
+    """A property of the model was guessed; pass a `vitrail.Layout` or ``preprocess`` to set it."""
 
 
 def require(module: str, extra: str, purpose: str) -> ModuleType:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,9 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
-from vitrail.errors import InputError
+from vitrail.errors import GuessWarning, InputError
 from vitrail.models.loaded import LoadedModel
-from vitrail.models.preprocess import open_image, to_rgb
+from vitrail.models.preprocess import Preprocess, open_image, to_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -110,6 +111,13 @@ def _prepare(images: Sequence[Any], model: LoadedModel) -> Tensor:
             f"the preprocessing of {model.name} is unknown: pass tensors, or "
             "preprocess=vitrail.Preprocess(size, mean, std)"
             + ("" if unknown is None else f"; if {unknown[:30]!r} is a text, pass tokenizer=…")
+        )
+    if isinstance(model.preprocess, Preprocess) and model.preprocess.guessed:
+        warnings.warn(
+            f"the preprocessing of {model.name} is a guess ({model.preprocess.origin}): pass "
+            "preprocess=vitrail.Preprocess(size, mean, std) to set it",
+            GuessWarning,
+            stacklevel=4,
         )
     prepared = []
     for i, value in enumerate(images):

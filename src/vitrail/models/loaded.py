@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
+from math import floor, nextafter
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -139,8 +140,51 @@ def _hugging_face_preprocess(model: nn.Module) -> Preprocess | None:
     height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
     model_type = str(getattr(vision, "model_type", ""))
     if "clip" in model_type:
-        return Preprocess((height, width), CLIP_MEAN, CLIP_STD, 1.0, origin="the usual values for CLIP")
-    if model_type in ("vit", "siglip", "siglip_vision_model", "beit", "vit_mae"):
-        return Preprocess((height, width), HALF, HALF, 1.0, True, "bilinear", f"the usual values for {model_type}")
-    origin = f"ImageNet's mean and standard deviation, the usual values for {model_type or 'ViTs'}"
-    return Preprocess((height, width), crop=0.875, origin=origin)
+        found = Preprocess((height, width), CLIP_MEAN, CLIP_STD, 1.0, origin="the usual values for CLIP")
+    elif model_type in ("vit", "siglip", "siglip_vision_model", "beit", "vit_mae"):
+        found = Preprocess((height, width), HALF, HALF, 1.0, True, "bilinear", f"the usual values for {model_type}")
+    else:
+        origin = f"ImageNet's mean and standard deviation, the usual values for {model_type or 'ViTs'}"
+        found = Preprocess((height, width), crop=0.875, origin=origin)
+    return replace(found, guessed=True)
+
+
+def processor_preprocess(processor: Any) -> Transform:
+    """Preprocessing of a Hugging Face image processor: size, crop, interpolation, mean and standard deviation.
+
+    Returns:
+        A `Preprocess` with the same values, or, if it cannot express them, a function that calls the processor.
+    """
+    from PIL.Image import Resampling
+
+    config: dict[str, Any] = processor.to_dict()
+    size, crop_size = dict(config.get("size") or {}), dict(config.get("crop_size") or {})
+    crops, short = bool(config.get("do_center_crop")), size.get("shortest_edge")
+    final = crop_size if crops else size
+    height, width = int(final.get("height") or 0), int(final.get("width") or 0)
+    plain = config.get("do_resize") and config.get("do_rescale", True)
+    plain = plain and abs(float(config.get("rescale_factor") or 1 / 255) * 255 - 1) < 1e-6
+    plain = plain and not any(config.get(key) for key in ("do_pad", "do_flip_channel_order", "crop_pct"))
+    squash = not crops or size == crop_size
+    if not (plain and height and width and (squash or (height == width and short and short >= height))):
+        return lambda image: processor(image, return_tensors="pt")["pixel_values"][0]
+    crop = 1.0
+    if not squash:
+        crop = height / int(short)  # type: ignore[arg-type]
+        while floor(height / crop) < int(short):  # type: ignore[arg-type]
+            crop = nextafter(crop, 0.0)
+    mean, std = (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)
+    if config.get("do_normalize", True):
+        mean, std = tuple(config["image_mean"]), tuple(config["image_std"])
+    resample = Resampling(int(config.get("resample", Resampling.BILINEAR))).name.lower()
+    return Preprocess((height, width), mean, std, crop, squash, resample, "the checkpoint's image processor")
+
+
+def hugging_face_processor(name: str) -> Any:
+    """Load the image processor of a Hugging Face checkpoint, or None if it has none that can be loaded."""
+    from transformers import AutoImageProcessor
+
+    try:
+        return AutoImageProcessor.from_pretrained(name)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError):
+        return None

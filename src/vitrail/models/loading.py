@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,10 +13,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from vitrail.errors import ModelError, VitrailError, WeightsError, require
+from vitrail.errors import GuessWarning, ModelError, VitrailError, WeightsError, require
 from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
 from vitrail.models.checkpoint import first_line, load_weights, read_weights
-from vitrail.models.loaded import LoadedModel, describe
+from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess
 from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import SOURCES
@@ -71,9 +72,25 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     if state is not None:
         load_weights(module, state, str(weights))
     loaded, entry = describe(module.eval(), spec), catalogue_entry(spec)
+    if library == "hf" and loaded.preprocess is not None:
+        processor = hugging_face_processor(name)
+        if processor is None:
+            _warn_guess(loaded)
+        else:
+            loaded = replace(loaded, preprocess=processor_preprocess(processor))
     if entry is None or not isinstance(loaded.preprocess, Preprocess):
         return loaded
     return replace(loaded, preprocess=replace(loaded.preprocess, mean=entry.mean, std=entry.std))
+
+
+def _warn_guess(loaded: LoadedModel) -> None:
+    origin = getattr(loaded.preprocess, "origin", "")
+    warnings.warn(
+        f"{loaded.name} has no image processor configuration: its preprocessing is a guess ({origin}); pass "
+        "preprocess=vitrail.Preprocess(size, mean, std) to set it",
+        GuessWarning,
+        stacklevel=3,
+    )
 
 
 def load_embedded(name: str) -> LoadedModel:

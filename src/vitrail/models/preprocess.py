@@ -37,6 +37,7 @@ class Preprocess:
         squash: Resize to ``size`` without keeping the aspect ratio, and do not crop.
         resample: "bicubic", "bilinear" or "nearest".
         origin: Where these values come from, for display.
+        guessed: Whether they are the usual values for this kind of model, not those of the checkpoint.
 
     Example:
         >>> from PIL import Image
@@ -52,6 +53,7 @@ class Preprocess:
     squash: bool = False
     resample: str = "bicubic"
     origin: str = "given"
+    guessed: bool = False
 
     def __call__(self, image: Image) -> Tensor:
         """Convert an image to a tensor, shape (channels, height, width)."""
