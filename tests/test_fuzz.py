@@ -119,6 +119,8 @@ single_inputs = st.one_of(
 )
 inputs = st.one_of(
     single_inputs,
+    st.integers(1, 3).map(lambda n: torch.linspace(-1, 1, n * 3 * SIZE * SIZE).view(n, 3, SIZE, SIZE).sin()),
+    st.lists(st.sampled_from(["red.png", "16-bit.png"]).map(lambda name: folder() / name), min_size=1, max_size=3),
     st.lists(single_inputs, max_size=3),
     st.lists(images(), max_size=3),
     st.lists(tensors(), max_size=3),
@@ -132,7 +134,7 @@ inputs = st.one_of(
 
 classes = st.one_of(
     st.integers(-2, CLASSES + 1), st.integers(),
-    st.sampled_from(["class 1", "thing 2", "thing", "top2", "top0", "top", "٣", "²"]),
+    st.sampled_from(["class 1", "thing 2", "thing", "top2", "top0", "top", "٣", "²", "9" * 5000]),
 
     st.integers(0, CLASSES - 1).map(np.int64), st.integers(0, CLASSES - 1).map(torch.tensor), st.text(max_size=4),
 )  # fmt: skip
@@ -167,8 +169,11 @@ values = st.one_of(
 def calls(draw):
     name = draw(st.sampled_from(list(METHODS)))
     options = dict(METHODS[name].quick)
-    for option in draw(st.lists(st.sampled_from([*METHODS[name].options, "unknown"]), max_size=2, unique=True)):
-        options[option] = draw(values)
+    names = list(METHODS[name].options) or ["unknown"]
+    for option in draw(st.lists(st.sampled_from(names), max_size=2, unique=True)):
+        options[option] = draw(st.one_of(values, st.just(METHODS[name].options.get(option)), st.integers(0, 2)))
+    if draw(st.integers(0, 19)) == 0:
+        options["unknown"] = 1
     return name, options
 
 
@@ -196,7 +201,7 @@ def any_option(call, keep):
     check(torch.linspace(-1, 1, 3 * SIZE * SIZE).view(1, 3, SIZE, SIZE).sin(), methods={name: options}, keep=keep)
 
 
-sizes = st.one_of(st.none(), st.integers(-1, 3))
+sizes = st.one_of(st.none(), st.integers(1, 3), st.integers(-1, 3))
 some_methods = st.sampled_from(["gradtoken", "rollout", "vtranm", "raw_attention"])
 any_input.strategies = {"inputs": inputs, "name": some_methods, "size": sizes}
 any_target.strategies = {"images": st.integers(1, 3), "target": targets, "name": some_methods, "size": sizes}

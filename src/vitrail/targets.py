@@ -18,6 +18,8 @@ from vitrail.capture.inputs import fields_of, logits_of
 from vitrail.errors import OptionError, TargetError
 
 SCORES = ("logit", "prob", "logprob")
+MAX_DIGITS = 18
+"""Digits of a class index that fit into 64 bits."""
 
 #: None (the predicted class), "topN" (the N likeliest), a class index or name, one per image, one row of classes per
 #: image, a tensor or array of any of these, or a function from the model's output to one or several scalars per image.
@@ -144,7 +146,7 @@ def class_index(name: str, names: Sequence[str] | None) -> int:
         ...
         vitrail.errors.TargetError: no class is called 'zebr'; similar: 1 zebra
     """
-    if name.isdigit():
+    if name.isdecimal() and len(name) <= MAX_DIGITS:
         return int(name)
     if not names:
         raise TargetError(f"class {name!r} cannot be looked up: this model's class names are unknown; give an index")
@@ -207,7 +209,7 @@ def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
 def _top(target: object) -> int:
     """N for the target "topN", else 0."""
     digits = target[3:] if isinstance(target, str) and target.startswith("top") else ""
-    if not digits.isdigit():
+    if not digits.isdecimal() or len(digits) > MAX_DIGITS:
         return 0
     if int(digits) == 0:
         raise TargetError("top0 asks for no class: write top1, top2, …")
@@ -237,6 +239,8 @@ def _classes(target: Any, batch: int, names: Sequence[str] | None) -> Tensor:
         if isinstance(entry, Sequence) or (isinstance(entry, Tensor | np.ndarray) and entry.ndim):
             return [index(e) for e in entry]
         value = entry.item() if isinstance(entry, Tensor | np.ndarray | np.generic) else entry
+        if isinstance(value, int | float) and abs(value) >= 10**MAX_DIGITS:
+            raise TargetError("the class index does not exist: it is too large for 64 bits")
         if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value) or value != int(value):
             raise TargetError(f"{entry!r} is not a class: give an index or a name")
         return int(value)

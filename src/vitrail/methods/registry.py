@@ -236,6 +236,8 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
         ...
         vitrail.errors.OptionError: unknown method 'gradtokn': did you mean gradtoken? See `vitrail methods`.
     """
+    if not isinstance(spec, str):
+        raise OptionError(f"{spec!r} is not a method: give its name, see `vitrail methods`")
     name, _, tail = spec.replace(" ", "").partition(":")
     method = METHODS.get(name)
     if method is None:
