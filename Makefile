@@ -1,23 +1,41 @@
-# Everything is installed into .venv from the package index; python3 and make are all that is needed beforehand.
+# Dependencies are installed into .venv from the package index; python3 and make are needed beforehand.
 PYTHON ?= python3
 PY := .venv/bin/python
 OUT ?= out/demo
+WORKERS ?= 2
+# COVERAGE=1 measures coverage; the slow tests add to what the fast tests measured.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),--cov --cov-report=)
 export NO_MKDOCS_2_WARNING = 1
 
-.PHONY: demo test lint docs bench clean
+.PHONY: demo test test-fast test-rest test-all lint docs wheel bench clean
 
-demo: .venv/.plot  ## explain the embedded scenes with every method and say where the pictures are
+demo: .venv/.plot  ## explain the included images with every method
 	$(PY) -m vitrail demo --out $(OUT)
 
-test: .venv/.dev lint  ## lint, types, tests, examples in docstrings and docs
-	$(PY) -m pytest -n 2 --dist worksteal
+test: lint test-fast  ## lint, types and the fast tests
+
+test-all:  ## everything: all tests, doctests, coverage, documentation, wheel
+	$(MAKE) test COVERAGE=1
+	$(MAKE) test-rest COVERAGE=1
+
+test-fast: .venv/.dev
+	$(PYTEST) -m "not slow"
+
+test-rest: .venv/.docs  ## what make test leaves out
+	$(PYTEST) -m slow $(if $(COVERAGE),--cov-append)
+	$(if $(COVERAGE),$(PY) .ci/coverage.py)
+	$(MAKE) docs wheel
 
 lint: .venv/.dev
 	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
 docs: .venv/.docs  ## build the documentation into site/
 	$(PY) -m mkdocs build --strict
+
+wheel: .venv/.dev  ## build the package and use it in an environment of its own
+	$(PY) .ci/wheel.py
 
 bench: .venv/.dev  ## speed and memory as ratios to the bare model
 	$(PY) benchmarks/speed.py --device cpu --batches 8 --repeats 3 --out benchmarks/results/speed-cpu.json
@@ -39,4 +57,4 @@ bench: .venv/.dev  ## speed and memory as ratios to the bare model
 	@touch $@
 
 clean:
-	rm -rf .venv out site dist
+	rm -rf .venv out site dist .coverage

@@ -35,6 +35,7 @@ dataset = { name = "scenes", options = { split = "test", count = 14, objects = 1
 """
 
 
+@pytest.mark.slow
 def test_two_workers_give_the_same_bytes_after_one_is_killed(tiny_run, tmp_path):  # noqa: F811
     store = open_store(TINY, tmp_path, tmp_path)
     engine, killed = LocalEngine(2), []
@@ -64,6 +65,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_sigterm_stops_the_workers(tiny_run, tmp_path):  # noqa: F811
     script = tmp_path / "terminated.py"
     script.write_text(TERMINATED, encoding="utf-8")
@@ -102,6 +104,7 @@ def test_results_do_not_depend_on_the_state_of_onednn(tiny_run):  # noqa: F811
     assert table_bytes(store) == before
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs forks, to kill many runs quickly")
 def test_run_killed_twenty_times_resumes_to_the_same_bytes(tmp_path):
     plan, runs = tmp_path / "plan.toml", [tmp_path / name for name in ("uninterrupted", "killed")]
@@ -120,6 +123,7 @@ def test_run_killed_twenty_times_resumes_to_the_same_bytes(tmp_path):
         assert uninterrupted == killed, name
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'vitrail[ray]'")
 def test_ray_gives_the_same_bytes_after_one_of_two_actors_is_killed(tiny_run, tmp_path, monkeypatch):  # noqa: F811
     import ray

@@ -227,7 +227,7 @@ def test_repeated_class_is_explained_once(tiny_run, monkeypatch):  # noqa: F811
     store, _ = tiny_run
     model = store.context.model(0)
     images, classes = torch.randn(3, 3, 128, 128), torch.tensor([[1, 1], [2, 5], [3, 3]])
-    calls = []
+    calls, occlusion = [], "occlusion:window=8,stride=8"
 
     def recorded(model, images, **rest):
         calls.append((len(images), rest["target"].tolist(), list(rest["methods"])))
@@ -235,12 +235,12 @@ def test_repeated_class_is_explained_once(tiny_run, monkeypatch):  # noqa: F811
 
     monkeypatch.setattr(explainer_module, "explain", recorded)
     explanations, failures = explainer_module.Explainer(store.context, model, "key")(
-        ["a", "b", "c"], images, classes, ["gradtoken", "occlusion", "rollout"]
+        ["a", "b", "c"], images, classes, ["gradtoken", occlusion, "rollout"]
     )
     assert not failures
-    together = (3, classes.tolist(), ["occlusion"])  # the same perturbed images serve all classes
+    together = (3, classes.tolist(), [occlusion])  # the same perturbed images serve all classes
     assert calls == [together, (3, [[1], [2], [3]], ["gradtoken", "rollout"]), (1, [[5]], ["gradtoken", "rollout"])]
-    whole = explain(model.loaded, images, methods=["gradtoken", "occlusion", "rollout"], target=classes)
+    whole = explain(model.loaded, images, methods=["gradtoken", occlusion, "rollout"], target=classes)
     for name, own in explanations.items():
         assert torch.allclose(own.maps, whole[name].maps, atol=1e-4), name
         assert torch.allclose(own.grid, whole[name].grid, atol=1e-5), name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import re
 import warnings
 from pathlib import Path
@@ -56,3 +58,49 @@ def test_links_between_pages_lead_somewhere():
     for page in PAGES:
         for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+#: Columns of the README's table in results/imagenet1000.csv; the last column is from benchmarks/results.
+README_SCORES = (
+    ("imagenet", "srg-tokens", "srg(tokens)"),
+    ("imagenet", "srg", "srg(black)"),
+    ("imagenet", "pointing", "hit@0"),
+    ("pets", "segmentation", "miou"),
+)
+
+
+def test_readme_results_agree_with_the_measurements():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    with (ROOT / "results" / "imagenet1000.csv").open(encoding="utf-8", newline="") as file:
+        cells = {
+            (row["dataset"], row["protocol"], row["score"], row["method"]): row
+            for row in csv.DictReader(file)
+            if row["target"] == "predicted"
+        }
+    scenes = json.loads((ROOT / "benchmarks" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
+    (pairs,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
+    best = {score: max(float(cells[key]["value"]) for key in cells if key[:3] == score) for score in README_SCORES}
+    section = text.partition("<!-- results -->")[2].partition("<!-- /results -->")[0]
+    _, _, *rows = section.strip().splitlines()
+    for row in rows:
+        name, *printed, discrimination = (cell.strip() for cell in row.strip("|").split("|"))
+        method = name.removesuffix(" (control)").strip("`*")
+        for score, shown in zip(README_SCORES, printed, strict=True):
+            cell = cells[(*score, {"rise": "rise:masks=1000"}.get(method, method))]
+            value = float(cell["value"])
+            expected = f"{value:.1f}" if cell["unit"] else f"{value:.3f}"
+            expected = f"**{expected}**" if value == best[score] else expected
+            better = cell["control"] == "True" or (float(cell["to_control"]) > 0 and float(cell["p_to_control"]) < 0.05)
+            assert shown == (expected if better else f"{expected} ○"), (method, score)
+        assert discrimination.strip("*") == f"{100 * pairs[method]['wins'][0]:.1f}", method
+    assert len(rows) == 13
+
+
+def test_readme_speed_agrees_with_the_measurements():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "benchmarks" / "results" / "speed-h200.json").read_text(encoding="utf-8"))["results"]
+    rows = {one["batch"]: one["rows"] for one in found if one["dtype"] == "torch.float32"}
+    six = [f"{rows[batch]['six together']['over_forward_backward']:.2f}" for batch in (8, 64)]
+    gradtoken = [f"{rows[batch]['gradtoken']['over_forward']:.2f}" for batch in (8, 64)]
+    assert f"relative to one F + B | {six[0]} | {six[1]} |" in text
+    assert f"relative to one F | {gradtoken[0]} | {gradtoken[1]} |" in text

@@ -208,6 +208,7 @@ def test_a_clip_of_two_towers():
     assert first.structure["attention"] == "plain, 2 layers"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [torchvision_vit_b_16, timm_model("vit_base_patch16_224"), timm_model("beit_base_patch16_224"),
              timm_model("vit_base_patch16_siglip_224", num_classes=10), timm_model("vit_small_patch14_reg4_dinov2",

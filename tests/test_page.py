@@ -29,6 +29,8 @@ from texts import text_model  # noqa: E402
 from vitrail.cli.serve import load_models  # noqa: E402
 from vitrail.web.app import make_app  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 #: Time to wait for a state on a busy machine.
 TIMEOUT_MS = 60_000
 TEXT = "a superb film, lovely music and a tedious plot."

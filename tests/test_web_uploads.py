@@ -250,6 +250,7 @@ _IMAGE_ID = upload_id(TestClient(_APP))
 _FAST_METHODS = ("rollout", "gradtoken", "random", "raw_attention:layer=-1", "rise:masks=2", "edges", "nonsense", "lrp")
 
 
+@pytest.mark.slow
 @_SCHEMA.parametrize()
 @settings(
     max_examples=8, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck),

@@ -10,13 +10,15 @@ from vitrail.methods import lrp
 from vitrail.methods import input_gradients
 from vitrail.methods import occlusion, rise, scorecam, vit_cx
 from vitrail.methods import controls
-from vitrail.methods.cost import Cost, ModelSize
+from vitrail.capture.probe import Probe
+from vitrail.capture.trace import Trace
+from vitrail.methods.cost import Cost, ModelSize, forward_passes, gradient_passes, lrp_pass, shared_pass
 from vitrail.methods.registry import METHODS, Applies, Method, find, register
 # isort: on
 
 __all__ = [
-    "METHODS", "Applies", "Cost", "Method", "ModelSize", "agcam", "attattr", "attcat", "bi_attn", "cdam", "controls",
-    "find", "grad_rollout", "gradcam", "gradcam_features", "gradsam", "gradtoken", "input_gradients", "leadlight",
-    "legrad", "lrp", "occlusion", "raw_attention", "register", "rise", "rollout", "scorecam", "tam", "transformer_mm",
-    "vit_cx", "vtranm",
+    "METHODS", "Applies", "Cost", "Method", "ModelSize", "Probe", "Trace", "agcam", "attattr", "attcat", "bi_attn",
+    "cdam", "controls", "find", "forward_passes", "grad_rollout", "gradcam", "gradcam_features", "gradient_passes",
+    "gradsam", "gradtoken", "input_gradients", "leadlight", "legrad", "lrp", "lrp_pass", "occlusion", "raw_attention",
+    "register", "rise", "rollout", "scorecam", "shared_pass", "tam", "transformer_mm", "vit_cx", "vtranm",
 ]  # fmt: skip
