@@ -36,9 +36,9 @@ from vitrail.cli.demo import mask_of, pixels
 from vitrail.data import ImageNet, MaskFolder, Sample, Scenes
 from vitrail.explanation import versions
 from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.perturbation import Records
+from vitrail.scores.perturbation import PerturbationRecords
 from vitrail.scores.presets import find_presets
-from vitrail.scores.segmentation import Segmentation, half, segmentation
+from vitrail.scores.segmentation import SegmentationScores, fold_of, score_segmentation
 from vitrail.scores.statistics import Interval, interval, mean_ratio
 
 PHOTOGRAPHS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
@@ -113,18 +113,18 @@ def score(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     about.module.to(args.device)
     stretched = replace(about, preprocess=replace(about.preprocess, squash=True))  # so that masks fit
     labels = list(forms())
-    tallies = {label: Segmentation() for label in labels}
+    tallies = {label: SegmentationScores() for label in labels}
     for samples, images in batches(MaskFolder(args.assets / "pets"), args.pets, stretched, args.device):
         masks = masks_of(samples, about, args.device)
         for label, found in vitrail.explain(about, images, methods=labels).items():
-            tallies[label].add([s.id for s in samples], segmentation(found.maps[:, 0], masks))
+            tallies[label].add([s.id for s in samples], score_segmentation(found.maps[:, 0], masks))
     parts = []
     evaluate = Evaluator(about, GAPS, batch=args.batch, precision=torch.bfloat16)
     for samples, images in batches(ImageNet(args.assets / "imagenet"), args.images, about, args.device):
         maps = {label: found.maps[:, 0] for label, found in vitrail.explain(about, images, methods=labels).items()}
         truth = torch.tensor([s.label for s in samples], device=args.device)
         parts.append(evaluate(images, maps, labels=truth, ids=[s.id for s in samples]))
-    records = Records.join(parts)
+    records = PerturbationRecords.join(parts)
     rows = []
     for label in labels:
         rows += _segmentation_rows(name, label, tallies[label])
@@ -133,9 +133,9 @@ def score(name: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def _segmentation_rows(model: str, form: str, tally: Segmentation) -> Iterator[dict[str, Any]]:
+def _segmentation_rows(model: str, form: str, tally: SegmentationScores) -> Iterator[dict[str, Any]]:
     """Pixel accuracy, mAP and mIoU with the mean as threshold; the last is a ratio of sums over the images."""
-    halves = np.array([half(i) for i in tally.ids])
+    halves = np.array([fold_of(i) for i in tally.ids])
     regions = tally.regions().at(0)
     right = regions.common.sum((1, 2)) / regions.labelled
     for which in (0, 1):
@@ -146,11 +146,11 @@ def _segmentation_rows(model: str, form: str, tally: Segmentation) -> Iterator[d
         yield _row(model, form, which, "mIoU", interval(tally.ratios()[here], mean_ratio), count)
 
 
-def _gap_rows(model: str, form: str, records: Records, preset: str) -> Iterator[dict[str, Any]]:
+def _gap_rows(model: str, form: str, records: PerturbationRecords, preset: str) -> Iterator[dict[str, Any]]:
     """Area under removing the least relevant first, minus that under the most relevant first."""
     protocol = find_presets(preset)[0]
     tally = records.tally(protocol, form)
-    halves = np.array([half(i) for i in tally.ids])
+    halves = np.array([fold_of(i) for i in tally.ids])
     areas = (tally.column(protocol.label(f"{word}({protocol.fills[0]})")) for word in ("negative", "positive"))
     gap = np.subtract(*areas)
     for which in (0, 1):

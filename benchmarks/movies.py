@@ -28,7 +28,16 @@ from vitrail.data.movies import Movies
 from vitrail.errors import MapWarning
 from vitrail.explanation import versions
 from vitrail.methods.registry import METHODS, find
-from vitrail.scores.rationale import TOP, Rationales, average_precision, faithfulness, gold, judge, micro_f1, token_f1
+from vitrail.scores.rationale import (
+    TOP_WORDS,
+    RationaleScores,
+    class_probability,
+    comprehensiveness_sufficiency,
+    micro_f1,
+    span_mask,
+    token_f1,
+    word_average_precision,
+)
 from vitrail.scores.statistics import compare, interval
 from vitrail.text import PUBLISHED, Reading
 from vitrail.text.windows import predict
@@ -84,21 +93,23 @@ def measure(args: argparse.Namespace, model: Any, reading: Reading, samples: lis
     seen = next(iter(scores.values()))
     for name, own in controls([len(w) for w in words]).items():
         scores[name] = [np.where(np.isnan(there), np.nan, values) for there, values in zip(seen, own, strict=True)]
-    truths = [gold(s.spans, len(s.tokens)) for s in samples]
-    ask = judge(model, reading, args.batch)
-    tallies: dict[str, Rationales] = {}
+    truths = [span_mask(s.spans, len(s.tokens)) for s in samples]
+    ask = class_probability(model, reading, args.batch)
+    tallies: dict[str, RationaleScores] = {}
     for name, own in scores.items():
         clamp = not name.startswith("inverted")  # whose scores are all negative where a method's are not
-        values = {**token_f1(own, truths, args.top, clamp), **average_precision(own, truths)}
+        values = {**token_f1(own, truths, args.top, clamp), **word_average_precision(own, truths)}
         if not args.no_faithfulness:
-            values |= faithfulness(ask, words, own, [s.label for s in samples])
-        tallies[name] = Rationales()
+            values |= comprehensiveness_sufficiency(ask, words, own, [s.label for s in samples])
+        tallies[name] = RationaleScores()
         tallies[name].add(ids, values)
         print(f"{name}: F1 {tallies[name].macro().mean():.4f}", file=sys.stderr, flush=True)
     return _rows(args, tallies, seconds)
 
 
-def _rows(args: argparse.Namespace, tallies: dict[str, Rationales], seconds: dict[str, float]) -> list[dict[str, Any]]:
+def _rows(
+    args: argparse.Namespace, tallies: dict[str, RationaleScores], seconds: dict[str, float]
+) -> list[dict[str, Any]]:
     rows: dict[str, dict[str, Any]] = {}
     for name, tally in tallies.items():
         micro = {}
@@ -144,7 +155,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split", default="test")
     parser.add_argument("--methods", nargs="+", default=capable())
-    parser.add_argument("--top", type=int, nargs="+", default=list(TOP))
+    parser.add_argument("--top", type=int, nargs="+", default=list(TOP_WORDS))
     parser.add_argument("--reviews", type=int, default=None)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--device", default="cpu")

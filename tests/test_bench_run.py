@@ -21,7 +21,7 @@ from vitrail.bench.plan import PlanError
 from vitrail.bench.reexplain import Classes
 from vitrail.bench.results_store import tally
 from vitrail.explain import explain
-from vitrail.scores.segmentation import Segmentation
+from vitrail.scores.segmentation import SegmentationScores
 
 pl = pytest.importorskip("polars")
 
@@ -38,7 +38,7 @@ def test_the_table_has_every_score_once(base):  # noqa: F811
     curve = table.filter(pl.col("score") == "positive(tokens)").row(0, named=True)
     assert len(curve["removed"]) == len(curve["logp_predicted"]) == len(curve["winner"]) == 10
     where = {"model": "scenes", "dataset": "pairs", "method": "rollout", "target": "label", "protocol": "segmentation"}
-    own = tally(table, Segmentation, **where)
+    own = tally(table, SegmentationScores, **where)
     assert len(own) == 2
     assert 0 < own.summary()["miou"] < 1
     blind = tally(table, dataset="pairs", method="random", protocol="selectivity").summary()

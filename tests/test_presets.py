@@ -1,4 +1,4 @@
-"""Joining records, curves, fills and presets."""
+"""Perturbation records, area rules, fills and presets."""
 
 from __future__ import annotations
 
@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from perturbing import batch
+from score_helpers import batch
 from vitrail.errors import InputError, OptionError
 from vitrail.models.preprocess import IMAGENET_MEAN, IMAGENET_STD
 from vitrail.scores import curves, fills, presets
 from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.perturbation import Records
+from vitrail.scores.perturbation import PerturbationRecords
 from vitrail.scores.presets import PRESETS
 from vitrail.testing import tiny_vit
 
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "scores"
-
-
-# -- joining, curves, presets ------------------------------------------------------------------------------------------
 
 
 def test_records_join_in_any_order():
@@ -33,20 +30,17 @@ def test_records_join_in_any_order():
         for rows in (slice(0, 1), slice(1, 4), slice(4, 6)) for name, m in (("a", maps), ("b", maps.flip(1)))
     ]  # fmt: skip
     parts = [parts[i] for i in (3, 0, 5, 1, 4, 2)]
-    joined, again = Records.join(parts), sum(parts[::-1], Records())
-    for key, strip in joined.strips.items():
-        assert strip.ids == again.strips[key].ids == tuple(ids)
-        assert torch.equal(strip.notes, again.strips[key].notes)
-        assert torch.allclose(strip.notes, whole.strips[key].notes, atol=1e-5)
-    tally = joined.tally(PRESETS["rise"], "a")
-    assert tally.ids == ids
-    assert set(tally.columns) == {"flat"} | {PRESETS["rise"].label(score) for score in PRESETS["rise"].scores}
-    rows = list(joined.rows())
-    assert len(rows) == sum(len(s.ids) * len(s.removed) for s in joined.strips.values())
-    assert {"image", "method", "mode", "order", "fill", "removed", "logp_predicted", "winner"} <= set(rows[0])
+    joined, again = PerturbationRecords.join(parts), sum(parts[::-1], PerturbationRecords())
+    for key, curve in joined.curves.items():
+        assert curve.ids == again.curves[key].ids == tuple(ids)
+        assert torch.equal(curve.outputs, again.curves[key].outputs)
+        assert torch.allclose(curve.outputs, whole.curves[key].outputs, atol=1e-5)
+    scores = joined.sample_scores(PRESETS["rise"], "a")
+    assert scores.ids == ids
+    assert set(scores.columns) == {"flat"} | {PRESETS["rise"].label(score) for score in PRESETS["rise"].scores}
 
 
-def test_curves_by_hand():
+def test_area_rules_on_known_curves():
     falling = torch.tensor([0.8, 0.6, 0.4, 0.2], dtype=torch.float64)
     x = [0.0, 0.1, 0.2, 0.3]
     for name, value in {
@@ -56,25 +50,25 @@ def test_curves_by_hand():
     assert float(curves.aopc(falling.log())) == pytest.approx(0.3)
     logs = [torch.tensor(v / 0.8).log().item() for v in (0.6, 0.4, 0.2)]
     assert float(curves.lodds(falling.log())) == pytest.approx(sum(logs) / 4, abs=1e-6)
-    assert float(curves.deletion(falling)) == pytest.approx(0.5)
-    assert float(curves.insertion(falling.flip(0))) == pytest.approx(0.5)
-    assert float(curves.gap(torch.tensor(0.75), torch.tensor(0.5))) == 0.25
-    # A model that is right 80 % of the time, whatever is removed: the ceiling of chefer21 is 72.
+    assert float(curves.deletion_area(falling)) == pytest.approx(0.5)
+    assert float(curves.insertion_area(falling.flip(0))) == pytest.approx(0.5)
+    assert float(curves.srg(torch.tensor(0.75), torch.tensor(0.5))) == 0.25
+    # A model of constant accuracy 80 % scores 72 with chefer21.
     tens = [i / 10 for i in range(10)]
     assert float(curves.AREAS["trapezoid×100"](torch.full((10,), 0.8), tens)) == pytest.approx(72)
     with pytest.raises(InputError, match="two levels"):
         curves.trapezoid_unit(torch.ones(1), [0.0])
 
 
-def test_constant_insertion_is_lerf_and_srg_is_their_difference():
+def test_insertion_into_a_constant_fill_is_lerf():
     images, maps = batch(3)
     preset = PRESETS["vitcx"]
     records = Evaluator(tiny_vit(), preset)(images, {"m": maps})
-    ins, cut = next(c for c in preset.curves if c.title == "insertion(mean)"), preset.curves[0]
-    assert ins.removed(1024) == tuple(1024 - k for k in cut.removed(1024))
-    _, inserted = records.curve(ins, "m", "predicted", "predicted")
-    strip = records.strips["m", "predicted", "lerf", "mean"]
-    assert torch.allclose(inserted.flip(1), strip.notes[..., 0].double().exp())
+    insertion, deletion = next(c for c in preset.curves if c.score_name == "insertion(mean)"), preset.curves[0]
+    assert insertion.removed(1024) == tuple(1024 - k for k in deletion.removed(1024))
+    _, inserted = records.curve(insertion, "m", "predicted", "predicted")
+    curve = records.curves["m", "predicted", "lerf", "mean"]
+    assert torch.allclose(inserted.flip(1), curve.outputs[..., 0].double().exp())
 
 
 def differing(a, b):
@@ -82,7 +76,7 @@ def differing(a, b):
     return {name for name in names if getattr(PRESETS[a], name) != getattr(PRESETS[b], name)}
 
 
-def test_presets_differ_only_as_the_table_says():
+def test_presets_differ_only_as_documented():
     assert differing("chefer21", "gradtoken") == set()
     assert differing("chefer21", "bth") == {"area"}
     assert differing("vtranm", "vtranm-mean") == {"curves"}
@@ -104,24 +98,26 @@ def test_presets_differ_only_as_the_table_says():
         PRESETS["rise"].label("positive(black)")
 
 
-def test_fills_are_what_they_say():
+def test_fill_images_have_the_documented_values():
     images = torch.randn(2, 3, 16, 16)
-    normal = fills.Normal(IMAGENET_MEAN, IMAGENET_STD)
-    black = fills.FILLS["black"].canvas(images, normal)
-    assert [round(float(v), 2) for v in black[0, :, 0, 0]] == [-2.12, -2.04, -1.8]
-    assert float(fills.FILLS["mean"].canvas(images, normal).abs().max()) == 0
-    back = fills.FILLS["noise"].canvas(images, normal, 3) * torch.tensor(IMAGENET_STD).view(3, 1, 1)
-    back = back + torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
-    assert -1e-6 < float(back.min()) < float(back.max()) < 1 + 1e-6
-    assert torch.equal(back[0], back[1])
-    for fill in fills.FILLS.values():
-        assert fill.canvas(images, normal).shape == images.shape
-        assert fill.shared == torch.equal(*fill.canvas(images, normal))
+    normalisation = fills.Normalisation(IMAGENET_MEAN, IMAGENET_STD)
+
+    def filled(name, seed=0):
+        return fills.FILLS[name].fill_image(images, normalisation, seed).expand_as(images)
+
+    assert [round(float(v), 2) for v in filled("black")[0, :, 0, 0]] == [-2.12, -2.04, -1.8]
+    assert float(filled("mean").abs().max()) == 0
+    noise = filled("noise", 3) * torch.tensor(IMAGENET_STD).view(3, 1, 1)
+    noise = noise + torch.tensor(IMAGENET_MEAN).view(3, 1, 1)
+    assert -1e-6 < float(noise.min()) < float(noise.max()) < 1 + 1e-6
+    assert torch.equal(noise[0], noise[1])
+    for name, fill in fills.FILLS.items():
+        assert fill.shared == torch.equal(*filled(name))
 
 
-def test_the_page_shows_the_presets_as_they_are():
+def test_docs_list_presets_choices_and_fills():
     page = (DOCS / "perturbation.md").read_text(encoding="utf-8")
-    assert presets.table() in page
+    assert presets.presets_table() in page
     for preset in PRESETS.values():
         for field, choice in preset.choices.items():
             assert f"| `{preset.name}` | {field} | {choice} |" in page

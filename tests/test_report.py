@@ -42,7 +42,7 @@ from vitrail.report.values import Values, values  # noqa: E402
 from vitrail.report.write import write_report  # noqa: E402
 from vitrail.scores.curves import find_area  # noqa: E402
 from vitrail.scores.presets import find_presets  # noqa: E402
-from vitrail.scores.segmentation import Segmentation  # noqa: E402
+from vitrail.scores.segmentation import SegmentationScores  # noqa: E402
 from vitrail.viz.html import page  # noqa: E402
 
 TINY = """
@@ -139,7 +139,7 @@ def test_places_of_a_papers_column():
 
 def test_segmentation_scores_are_those_of_the_tally(run):
     rows = run.scores().filter(pl.col("protocol") == "segmentation", pl.col("target") == "predicted").collect()
-    one = tally(rows, Segmentation, method="rollout")
+    one = tally(rows, SegmentationScores, method="rollout")
     summary = one.summary()
     for m in measures("segmentation", "predicted"):
         v = values(one, m)

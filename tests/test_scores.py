@@ -1,4 +1,4 @@
-"""Complexity, agreement, tallies and adapters against slow computations from the formulas."""
+"""Complexity, agreement, accumulators and adapters against slow computations from the formulas."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ import pytest
 import torch
 
 import vitrail
-from scoring import DULL, SIZE, _ids, _maps, _masks
+from score_helpers import CONSTANT, SIZE, image_ids, ten_maps, ten_masks
 from vitrail.errors import InputError, OptionError
 from vitrail.integrations.adapters import Attribution, as_maps, explain_func
-from vitrail.scores.agreement import Agreement, agreement, kendall, spearman, top_overlap
-from vitrail.scores.complexity import Complexity, complexity, entropy, gini, used
-from vitrail.scores.pointing import Pointing, pointing
+from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
+from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
+from vitrail.scores.pointing import PointingScores, score_pointing
 from vitrail.scores.segmentation import (
-    MultiClass,
-    Segmentation,
-    confusions,
-    segmentation,
+    MultiClassSegmentationScores,
+    SegmentationScores,
+    count_confusions,
+    score_segmentation,
 )
-from vitrail.scores.selectivity import Selectivity, selectivity
-from vitrail.scores.statistics import Tally
+from vitrail.scores.selectivity import SelectivityScores, score_selectivity
+from vitrail.scores.statistics import SampleScores
 from vitrail.testing import tiny_vit
 
 
 def test_complexity_follows_the_formulas():
-    maps = _maps()
-    found = complexity(maps)
+    maps = ten_maps()
+    found = score_complexity(maps)
     for i in range(10):
-        a = np.ones(SIZE * SIZE) if DULL[i] else np.abs(maps[i].double().numpy()).ravel()
+        a = np.ones(SIZE * SIZE) if CONSTANT[i] else np.abs(maps[i].double().numpy()).ravel()
         n, q = len(a), a / a.sum()
         b = np.sort(a + 1e-7)
         slow = sum((2 * j - n - 1) * v for j, v in enumerate(b, 1)) / (n * b.sum())
         assert found["gini"][i].item() == pytest.approx(slow, abs=1e-12)
-        if a.mean() > 1e-3:  # the other definition: mean difference between any two places
+        if a.mean() > 1e-3:  # the other definition: mean difference between any two positions
             differences = np.abs(b[:, None] - b[None]).mean() / (2 * b.mean())
             assert found["gini"][i].item() == pytest.approx(differences)
         assert found["entropy"][i].item() == pytest.approx(-sum(v * math.log(v) for v in q if v > 0))
@@ -44,18 +44,18 @@ def test_complexity_follows_the_formulas():
         assert found["used"][i].item() == pytest.approx((a > 1e-5 * a.max()).mean())
     assert found["gini"][6:].tolist() == pytest.approx([0.0] * 4, abs=1e-9)
     with pytest.raises(InputError, match="images, height, width"):
-        complexity(maps[0])
+        score_complexity(maps[0])
 
 
-def test_complexity_equals_scipys_entropy_and_has_its_ends():
+def test_complexity_equals_scipy_and_has_its_extremes():
     stats = pytest.importorskip("scipy.stats")
-    maps = _maps()[:4]
+    maps = ten_maps()[:4]
     assert entropy(maps).tolist() == pytest.approx([stats.entropy(m.double().abs().flatten().numpy()) for m in maps])
     one, even = torch.zeros(1, 100), torch.ones(1, 100)
     one[0, 3] = 1
     assert gini(one).item() == pytest.approx(0.99, abs=1e-4)
     assert gini(even).item() == pytest.approx(0, abs=1e-12)
-    assert (used(one).item(), used(even).item()) == (0.01, 1.0)
+    assert (effective_complexity(one).item(), effective_complexity(even).item()) == (0.01, 1.0)
 
 
 def _slow_ranks(v):
@@ -63,7 +63,7 @@ def _slow_ranks(v):
 
 
 def test_rank_correlations_follow_the_formulas():
-    a, b = _maps(0)[:6], _maps(5)[:6].flip(0)
+    a, b = ten_maps(0)[:6], ten_maps(5)[:6].flip(0)
     slow, tau = [], []
     for x, y in zip(a.flatten(1).numpy(), b.flatten(1).numpy(), strict=True):
         slow.append(np.corrcoef(_slow_ranks(x), _slow_ranks(y))[0, 1])
@@ -79,15 +79,15 @@ def test_rank_correlations_follow_the_formulas():
         kendall(torch.rand(1, 65, 65), torch.rand(1, 65, 65))
 
 
-def test_rank_correlations_equal_scipys():
+def test_rank_correlations_equal_scipy():
     stats = pytest.importorskip("scipy.stats")
-    a, b = _maps(0)[:6], _maps(5)[:6].flip(0)
+    a, b = ten_maps(0)[:6], ten_maps(5)[:6].flip(0)
     flat = [(x.numpy(), y.numpy()) for x, y in zip(a.flatten(1), b.flatten(1), strict=True)]
     assert spearman(a, b).tolist() == pytest.approx([stats.spearmanr(x, y).statistic for x, y in flat])
     assert kendall(a, b).tolist() == pytest.approx([stats.kendalltau(x, y).statistic for x, y in flat])
 
 
-def test_top_overlap_counts_places():
+def test_top_overlap_counts_positions():
     a, b = torch.rand(5, 10, 10), torch.rand(5, 10, 10)
     k = 20
     for i, share in enumerate(top_overlap(a, b, 0.2).tolist()):
@@ -100,40 +100,44 @@ def test_top_overlap_counts_places():
 
 
 def test_agreement_matrix():
-    maps = {"c": _maps(2), "a": _maps(0), "b": _maps(1)}
-    tally = Agreement()
-    tally.add(_ids(10), agreement(maps))
-    assert tally.methods == ("a", "b", "c")
-    matrix = tally.matrix()
+    maps = {"c": ten_maps(2), "a": ten_maps(0), "b": ten_maps(1)}
+    scores = AgreementScores()
+    scores.add(image_ids(10), score_agreement(maps))
+    assert scores.methods == ("a", "b", "c")
+    matrix = scores.matrix()
     assert np.allclose(matrix, matrix.T)
     assert matrix[0, 2] == pytest.approx(spearman(maps["a"][:6], maps["c"][:6]).mean().item())
-    assert tally.matrix("top")[1, 2] == pytest.approx(top_overlap(maps["b"][:6], maps["c"][:6]).mean().item())
+    assert scores.matrix("top")[1, 2] == pytest.approx(top_overlap(maps["b"][:6], maps["c"][:6]).mean().item())
     with pytest.raises(InputError, match="one shape"):
-        agreement({"a": torch.rand(1, 2, 2), "b": torch.rand(1, 2, 3)})
+        score_agreement({"a": torch.rand(1, 2, 2), "b": torch.rand(1, 2, 3)})
 
 
-PAIRS = _maps(0)[:, None].repeat(1, 2, 1, 1)
+PAIRS = ten_maps(0)[:, None].repeat(1, 2, 1, 1)
 CASES = {
-    Segmentation: lambda i: segmentation(_maps()[i], _masks()[i]),
-    MultiClass: lambda i: confusions(_maps()[i][:, None], torch.ones(len(i), 1).long(), _masks()[i], count=2),
-    Pointing: lambda i: pointing(_maps()[i], _masks()[i]),
-    Selectivity: lambda i: selectivity(PAIRS[i], torch.stack([_masks()[i] == 0, _masks()[i] == 1], 1)),
-    Complexity: lambda i: complexity(_maps()[i]),
-    Agreement: lambda i: agreement({"a": _maps(0)[i], "b": _maps(1)[i]}),
+    SegmentationScores: lambda i: score_segmentation(ten_maps()[i], ten_masks()[i]),
+    MultiClassSegmentationScores: lambda i: count_confusions(
+        ten_maps()[i][:, None], torch.ones(len(i), 1).long(), ten_masks()[i], count=2
+    ),
+    PointingScores: lambda i: score_pointing(ten_maps()[i], ten_masks()[i]),
+    SelectivityScores: lambda i: score_selectivity(
+        PAIRS[i], torch.stack([ten_masks()[i] == 0, ten_masks()[i] == 1], 1)
+    ),
+    ComplexityScores: lambda i: score_complexity(ten_maps()[i]),
+    AgreementScores: lambda i: score_agreement({"a": ten_maps(0)[i], "b": ten_maps(1)[i]}),
 }
 
 
 @pytest.mark.parametrize("kind", CASES, ids=lambda k: k.__name__)
-def test_tallies_merge_in_any_order(kind):
-    ids = _ids(10)
+def test_accumulators_merge_in_any_order(kind):
+    ids = image_ids(10)
 
     def part(indices):
-        tally = kind()
-        tally.add([ids[i] for i in indices], CASES[kind](list(indices)))
-        return tally
+        scores = kind()
+        scores.add([ids[i] for i in indices], CASES[kind](list(indices)))
+        return scores
 
     def same(a, b):
-        return repr(a) == repr(b)  # to the last bit, and NaN is NaN
+        return repr(a) == repr(b)  # bit-identical, and NaN equals NaN
 
     whole = part(range(10)).summary()
     assert "nan" not in repr(whole)
@@ -141,35 +145,35 @@ def test_tallies_merge_in_any_order(kind):
     assert same((part([8, 7, 6, 5, 4]).merge(part([1, 2])) + part([0, 9, 3])).summary(), whole)
     left, right = part([0, 1]), part(range(2, 10))
     assert same((kind() + left + (right + kind())).summary(), whole)
-    assert len(left) == 2, "merging leaves the parts alone"
-    with pytest.raises(InputError, match="counted twice"):
+    assert len(left) == 2, "merging must not change the parts"
+    with pytest.raises(InputError, match="added twice"):
         left + part([1, 2])
     with pytest.raises(InputError, match="more than once"):
         part([0, 0])
 
 
-def test_tallies_refuse_other_values():
-    a, b = Tally(), Tally()
+def test_accumulators_reject_other_scores():
+    a, b = SampleScores(), SampleScores()
     a.add(["x"], {"hit": [1.0]})
     b.add(["y"], {"miss": [1.0]})
-    with pytest.raises(InputError, match="another kind"):
+    with pytest.raises(InputError, match="differ from those added before in hit, miss"):
         a + b
-    with pytest.raises(InputError, match="as many"):
+    with pytest.raises(InputError, match="expected one value of each score per id"):
         a.add(["z"], {"hit": [1.0, 0.0]})
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
 def test_scores_are_the_same_on_an_accelerator():
-    maps, masks = _maps(0, 64), _masks(1, 64)
+    maps, masks = ten_maps(0, 64), ten_masks(1, 64)
     both = torch.stack([maps, maps.flip(0)], 1)
     classes, pair = torch.tensor([[1, 2]] * 10), torch.stack([masks == 0, masks == 1], 1)
     scores = {
-        "segmentation": lambda d: segmentation(maps.to(d), masks),
-        "confusions": lambda d: confusions(both.to(d), classes, masks),
-        "pointing": lambda d: pointing(maps.to(d), masks),
-        "selectivity": lambda d: selectivity(both.to(d), pair),
-        "complexity": lambda d: complexity(maps.to(d)),
-        "agreement": lambda d: agreement({"a": maps.to(d), "b": maps.flip(1).to(d)}),
+        "segmentation": lambda d: score_segmentation(maps.to(d), masks),
+        "confusions": lambda d: count_confusions(both.to(d), classes, masks),
+        "pointing": lambda d: score_pointing(maps.to(d), masks),
+        "selectivity": lambda d: score_selectivity(both.to(d), pair),
+        "complexity": lambda d: score_complexity(maps.to(d)),
+        "agreement": lambda d: score_agreement({"a": maps.to(d), "b": maps.flip(1).to(d)}),
     }
     for name, score in scores.items():
         here, there = score("cpu"), score("cuda")
@@ -179,7 +183,7 @@ def test_scores_are_the_same_on_an_accelerator():
             assert close, f"{name}: {column}"
 
 
-def test_adapters_give_what_explain_gives():
+def test_adapters_equal_explain():
     model, images = tiny_vit(), torch.randn(3, 3, 32, 32)
     e = vitrail.explain(model, images, "transformer_mm", target=[0, 1, 2])
     there = Attribution(model, "transformer_mm").attribute(images, target=torch.tensor([0, 1, 2]))
@@ -204,7 +208,7 @@ def test_maps_of_other_libraries():
     assert np.array_equal(as_maps(cams).numpy(), cams)
     assert as_maps(cams[0]).shape == (1, 8, 8)
     assert as_maps(np.ones((2, 8, 8), dtype=np.uint8)).dtype == torch.float32
-    assert pointing(as_maps(cams), torch.ones(2, 8, 8))["energy"].tolist() == pytest.approx([1.0, 1.0])
+    assert score_pointing(as_maps(cams), torch.ones(2, 8, 8))["energy"].tolist() == pytest.approx([1.0, 1.0])
     with pytest.raises(InputError, match="neither"):
         as_maps(np.ones(3))
     with pytest.raises(InputError, match="sign"):

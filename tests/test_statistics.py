@@ -1,4 +1,4 @@
-"""Intervals, tests and corrections against loops and known examples."""
+"""Bootstrap intervals, permutation tests and Holm's correction against loops and known examples."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import math
 import numpy as np
 import pytest
 
-from scoring import _ids, _maps, _masks
+from score_helpers import image_ids, ten_maps, ten_masks
 from vitrail.errors import InputError
 from vitrail.scores.segmentation import (
-    Segmentation,
-    segmentation,
+    SegmentationScores,
+    score_segmentation,
 )
 from vitrail.scores.statistics import compare, difference, holm, interval, mean_ratio, p_value
 
@@ -24,7 +24,7 @@ def test_holm_on_known_examples():
     assert holm([]).tolist() == []
 
 
-def test_bootstrap_equals_a_loop_in_mean_and_spread():
+def test_bootstrap_interval_equals_a_loop():
     values = np.random.default_rng(0).gamma(2.0, size=200)
     rng = np.random.default_rng(1)
     slow = [rng.choice(values, 200).mean() for _ in range(4000)]
@@ -37,7 +37,7 @@ def test_bootstrap_equals_a_loop_in_mean_and_spread():
     assert wide.low < found.low < found.high < wide.high
 
 
-def test_intervals_cover_what_they_should():
+def test_intervals_have_the_nominal_coverage():
     rng = np.random.default_rng(0)
     inside = 0
     for i in range(300):
@@ -46,7 +46,7 @@ def test_intervals_cover_what_they_should():
     assert 0.91 <= inside / 300 <= 0.98
 
 
-def test_ratios_of_sums():
+def test_interval_of_ratios_of_sums():
     rng = np.random.default_rng(0)
     under = rng.integers(5, 50, (60, 2)).astype(float)
     over = np.floor(under * rng.random((60, 2)))
@@ -58,13 +58,13 @@ def test_ratios_of_sums():
         i = rng.integers(0, 60, 60)
         slow.append((over[i].sum(0) / under[i].sum(0)).mean())
     assert (found.low, found.high) == pytest.approx(np.quantile(slow, [0.025, 0.975]), abs=0.01)
-    tally = Segmentation()
-    tally.add(_ids(10), segmentation(_maps(), _masks()))
-    assert interval(tally.ratios(), mean_ratio).value == pytest.approx(tally.summary()["miou"])
-    assert interval(tally.ratios(0.4), mean_ratio).value == pytest.approx(tally.regions().miou()[5])
+    scores = SegmentationScores()
+    scores.add(image_ids(10), score_segmentation(ten_maps(), ten_masks()))
+    assert interval(scores.ratios(), mean_ratio).value == pytest.approx(scores.summary()["miou"])
+    assert interval(scores.ratios(0.4), mean_ratio).value == pytest.approx(scores.regions().miou()[5])
 
 
-def test_p_values_are_those_of_all_swaps():
+def test_p_values_equal_the_exact_permutation_test():
     a, b = np.array([1.0, 2.0, 4.0, 0.5, 3.0, 2.5]), np.array([0.5, 2.5, 3.0, 0.0, 1.0, 2.0])
     d = a - b
     swaps = [abs((np.array(s) * d).mean()) >= abs(d.mean()) - 1e-12 for s in itertools.product([1, -1], repeat=6)]
@@ -81,7 +81,7 @@ def test_p_values_are_those_of_all_swaps():
         p_value(a, np.where(a > 3, np.nan, b))
 
 
-def test_p_values_of_nothing_are_even():
+def test_p_values_are_uniform_under_the_null():
     rng = np.random.default_rng(0)
     p = [p_value(rng.normal(size=40), rng.normal(size=40), resamples=199, seed=i) for i in range(300)]
     assert np.mean(np.array(p) <= 0.05) < 0.09
@@ -93,7 +93,7 @@ def test_compare():
     base = rng.random(200)
     noise = rng.normal(size=200)
     values = {"worse": base - 0.1 + 0.02 * noise, "good": base, "twin": base + 0.01 * noise[::-1]}
-    values["worse"][7] = np.nan  # left out for all
+    values["worse"][7] = np.nan  # excluded for all methods
     rows = compare(values, resamples=1000)
     assert {rows[0].name, rows[1].name} == {"good", "twin"}
     assert rows[2].name == "worse"
@@ -110,7 +110,7 @@ def test_compare():
     assert by["worse"].p_holm == pytest.approx(2 * by["worse"].p)
     assert by["worse"].p == pytest.approx(1 / 1001)
     assert rows[1].p > 0.05
-    # The difference is known far better than either mean: that is what pairing is for.
+    # The paired difference has a far narrower interval than either mean.
     assert by["worse"].difference_high - by["worse"].difference_low < 0.2 * (by["worse"].high - by["worse"].low)
     assert compare(values, higher=False, resamples=100)[0].name == "worse"
     with pytest.raises(InputError, match="same images"):

@@ -319,7 +319,7 @@ def test_token_f1_is_that_of_sets_of_words():
             picked, marked = set(ranked[:k]), set(np.flatnonzero(truth))
             p, r = len(picked & marked) / len(picked), len(picked & marked) / len(marked)
             assert found["f1"][i, c] == pytest.approx(2 * p * r / (p + r) if p and r else 0)
-    one, two = rationale.Rationales(), rationale.Rationales()
+    one, two = rationale.RationaleScores(), rationale.RationaleScores()
     one.add(["a"], {k: v[:1] for k, v in found.items()})
     two.add(["b", "c"], {k: v[1:] for k, v in found.items()})
     tally = two + one
@@ -329,7 +329,7 @@ def test_token_f1_is_that_of_sets_of_words():
     means = np.stack([found["hits"][:, 0], found["picked"][:, 0], found["marked"]], 1).mean(0)
     assert rationale.micro_f1(means) == pytest.approx(tally.micro()[0])
     assert rationale.token_f1([[1.0, 0.5]], [[0, 0]], top=(1,))["f1"].tolist() == [[0.0]]
-    assert rationale.order([-1.0, -2.0, 3.0], clamp=False).tolist() == [2, 0, 1]
+    assert rationale.rank_words([-1.0, -2.0, 3.0], clamp=False).tolist() == [2, 0, 1]
 
 
 def test_area_under_precision_and_recall_is_scikit_learns():
@@ -337,29 +337,33 @@ def test_area_under_precision_and_recall_is_scikit_learns():
     scores = [rng.integers(0, 6, 40).astype(float) for _ in range(5)]  # with many alike
     truths = [rng.random(40) < 0.3 for _ in range(5)]
     expected = [average_precision_score(t, s) for s, t in zip(scores, truths, strict=True)]
-    assert np.allclose(rationale.average_precision(scores, truths)["auprc"], expected)
-    assert np.isnan(rationale.average_precision([[1.0, 2.0]], [[0, 0]])["auprc"]).all()
+    assert np.allclose(rationale.word_average_precision(scores, truths)["auprc"], expected)
+    assert np.isnan(rationale.word_average_precision([[1.0, 2.0]], [[0, 0]])["auprc"]).all()
 
 
-def test_comprehensiveness_and_sufficiency_of_a_judge_that_counts():
+def test_comprehensiveness_and_sufficiency_of_a_counting_model():
     def counting(texts, classes):
         return [t.split().count("good") / 4 + c / 100 for t, c in zip(texts, classes, strict=True)]
 
     words = ["good", "x", "good", "y", "unseen"]
-    found = rationale.faithfulness(counting, [words], [[2.0, 0.0, 1.0, 0.5, np.nan]], [1], shares=(0.25, 0.5))
+    found = rationale.comprehensiveness_sufficiency(
+        counting, [words], [[2.0, 0.0, 1.0, 0.5, np.nan]], [1], shares=(0.25, 0.5)
+    )
     assert np.allclose(found["comprehensiveness_at"], [[0.25, 0.5]])
     assert np.allclose(found["sufficiency_at"], [[0.25, 0.0]])
     assert found["comprehensiveness"] == pytest.approx(0.375)
     model, tokenizer = made()
-    ask = rationale.judge(model, tokenizer)
-    blanked = rationale.faithfulness(ask, [TEXTS[1].split()], [[0, 2, 1]], [2], shares=(0.3,), blank="[MASK]")
+    ask = rationale.class_probability(model, tokenizer)
+    blanked = rationale.comprehensiveness_sufficiency(
+        ask, [TEXTS[1].split()], [[0, 2, 1]], [2], shares=(0.3,), placeholder="[MASK]"
+    )
     shown = (TEXTS[1], "A [MASK] story", "[MASK] superb [MASK]")
     p = [model(**_fed(tokenizer, t)).logits.softmax(-1)[0, 2].item() for t in shown]
     assert blanked["comprehensiveness"][0] == pytest.approx(p[0] - p[1])
     assert blanked["sufficiency"][0] == pytest.approx(p[0] - p[2])
-    assert rationale.gold([(1, 3)], 4).tolist() == [False, True, True, False]
+    assert rationale.span_mask([(1, 3)], 4).tolist() == [False, True, True, False]
     with pytest.raises(InputError, match="outside"):
-        rationale.gold([(1, 9)], 4)
+        rationale.span_mask([(1, 9)], 4)
 
 
 def _fed(tokenizer, text):

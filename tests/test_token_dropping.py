@@ -1,4 +1,4 @@
-"""Leaving tokens out equals a forward written by hand."""
+"""Token dropping against a forward pass written by hand."""
 
 from __future__ import annotations
 
@@ -6,68 +6,67 @@ import pytest
 import torch
 
 import vitrail
-from perturbing import batch, counted
+from score_helpers import batch, count_forwards, removed_mask
 from vitrail.errors import NotApplicableError
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import find_presets
-from vitrail.scores.ranks import rank, removed
-from vitrail.scores.tokens import TokenDrop, kept, patch_means
+from vitrail.scores.ranks import rank
+from vitrail.scores.token_dropping import TokenDropper, kept_patches, patch_means
 from vitrail.testing import tiny_vit
 
-# -- leaving tokens out ------------------------------------------------------------------------------------------------
 
-
-def by_hand(model, images, stay):
-    """PlainViT's forward, written again, with a mask of the patches that stay."""
+def manual_forward(model, images, keep):
+    """PlainViT's forward pass with a mask of the patches to keep."""
     x = model.embed(images).flatten(2).transpose(1, 2)
     prefix = model.prefix.shape[1]
     x = torch.cat([model.prefix.expand(len(x), -1, -1), x], 1) + model.position
-    mask = torch.cat([torch.ones(len(x), prefix, dtype=torch.bool), stay], 1)
+    mask = torch.cat([torch.ones(len(x), prefix, dtype=torch.bool), keep], 1)
     x = x[mask].view(len(x), -1, x.shape[2])
     x = model.norm(model.blocks(x))
     return model.head(x[:, prefix:].mean(1) if model.pool else x[:, 0])
 
 
 @pytest.mark.parametrize("options", [{}, {"prefix": 3}, {"pool": True}, {"pool": True, "prefix": 0}], ids=str)
-def test_dropped_tokens_equal_a_forward_written_by_hand(options):
+def test_token_dropping_equals_a_manual_forward_pass(options):
     model = tiny_vit(**options)
     images, maps = batch(3)
-    drop = TokenDrop(model, images)
-    ranks = rank(patch_means(maps, drop.grid)).ranks
+    dropper = TokenDropper(model, images)
+    ranks = rank(patch_means(maps, dropper.grid)).ranks
     for order in ("morf", "lerf"):
         for count in (0, 1, 9, 15):
             with torch.no_grad():
-                expected = by_hand(model, images, ~removed(ranks, count, order))
-            assert torch.allclose(drop(images, kept(ranks, count, order)), expected, atol=1e-5)
-    nothing = torch.empty(3, 0, dtype=torch.long)
+                expected = manual_forward(model, images, ~removed_mask(ranks, count, order))
+            assert torch.allclose(dropper(images, kept_patches(ranks, count, order)), expected, atol=1e-5)
+    no_patches = torch.empty(3, 0, dtype=torch.long)
     if options.get("pool"):
         with pytest.raises(NotApplicableError, match="none is left"):
-            drop(images, nothing)
+            dropper(images, no_patches)
     else:
-        assert torch.allclose(drop(images, nothing), by_hand(model, images, torch.zeros(3, 16, dtype=torch.bool)))
+        expected = manual_forward(model, images, torch.zeros(3, 16, dtype=torch.bool))
+        assert torch.allclose(dropper(images, no_patches), expected)
 
 
-def test_tokens_are_dropped_through_the_evaluator():
-    model, seen = counted(tiny_vit())
+def test_evaluator_drops_tokens():
+    model, sizes = count_forwards(tiny_vit())
     images, maps = batch(5)
     preset = find_presets("vtranm-tokens")[0]
     evaluate = Evaluator(model, preset, batch=4)
-    evaluate(images[:1], {"m": maps[:1]})  # finds out where, and runs the empty picture
-    seen.clear()
+    evaluate(images[:1], {"m": maps[:1]})  # trial passes and the empty image
+    sizes.clear()
     records = evaluate(images, {"m": maps}, labels=torch.arange(5))
-    strip = records.strips["m", "predicted", "morf", "tokens"]
-    assert strip.units == 16
-    assert sum(seen) == 5 + 2 * 5 * len([k for k in strip.removed if 0 < k < 16])
-    assert set(preset.curves[0].removed(16)) == set(strip.removed)
+    curve = records.curves["m", "predicted", "morf", "tokens"]
+    assert curve.units == 16
+    assert sum(sizes) == 5 + 2 * 5 * len([k for k in curve.removed if 0 < k < 16])
+    assert set(preset.curves[0].removed(16)) == set(curve.removed)
     assert preset.curves[0].removed(16)[3] == round(16 * 0.15)
     ranks = rank(patch_means(maps, (4, 4))).ranks
-    for i, count in enumerate(strip.removed):
-        expected = by_hand(model, images, ~removed(ranks, count, "morf")).log_softmax(1)
-        assert torch.allclose(strip.notes[:, i, 3], expected.amax(1), atol=1e-5)
+    for i, count in enumerate(curve.removed):
+        expected = manual_forward(model, images, ~removed_mask(ranks, count, "morf")).log_softmax(1)
+        assert torch.allclose(curve.outputs[:, i, 3], expected.amax(1), atol=1e-5)
     assert "fill tokens" in preset.label("positive(tokens)")
 
 
-def models_of_libraries():
+def library_models():
     import timm
     import transformers
     from torchvision.models import VisionTransformer
@@ -82,24 +81,24 @@ def models_of_libraries():
     yield VisionTransformer(32, 8, 2, 2, 32, 64, num_classes=5), lambda m: m.encoder.layers[0]
 
 
-def test_tokens_of_other_libraries_are_dropped_at_the_first_block():
+def test_tokens_of_library_models_are_dropped_before_the_first_block():
     images, _ = batch(2)
-    stay = torch.tensor([[0, 3, 7, 15], [1, 2, 3, 4]])
-    for model, first in models_of_libraries():
+    keep = torch.tensor([[0, 3, 7, 15], [1, 2, 3, 4]])
+    for model, first in library_models():
         model.eval()
         head = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
-        torch.nn.init.normal_(head.weight)  # some libraries begin with zeros, which would hide a wrong answer
-        drop = TokenDrop(model, images)
-        found = vitrail.capture.inputs.logits_of(drop(images, stay))
+        torch.nn.init.normal_(head.weight)  # some libraries initialise with zeros, which would hide errors
+        dropper = TokenDropper(model, images)
+        found = vitrail.capture.inputs.logits_of(dropper(images, keep))
         layers = [m for n, m in model.named_modules() if n.endswith((".layer.0", ".layers.0"))]
         block = first(model) if first else layers[0]
-        prefix = torch.arange(drop.prefix).expand(2, -1)
-        index = torch.cat([prefix, stay + drop.prefix], 1)[..., None]
+        prefix = torch.arange(dropper.prefix).expand(2, -1)
+        index = torch.cat([prefix, keep + dropper.prefix], 1)[..., None]
 
-        def fewer(_, args, index=index):
+        def gather_tokens(_, args, index=index):
             return (args[0].gather(1, index.expand(-1, -1, args[0].shape[2])), *args[1:])
 
-        hook = block.register_forward_pre_hook(fewer)
+        hook = block.register_forward_pre_hook(gather_tokens)
         with torch.no_grad():
             expected = vitrail.capture.inputs.logits_of(model(images))
         hook.remove()
@@ -107,7 +106,7 @@ def test_tokens_of_other_libraries_are_dropped_at_the_first_block():
         assert not torch.allclose(found, vitrail.capture.inputs.logits_of(model(images)), atol=1e-3)
 
 
-def test_models_that_cannot_spare_tokens_are_refused():
+def test_models_without_support_for_token_dropping_raise():
     import timm
     import transformers
 
@@ -115,16 +114,16 @@ def test_models_that_cannot_spare_tokens_are_refused():
     swin = timm.models.SwinTransformer(
         img_size=32, patch_size=2, window_size=4, embed_dim=16, depths=(1, 1), num_heads=(2, 2), num_classes=5
     )
-    for make in (lambda: TokenDrop(swin, images), lambda: Evaluator(swin, "chefer21-tokens")(images, {"m": maps})):
-        with pytest.raises(NotApplicableError, match="cannot be left out"):
+    for make in (lambda: TokenDropper(swin, images), lambda: Evaluator(swin, "chefer21-tokens")(images, {"m": maps})):
+        with pytest.raises(NotApplicableError, match="cannot be dropped"):
             make()
     small = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 5}
     beit = timm.models.Beit(**small, use_rel_pos_bias=True)
-    with pytest.raises(NotApplicableError, match="cannot be left out"):
-        TokenDrop(beit, images)
+    with pytest.raises(NotApplicableError, match="cannot be dropped"):
+        TokenDropper(beit, images)
     config = transformers.BertConfig(
         vocab_size=30, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32
     )
     bert = transformers.BertForSequenceClassification(config)
-    with pytest.raises(NotApplicableError, match="only images"):
-        TokenDrop(bert, torch.ones(1, 6, dtype=torch.long))
+    with pytest.raises(NotApplicableError, match="needs images"):
+        TokenDropper(bert, torch.ones(1, 6, dtype=torch.long))

@@ -60,7 +60,7 @@ class BenchModel:
     @cached_property
     def stages(self) -> tuple[sanity.RandomisationStep, ...]:
         """Its parameters from the head down, for tests that randomise them."""
-        return sanity.stages(self.about.module, _noise(self.view))
+        return sanity.randomisation_steps(self.about.module, _noise(self.view))
 
     @property
     def classes(self) -> int | None:

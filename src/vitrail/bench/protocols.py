@@ -13,13 +13,13 @@ from vitrail.bench import reexplain as again
 from vitrail.bench.batch import Batch, Found, Protocol
 from vitrail.bench.context import method_of
 from vitrail.bench.explainer import within_memory
-from vitrail.scores.complexity import complexity
+from vitrail.scores.complexity import score_complexity
 from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.perturbation import Strip
-from vitrail.scores.pointing import pointing
-from vitrail.scores.presets import Mode, Preset, find_presets
-from vitrail.scores.segmentation import segmentation
-from vitrail.scores.selectivity import selectivity
+from vitrail.scores.perturbation import RecordedCurve
+from vitrail.scores.pointing import score_pointing
+from vitrail.scores.presets import Curve, MapTarget, Preset, find_presets
+from vitrail.scores.segmentation import score_segmentation
+from vitrail.scores.selectivity import score_selectivity
 
 __all__ = ["PROTOCOLS", "Batch", "Found", "Protocol", "pairs", "perturbation"]
 
@@ -49,26 +49,36 @@ def perturbation(
         for target in preset.explains:
             for method in (maps if target == "predicted" else label_maps) if target in targets else ():
                 values = records.scores(preset, method, target)
-                strips = {c.title: _strip(records.strips, preset, c, method, target, batch.ids) for c in preset.curves}
-                order = _order(records.strips, preset, method, target, batch.ids)
+                curves = {
+                    c.score_name: _levels(records.curves, preset, c, method, target, batch.ids) for c in preset.curves
+                }
+                order = _order(records.curves, preset, method, target, batch.ids)
                 ordered = {name: value[order] for name, value in values.items()}
                 missing = batch.without(method, target)
-                yield Found(preset.name, method, target, ordered, missing, seconds, forwards, strips)
+                yield Found(preset.name, method, target, ordered, missing, seconds, forwards, curves)
 
 
-def _order(strips: Mapping[Any, Strip], preset: Preset, method: str, mode: Mode, ids: tuple[str, ...]) -> Tensor:
-    """Where each picture of the batch stands in the records, which are sorted by id."""
+def _order(
+    curves: Mapping[Any, RecordedCurve], preset: Preset, method: str, target: MapTarget, ids: tuple[str, ...]
+) -> Tensor:
+    """Position of each image of the batch in the records, which are sorted by id."""
     curve = preset.curves[0]
-    at = {name: i for i, name in enumerate(strips[method, mode, curve.order, curve.fill].ids)}
+    at = {name: i for i, name in enumerate(curves[method, target, curve.order, curve.fill].ids)}
     return torch.tensor([at[name] for name in ids])
 
 
-def _strip(
-    strips: Mapping[Any, Strip], preset: Preset, curve: Any, method: str, mode: Mode, ids: tuple[str, ...]
+def _levels(
+    curves: Mapping[Any, RecordedCurve],
+    preset: Preset,
+    curve: Curve,
+    method: str,
+    target: MapTarget,
+    ids: tuple[str, ...],
 ) -> tuple[tuple[int, ...], Tensor]:
-    strip = strips[(method, mode, curve.order, curve.fill)]
-    counts = curve.removed(strip.units)
-    return counts, strip.at(counts)[_order(strips, preset, method, mode, ids)]
+    """Numbers of removed pixels and the model's outputs at each level of a curve, images in the order of the batch."""
+    recorded = curves[(method, target, curve.order, curve.fill)]
+    counts = curve.removed(recorded.units)
+    return counts, recorded.at(counts)[_order(curves, preset, method, target, ids)]
 
 
 def _against(batch: Batch, method: str, target: str, masks: list[Tensor | None], score: Any, what: str) -> Any:
@@ -82,12 +92,12 @@ def _against(batch: Batch, method: str, target: str, masks: list[Tensor | None],
 
 def _segmentation(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
     masks = [t.mask_of(k) for t, k in zip(batch.truths, batch.explained(target), strict=True)]
-    return _against(batch, method, target, masks, segmentation, "mask")  # type: ignore[no-any-return]
+    return _against(batch, method, target, masks, score_segmentation, "mask")  # type: ignore[no-any-return]
 
 
 def _pointing(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
     masks = [t.box_of(k) for t, k in zip(batch.truths, batch.explained(target), strict=True)]
-    return _against(batch, method, target, masks, pointing, "box of its class")  # type: ignore[no-any-return]
+    return _against(batch, method, target, masks, score_pointing, "box of its class")  # type: ignore[no-any-return]
 
 
 def _selectivity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
@@ -101,13 +111,13 @@ def _selectivity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tens
         for k, kind in enumerate(sorted(truth.things)):
             masks[row, k] = truth.things[kind] == 1
     bad = {row: why for (name, row), why in batch.bad.items() if name == method}
-    return selectivity(maps, masks.to(maps.device)), bad | lost
+    return score_selectivity(maps, masks.to(maps.device)), bad | lost
 
 
 def _complexity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
     grid = batch.made[method].grid
     own = grid[torch.arange(len(grid), device=grid.device), batch.at(target).to(grid.device)]
-    return complexity(own), batch.without(method, target)
+    return score_complexity(own), batch.without(method, target)
 
 
 def pairs(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:

@@ -15,8 +15,8 @@ from vitrail.capture.inputs import logits_of
 from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
 from vitrail.errors import DataError, ModelError
 from vitrail.scores.sanity import parameter_randomisation
-from vitrail.scores.segmentation import THRESHOLDS, MultiClass, Regions, confusions
-from vitrail.scores.sensitivity import sensitivity as under_noise
+from vitrail.scores.segmentation import THRESHOLDS, MultiClassSegmentationScores, RegionCounts, count_confusions
+from vitrail.scores.sensitivity import score_sensitivity as under_noise
 
 Scores = tuple[dict[str, Tensor], dict[int, str]]
 
@@ -87,7 +87,7 @@ def multiclass(batch: Batch, method: str, target: str) -> Scores:
         truth = batch.truths[row].labelled
         assert truth is not None
         stack = torch.stack([maps[row, kind] for kind in own])[None]
-        values = confusions(stack, torch.tensor([own]), truth[None], count)
+        values = count_confusions(stack, torch.tensor([own]), truth[None], count)
         pixels = values["confusion"].reshape(len(THRESHOLDS), count, count).double().cpu()
         common = pixels.diagonal(dim1=1, dim2=2)
         union = pixels.sum(1) + pixels.sum(2) - common
@@ -146,14 +146,14 @@ def _joined(outputs: tuple[int, ...]) -> Callable[[Any], Tensor]:
 
 
 @dataclass
-class Classes(MultiClass):
+class Classes(MultiClassSegmentationScores):
     """Collects what `multiclass` finds, of which every picture has the classes that are in it and no others."""
 
-    def regions(self) -> Regions:
+    def regions(self) -> RegionCounts:
         """Counts for each of the ten thresholds and each class that was seen, the ground included."""
         kinds = sorted({int(name.split(":")[1].split("/")[0]) for name in self.columns if name.startswith("common:")})
         common, union = (
             np.stack([np.nan_to_num(self.column(f"{name}:{kind}")) for kind in kinds], 2)
             for name in ("common", "union")
         )  # fmt: skip
-        return Regions(common, union, self.column("labelled"))
+        return RegionCounts(common, union, self.column("labelled"))

@@ -21,9 +21,9 @@ method             string        as it was typed, blanks left out
 target             string        whose class the map explains: ``predicted``, ``label``; ``things`` for selectivity,
                                  which takes a map of each of two classes
 protocol           string        a preset's or protocol's name; ``explain`` for what is known of the map itself
-score              string        of presets as ``Preset.scores`` names them; of others the columns of their `Tally`
-                                 (``true/0`` … for rows of values); of ``explain``: ``probability`` of the explained
-                                 class and ``flat``; "" in rows that say why there is no score
+score              string        of presets as ``Preset.scores`` names them; of others the columns of their
+                                 `SampleScores` (``true/0`` … for rows of values); of ``explain``: ``probability`` of
+                                 the explained class and ``flat``; "" in rows that say why there is no score
 value              float64       NaN where the score is undefined; null in rows with an error
 explained          int32         the explained class, −1 for ``things`` or where there is none
 error              string        why there is no score, else null
@@ -69,12 +69,12 @@ from vitrail.bench.plan import Plan, libraries
 from vitrail.bench.protocols import pairs
 from vitrail.errors import DataError, require
 from vitrail.explanation import versions
-from vitrail.scores.statistics import Tally
+from vitrail.scores.statistics import SampleScores
 
 if TYPE_CHECKING:
     import polars as pl
 
-T = TypeVar("T", bound=Tally)
+T = TypeVar("T", bound=SampleScores)
 
 
 class ResultsStore:
@@ -215,12 +215,12 @@ def failures(table: pl.DataFrame) -> pl.DataFrame:
     return found.sort(["rows", "model", "method", "error"], descending=[True, False, False, False])
 
 
-def tally(table: pl.DataFrame, kind: type[T] = Tally, **where: str) -> T:  # type: ignore[assignment]
+def tally(table: pl.DataFrame, kind: type[T] = SampleScores, **where: str) -> T:  # type: ignore[assignment]
     """Rows of one method, target and protocol as the tally its scores are summed up with.
 
     Args:
         table: What `Store.merge` returned.
-        kind: The protocol's tally, as ``Segmentation``.
+        kind: The protocol's accumulator, as `SegmentationScores`.
         **where: What the columns must hold: model, dataset, method, target, protocol.
     """
     import polars as pl

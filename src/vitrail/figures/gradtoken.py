@@ -45,7 +45,7 @@ from vitrail.figures.scene_inputs import knows_scenes, truth_of
 from vitrail.methods.registry import choose
 from vitrail.models import LoadedModel
 from vitrail.postprocess import upsample
-from vitrail.scores.segmentation import Segmentation, segmentation
+from vitrail.scores.segmentation import SegmentationScores, score_segmentation
 from vitrail.targets import Target
 from vitrail.viz.colormap import Array, overlay
 
@@ -270,23 +270,23 @@ def _blocks(first: int, total: int) -> str:
 
 def _measured(
     about: LoadedModel, truth: Iterable[tuple[Tensor, Tensor, Tensor]], progress: Progress, count: int
-) -> list[Segmentation]:
+) -> list[SegmentationScores]:
     """Segmentation by every depth, from no blocks to all."""
-    tallies: list[Segmentation] = []
+    tallies: list[SegmentationScores] = []
     progress.begin("Measuring", max(1, ceil(count / 16)))
     for number, (images, classes, masks) in enumerate(truth):
         e: Explanation = explain(about, images, "gradtoken", target=classes.tolist(), keep=True)
         maps = list(reversed(e.parts["depth"][0]))
-        tallies = tallies or [Segmentation() for _ in maps]
+        tallies = tallies or [SegmentationScores() for _ in maps]
         for tally, patches in zip(tallies, maps, strict=True):
             big = upsample(on_grid(e, patches), (int(masks.shape[1]), int(masks.shape[2])))
             ids = [f"{number}-{i}" for i in range(len(images))]
-            tally.add(ids, segmentation(big.cpu(), masks.long().cpu()))
+            tally.add(ids, score_segmentation(big.cpu(), masks.long().cpu()))
         progress.step()
     return tallies
 
 
-def _charts(sheet: Canvas, curves: Sequence[Segmentation], threshold: str, total: int, top: float) -> None:
+def _charts(sheet: Canvas, curves: Sequence[SegmentationScores], threshold: str, total: int, top: float) -> None:
     """Three curves by depth, the best of each marked."""
     summaries = [tally.summary() for tally in curves]
     room = sheet.width - MARGIN - 0.15

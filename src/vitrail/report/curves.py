@@ -56,10 +56,10 @@ def curves(run: Run) -> Iterator[Curves]:
                         rows = run.scores().filter(
                             pl.col("model") == network.title, pl.col("dataset") == data.title,
                             pl.col("target") == target, pl.col("protocol") == preset.name,
-                            pl.col("score") == curve.title, pl.col("removed").is_not_null(),
+                            pl.col("score") == curve.score_name, pl.col("removed").is_not_null(),
                         ).select(names).collect()  # fmt: skip
                         if len(rows):
-                            score = measure(preset.name, target, curve.title)
+                            score = measure(preset.name, target, curve.score_name)
                             x = _levels(curve, rows["removed"][0].to_list())
                             means = {
                                 str(method): _mean(own, preset, target)

@@ -95,7 +95,7 @@ class MetricInfo:
 
         Example:
             >>> measure("chefer21", "predicted", "positive(black)").label
-            'chefer21 positive, fill black, top-1 accuracy against the label, trapezoid over the levels as they stand,
+            'chefer21 positive, fill black, top-1 accuracy against the label, trapezoid over the levels,
             ×100; maps of the predicted class'
         """
         fill = f", fill {self.fill}" if self.fill else ""

@@ -12,7 +12,7 @@ from vitrail.report.ranking import RankedMethod, standings
 from vitrail.report.run import Run
 from vitrail.report.values import Values, tallies, threshold, values
 from vitrail.scores.presets import find_presets
-from vitrail.scores.segmentation import MultiClass, Segmentation
+from vitrail.scores.segmentation import MultiClassSegmentationScores, SegmentationScores
 from vitrail.scores.statistics import Array
 
 
@@ -128,7 +128,11 @@ def _block(rows: object, where: dict[str, str], run: Run) -> ReportSection:
         there = {name: v for name, v in given.items() if v is not None}
         if there:
             columns.append(Column(one, there, standings(there, one.direction, run.controls)))
-    cuts = {name: threshold(t) for name, t in found.items() if isinstance(t, Segmentation | MultiClass) and len(t)}
+    cuts = {
+        name: threshold(t)
+        for name, t in found.items()
+        if isinstance(t, SegmentationScores | MultiClassSegmentationScores) and len(t)
+    }
     return ReportSection(**where, columns=tuple(columns), thresholds=cuts)
 
 

@@ -7,8 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vitrail.scores.segmentation import THRESHOLDS, MultiClass, Regions, Segmentation, half
-from vitrail.scores.statistics import Array, Score, Tally, first, mean_ratio
+from vitrail.scores.segmentation import (
+    THRESHOLDS,
+    MultiClassSegmentationScores,
+    RegionCounts,
+    SegmentationScores,
+    fold_of,
+)
+from vitrail.scores.statistics import Array, SampleScores, ScoreFunction, mean_ratio, single_mean
 
 if TYPE_CHECKING:
     import polars as pl
@@ -28,7 +34,7 @@ class Values:
 
     ids: tuple[str, ...]
     table: Array
-    score: Score = first
+    score: ScoreFunction = single_mean
 
     def each(self) -> dict[str, float]:
         """The score of each image by itself."""
@@ -40,7 +46,7 @@ class Values:
         return self.table[[at[name] for name in ids]]
 
 
-def tallies(rows: pl.DataFrame, protocol: str) -> dict[str, Tally]:
+def tallies(rows: pl.DataFrame, protocol: str) -> dict[str, SampleScores]:
     """For each method the values of its images, as the protocol's own tally.
 
     Args:
@@ -50,21 +56,21 @@ def tallies(rows: pl.DataFrame, protocol: str) -> dict[str, Tally]:
     from vitrail.bench.reexplain import Classes
     from vitrail.bench.results_store import tally
 
-    kinds: dict[str, type[Tally]] = {"segmentation": Segmentation, "multiclass": Classes}
-    kind = kinds.get(protocol, Tally)
+    kinds: dict[str, type[SampleScores]] = {"segmentation": SegmentationScores, "multiclass": Classes}
+    kind = kinds.get(protocol, SampleScores)
     known = rows.filter(rows["error"].is_null())
     return {str(method): tally(own, kind) for (method,), own in known.group_by("method", maintain_order=True)}
 
 
-def values(tally: Tally, measure: MetricInfo) -> Values | None:
+def values(tally: SampleScores, measure: MetricInfo) -> Values | None:
     """A score's values; None where the run has none of it.
 
     Images for which it is undefined (NaN) are left out.
     """
-    if isinstance(tally, Segmentation | MultiClass):
+    if isinstance(tally, SegmentationScores | MultiClassSegmentationScores):
         table, score = _regions(tally, measure.score)
     elif measure.score in tally.columns:
-        table, score = tally.column(measure.score)[:, None], first
+        table, score = tally.column(measure.score)[:, None], single_mean
     else:
         return None
     whole = np.isfinite(table).all(1)
@@ -73,10 +79,10 @@ def values(tally: Tally, measure: MetricInfo) -> Values | None:
     return Values(tuple(np.array(tally.ids)[whole].tolist()), table[whole], score)
 
 
-def _regions(tally: Segmentation | MultiClass, name: str) -> tuple[Array, Score]:
+def _regions(tally: SegmentationScores | MultiClassSegmentationScores, name: str) -> tuple[Array, ScoreFunction]:
     own = {"map": "ap", "ap_foreground": "ap_foreground", "auroc": "auroc"}
     if name in own:
-        return tally.column(own[name])[:, None], first
+        return tally.column(own[name])[:, None], single_mean
     sweep = _sweep(tally)
     if name.startswith("two_fold"):
         at = _two_fold(sweep, tally.ids)
@@ -90,30 +96,30 @@ def _regions(tally: Segmentation | MultiClass, name: str) -> tuple[Array, Score]
     return np.stack([common.sum(1), at.labelled], 1), mean_ratio
 
 
-def _sweep(tally: Segmentation | MultiClass) -> Regions:
+def _sweep(tally: SegmentationScores | MultiClassSegmentationScores) -> RegionCounts:
     """Counts at the ten thresholds; of object against ground the first is the map's mean, which is none of them."""
     found = tally.regions()
-    if isinstance(tally, MultiClass):
+    if isinstance(tally, MultiClassSegmentationScores):
         return found
-    return Regions(found.common[:, 1:], found.union[:, 1:], found.labelled)
+    return RegionCounts(found.common[:, 1:], found.union[:, 1:], found.labelled)
 
 
-def _best(sweep: Regions) -> int:
+def _best(sweep: RegionCounts) -> int:
     return int(np.argmax(sweep.miou()))
 
 
-def _two_fold(sweep: Regions, ids: list[str]) -> Regions:
+def _two_fold(sweep: RegionCounts, ids: list[str]) -> RegionCounts:
     """Each half of the images at the threshold that is best on the other; NaN where a half is empty."""
-    side = np.array([half(name) for name in ids])
+    side = np.array([fold_of(name) for name in ids])
     common, union = (np.full((len(ids), 1, sweep.common.shape[2]), np.nan) for _ in range(2))
     for own in (0, 1):
         here, there = np.flatnonzero(side == own), np.flatnonzero(side != own)
         if len(here) and len(there):
             at = sweep.of(here).at(_best(sweep.of(there)))
             common[here], union[here] = at.common, at.union
-    return Regions(common, union, sweep.labelled)
+    return RegionCounts(common, union, sweep.labelled)
 
 
-def threshold(tally: Segmentation | MultiClass) -> float:
+def threshold(tally: SegmentationScores | MultiClassSegmentationScores) -> float:
     """The one that "best of ten" took."""
     return THRESHOLDS[_best(_sweep(tally))]

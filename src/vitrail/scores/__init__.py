@@ -1,9 +1,157 @@
-"""Scores of maps: how well they find the object, and how far they agree; one file for each protocol.
+"""Scores of maps: how faithful they are, how well they localise objects, and how far methods agree.
 
-A score is a pure function from a batch of maps to values for each image, by name, and a tally that collects them::
+A score is a function from a batch of maps to one value per image, by name. An accumulator collects the values::
 
-    tally.add(ids, function(maps, …))
-    tally.summary()
+    scores = PointingScores()
+    scores.add(ids, score_pointing(maps, masks))
+    scores.summary()
 
-Tallies of several workers are joined with ``+``, in any order, to the same result.
+Accumulators of several workers are joined with ``+``, in any order and with the same result. Perturbation tests also
+run the model: `Evaluator` takes images and maps and returns `PerturbationRecords`.
 """
+
+from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
+from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
+from vitrail.scores.curves import AREAS, AreaRule, aopc, deletion_area, find_area, insertion_area, lodds, srg
+from vitrail.scores.evaluator import Evaluator
+from vitrail.scores.fills import FILLS, Fill, Normalisation, find_fill
+from vitrail.scores.perturbation import CurveKey, ForwardCounts, PerturbationRecords, RecordedCurve
+from vitrail.scores.pointing import (
+    PointingScores,
+    box_masks,
+    energy_pointing_game,
+    pointing_game,
+    relevance_rank_accuracy,
+    score_pointing,
+)
+from vitrail.scores.presets import PRESETS, QUANTITIES, Curve, LevelGrid, Preset, find_presets
+from vitrail.scores.ranks import RankedMaps, rank
+from vitrail.scores.rationale import (
+    RationaleScores,
+    class_probability,
+    comprehensiveness_sufficiency,
+    micro_f1,
+    rank_words,
+    span_mask,
+    token_f1,
+    word_average_precision,
+)
+from vitrail.scores.sanity import (
+    RandomisationStep,
+    map_similarity,
+    parameter_randomisation,
+    pearson,
+    randomisation_steps,
+    randomised,
+    ssim,
+)
+from vitrail.scores.segmentation import (
+    THRESHOLDS,
+    MultiClassSegmentationScores,
+    RegionCounts,
+    SegmentationScores,
+    auroc,
+    average_precision,
+    count_confusions,
+    fold_of,
+    label_pixels,
+    score_segmentation,
+)
+from vitrail.scores.selectivity import SelectivityScores, score_selectivity
+from vitrail.scores.sensitivity import score_sensitivity
+from vitrail.scores.statistics import (
+    ComparedMethod,
+    Interval,
+    SampleScores,
+    compare,
+    difference,
+    holm,
+    interval,
+    mean_ratio,
+    p_value,
+)
+from vitrail.scores.token_dropping import TokenDropper, kept_patches, patch_means
+
+__all__ = [
+    "AREAS",
+    "FILLS",
+    "PRESETS",
+    "QUANTITIES",
+    "THRESHOLDS",
+    "AgreementScores",
+    "AreaRule",
+    "ComparedMethod",
+    "ComplexityScores",
+    "Curve",
+    "CurveKey",
+    "Evaluator",
+    "Fill",
+    "ForwardCounts",
+    "Interval",
+    "LevelGrid",
+    "MultiClassSegmentationScores",
+    "Normalisation",
+    "PerturbationRecords",
+    "PointingScores",
+    "Preset",
+    "RandomisationStep",
+    "RankedMaps",
+    "RationaleScores",
+    "RecordedCurve",
+    "RegionCounts",
+    "SampleScores",
+    "SegmentationScores",
+    "SelectivityScores",
+    "TokenDropper",
+    "aopc",
+    "auroc",
+    "average_precision",
+    "box_masks",
+    "class_probability",
+    "compare",
+    "comprehensiveness_sufficiency",
+    "count_confusions",
+    "deletion_area",
+    "difference",
+    "effective_complexity",
+    "energy_pointing_game",
+    "entropy",
+    "find_area",
+    "find_fill",
+    "find_presets",
+    "fold_of",
+    "gini",
+    "holm",
+    "insertion_area",
+    "interval",
+    "kendall",
+    "kept_patches",
+    "label_pixels",
+    "lodds",
+    "map_similarity",
+    "mean_ratio",
+    "micro_f1",
+    "p_value",
+    "parameter_randomisation",
+    "patch_means",
+    "pearson",
+    "pointing_game",
+    "randomisation_steps",
+    "randomised",
+    "rank",
+    "rank_words",
+    "relevance_rank_accuracy",
+    "score_agreement",
+    "score_complexity",
+    "score_pointing",
+    "score_segmentation",
+    "score_selectivity",
+    "score_sensitivity",
+    "span_mask",
+    "spearman",
+    "srg",
+    "ssim",
+    "token_f1",
+    "top_overlap",
+    "word_average_precision",
+]

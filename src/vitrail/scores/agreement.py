@@ -1,7 +1,7 @@
-"""Agreement: do two methods rank the places of a picture alike?
+"""Agreement between methods: rank correlation and overlap of the most relevant positions.
 
-Agreement says nothing about which method is right. It tells which methods are in substance one method, and how much a
-conclusion depends on the choice.
+Agreement does not say which method is right. It shows which methods give nearly the same maps, and how much a
+conclusion depends on the choice of method.
 """
 
 from __future__ import annotations
@@ -15,15 +15,17 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
-from vitrail.scores.segmentation import settle
-from vitrail.scores.statistics import Array, Tally
+from vitrail.scores.segmentation import sanitise_maps
+from vitrail.scores.statistics import Array, SampleScores
 
-#: Share of the places that counts as the top.
-TOP = 0.1
+#: Share of the positions that `top_overlap` compares.
+TOP_SHARE = 0.1
+#: Most positions of a map that `kendall` accepts.
+MAX_KENDALL_POSITIONS = 4096
 
 
 def mean_ranks(maps: Tensor) -> Tensor:
-    """Places in rising order, from 1; equal values share the mean of their places.
+    """Rank positions in ascending order from 1; ties share their mean rank.
 
     Args:
         maps: Finite maps, shape (B, …).
@@ -37,21 +39,21 @@ def mean_ranks(maps: Tensor) -> Tensor:
     """
     values, order = maps.flatten(1).sort()
     n = values.shape[1]
-    place = torch.arange(n, device=maps.device).expand_as(order)
-    new = torch.ones_like(values, dtype=torch.bool)
-    new[:, 1:] = values[:, 1:] != values[:, :-1]
-    start = torch.where(new, place, 0).cummax(1).values
-    end = torch.where(new.roll(-1, 1), place, n - 1).flip(1).cummin(1).values.flip(1)
-    shared = (start + end).double() / 2 + 1
-    return torch.empty_like(shared).scatter_(1, order, shared)
+    position = torch.arange(n, device=maps.device).expand_as(order)
+    is_new = torch.ones_like(values, dtype=torch.bool)
+    is_new[:, 1:] = values[:, 1:] != values[:, :-1]
+    start = torch.where(is_new, position, 0).cummax(1).values
+    end = torch.where(is_new.roll(-1, 1), position, n - 1).flip(1).cummin(1).values.flip(1)
+    ranks = (start + end).double() / 2 + 1
+    return torch.empty_like(ranks).scatter_(1, order, ranks)
 
 
 def spearman(a: Tensor, b: Tensor) -> Tensor:
-    """Rank correlation of each map with its partner: Pearson's r of the ranks, ties sharing theirs.
+    """Spearman's rank correlation of each pair of maps: Pearson's r of `mean_ranks`.
 
     Args:
         a: Finite maps, shape (B, …).
-        b: Their partners, the same shape.
+        b: Finite maps of the same shape.
 
     Returns:
         From -1 to 1, shape (B,), float64; NaN where a map is constant.
@@ -60,17 +62,17 @@ def spearman(a: Tensor, b: Tensor) -> Tensor:
         >>> spearman(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 30.0, 20.0]])).round(decimals=9).item()
         0.5
     """
-    return (_standard(mean_ranks(a)) * _standard(mean_ranks(b))).sum(1)
+    return (_standardise(mean_ranks(a)) * _standardise(mean_ranks(b))).sum(1)
 
 
 def kendall(a: Tensor, b: Tensor) -> Tensor:
-    """Kendall's τ-b: pairs of places ordered alike less pairs ordered unlike, over the pairs that do not tie.
+    """Kendall's τ-b of each pair of maps: concordant minus discordant pairs, over the pairs that do not tie.
 
-    All pairs are looked at, so this is for grids of patches, not for maps of pixels.
+    All pairs of positions are compared, so this is for patch grids, not for pixel maps.
 
     Args:
-        a: Finite maps, shape (B, …), of 4,096 places at the most.
-        b: Their partners, the same shape.
+        a: Finite maps, shape (B, …), of at most 4,096 positions.
+        b: Finite maps of the same shape.
 
     Returns:
         From -1 to 1, shape (B,), float64; NaN where a map is constant.
@@ -79,78 +81,85 @@ def kendall(a: Tensor, b: Tensor) -> Tensor:
         >>> kendall(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 30.0, 20.0]])).item()
         0.333...
     """
-    if a[0].numel() > 4096:
-        raise OptionError(f"{a[0].numel()} places make too many pairs: give the grid of patches, or use spearman")
-    found = []
-    for one, two in zip(a.flatten(1), b.flatten(1), strict=True):  # pairs of one image at a time, to bound memory
+    if a[0].numel() > MAX_KENDALL_POSITIONS:
+        raise OptionError(
+            f"kendall compares all pairs of positions and takes maps of at most {MAX_KENDALL_POSITIONS:,}, not "
+            f"{a[0].numel():,}: pass the patch grid, or use spearman"
+        )
+    taus = []
+    for one, two in zip(a.flatten(1), b.flatten(1), strict=True):  # one image at a time, to bound memory
         x, y = torch.sign(one[:, None] - one), torch.sign(two[:, None] - two)
-        found.append((x * y).double().sum() / (x.abs().double().sum() * y.abs().double().sum()).sqrt())
-    return torch.stack(found)
+        taus.append((x * y).double().sum() / (x.abs().double().sum() * y.abs().double().sum()).sqrt())
+    return torch.stack(taus)
 
 
-def top_overlap(a: Tensor, b: Tensor, top: float = TOP) -> Tensor:
-    """Share of the highest places of one map that are also among the highest of the other.
+def top_overlap(a: Tensor, b: Tensor, top: float = TOP_SHARE) -> Tensor:
+    """Share of the k most relevant positions that two maps have in common.
 
-    Places that tie for the last of the k highest belong to them in part, all alike, such that there are k in all; a
-    place is common to both maps as far as it belongs to both. So a map agrees with itself fully, ties or not.
+    Positions that tie at the k-th value are members in equal fractions, k members in all. So a map agrees fully with
+    itself, with or without ties.
 
     Args:
         a: Finite maps, shape (B, …).
-        b: Their partners, the same shape.
-        top: Share of the places that counts as highest, at least one place.
+        b: Finite maps of the same shape.
+        top: k as a share of the positions; k is at least one.
 
     Returns:
-        From 0 to 1, shape (B,), float64. Two random maps come to ``top`` on average.
+        From 0 to 1, shape (B,), float64. The mean over random maps is ``top``.
 
     Example:
         >>> top_overlap(torch.tensor([[4.0, 3.0, 2.0, 1.0]]), torch.tensor([[4.0, 1.0, 3.0, 2.0]]), 0.5).item()
         0.5
     """
     k = max(1, round(top * a[0].numel()))
-    return torch.minimum(_member(a.flatten(1), k), _member(b.flatten(1), k)).sum(1) / k
+    return torch.minimum(_top_membership(a.flatten(1), k), _top_membership(b.flatten(1), k)).sum(1) / k
 
 
-def agreement(maps: Mapping[str, Tensor], top: float = TOP) -> dict[str, Tensor]:
-    """Rank correlation and overlap of the top between every two methods, for each image.
+def score_agreement(maps: Mapping[str, Tensor], top: float = TOP_SHARE) -> dict[str, Tensor]:
+    """Compute rank correlation and top overlap of every pair of methods, for each image.
 
     Args:
-        maps: For each method one map an image, all of the shape (B, height, width).
+        maps: By method, one map per image, all of shape (B, height, width).
         top: See `top_overlap`.
 
     Returns:
-        ``spearman|a|b`` and ``top|a|b`` for every two methods a and b in order of name, shape (B,); NaN where one of
-        the two maps is constant or not finite.
+        ``spearman|a|b`` and ``top|a|b`` for every two methods a and b in alphabetical order, shape (B,); NaN where one
+        of the two maps is constant or not finite.
 
     Example:
-        >>> found = agreement({"b": torch.eye(4)[None], "a": 2 * torch.eye(4)[None]})
+        >>> found = score_agreement({"b": torch.eye(4)[None], "a": 2 * torch.eye(4)[None]})
         >>> {name: round(value.item(), 6) for name, value in found.items()}
         {'spearman|a|b': 1.0, 'top|a|b': 1.0}
     """
-    if len({tuple(m.shape) for m in maps.values()}) != 1 or any("|" in name for name in maps):
-        raise InputError("maps must be of one shape, and methods' names without a vertical bar")
-    standard, member, dull = {}, {}, {}
+    shapes = {tuple(m.shape) for m in maps.values()}
+    if len(shapes) != 1:
+        raise InputError(f"maps of all methods must have one shape, got {sorted(shapes)}")
+    if any("|" in name for name in maps):
+        raise InputError(f"method names must not contain '|', got {list(maps)}")
+    ranks, membership, constant = {}, {}, {}
     for name in sorted(maps):
-        settled, mute = settle(maps[name])
-        k = max(1, round(top * settled[0].numel()))
+        finite, is_constant = sanitise_maps(maps[name])
+        k = max(1, round(top * finite[0].numel()))
         # Ranked once for each method, not once for each pair.
-        standard[name], dull[name] = _standard(mean_ranks(settled)), mute[:, 0, 0]
-        member[name] = _member(settled.flatten(1), k)
-    found: dict[str, Tensor] = {}
-    for a, b in combinations(standard, 2):
-        known = ~(dull[a] | dull[b])
-        found[f"spearman|{a}|{b}"] = (standard[a] * standard[b]).sum(1).where(known, torch.nan)
-        found[f"top|{a}|{b}"] = (torch.minimum(member[a], member[b]).sum(1) / k).where(known, torch.nan)
-    return found
+        ranks[name], constant[name] = _standardise(mean_ranks(finite)), is_constant[:, 0, 0]
+        membership[name] = _top_membership(finite.flatten(1), k)
+    scores: dict[str, Tensor] = {}
+    for a, b in combinations(ranks, 2):
+        valid = ~(constant[a] | constant[b])
+        scores[f"spearman|{a}|{b}"] = (ranks[a] * ranks[b]).sum(1).where(valid, torch.nan)
+        overlap = torch.minimum(membership[a], membership[b]).sum(1) / k
+        scores[f"top|{a}|{b}"] = overlap.where(valid, torch.nan)
+    return scores
 
 
 @dataclass
-class Agreement(Tally):
-    """Collects what `agreement` returns.
+class AgreementScores(SampleScores):
+    """Accumulates the results of `score_agreement`.
 
     Example:
-        >>> tally = Agreement()
-        >>> tally.add(["x"], agreement({"a": torch.eye(4)[None], "b": 1 - torch.eye(4)[None]}))
-        >>> tally.methods, tally.matrix("spearman").round(6).tolist()
+        >>> scores = AgreementScores()
+        >>> scores.add(["x"], score_agreement({"a": torch.eye(4)[None], "b": 1 - torch.eye(4)[None]}))
+        >>> scores.methods, scores.matrix("spearman").round(6).tolist()
         (('a', 'b'), [[1.0, -1.0], [-1.0, 1.0]])
     """
 
@@ -160,7 +169,7 @@ class Agreement(Tally):
         return tuple(sorted({name for column in self.columns for name in column.split("|")[1:]}))
 
     def matrix(self, kind: str = "spearman") -> Array:
-        """Mean over images of "spearman" or "top", methods by methods; ones on the diagonal."""
+        """Mean over images of "spearman" or "top", shape (methods, methods); ones on the diagonal."""
         methods = self.methods
         matrix = np.eye(len(methods))
         for (i, a), (j, b) in combinations(enumerate(methods), 2):
@@ -168,15 +177,15 @@ class Agreement(Tally):
         return matrix
 
 
-def _standard(ranked: Tensor) -> Tensor:
-    """Centred and of length one, so that the sum of products is the correlation; NaN without any spread."""
-    centred = ranked - ranked.mean(1, keepdim=True)
+def _standardise(ranks: Tensor) -> Tensor:
+    """Centre ranks and scale them to unit length, so that a sum of products is a correlation; NaN if constant."""
+    centred = ranks - ranks.mean(1, keepdim=True)
     return centred / centred.square().sum(1, keepdim=True).sqrt()
 
 
-def _member(values: Tensor, k: int) -> Tensor:
-    """How far each place belongs to the k highest, from 0 to 1, shape (B, n)."""
+def _top_membership(values: Tensor, k: int) -> Tensor:
+    """Membership of each position in the k highest, from 0 to 1, shape (B, n); ties at the cut share it."""
     cut = values.topk(k).values[:, -1:]
     above, level = values > cut, values == cut
-    places = (k - above.sum(1, keepdim=True)).double() / level.sum(1, keepdim=True)
-    return above + places * level
+    fraction = (k - above.sum(1, keepdim=True)).double() / level.sum(1, keepdim=True)
+    return above + fraction * level

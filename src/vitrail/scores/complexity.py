@@ -1,7 +1,7 @@
-"""Complexity: how few places carry the relevance.
+"""Complexity of maps: over how many positions the relevance is spread.
 
-This is about maps alone, not about their being right: a map of one random pixel is as simple as can be. Give the grid
-of patches rather than the map of pixels where there is one, since enlarging a grid changes all three numbers.
+Complexity does not say whether a map is right: a single random pixel is the simplest map of all. Pass the patch grid
+rather than the pixel map where there is one, since upsampling a grid changes all scores.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.scores.segmentation import settle
-from vitrail.scores.statistics import Tally
+from vitrail.scores.segmentation import sanitise_maps
+from vitrail.scores.statistics import SampleScores
 
-#: Share of the highest relevance above which a place counts as used.
-USED = 1e-5
+#: Share of the largest |relevance| above which a position counts in `effective_complexity`.
+RELEVANT_SHARE = 1e-5
 
 
 def gini(maps: Tensor) -> Tensor:
-    """Sparseness as Gini index: G = Σᵢ (2i − n − 1)·a₍ᵢ₎ / (n·Σ a), with a = |S| + 10⁻⁷ in rising order, i from 1.
+    """Sparseness as the Gini index: G = Σᵢ (2i − n − 1)·a₍ᵢ₎ / (n·Σ a), with a = |S| + 10⁻⁷ ascending, i from 1.
 
     Args:
         maps: Finite maps, shape (B, …).
 
     Returns:
-        From 0, relevance spread evenly, to nearly 1, all in one place; shape (B,), float64.
+        From 0 (uniform) to almost 1 (all relevance at one position); shape (B,), float64.
 
     Example:
         >>> gini(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])).round(decimals=3)
@@ -40,13 +40,13 @@ def gini(maps: Tensor) -> Tensor:
 
 
 def entropy(maps: Tensor) -> Tensor:
-    """Complexity as entropy: −Σ q·ln q with q = |S| / Σ|S|.
+    """Complexity as entropy in nats: −Σ q·ln q with q = |S| / Σ|S|.
 
     Args:
         maps: Finite maps, shape (B, …), none of them all zero.
 
     Returns:
-        From 0, all in one place, to ln n, spread evenly over n; shape (B,), float64.
+        From 0 (all relevance at one position) to ln n (uniform over n); shape (B,), float64.
 
     Example:
         >>> entropy(torch.tensor([[1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])).exp()
@@ -57,64 +57,65 @@ def entropy(maps: Tensor) -> Tensor:
     return -torch.xlogy(q, q).sum(1)
 
 
-def used(maps: Tensor, above: float = USED) -> Tensor:
-    """Effective complexity: how many places have relevance |S| above a share of the map's largest.
+def effective_complexity(maps: Tensor, above: float = RELEVANT_SHARE) -> Tensor:
+    """Effective complexity: share of positions whose |S| exceeds a share of the map's maximum.
 
     Args:
         maps: Finite maps, shape (B, …).
-        above: The share.
+        above: Threshold, as a share of the largest |S|.
 
     Returns:
-        Share of all places, shape (B,), float64.
+        From 0 to 1, shape (B,), float64.
 
     Example:
-        >>> used(torch.tensor([[0.0, 2.0, -1.0, 0.0]])).item()
+        >>> effective_complexity(torch.tensor([[0.0, 2.0, -1.0, 0.0]])).item()
         0.5
     """
     a = maps.double().flatten(1).abs()
     return (a > above * a.amax(1, keepdim=True)).double().mean(1)
 
 
-def complexity(maps: Tensor, above: float = USED) -> dict[str, Tensor]:
-    """All three, for each image.
+def score_complexity(maps: Tensor, above: float = RELEVANT_SHARE) -> dict[str, Tensor]:
+    """Compute all complexity scores of each map.
 
     Args:
-        maps: One map an image, shape (B, height, width), signed or not. The scale does not matter, the zero does. A map
-            that is constant or not finite is taken as the same everywhere, the least simple of all.
-        above: See `used`.
+        maps: One map per image, shape (B, height, width), signed or not. The scale does not matter, the zero does. A
+            map that is constant or not finite counts as uniform, the most complex of all.
+        above: See `effective_complexity`.
 
     Returns:
-        ``gini``; ``entropy``, in nats; ``places``, e to the entropy over n: the share of the picture that would carry
-        the relevance if spread evenly; ``used``; ``flat``.
+        ``gini``; ``entropy``, in nats; ``places``, exp(entropy) / n, the share of positions a uniform map of the same
+        entropy covers; ``used``, the `effective_complexity`; ``flat``, whether the map is constant or not finite.
 
     Example:
-        >>> found = complexity(torch.eye(4)[None])
+        >>> found = score_complexity(torch.eye(4)[None])
         >>> {name: round(float(value), 3) for name, value in found.items()}
         {'gini': 0.75, 'entropy': 1.386, 'places': 0.25, 'used': 0.25, 'flat': 0.0}
     """
     if maps.dim() != 3:
         raise InputError(
-            f"maps of shape {tuple(maps.shape)} are not (images, height, width): see vitrail.integrations.adapters"
+            f"maps must have shape (images, height, width), got {tuple(maps.shape)}: "
+            "see vitrail.integrations.adapters for other libraries' maps"
         )
-    settled, dull = settle(maps)
-    wide = torch.where(dull, 1.0, settled.double())
-    nats = entropy(wide)
+    finite, constant = sanitise_maps(maps)
+    relevance = torch.where(constant, 1.0, finite.double())
+    nats = entropy(relevance)
     return {
-        "gini": gini(wide),
+        "gini": gini(relevance),
         "entropy": nats,
-        "places": (nats - math.log(wide[0].numel())).exp(),
-        "used": used(wide, above),
-        "flat": dull[:, 0, 0],
+        "places": (nats - math.log(relevance[0].numel())).exp(),
+        "used": effective_complexity(relevance, above),
+        "flat": constant[:, 0, 0],
     }
 
 
 @dataclass
-class Complexity(Tally):
-    """Collects what `complexity` returns.
+class ComplexityScores(SampleScores):
+    """Accumulates the results of `score_complexity`.
 
     Example:
-        >>> tally = Complexity()
-        >>> tally.add(["a", "b"], complexity(torch.stack([torch.eye(4), torch.ones(4, 4)])))
-        >>> tally.summary()["gini"].__round__(3), tally.summary()["flat"]
+        >>> scores = ComplexityScores()
+        >>> scores.add(["a", "b"], score_complexity(torch.stack([torch.eye(4), torch.ones(4, 4)])))
+        >>> scores.summary()["gini"].__round__(3), scores.summary()["flat"]
         (0.375, 1)
     """

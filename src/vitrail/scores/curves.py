@@ -1,6 +1,6 @@
-"""From a curve to a number: the area rules of the papers, none of which agree.
+"""Area rules: how a perturbation curve becomes one number. The papers use different rules.
 
-Curves have levels in their last axis; all rules are linear, so the area of a mean curve is the mean of areas.
+The last axis of a curve is its levels. All rules are linear, so the area of a mean curve is the mean of the areas.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
 
-Area = Callable[[Tensor, Sequence[float]], Tensor]
+AreaFunction = Callable[[Tensor, Sequence[float]], Tensor]
 
 
 def trapezoid(values: Tensor, x: Sequence[float]) -> Tensor:
-    """Trapezoids over x as it is: a curve that stays at one from 0 to 0.9 has the area 0.9.
+    """Trapezoidal area over x, not rescaled: a curve that is 1 from 0 to 0.9 has the area 0.9.
 
     Args:
-        values: A curve, shape (…, L).
-        x: Where its levels stand, L numbers.
+        values: Curves, shape (…, L).
+        x: Position of each level, L numbers.
 
     Example:
         >>> trapezoid(torch.tensor([1.0, 1.0, 0.0]), [0.0, 0.5, 1.0])
@@ -30,18 +30,18 @@ def trapezoid(values: Tensor, x: Sequence[float]) -> Tensor:
     return torch.trapezoid(values, torch.tensor(x, dtype=values.dtype, device=values.device), dim=-1)
 
 
-def trapezoid_unit(values: Tensor, x: Sequence[float]) -> Tensor:  # noqa: ARG001 - every rule takes the same
-    """Trapezoids over evenly spaced levels, the whole range counting as one: RISE's rule.
+def trapezoid_unit(values: Tensor, x: Sequence[float]) -> Tensor:  # noqa: ARG001 - all rules have one signature
+    """Trapezoidal area over evenly spaced levels, with the range scaled to 1: RISE's rule.
 
     Example:
         >>> trapezoid_unit(torch.tensor([1.0, 1.0, 0.0]), [0.0, 0.45, 0.9])
         tensor(0.7500)
     """
-    return _inner(values) / (values.shape[-1] - 1)
+    return _trapezoid_sum(values) / (values.shape[-1] - 1)
 
 
 def trapezoid_forced(values: Tensor, x: Sequence[float]) -> Tensor:
-    """Trapezoids over x with the point (1, 0) put at the end, measured or not.
+    """Trapezoidal area over x with the point (1, 0) appended, whether measured or not.
 
     Example:
         >>> trapezoid_forced(torch.tensor([1.0, 1.0]), [0.0, 0.5])
@@ -51,17 +51,17 @@ def trapezoid_forced(values: Tensor, x: Sequence[float]) -> Tensor:
 
 
 def trapezoid_count(values: Tensor, x: Sequence[float]) -> Tensor:  # noqa: ARG001
-    """Trapezoids whose width is one over the number of levels, not of the gaps between them.
+    """Trapezoidal area with dx = 1 / number of levels, instead of 1 / number of intervals.
 
     Example:
         >>> trapezoid_count(torch.tensor([1.0, 1.0, 1.0, 1.0]), [0.2, 0.4, 0.6, 0.8])
         tensor(0.7500)
     """
-    return _inner(values) / values.shape[-1]
+    return _trapezoid_sum(values) / values.shape[-1]
 
 
 def plain_mean(values: Tensor, x: Sequence[float]) -> Tensor:  # noqa: ARG001
-    """The mean over the levels, ends counted like the others.
+    """Mean over the levels, with full weight for the first and the last.
 
     Example:
         >>> plain_mean(torch.tensor([1.0, 1.0, 0.0, 0.0]), [0.0, 0.1, 0.2, 0.3])
@@ -70,30 +70,31 @@ def plain_mean(values: Tensor, x: Sequence[float]) -> Tensor:  # noqa: ARG001
     return values.mean(-1)
 
 
-def _inner(values: Tensor) -> Tensor:
+def _trapezoid_sum(values: Tensor) -> Tensor:
+    """Sum over the levels, with half weight for the first and the last."""
     if values.shape[-1] < 2:
-        raise InputError(f"an area needs two levels at least, this curve has {values.shape[-1]}")
+        raise InputError(f"an area needs a curve of at least two levels, this one has {values.shape[-1]}")
     return values.sum(-1) - (values[..., 0] + values[..., -1]) / 2
 
 
 @dataclass(frozen=True)
 class AreaRule:
-    """A rule with its name in words and the factor numbers are printed with."""
+    """An area rule with its key, its title for tables and the factor of printed numbers."""
 
     name: str
     title: str
-    area: Area
+    area: AreaFunction
     factor: float = 1.0
 
     def __call__(self, values: Tensor, x: Sequence[float]) -> Tensor:
-        """The area of curves of shape (…, L), shape (…)."""
+        """Compute the areas of curves, shape (…, L) to (…)."""
         return self.area(values, x) * self.factor
 
 
 AREAS: dict[str, AreaRule] = {
     rule.name: rule
     for rule in (
-        AreaRule("trapezoid×100", "trapezoid over the levels as they stand, ×100", trapezoid, 100.0),
+        AreaRule("trapezoid×100", "trapezoid over the levels, ×100", trapezoid, 100.0),
         AreaRule("unit×100", "trapezoid, range scaled to 1, ×100", trapezoid_unit, 100.0),
         AreaRule("unit", "trapezoid, range scaled to 1", trapezoid_unit),
         AreaRule("forced×100", "trapezoid on [0, 1] with (1, 0) added, ×100", trapezoid_forced, 100.0),
@@ -104,7 +105,7 @@ AREAS: dict[str, AreaRule] = {
 
 
 def find_area(name: str) -> AreaRule:
-    """An area rule by its name.
+    """Look up an area rule by name.
 
     Example:
         >>> find_area("mean").title
@@ -115,15 +116,12 @@ def find_area(name: str) -> AreaRule:
     return AREAS[name]
 
 
-# -- scores that are differences ---------------------------------------------------------------------------------------
-
-
 def aopc(log_probs: Tensor) -> Tensor:
-    """Mean drop of the probability, the unperturbed level counted as a drop of zero; higher is better.
+    """AOPC: mean drop of the probability over all levels, the unperturbed one included; higher is better.
 
     Args:
-        log_probs: Log-probability of one class, most relevant pixels removed first, the first level unperturbed,
-            shape (…, L).
+        log_probs: Log-probability of one class, most relevant pixels removed first, starting with the unperturbed
+            image, shape (…, L).
 
     Example:
         >>> aopc(torch.tensor([0.8, 0.4, 0.0]).log())
@@ -134,7 +132,7 @@ def aopc(log_probs: Tensor) -> Tensor:
 
 
 def lodds(log_probs: Tensor) -> Tensor:
-    """Mean change of the log-probability, natural log, the unperturbed level counted as zero; lower is better.
+    """LOdds: mean change of the natural log-probability over all levels, the unperturbed one included; lower is better.
 
     Args:
         log_probs: As for ``aopc``.
@@ -146,33 +144,33 @@ def lodds(log_probs: Tensor) -> Tensor:
     return (log_probs - log_probs[..., :1]).mean(-1)
 
 
-def gap(lerf: Tensor, morf: Tensor) -> Tensor:
-    """Area when the least relevant go first minus area when the most relevant do: SRG, also called ABPC.
+def srg(lerf: Tensor, morf: Tensor) -> Tensor:
+    """SRG, also called ABPC: area of the LeRF curve minus area of the MoRF curve; higher is better.
 
-    With the two areas by one rule, what a random order would score cancels. Higher is better.
+    With the same rule for both areas, the score of a random order cancels.
 
     Example:
-        >>> gap(torch.tensor([0.7]), torch.tensor([0.2]))
+        >>> srg(torch.tensor([0.7]), torch.tensor([0.2]))
         tensor([0.5000])
     """
     return lerf - morf
 
 
-def deletion(probs: Tensor) -> Tensor:
-    """RISE's area of a deletion curve, both ends in it, shape (…, L) to (…); lower is better.
+def deletion_area(probs: Tensor) -> Tensor:
+    """Area under a deletion curve as in RISE, both ends included, shape (…, L) to (…); lower is better.
 
     Example:
-        >>> deletion(torch.tensor([1.0, 0.5, 0.0]))
+        >>> deletion_area(torch.tensor([1.0, 0.5, 0.0]))
         tensor(0.5000)
     """
     return trapezoid_unit(probs, ())
 
 
-def insertion(probs: Tensor) -> Tensor:
-    """RISE's area of an insertion curve, both ends in it, shape (…, L) to (…); higher is better.
+def insertion_area(probs: Tensor) -> Tensor:
+    """Area under an insertion curve as in RISE, both ends included, shape (…, L) to (…); higher is better.
 
     Example:
-        >>> insertion(torch.tensor([0.0, 1.0, 1.0]))
+        >>> insertion_area(torch.tensor([0.0, 1.0, 1.0]))
         tensor(0.7500)
     """
     return trapezoid_unit(probs, ())

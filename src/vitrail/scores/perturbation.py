@@ -1,13 +1,13 @@
-"""What a model said of perturbed pictures, kept so that every score can be read off later without asking it again.
+"""Records of perturbation tests: the model's outputs at every level, from which all scores are computed.
 
-For each image, method, explained class, order and fill a strip holds, level by level: the number of pixels removed, the
-log-probability of the predicted class and of the label, the class that won, and the two largest log-probabilities.
-Strips of several workers are joined in any order to the same result.
+For each image, method, target, removal order and fill a record holds at every level: the number of removed pixels, the
+log-probability of the predicted class and of the label, the top-1 class, and the two largest log-probabilities. Records
+of several workers can be joined in any order with the same result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -15,83 +15,87 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.scores.curves import aopc, find_area, gap, lodds
-from vitrail.scores.presets import Curve, Mode, Preset
-from vitrail.scores.ranks import Order
-from vitrail.scores.statistics import Tally
+from vitrail.scores.curves import aopc, find_area, lodds, srg
+from vitrail.scores.presets import Curve, MapTarget, Preset
+from vitrail.scores.ranks import RemovalOrder
+from vitrail.scores.statistics import SampleScores
 
-#: What is noted of each forward pass, in this order.
-COLUMNS = ("log-prob of the predicted class", "log-prob of the label", "winner", "first log-prob", "second log-prob")
+#: Values kept of each forward pass, in the order of the last axis of `RecordedCurve.outputs`.
+OUTPUT_COLUMNS = (
+    "log-prob of the predicted class", "log-prob of the label", "top-1 class", "first log-prob", "second log-prob",
+)  # fmt: skip
 
 
-def note(log_probs: Tensor, predicted: Tensor, labels: Tensor) -> Tensor:
-    """What a record keeps of some outputs, shape (N, 5); see ``COLUMNS``.
+def summarise_outputs(log_probs: Tensor, predicted: Tensor, labels: Tensor) -> Tensor:
+    """Reduce model outputs to the values a record keeps, shape (N, 5); see ``OUTPUT_COLUMNS``.
 
     Args:
         log_probs: Shape (N, C), in float32.
-        predicted: The class the unperturbed picture was given, shape (N,).
-        labels: The true class, shape (N,), or −1 where it is unknown, which gives NaN.
+        predicted: Predicted class of the unperturbed image, shape (N,).
+        labels: True class, shape (N,), or −1 where it is unknown, which gives NaN.
 
     Example:
-        >>> note(torch.tensor([[0.25, 0.75]]).log(), torch.tensor([0]), torch.tensor([1])).exp()[:, [0, 1, 3, 4]]
+        >>> log_probs = torch.tensor([[0.25, 0.75]]).log()
+        >>> summarise_outputs(log_probs, torch.tensor([0]), torch.tensor([1])).exp()[:, [0, 1, 3, 4]]
         tensor([[0.2500, 0.7500, 0.7500, 0.2500]])
     """
-    two = log_probs.topk(min(2, log_probs.shape[1]), 1)
-    second = two.values[:, 1] if log_probs.shape[1] > 1 else torch.full_like(two.values[:, 0], -torch.inf)
-    asked = log_probs.gather(1, torch.stack([predicted, labels.clamp_min(0)], 1))
-    label = torch.where(labels < 0, torch.nan, asked[:, 1])
-    # Classes are whole numbers far below 2²⁴, so float32 holds them exactly and one tensor is enough.
-    return torch.stack([asked[:, 0], label, two.indices[:, 0].to(asked.dtype), two.values[:, 0], second], 1)
+    top = log_probs.topk(min(2, log_probs.shape[1]), 1)
+    second = top.values[:, 1] if log_probs.shape[1] > 1 else torch.full_like(top.values[:, 0], -torch.inf)
+    of_classes = log_probs.gather(1, torch.stack([predicted, labels.clamp_min(0)], 1))
+    of_label = torch.where(labels < 0, torch.nan, of_classes[:, 1])
+    # Class indices are integers far below 2²⁴, so float32 represents them exactly.
+    top_class = top.indices[:, 0].to(of_classes.dtype)
+    return torch.stack([of_classes[:, 0], of_label, top_class, top.values[:, 0], second], 1)
 
 
-class Key(NamedTuple):
-    """Which strip: the method, whose class its maps explain, the order of removal, and the fill."""
+class CurveKey(NamedTuple):
+    """Key of a recorded curve: method, target (the class its maps explain), removal order and fill."""
 
     method: str
-    mode: Mode
-    order: Order
+    target: MapTarget
+    order: RemovalOrder
     fill: str
 
 
 @dataclass(frozen=True)
-class Forwards:
-    """How many pictures the model was shown, and why; trials before patches are left out do not count.
+class ForwardCounts:
+    """Number of images passed through the model, by purpose; trial passes of token dropping do not count.
 
     Attributes:
-        unperturbed: Pictures as they are, once for all methods, orders, classes and scores.
-        perturbed: Pictures with some pixels removed.
-        canvas: Pictures with all pixels removed where the canvas depends on the picture, once for all methods.
-        shared: Pictures with all pixels removed under a fill that is the same for the whole data set.
+        unperturbed: Unperturbed images, once for all methods, orders, targets and scores.
+        perturbed: Images with some pixels removed.
+        empty: Images with all pixels removed, where the fill depends on the image; once for all methods.
+        empty_shared: Images with all pixels removed, where the fill is the same for the whole data set.
     """
 
     unperturbed: int = 0
     perturbed: int = 0
-    canvas: int = 0
-    shared: int = 0
+    empty: int = 0
+    empty_shared: int = 0
 
     @property
     def total(self) -> int:
-        """All of them."""
-        return self.unperturbed + self.perturbed + self.canvas + self.shared
+        """Sum of all counts."""
+        return self.unperturbed + self.perturbed + self.empty + self.empty_shared
 
-    def __add__(self, other: Forwards) -> Forwards:
-        names = ("unperturbed", "perturbed", "canvas", "shared")
-        return Forwards(*(getattr(self, name) + getattr(other, name) for name in names))
+    def __add__(self, other: ForwardCounts) -> ForwardCounts:
+        names = ("unperturbed", "perturbed", "empty", "empty_shared")
+        return ForwardCounts(*(getattr(self, name) + getattr(other, name) for name in names))
 
 
 @dataclass(frozen=True)
-class Strip:
-    """One kind of curve of n images.
+class RecordedCurve:
+    """Model outputs of n images at the levels of one removal order and fill.
 
     Attributes:
-        ids: The images.
-        units: Number of pixels of an image, or of patches where these are left out.
-        removed: Number of them removed at each of L levels, ascending.
-        predicted: Class of the unperturbed picture, shape (n,).
+        ids: Image ids.
+        units: Number of pixels of an image, or of patches where tokens are dropped.
+        removed: Number of removed pixels or patches at each of L levels, ascending.
+        predicted: Predicted class of the unperturbed image, shape (n,).
         labels: True class, shape (n,), −1 where unknown.
-        notes: What the model said, shape (n, L, 5); see ``COLUMNS``.
-        nan: NaN pixels of the map, shape (n,).
-        flat: Whether the map was constant or not finite, shape (n,).
+        outputs: Shape (n, L, 5); see ``OUTPUT_COLUMNS``.
+        nan: Number of NaN pixels of the map, shape (n,).
+        flat: Whether the map is constant or not finite, shape (n,).
     """
 
     ids: tuple[str, ...]
@@ -99,149 +103,137 @@ class Strip:
     removed: tuple[int, ...]
     predicted: Tensor
     labels: Tensor
-    notes: Tensor = field(repr=False)
+    outputs: Tensor = field(repr=False)
     nan: Tensor = field(repr=False)
     flat: Tensor = field(repr=False)
 
     def at(self, counts: Sequence[int]) -> Tensor:
-        """The notes at some levels, shape (n, len(counts), 5)."""
-        at = {k: i for i, k in enumerate(self.removed)}
-        missing = [k for k in counts if k not in at]
+        """Outputs at some levels, given as numbers of removed pixels, shape (n, len(counts), 5)."""
+        index = {count: i for i, count in enumerate(self.removed)}
+        missing = [count for count in counts if count not in index]
         if missing:
-            raise InputError(f"no record with {missing[0]} of {self.units} removed: was this preset run?")
-        return self.notes[:, [at[k] for k in counts]]
+            raise InputError(f"no record of the level {missing[0]} of {self.units} removed: evaluate this preset first")
+        return self.outputs[:, [index[count] for count in counts]]
 
-    def read(self, counts: Sequence[int], quantity: str, mode: Mode) -> Tensor:
-        """A quantity of ``QUANTITIES`` at some levels, float64, shape (n, len(counts)); NaN where no label is."""
-        notes = self.at(counts).double()
-        known = (self.labels >= 0)[:, None]
+    def read(self, counts: Sequence[int], quantity: str, target: MapTarget) -> Tensor:
+        """Compute a quantity of ``QUANTITIES`` at some levels, float64, shape (n, len(counts)); NaN without a label."""
+        outputs = self.at(counts).double()
+        has_label = (self.labels >= 0)[:, None]
         if quantity == "accuracy":
-            return torch.where(known, (notes[..., 2] == self.labels[:, None]).double(), torch.nan)
+            return torch.where(has_label, (outputs[..., 2] == self.labels[:, None]).double(), torch.nan)
         if quantity == "agreement":
-            return (notes[..., 2] == self.predicted[:, None]).double()
-        by_label = quantity == "label" or (quantity == "explained" and mode == "label")
-        return notes[..., 1 if by_label else 0].exp()
+            return (outputs[..., 2] == self.predicted[:, None]).double()
+        of_label = quantity == "label" or (quantity == "explained" and target == "label")
+        return outputs[..., 1 if of_label else 0].exp()
 
-    def pick(self, order: Sequence[int]) -> Strip:
-        """Some of the images, by position."""
+    def select(self, order: Sequence[int]) -> RecordedCurve:
+        """Select images by position."""
         rows = torch.tensor(order, dtype=torch.long)
-        names = ("predicted", "labels", "notes", "nan", "flat")
+        names = ("predicted", "labels", "outputs", "nan", "flat")
         tensors: dict[str, Any] = {name: getattr(self, name)[rows] for name in names}
         return replace(self, ids=tuple(self.ids[i] for i in order), **tensors)
 
 
-def join_strips(strips: Sequence[Strip]) -> Strip:
-    """Strips of different images as one, in order of the images' ids."""
-    first = strips[0]
-    if any((s.units, s.removed) != (first.units, first.removed) for s in strips):
-        raise InputError("records with different levels or picture sizes cannot be joined: run all parts with one list")
-    ids = [i for strip in strips for i in strip.ids]
+def join_curves(curves: Sequence[RecordedCurve]) -> RecordedCurve:
+    """Join curves of different images into one, sorted by image id."""
+    first = curves[0]
+    if any((c.units, c.removed) != (first.units, first.removed) for c in curves):
+        raise InputError("records differ in levels or image size: evaluate all batches with the same presets and size")
+    ids = [i for curve in curves for i in curve.ids]
     if len(set(ids)) < len(ids):
-        twice = next(i for i in ids if ids.count(i) > 1)
-        raise InputError(f"image {twice!r} was scored twice: give every image an id of its own")
-    names = ("predicted", "labels", "notes", "nan", "flat")
-    tensors: dict[str, Any] = {name: torch.cat([getattr(strip, name) for strip in strips]) for name in names}
+        duplicate = next(i for i in ids if ids.count(i) > 1)
+        raise InputError(f"image {duplicate!r} was scored twice: give every image a unique id")
+    names = ("predicted", "labels", "outputs", "nan", "flat")
+    tensors: dict[str, Any] = {name: torch.cat([getattr(curve, name) for curve in curves]) for name in names}
     joined = replace(first, ids=tuple(ids), **tensors)
-    return joined.pick(sorted(range(len(ids)), key=ids.__getitem__))
+    return joined.select(sorted(range(len(ids)), key=ids.__getitem__))
 
 
 @dataclass(frozen=True)
-class Records:
-    """All strips of a run.
+class PerturbationRecords:
+    """Recorded curves of an evaluation.
 
     Attributes:
-        strips: By method, explained class, order and fill.
-        forwards: What they cost.
-        settings: What the numbers depend on beside the presets; parts of one run must agree in it.
+        curves: By method, target, removal order and fill.
+        forwards: Number of images passed through the model.
+        settings: Settings besides the presets that change the numbers. Joined records must agree in them.
     """
 
-    strips: Mapping[Key, Strip] = field(default_factory=dict)
-    forwards: Forwards = field(default_factory=Forwards)
+    curves: Mapping[CurveKey, RecordedCurve] = field(default_factory=dict)
+    forwards: ForwardCounts = field(default_factory=ForwardCounts)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @staticmethod
-    def join(parts: Iterable[Records]) -> Records:
-        """Records of several workers as one, whatever their order: other images, other methods, or both."""
-        parts = [part for part in parts if part.strips]
+    def join(parts: Iterable[PerturbationRecords]) -> PerturbationRecords:
+        """Join records of different images, different methods, or both, in any order."""
+        parts = [part for part in parts if part.curves]
         if not parts:
-            return Records()
+            return PerturbationRecords()
         if any(dict(part.settings) != dict(parts[0].settings) for part in parts):
-            made = [dict(part.settings) for part in parts]
-            raise InputError(f"records made with different settings cannot be joined: {made}")
-        by_key: dict[Key, list[Strip]] = {}
+            settings = [dict(part.settings) for part in parts]
+            raise InputError(f"records with different settings cannot be joined: {settings}")
+        by_key: dict[CurveKey, list[RecordedCurve]] = {}
         for part in parts:
-            for key, strip in part.strips.items():
-                by_key.setdefault(key, []).append(strip)
-        forwards = sum((part.forwards for part in parts), Forwards())
-        return Records({key: join_strips(by_key[key]) for key in sorted(by_key)}, forwards, parts[0].settings)
+            for key, curve in part.curves.items():
+                by_key.setdefault(key, []).append(curve)
+        forwards = sum((part.forwards for part in parts), ForwardCounts())
+        curves = {key: join_curves(by_key[key]) for key in sorted(by_key)}
+        return PerturbationRecords(curves, forwards, parts[0].settings)
 
-    def __add__(self, other: Records) -> Records:
-        return Records.join([self, other])
+    def __add__(self, other: PerturbationRecords) -> PerturbationRecords:
+        return PerturbationRecords.join([self, other])
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """The methods, in order of name."""
-        return tuple(sorted({key.method for key in self.strips}))
+        """Names of the methods, sorted."""
+        return tuple(sorted({key.method for key in self.curves}))
 
     @property
-    def modes(self) -> tuple[Mode, ...]:
-        """The explained classes."""
-        return tuple(sorted({key.mode for key in self.strips}, reverse=True))
+    def targets(self) -> tuple[MapTarget, ...]:
+        """Targets that were evaluated: "predicted", "label", or both."""
+        return tuple(sorted({key.target for key in self.curves}, reverse=True))
 
-    def curve(self, curve: Curve, method: str, mode: Mode, quantity: str) -> tuple[tuple[str, ...], Tensor]:
-        """The images and a quantity at each level of a curve, shape (n, L)."""
-        strip = self._strip(curve, method, mode)
-        return strip.ids, strip.read(curve.removed(strip.units), quantity, mode)
+    def curve(self, curve: Curve, method: str, target: MapTarget, quantity: str) -> tuple[tuple[str, ...], Tensor]:
+        """Image ids, and a quantity of ``QUANTITIES`` at each level of a curve, shape (n, L)."""
+        recorded = self._recorded(curve, method, target)
+        return recorded.ids, recorded.read(curve.removed(recorded.units), quantity, target)
 
-    def _strip(self, curve: Curve, method: str, mode: Mode) -> Strip:
-        key = Key(method, mode, curve.order, curve.fill)
-        if key not in self.strips:
-            known = ", ".join(sorted({"/".join(k) for k in self.strips}))
-            raise InputError(f"no record of {'/'.join(key)}: there are {known or 'none'}")
-        return self.strips[key]
+    def _recorded(self, curve: Curve, method: str, target: MapTarget) -> RecordedCurve:
+        key = CurveKey(method, target, curve.order, curve.fill)
+        if key not in self.curves:
+            known = ", ".join(sorted({"/".join(k) for k in self.curves}))
+            raise InputError(f"no record of {'/'.join(key)}; available: {known or 'none'}")
+        return self.curves[key]
 
-    def scores(self, preset: Preset, method: str, mode: Mode = "predicted") -> dict[str, Tensor]:
-        """Every score of a preset by name, each with a value for each image, float64, shape (n,)."""
-        rule, logs = find_area(preset.area), torch.empty(0)
-        found: dict[str, Tensor] = {}
-        areas: dict[Order, Tensor] = {}
+    def scores(self, preset: Preset, method: str, target: MapTarget = "predicted") -> dict[str, Tensor]:
+        """Compute every score of a preset by name, one value per image, float64, shape (n,)."""
+        rule, morf_log_probs = find_area(preset.area), torch.empty(0)
+        scores: dict[str, Tensor] = {}
+        areas: dict[RemovalOrder, Tensor] = {}
         for curve in preset.curves:
-            strip = self._strip(curve, method, mode)
-            counts = curve.removed(strip.units)
-            values = rule(strip.read(counts, preset.quantity, mode), curve.grid.shares(strip.units))
-            found[curve.title] = values
+            recorded = self._recorded(curve, method, target)
+            counts = curve.removed(recorded.units)
+            values = rule(recorded.read(counts, preset.quantity, target), curve.grid.shares(recorded.units))
+            scores[curve.score_name] = values
             areas.setdefault(curve.order, values)
             if curve.order == "morf":
-                logs = strip.at(counts)[..., 0].double()
+                morf_log_probs = recorded.at(counts)[..., 0].double()
         for extra in preset.extras:
             name = f"{extra}({preset.fills[0]})"
             if extra in ("aopc", "lodds"):
-                found[name] = aopc(logs) if extra == "aopc" else lodds(logs)
+                scores[name] = aopc(morf_log_probs) if extra == "aopc" else lodds(morf_log_probs)
             else:
-                found[name] = gap(areas["lerf"], areas["morf"])
-        return found
+                scores[name] = srg(areas["lerf"], areas["morf"])
+        return scores
 
-    def tally(self, preset: Preset, method: str, mode: Mode = "predicted") -> Tally:
-        """The scores of a preset by image id, for means, intervals and paired tests; columns are the scores' labels."""
-        strip = self._strip(preset.curves[0], method, mode)
-        tally = Tally()
-        values = {preset.label(name): v for name, v in self.scores(preset, method, mode).items()}
-        tally.add(strip.ids, {"flat": strip.flat.double(), **values})
-        return tally
+    def sample_scores(self, preset: Preset, method: str, target: MapTarget = "predicted") -> SampleScores:
+        """Scores of a preset by image id, for means, intervals and paired tests; columns are the scores' labels."""
+        recorded = self._recorded(preset.curves[0], method, target)
+        collected = SampleScores()
+        values = {preset.label(name): v for name, v in self.scores(preset, method, target).items()}
+        collected.add(recorded.ids, {"flat": recorded.flat.double(), **values})
+        return collected
 
-    def summary(self, preset: Preset, method: str, mode: Mode = "predicted") -> dict[str, Any]:
-        """Number of images, of maps that say nothing, and the mean of each score under its label."""
-        return self.tally(preset, method, mode).summary()
-
-    def rows(self) -> Iterator[dict[str, Any]]:
-        """The records one by one, for a table on disk."""
-        for key, strip in self.strips.items():
-            for i, image in enumerate(strip.ids):
-                common = {"image": image, **key._asdict(), "units": strip.units}
-                common |= {"class_predicted": int(strip.predicted[i]), "class_label": int(strip.labels[i])}
-                for k, values in zip(strip.removed, strip.notes[i].tolist(), strict=True):
-                    predicted, label, winner, first, second = values
-                    yield {
-                        **common, "removed": k, "logp_predicted": predicted, "logp_label": label,
-                        "winner": int(winner), "logp_first": first, "logp_second": second,
-                    }  # fmt: skip
+    def summary(self, preset: Preset, method: str, target: MapTarget = "predicted") -> dict[str, Any]:
+        """Number of images, number of constant or non-finite maps, and the mean of each score under its label."""
+        return self.sample_scores(preset, method, target).summary()

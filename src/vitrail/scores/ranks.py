@@ -1,14 +1,14 @@
-"""One order of pixels for each map, by one rule for ties.
+"""Pixel ranks: one order of the pixels of each map, with one rule for ties.
 
-Every removal test uses a map only through the order of its pixels, so the order is computed once: ``rank(p)`` is the
-position of pixel p when pixels are sorted from most to least relevant. Removing the k most relevant pixels (MoRF) means
-``rank < k``; removing the k least relevant (LeRF) means ``rank >= HW - k``. The two are mirror images even where pixels
-tie, which negating the map and sorting again would not give.
+Removal tests use a map only through the order of its pixels, so the order is computed once: ``rank(p)`` is the position
+of pixel p when pixels are sorted from most to least relevant. Removing the k most relevant pixels (MoRF) means
+``rank < k``; removing the k least relevant (LeRF) means ``rank >= HW - k``. The two are exact mirror images even where
+pixels tie. Sorting the negated map would not give that.
 
-Ties are common: a clamped map holds many exact zeros, and bilinear upsampling repeats values along the border. Sorting
-them in raster order would remove the picture row by row, so tied pixels are taken in a random order that is the same
-for every map and method and follows from a seed ("random", the default), or in raster order ("raster", for repeating
-older runs). NaN counts as less than everything, minus infinity included.
+Ties are common: a clamped map has many exact zeros, and bilinear upsampling repeats values along the border. Raster
+order would remove tied pixels row by row. So tied pixels are taken in a seeded random order that is the same for every
+map and method ("random", the default), or in raster order ("raster", to repeat older runs). NaN ranks below all other
+values, including minus infinity.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from torch import Tensor
 from vitrail.errors import InputError, OptionError
 from vitrail.postprocess import flat
 
-Ties = Literal["random", "raster"]
-Order = Literal["morf", "lerf"]
+TieOrder = Literal["random", "raster"]
+RemovalOrder = Literal["morf", "lerf"]
 
 
-class Ranked(NamedTuple):
-    """Ranks of some maps and what was wrong with the maps.
+class RankedMaps(NamedTuple):
+    """Pixel ranks of maps, with counts of invalid maps.
 
     Attributes:
         ranks: Position of each pixel in descending order, int32, shape (…, HW).
         nan: Number of NaN pixels of each map, shape (…).
-        flat: Which maps are constant or not finite, so that their order is nothing but the rule for ties, shape (…).
+        flat: Whether a map is constant or not finite, so that only the tie rule orders its pixels, shape (…).
     """
 
     ranks: Tensor
@@ -40,13 +40,13 @@ class Ranked(NamedTuple):
     flat: Tensor
 
 
-def rank(maps: Tensor, ties: Ties = "random", seed: int = 0) -> Ranked:
-    """Positions of the pixels of each map in descending order.
+def rank(maps: Tensor, ties: TieOrder = "random", seed: int = 0) -> RankedMaps:
+    """Rank the pixels of each map from most to least relevant.
 
     Args:
         maps: Relevance, shape (…, height, width).
         ties: "random" or "raster"; see the module's docstring.
-        seed: Which random order tied pixels are taken in.
+        seed: Seed of the random order of tied pixels.
 
     Example:
         >>> rank(torch.tensor([[[0.1, 0.9], [0.5, 0.5]]]), "raster").ranks
@@ -56,46 +56,34 @@ def rank(maps: Tensor, ties: Ties = "random", seed: int = 0) -> Ranked:
         (tensor([[1, 3, 0, 2]], dtype=torch.int32), tensor([1]))
     """
     if maps.dim() < 2:
-        raise InputError(f"a map has height and width, not shape {tuple(maps.shape)}")
+        raise InputError(f"maps must have shape (…, height, width), got {tuple(maps.shape)}")
     values = maps.detach().flatten(-2)
     values = values if values.is_floating_point() else values.double()
-    nan, dull = values.isnan().sum(-1), flat(values, axes=1)[..., 0]
+    nan, constant = values.isnan().sum(-1), flat(values, axes=1)[..., 0]
     tie_order = _tie_order(values.shape[-1], ties, seed, values.device)
-    # Zero minus a value, not its negative: there is then one zero, and sorting by bits cannot tell two apart. An
-    # ascending sort puts NaN last, so the least relevant pixels of all are those without a value.
-    taken = (0 - values[..., tie_order]).argsort(dim=-1, stable=True)
-    order = tie_order[taken]
+    # 0 − x instead of −x maps −0.0 and 0.0 to one zero; a radix sort would order the two. An ascending sort puts NaN
+    # last, so pixels without a value are the least relevant.
+    order = tie_order[(0 - values[..., tie_order]).argsort(dim=-1, stable=True)]
     positions = torch.arange(values.shape[-1], dtype=torch.int32, device=values.device).expand(order.shape)
-    return Ranked(torch.empty_like(order, dtype=torch.int32).scatter_(-1, order, positions), nan, dull)
+    return RankedMaps(torch.empty_like(order, dtype=torch.int32).scatter_(-1, order, positions), nan, constant)
 
 
-def removed(ranks: Tensor, count: int, order: Order) -> Tensor:
-    """Which pixels are gone once ``count`` have been removed, in the shape of the ranks.
-
-    Example:
-        >>> removed(torch.tensor([3, 0, 1, 2]), 1, "morf"), removed(torch.tensor([3, 0, 1, 2]), 1, "lerf")
-        (tensor([False,  True, False, False]), tensor([ True, False, False, False]))
-    """
-    low, high = window(count, ranks.shape[-1], order)
-    return (ranks >= low) & (ranks < high)
-
-
-def window(count: int, pixels: int, order: Order) -> tuple[int, int]:
-    """The first rank that is removed, and the one after the last.
+def removed_ranks(count: int, pixels: int, order: RemovalOrder) -> tuple[int, int]:
+    """Range of ranks, end exclusive, that are removed once ``count`` pixels are gone.
 
     Example:
-        >>> window(3, 10, "morf"), window(3, 10, "lerf")
+        >>> removed_ranks(3, 10, "morf"), removed_ranks(3, 10, "lerf")
         ((0, 3), (7, 10))
     """
     return (0, count) if order == "morf" else (pixels - count, pixels)
 
 
 @lru_cache(maxsize=32)
-def _tie_order(pixels: int, ties: Ties, seed: int, device: torch.device) -> Tensor:
-    """Pixels in the order in which they are taken where they tie; drawn on the CPU so that no device differs."""
+def _tie_order(pixels: int, ties: TieOrder, seed: int, device: torch.device) -> Tensor:
+    """Order in which tied pixels are taken; drawn on the CPU, so that it is the same on every device."""
     if ties not in ("random", "raster"):
-        raise OptionError(f"ties={ties!r} is not a rule: choose random or raster")
-    with torch.inference_mode(False):  # it is kept, and whoever asks next may not be in that mode
+        raise OptionError(f"unknown tie rule ties={ties!r}: choose random or raster")
+    with torch.inference_mode(False):  # the result is cached and may be used outside of inference mode
         if ties == "raster":
             return torch.arange(pixels, device=device)
         return torch.randperm(pixels, generator=torch.Generator().manual_seed(seed)).to(device)

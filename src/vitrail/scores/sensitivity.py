@@ -1,8 +1,8 @@
-"""Does a map stay the same when the picture hardly changes?
+"""Sensitivity: how much a map changes under small noise on the image.
 
-Noise too small to change the answer is added to a picture and the map made again. With Φ the map, x the picture and δ
-the noise, the change is ‖Φ(x + δ) − Φ(x)‖ over ‖Φ(x)‖ or over ‖x‖; the two cannot be compared, so the result's name
-says which. The ratio is the relative change of the map over the relative change of the picture.
+With Φ the map, x the image and δ noise too small to change the prediction, the change is ‖Φ(x + δ) − Φ(x)‖ divided by
+‖Φ(x)‖ or by ‖x‖. The two cannot be compared, so the name of the score says which. The ratio is the relative change of
+the map divided by the relative change of the image.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
 
-#: Radius of the noise in normalised space: well below what changes an answer. Quantus takes 0.2.
+#: Radius of the noise in normalised space, small enough to change few predictions. Quantus uses 0.2.
 RADIUS = 0.02
 
 
-def noises(images: Tensor, radius: float, samples: int, seed: int = 0) -> Iterator[Tensor]:
-    """Noise drawn evenly from [−radius, radius], one picture a sample, shape (1, channels, height, width).
+def noise_samples(images: Tensor, radius: float, samples: int, seed: int = 0) -> Iterator[Tensor]:
+    """Draw uniform noise from [−radius, radius], shape (1, channels, height, width) per sample.
 
-    Every image gets the same draws, so that no value depends on which images share a batch.
+    All images share the draws, so that no value depends on the composition of a batch.
 
     Example:
-        >>> [bool(noise.abs().max() <= 0.1) for noise in noises(torch.zeros(2, 3, 4, 4), 0.1, 2)]
+        >>> [bool(noise.abs().max() <= 0.1) for noise in noise_samples(torch.zeros(2, 3, 4, 4), 0.1, 2)]
         [True, True]
     """
     generator = torch.Generator().manual_seed(seed)
@@ -34,7 +34,7 @@ def noises(images: Tensor, radius: float, samples: int, seed: int = 0) -> Iterat
         yield ((2 * drawn - 1) * radius).to(images)
 
 
-def sensitivity(
+def score_sensitivity(
     explain: Callable[[Tensor], Tensor],
     images: Tensor,
     *,
@@ -44,51 +44,53 @@ def sensitivity(
     over: Literal["map", "input"] = "map",
     predict: Callable[[Tensor], Tensor] | None = None,
 ) -> dict[str, Tensor]:
-    """How much maps change under small noise.
+    """Measure how much maps change under small noise.
 
     Args:
-        explain: From images to maps, shape (B, height, width); the class must be fixed.
-        images: As the model takes them, shape (B, channels, height, width).
-        radius: Of the noise, in the space of the images.
-        samples: How many draws.
-        seed: Of the draws.
-        over: What a change is measured against: the size of the map, or of the input.
-        predict: From images to classes, shape (B,); where it is given, draws that change an image's class do not count
-            for that image.
+        explain: From images to maps of a fixed class, shape (B, height, width).
+        images: Normalised for the model, shape (B, channels, height, width).
+        radius: Largest noise value, in the space of the images.
+        samples: Number of noise draws.
+        seed: Seed of the draws.
+        over: What a change is divided by: the norm of the "map" or of the "input".
+        predict: From images to classes, shape (B,). If given, a draw that changes the class of an image does not count
+            for it.
 
     Returns:
-        Of each image, shape (B,): ``max_…`` and ``mean_…`` change, ``ratio`` (the largest), and the ``samples`` that
-        count; NaN where none does.
+        For each image, shape (B,): largest change ``max_over_…``, mean change ``mean_over_…``, largest ``ratio``, and
+        the number of ``samples`` that count; NaN where none does.
 
     Example:
         >>> images = torch.ones(1, 1, 2, 2)
-        >>> found = sensitivity(lambda x: 2 * x[:, 0], images, radius=0.1, samples=3)
+        >>> found = score_sensitivity(lambda x: 2 * x[:, 0], images, radius=0.1, samples=3)
         >>> sorted(found), round(found["ratio"].item(), 4), found["samples"].item()
         (['max_over_map', 'mean_over_map', 'ratio', 'samples'], 1.0, 3.0)
     """
     if over not in ("map", "input"):
-        raise OptionError(f"over={over!r} must be map or input")
+        raise OptionError(f"over={over!r} must be 'map' or 'input'")
     if samples < 1 or radius <= 0:
-        raise OptionError(f"samples={samples} and radius={radius} must be above zero")
+        raise OptionError(f"samples={samples} must be at least 1 and radius={radius} above 0")
     before = explain(images).double()
     if len(before) != len(images):
-        raise InputError(f"{len(images)} images gave {len(before)} maps")
-    answer = None if predict is None else predict(images)
-    size, weight = _norm(before), _norm(images)
+        raise InputError(f"explain must return one map per image, got {len(before)} maps for {len(images)} images")
+    predicted = None if predict is None else predict(images)
+    map_norm, image_norm = _norm(before), _norm(images)
     changes, ratios, counted = [], [], []
-    for noise in noises(images, radius, samples, seed):
+    for noise in noise_samples(images, radius, samples, seed):
         noisy = images + noise
         change = _norm(explain(noisy).double() - before)
-        changes.append(change / (size if over == "map" else weight))
-        ratios.append((change / size) / (_norm(noise) / weight))
-        same = torch.ones(len(images), dtype=torch.bool, device=change.device)
-        counted.append(same if answer is None or predict is None else (predict(noisy) == answer).to(change.device))
-    change, ratio, kept = torch.stack(changes), torch.stack(ratios), torch.stack(counted)
+        changes.append(change / (map_norm if over == "map" else image_norm))
+        ratios.append((change / map_norm) / (_norm(noise) / image_norm))
+        if predicted is None or predict is None:
+            counted.append(torch.ones(len(images), dtype=torch.bool, device=change.device))
+        else:
+            counted.append((predict(noisy) == predicted).to(change.device))
+    change, ratio, counts = torch.stack(changes), torch.stack(ratios), torch.stack(counted)
     return {
-        f"max_over_{over}": _highest(change, kept),
-        f"mean_over_{over}": torch.where(kept, change, 0).sum(0) / kept.sum(0),
-        "ratio": _highest(ratio, kept),
-        "samples": kept.sum(0).double(),
+        f"max_over_{over}": _masked_max(change, counts),
+        f"mean_over_{over}": torch.where(counts, change, 0).sum(0) / counts.sum(0),
+        "ratio": _masked_max(ratio, counts),
+        "samples": counts.sum(0).double(),
     }
 
 
@@ -96,6 +98,6 @@ def _norm(values: Tensor) -> Tensor:
     return values.flatten(1).double().square().sum(1).sqrt()
 
 
-def _highest(values: Tensor, kept: Tensor) -> Tensor:
-    top = torch.where(kept, values, -torch.inf).amax(0)
-    return torch.where(kept.any(0), top, torch.nan)
+def _masked_max(values: Tensor, mask: Tensor) -> Tensor:
+    top = torch.where(mask, values, -torch.inf).amax(0)
+    return torch.where(mask.any(0), top, torch.nan)

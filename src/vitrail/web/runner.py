@@ -13,7 +13,7 @@ import torch
 from vitrail.errors import VitrailError
 from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
-from vitrail.scores.curves import deletion, insertion
+from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, LevelGrid, Preset
 from vitrail.web.cache import MapCache, at_home
@@ -239,7 +239,7 @@ class JobRunner:
         except Exception as error:  # noqa: BLE001 - as for maps
             self._failed([item], error)
             return
-        areas = {"deletion": deletion, "insertion": insertion}
+        areas = {"deletion": deletion_area, "insertion": insertion_area}
         for name, area in areas.items():
             item.more[f"{name}_auc"] = float(area(torch.tensor(item.more[name], dtype=torch.float64)))
         item.state, item.progress = "done", 1.0

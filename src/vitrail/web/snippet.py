@@ -38,10 +38,9 @@ found.figure().savefig("figure.png")
 _CURVES = """
 import torch
 
-from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.presets import Curve, Grid, Preset
+from vitrail.scores import Curve, Evaluator, LevelGrid, Preset
 
-grid = Grid({percents})
+grid = LevelGrid({percents})
 curves = (Curve("deletion", "morf", "{deletion}", grid), Curve("insertion", "lerf", "{insertion}", grid))
 preset = Preset("page", "the page's curves", curves, "predicted", "unit")
 maps = {{name: explanation.maps[:, 0] for name, explanation in found.items()}}

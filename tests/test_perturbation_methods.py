@@ -1,4 +1,4 @@
-"""Methods that look at changed pictures: what they must have in common, and what ViT-CX's shortcuts must not change."""
+"""Perturbation methods (Occlusion, RISE, Score-CAM, ViT-CX): common properties, and exactness of ViT-CX's shortcuts."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ SPECS = [
 ]  # fmt: skip
 
 
-def shaken(model: torch.nn.Module) -> torch.nn.Module:
-    """In double precision, with weights larger than at birth, so that no map is trivial."""
+def perturbed_weights(model: torch.nn.Module) -> torch.nn.Module:
+    """The model in double precision with noise on its weights, so that no map is trivial."""
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
@@ -75,7 +75,7 @@ def hf_swin() -> torch.nn.Module:
 
 @pytest.fixture(scope="module")
 def model():
-    return shaken(tiny_vit())
+    return perturbed_weights(tiny_vit())
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def images():
 
 
 def probe(model, images, classes=(0, 3), **options) -> Probe:
-    """A probe for the same classes of every picture, as ``explain`` makes it."""
+    """A probe for the same classes of every image, as ``explain`` makes it."""
     model_inputs = ModelInputs((images,))
 
     def scorer(output, owner, kind):
@@ -93,7 +93,7 @@ def probe(model, images, classes=(0, 3), **options) -> Probe:
     return Probe(model, model_inputs, read_structure(model, model_inputs), scorer, len(classes), **options)
 
 
-def pieces(count: int):
+def chunks_of_five(count: int):
     return iter([slice(i, min(i + 5, count)) for i in range(0, count, 5)])
 
 
@@ -102,9 +102,9 @@ def pieces(count: int):
 
 @pytest.mark.parametrize(("grid", "size"), [((4, 4), (32, 32)), ((3, 5), (24, 40)), ((7, 7), (30, 61))])
 @pytest.mark.parametrize("aligned", [False, True])
-def test_similarity_on_the_grid_is_that_of_full_masks(grid, size, aligned):
+def test_similarity_on_the_grid_equals_that_of_full_masks(grid, size, aligned):
     features = torch.randn(23, *grid, dtype=torch.float64) * 3 + 40
-    masks = stretched(features, size, pieces, aligned)
+    masks = stretched(features, size, chunks_of_five, aligned)
     big = F.interpolate(features[None], size, mode="bilinear", align_corners=aligned)[0].flatten(1)
     low, high = big.amin(1, keepdim=True), big.amax(1, keepdim=True)
     direct = (big - low) / (high - low)
@@ -113,33 +113,35 @@ def test_similarity_on_the_grid_is_that_of_full_masks(grid, size, aligned):
     assert torch.allclose(similarity(masks), unit @ unit.T, rtol=0, atol=1e-10)
 
 
-def test_masks_of_clusters_are_those_of_full_masks():
+def test_cluster_masks_equal_those_from_full_masks():
     features = torch.randn(12, 4, 4, dtype=torch.float64)
     labels = torch.tensor([0, 1, 0, 2, 1, 1, 0, 2, 3, 0, 0, 1])
-    single = stretched(features, (32, 48), pieces)
+    single = stretched(features, (32, 48), chunks_of_five)
     full = torch.stack([single[slice(None)][labels == k].sum(0) for k in range(4)])
     low, high = full.amin((1, 2), keepdim=True), full.amax((1, 2), keepdim=True)
-    assert torch.allclose(joined(single, labels, False, pieces)[slice(None)], (full - low) / (high - low), atol=1e-12)
+    assert torch.allclose(
+        joined(single, labels, False, chunks_of_five)[slice(None)], (full - low) / (high - low), atol=1e-12
+    )
     mean = full / labels.bincount()[:, None, None]
-    assert torch.allclose(joined(single, labels, True, pieces)[slice(None)], mean, atol=1e-12)
+    assert torch.allclose(joined(single, labels, True, chunks_of_five)[slice(None)], mean, atol=1e-12)
 
 
-def test_constant_maps_are_left_out():
+def test_constant_feature_maps_are_excluded():
     features = torch.randn(5, 4, 4)
     features[1], features[3] = 0.1, 7.3
-    assert len(stretched(features, (30, 30), pieces)) == 3
-    assert len(stretched(features[[1, 3]], (30, 30), pieces)) == 0
+    assert len(stretched(features, (30, 30), chunks_of_five)) == 3
+    assert len(stretched(features[[1, 3]], (30, 30), chunks_of_five)) == 0
 
 
-def test_opposite_maps_in_one_cluster_say_nothing():
+def test_opposite_maps_in_one_cluster_cancel():
     features = torch.rand(1, 4, 4, dtype=torch.float64)
-    single = stretched(torch.cat([features, 1 - features]), (16, 16), pieces)
+    single = stretched(torch.cat([features, 1 - features]), (16, 16), chunks_of_five)
     assert torch.allclose(
-        joined(single, torch.zeros(2, dtype=torch.long), False, pieces)[slice(None)], torch.zeros(1).double()
+        joined(single, torch.zeros(2, dtype=torch.long), False, chunks_of_five)[slice(None)], torch.zeros(1).double()
     )
 
 
-def test_random_masks_are_cuts_of_stretched_grids():
+def test_random_masks_are_crops_of_upsampled_grids():
     masks = RandomMasks.draw(6, 4, 0.5, 3, torch.zeros(1, 3, 30, 41, dtype=torch.float64))
     generator = torch.Generator().manual_seed(3)
     grids = (torch.rand(6, 4, 4, generator=generator) < 0.5).double()
@@ -149,12 +151,12 @@ def test_random_masks_are_cuts_of_stretched_grids():
     assert torch.allclose(masks[slice(None)], expected, atol=1e-12)
 
 
-# -- all of them ---------------------------------------------------------------------------------------------------
+# -- all methods ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [timm_vit, timm_deit, timm_swin, torchvision_swin, hf_swin])
-def test_works_on(make, images):
-    model = shaken(make())
+def test_perturbation_methods_work_on(make, images):
+    model = perturbed_weights(make())
     specs = ["occlusion", "rise:masks=7", "scorecam", "vit_cx", "vit_cx:paper"]
     found = vitrail.explain(model, images[:2], methods=specs, target=[[0, 3]])
     for label, explanation in found.items():
@@ -165,12 +167,12 @@ def test_works_on(make, images):
 
 @pytest.mark.parametrize("make", [timm_swin, torchvision_swin, hf_swin])
 @pytest.mark.parametrize("kind", ["Y", "branch"])
-def test_swin_gives_the_last_block_of_the_second_to_last_stage(make, images, kind):
-    assert probe(shaken(make()), images[:1]).features(kind, stage=-2).shape == (1, 16, 4, 4)
+def test_swin_features_are_of_the_last_block_of_the_penultimate_stage(make, images, kind):
+    assert probe(perturbed_weights(make()), images[:1]).features(kind, stage=-2).shape == (1, 16, 4, 4)
 
 
 @pytest.mark.parametrize("spec", SPECS)
-def test_pieces_and_batches_do_not_matter(model, images, spec):
+def test_maps_do_not_depend_on_chunk_or_batch_size(model, images, spec):
     _, method, options = find(spec)
     maps = [method.apply(probe(model, images, most=most), options) for most in (3, 32)]
     assert torch.allclose(*maps, rtol=1e-10, atol=1e-12)
@@ -179,7 +181,7 @@ def test_pieces_and_batches_do_not_matter(model, images, spec):
 
 
 @pytest.mark.parametrize("spec", ["rise:masks=7", "vit_cx", "vit_cx:paper", "vit_cx:2,random_masks=7"])
-def test_the_seed_decides(model, images, spec):
+def test_maps_depend_on_the_seed(model, images, spec):
     _, method, options = find(spec)
     one, again, other = (method.apply(probe(model, images[:1]), options | {"seed": s}) for s in (4, 4, 5))
     assert torch.equal(one, again)
@@ -193,14 +195,14 @@ def test_the_seed_decides(model, images, spec):
      "scorecam:scoring=mean", "vit_cx:mode=both", "vit_cx:masks=20", "vit_cx:delta=0", "vit_cx:sigma=-1",
      "vit_cx:draws=0", "vit_cx:3,draws=2", "vit_cx:5,antithetic=true", "vit_cx:2,random_masks=0"],
 )  # fmt: skip
-def test_bad_options_cost_no_forward(model, images, spec):
-    looked = []
+def test_invalid_options_raise_before_any_forward_pass(model, images, spec):
+    sizes = []
     with pytest.raises(OptionError):
-        vitrail.explain(model, images, spec, advance=looked.append)
-    assert not looked
+        vitrail.explain(model, images, spec, advance=sizes.append)
+    assert not sizes
 
 
-def test_texts_have_no_pixels():
+def test_perturbation_methods_do_not_apply_to_texts():
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
                                      intermediate_size=16)  # fmt: skip
@@ -210,7 +212,7 @@ def test_texts_have_no_pixels():
             vitrail.explain(transformers.BertForSequenceClassification(config), words, method)
 
 
-# -- one by one ----------------------------------------------------------------------------------------------------
+# -- single methods ------------------------------------------------------------------------------------------------
 
 
 def test_occlusion_leaves_uncovered_pixels_at_zero(model, images):
@@ -221,14 +223,13 @@ def test_occlusion_leaves_uncovered_pixels_at_zero(model, images):
     assert (maps[..., covered] != 0).all()
 
 
-def test_occlusion_covers_pictures_that_16_does_not_divide():
-    model = shaken(torchvision_swin())
+def test_occlusion_covers_images_whose_size_is_not_a_multiple_of_16():
+    model = perturbed_weights(torchvision_swin())
     maps = occlusion(probe(model, torch.randn(1, 3, 40, 40, dtype=torch.float64)))
     assert (maps[..., 36:, 36:] != 0).all()
 
 
-def test_rise_tends_to_the_mean_of_what_shows_a_pixel(model, images):
-    """A model that reads one pixel: its masks are weighed by how far they show it."""
+def test_rise_finds_the_only_pixel_a_model_reads(model, images):
 
     class Reader(torch.nn.Module):
         def __init__(self):
@@ -250,7 +251,7 @@ def test_rise_tends_to_the_mean_of_what_shows_a_pixel(model, images):
 
 
 @pytest.mark.filterwarnings("ignore:mkldnn_matmul failed")
-def test_rise_in_bfloat16_is_near(model, images):
+def test_rise_in_bfloat16_is_close_to_float32(model, images):
     small = vitrail.testing.tiny_vit()
     exact, near = (
         rise(probe(small, images[:1].float()), masks=40, precision=precision) for precision in ("model", "bfloat16")
@@ -259,7 +260,7 @@ def test_rise_in_bfloat16_is_near(model, images):
     assert 0 < float((exact - near).abs().max()) < 0.02 * float(exact.abs().max())
 
 
-def test_scorecam_is_vit_cx_without_its_ideas(model, images):
+def test_vit_cx_without_clustering_debias_and_coverage_is_scorecam(model, images):
     ours = vit_cx(probe(model, images), masks="all", debias=False, coverage=False)
     assert torch.allclose(ours, scorecam(probe(model, images)), rtol=1e-12, atol=1e-12)
 
@@ -272,18 +273,18 @@ def test_without_noise_the_impact_is_the_plain_score(model, images):
 
 
 @pytest.mark.parametrize("debias", [False, True])
-def test_both_forms_of_coverage_are_proportional(model, images, debias, monkeypatch):
+def test_paper_and_released_coverage_are_proportional(model, images, debias, monkeypatch):
     """With the same masks and noise the paper's map is the released one times the squared number of masks."""
-    looking = probe(model, images)
-    same = looking.features("Y")
+    shared_probe = probe(model, images)
+    same = shared_probe.features("Y")
     monkeypatch.setattr(Probe, "features", lambda *_, **__: same)
     paper, released = (
-        vit_cx(looking, mode=mode, masks="all", debias=debias, sigma=0.0) for mode in ("paper", "released")
+        vit_cx(shared_probe, mode=mode, masks="all", debias=debias, sigma=0.0) for mode in ("paper", "released")
     )
     assert torch.allclose(paper, released * same.shape[1] ** 2, rtol=1e-10)
 
 
-def test_notes_tell_what_was_found(model, images):
+def test_keep_returns_masks_impact_and_coverage(model, images):
     e = vitrail.explain(model, images, "vit_cx", target=[[0, 3]], draws=3, keep=True)
     (counts,) = e.parts["count"]
     width = vitrail.explain(model, images, "vit_cx:1", keep=True).parts["count"][0][0]
@@ -300,31 +301,31 @@ def test_notes_tell_what_was_found(model, images):
         assert e.parts["stability"][0][i].shape == (2,)
 
 
-def test_nothing_is_noted_and_nothing_spent_unless_asked(model, images):
-    looked: list[int] = []
-    vit_cx(probe(model, images[:1], advance=looked.append), masks="random", random_masks=9)
-    assert sum(looked) == 1 + 2 * 9
+def test_vit_cx_takes_two_forward_passes_per_mask_and_one_for_the_image(model, images):
+    sizes: list[int] = []
+    vit_cx(probe(model, images[:1], advance=sizes.append), masks="random", random_masks=9)
+    assert sum(sizes) == 1 + 2 * 9
 
 
 @pytest.mark.parametrize("spec", ["vit_cx", "vit_cx:paper", "vit_cx:2,random_masks=9", "scorecam", "occlusion"])
-def test_the_picture_itself_is_looked_at_once(model, images, spec):
-    vitrail.explain(model, images[:2], spec)  # which also reads the model, once for all
-    seen, looked = [], []
-    hook = model.register_forward_pre_hook(lambda _, given: seen.append(len(given[0])))
-    vitrail.explain(model, images[:2], spec, advance=looked.append)
+def test_the_unperturbed_image_takes_one_forward_pass(model, images, spec):
+    vitrail.explain(model, images[:2], spec)  # also reads the structure of the model, which is cached
+    sizes, reported = [], []
+    hook = model.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+    vitrail.explain(model, images[:2], spec, advance=reported.append)
     hook.remove()
-    assert sum(seen) == 2 + sum(looked)
+    assert sum(sizes) == 2 + sum(reported)
 
 
 @pytest.mark.parametrize("spec", ["vit_cx", "vit_cx:paper", "scorecam", "occlusion"])
-def test_what_the_pass_kept_is_what_another_pass_gives(model, images, spec):
-    alone = vitrail.explain(model, images, spec).grid
-    beside = vitrail.explain(model, images, methods=[spec, "rollout"])[spec].grid  # where nothing is kept for it
-    assert torch.allclose(alone, beside, rtol=1e-9, atol=1e-12)
+def test_features_of_the_shared_pass_equal_those_of_a_separate_pass(model, images, spec):
+    shared = vitrail.explain(model, images, spec).grid
+    separate = vitrail.explain(model, images, methods=[spec, "rollout"])[spec].grid  # features are not kept here
+    assert torch.allclose(shared, separate, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("better", [{"draws": 8}, {"antithetic": True}])
-def test_more_noise_makes_steadier_maps(model, images, better):
+def test_more_noise_draws_give_more_stable_maps(model, images, better):
     def spread(**options) -> float:
         maps = [vit_cx(probe(model, images[:1]), delta=0.3, sigma=1.0, seed=s, **options) for s in range(6)]
         return float(torch.stack(maps).std(0).mean())
@@ -332,7 +333,7 @@ def test_more_noise_makes_steadier_maps(model, images, better):
     assert spread(**better) < 0.8 * spread()
 
 
-def test_stability_is_the_correlation_between_draws(model, images):
+def test_stability_is_the_correlation_between_noise_draws(model, images):
     notes: dict = {}
     vit_cx(probe(model, images[:1], notes=notes), mode="paper", sigma=0.5, draws=2)
     one = vit_cx(probe(model, images[:1]), mode="paper", sigma=0.5, draws=1)[0]
@@ -342,7 +343,7 @@ def test_stability_is_the_correlation_between_draws(model, images):
     assert torch.allclose(notes["stability"][0], expected)
 
 
-def test_a_single_cluster_and_dull_features_do_not_crash(model, images, monkeypatch):
+def test_a_single_cluster_and_constant_features_give_finite_maps(model, images, monkeypatch):
     assert torch.isfinite(vit_cx(probe(model, images[:1]), delta=5.0)).all()
     monkeypatch.setattr(Probe, "features", lambda *_, **__: torch.ones(1, 6, 4, 4, dtype=torch.float64))
     for options in ({}, {"masks": "all"}, {"mode": "paper"}, {"debias": False}):

@@ -1,0 +1,210 @@
+"""Token dropping: remove patches by removing their tokens, inside an unmodified model.
+
+A removed token attends to nothing and is attended by nothing, so no fill is needed. At a fraction f of S patches, ``S -
+round(S * f)`` patch tokens and the prefix tokens (CLS, registers) enter the first block, each with its own position
+embedding.
+
+The place is found from the model's computation, not from module names: the tensor to which the first attention branch
+is added is the residual stream, and tokens are removed from the output of the call that made it. Two trial passes on
+one image check that the model supports this. It must run with one patch fewer, which models with positions inside the
+attention, or with merged windows, do not; and its output must not change when the patches are permuted. Other models
+raise `NotApplicableError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.frozen import frozen, unwrap
+from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.layout import Layout
+from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.errors import InputError, ModelError, NotApplicableError
+from vitrail.scores.ranks import RemovalOrder, removed_ranks
+
+_FORWARD_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
+
+
+def patch_means(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Compute the mean relevance of each patch: (N, height, width) to (N, rows, columns).
+
+    Example:
+        >>> patch_means(torch.arange(8.0).view(1, 2, 4), (1, 2))
+        tensor([[[2.5000, 4.5000]]])
+    """
+    if maps.shape[-2] % grid[0] or maps.shape[-1] % grid[1]:
+        raise InputError(
+            f"maps of {maps.shape[-2]}×{maps.shape[-1]} pixels cannot be divided into {grid[0]}×{grid[1]} patches"
+        )
+    return F.avg_pool2d(maps[:, None].float(), (maps.shape[-2] // grid[0], maps.shape[-1] // grid[1]))[:, 0]
+
+
+def kept_patches(ranks: Tensor, count: int, order: RemovalOrder) -> Tensor:
+    """Indices of the patches kept when ``count`` are removed, in raster order: ranks (N, S) to (N, S − count).
+
+    Example:
+        >>> ranks = torch.tensor([[2, 0, 3, 1]])
+        >>> kept_patches(ranks, 1, "morf"), kept_patches(ranks, 1, "lerf")
+        (tensor([[0, 2, 3]]), tensor([[0, 1, 3]]))
+    """
+    start, stop = removed_ranks(count, ranks.shape[-1], order)
+    by_rank = ranks.argsort(-1)
+    kept = torch.cat([by_rank[:, :start], by_rank[:, stop:]], 1)
+    return kept.sort(-1).values
+
+
+class TokenDropper:
+    """Runs an unmodified model on some of an image's patches.
+
+    Args:
+        model: The user's model; it is not changed.
+        images: Any valid input, shape (b, channels, height, width), on the model's device. The first image is used for
+            the trial passes.
+        layout: Prefix, grid and readout, where they cannot be detected.
+
+    Raises:
+        NotApplicableError: The model does not support token dropping.
+
+    Example:
+        >>> from vitrail.testing import tiny_vit
+        >>> images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        >>> dropper = TokenDropper(tiny_vit(), images)
+        >>> dropper.patches, dropper(images, torch.tensor([[0, 5], [3, 4]])).shape
+        (16, torch.Size([2, 5]))
+    """
+
+    def __init__(self, model: nn.Module, images: Tensor, layout: Layout | None = None) -> None:
+        self.model = unwrap(model)
+        model_inputs = ModelInputs((images[:1],)).onto(self.model)
+        if model_inputs.image is None:
+            raise NotApplicableError("token dropping needs images: pass a tensor of shape (b, channels, height, width)")
+        self.structure = read_structure(self.model, model_inputs, layout)
+        if self.structure.kind != "plain" or self.structure.layout.grid is None:
+            raise self._not_applicable(f"its attention is {self.structure.kind}")
+        self.grid = self.structure.layout.grid
+        self.prefix = self.structure.layout.prefix or 0
+        self._call_index = self._find_call(model_inputs)
+
+    @property
+    def patches(self) -> int:
+        """Number of patches, S."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def supports_empty(self) -> bool:
+        """Whether the model can predict from its prefix tokens alone, without any patch."""
+        readout = self.structure.layout.readout
+        if isinstance(readout, tuple):
+            return all(i < self.prefix for i in readout)
+        return self.prefix > 0 and readout not in ("mean", "cls+mean")
+
+    def __call__(self, images: Tensor, keep: Tensor) -> Any:
+        """Run the model on some patches of each image.
+
+        Args:
+            images: Normalised for the model, shape (b, channels, height, width).
+            keep: Indices of the patches to keep, shape (b, m).
+        """
+        if keep.shape[1] == 0 and not self.supports_empty:
+            raise self._not_applicable("it averages its patches and none is left, so levels must stay below 100 %")
+        return self._run(images, keep, self._call_index)
+
+    def _run(self, images: Tensor, keep: Tensor, call_index: int) -> Any:
+        layout, tokens = self.structure.layout, self.structure.tokens
+        prefix = torch.arange(self.prefix, device=keep.device).expand(len(keep), -1)
+        suffix = torch.arange(tokens - layout.suffix, tokens, device=keep.device).expand(len(keep), -1)
+        patches = keep + self.prefix
+        if layout.table is not None:
+            patches = torch.tensor(layout.table, device=keep.device)[keep].sort(1).values
+        mode = _TokenDropMode(torch.cat([prefix, patches, suffix], 1), call_index, self.structure)
+        with frozen(self.model), torch.no_grad(), mode:
+            output = self.model(images)
+        if not mode.done:
+            raise ModelError(
+                "the model's calls differ from those on the trial image: token dropping needs a fixed graph"
+            )
+        return output
+
+    def _find_call(self, model_inputs: ModelInputs) -> int:
+        """Index of the call that makes the residual stream; of several that return it, the last one that works."""
+        call, images = self.structure.layers[0].call, model_inputs.tensors[0]
+        attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
+        recorded = _CallResults()
+        with frozen(self.model), torch.no_grad():
+            try:
+                with attention, recorded:
+                    unperturbed = any_output(model_inputs.into(self.model)).float()
+            except ModelError as error:
+                raise self._not_applicable(str(error)) from error
+        stream = attention.nodes.get(("dX", call))
+        for index in [i for i, result in enumerate(recorded.results) if result is stream][::-1]:
+            if self._supports_dropping(images, unperturbed, index):
+                return index
+        raise self._not_applicable("its output depends on the order of its tokens after the position embedding")
+
+    def _supports_dropping(self, images: Tensor, unperturbed: Tensor, call_index: int) -> bool:
+        """Whether the model runs with one patch fewer and is invariant to the order of its patches."""
+        every = torch.arange(self.patches, device=images.device)[None]
+        order = torch.randperm(self.patches, generator=torch.Generator().manual_seed(0)).to(images.device)
+        try:
+            self._run(images, every[:, : max(1, self.patches - 1)], call_index)
+            permuted = any_output(self._run(images, every[:, order], call_index)).float()
+        except _FORWARD_ERRORS:
+            return False
+        tolerance = 1e-3 if images.dtype in (torch.float32, torch.float64) else 5e-2
+        return bool((permuted - unperturbed).abs().max() <= tolerance * unperturbed.abs().max().clamp_min(1e-6))
+
+    def _not_applicable(self, reason: str) -> NotApplicableError:
+        return NotApplicableError(
+            f"tokens of {self.structure.model} cannot be dropped: {reason}; use a fill such as black, mean or blur"
+        )
+
+
+class _CallResults(TorchFunctionMode):
+    """Records every tensor returned by the model's calls, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.results.append(result)
+        return result
+
+
+class _TokenDropMode(TorchFunctionMode):
+    """Drops tokens from the tensor returned by one call."""
+
+    def __init__(self, keep: Tensor, call_index: int, structure: ModelStructure) -> None:
+        super().__init__()
+        self.done = False
+        self._keep, self._call_index, self._structure, self._calls = keep, call_index, structure, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.done or not isinstance(result, Tensor):
+            return result
+        self._calls += 1
+        if self._calls <= self._call_index:
+            return result
+        self.done = True
+        axis = 0 if self._structure.tokens_first else 1
+        if result.dim() != 3 or result.shape[axis] != self._structure.tokens:
+            raise ModelError(
+                f"expected the residual stream of {self._structure.tokens} tokens, as on the trial image, got a tensor "
+                f"of shape {tuple(result.shape)}"
+            )
+        keep = self._keep.T if axis == 0 else self._keep
+        return result.gather(axis, keep[..., None].expand(*keep.shape, result.shape[2]))
