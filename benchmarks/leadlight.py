@@ -137,7 +137,7 @@ def _segmentation_rows(model: str, form: str, tally: SegmentationScores) -> Iter
     """Pixel accuracy, mAP and mIoU with the mean as threshold; the last is a ratio of sums over the images."""
     halves = np.array([fold_of(i) for i in tally.ids])
     regions = tally.regions().at(0)
-    right = regions.common.sum((1, 2)) / regions.labelled
+    right = regions.intersection.sum((1, 2)) / regions.labelled
     for which in (0, 1):
         here = halves == which
         count = int(here.sum())

@@ -201,7 +201,7 @@ dataset = { name = "voc2012" , root = "." }
     assert scores["2007_000033"] == {"common:0", "union:0", "common:1", "union:1", "labelled", "flat"}
     assert scores["2007_000042"] >= {"common:12", "union:15"}
     seen = tally(table, Classes, method="gradcam", protocol="multiclass")
-    assert seen.regions().common.shape == (2, 10, 4)
+    assert seen.regions().intersection.shape == (2, 10, 4)
     with pytest.raises(PlanError, match=r"multiclass cannot be run with cifar10 on voc2012: a model of 10 classes"):
         store_of(text.replace('{ name = "MODEL", weights = "random" }', '"cifar10"'), tmp_path / "runs", tmp_path)
 

@@ -90,7 +90,7 @@ def _regions(tally: SegmentationScores | MultiClassSegmentationScores, name: str
         at = sweep.at(_best(sweep))
     else:
         at = tally.regions().at(0)
-    common, union = at.common[:, 0], at.union[:, 0]
+    common, union = at.intersection[:, 0], at.union[:, 0]
     if name.endswith("miou"):
         return np.concatenate([common, union], 1), mean_ratio
     return np.stack([common.sum(1), at.labelled], 1), mean_ratio
@@ -101,7 +101,7 @@ def _sweep(tally: SegmentationScores | MultiClassSegmentationScores) -> RegionCo
     found = tally.regions()
     if isinstance(tally, MultiClassSegmentationScores):
         return found
-    return RegionCounts(found.common[:, 1:], found.union[:, 1:], found.labelled)
+    return RegionCounts(found.intersection[:, 1:], found.union[:, 1:], found.labelled)
 
 
 def _best(sweep: RegionCounts) -> int:
@@ -111,12 +111,12 @@ def _best(sweep: RegionCounts) -> int:
 def _two_fold(sweep: RegionCounts, ids: list[str]) -> RegionCounts:
     """Each half of the images at the threshold that is best on the other; NaN where a half is empty."""
     side = np.array([fold_of(name) for name in ids])
-    common, union = (np.full((len(ids), 1, sweep.common.shape[2]), np.nan) for _ in range(2))
+    common, union = (np.full((len(ids), 1, sweep.intersection.shape[2]), np.nan) for _ in range(2))
     for own in (0, 1):
         here, there = np.flatnonzero(side == own), np.flatnonzero(side != own)
         if len(here) and len(there):
             at = sweep.of(here).at(_best(sweep.of(there)))
-            common[here], union[here] = at.common, at.union
+            common[here], union[here] = at.intersection, at.union
     return RegionCounts(common, union, sweep.labelled)
 
 

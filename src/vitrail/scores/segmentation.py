@@ -191,34 +191,34 @@ class RegionCounts(NamedTuple):
     """Pixel counts of N images at T thresholds for C classes.
 
     Attributes:
-        common: Intersection of true and predicted region, shape (N, T, C).
+        intersection: Intersection of true and predicted region, shape (N, T, C).
         union: Union of true and predicted region, shape (N, T, C).
         labelled: Number of pixels that count, shape (N,).
     """
 
-    common: Array
+    intersection: Array
     union: Array
     labelled: Array
 
     def accuracy(self) -> Array:
         """Pixel accuracy over all images, shape (T,)."""
-        return np.asarray(self.common.sum((0, 2)) / (self.labelled.sum() + np.spacing(1.0)))
+        return np.asarray(self.intersection.sum((0, 2)) / (self.labelled.sum() + np.spacing(1.0)))
 
     def miou(self) -> Array:
         """Mean over classes of the IoU, with intersection and union summed over all images, shape (T,).
 
         A class that is in no mask and is never predicted has no IoU and is excluded.
         """
-        return mean_ratio(np.concatenate([self.common.sum(0), self.union.sum(0)], 1))
+        return mean_ratio(np.concatenate([self.intersection.sum(0), self.union.sum(0)], 1))
 
     def of(self, images: NDArray[Any]) -> RegionCounts:
         """Counts of some of the images."""
-        return RegionCounts(self.common[images], self.union[images], self.labelled[images])
+        return RegionCounts(self.intersection[images], self.union[images], self.labelled[images])
 
     def at(self, threshold: int) -> RegionCounts:
         """Counts at one threshold, given by its index."""
         one = slice(threshold, threshold + 1)
-        return RegionCounts(self.common[:, one], self.union[:, one], self.labelled)
+        return RegionCounts(self.intersection[:, one], self.union[:, one], self.labelled)
 
 
 @dataclass
@@ -246,7 +246,7 @@ class SegmentationScores(SampleScores):
     def summary(self) -> dict[str, Any]:
         """Scores with the mean as threshold, the best threshold and the two-fold one; mAP, foreground AP and AUROC."""
         everything = self.regions()
-        sweep = RegionCounts(everything.common[:, 1:], everything.union[:, 1:], everything.labelled)
+        sweep = RegionCounts(everything.intersection[:, 1:], everything.union[:, 1:], everything.labelled)
         return {
             "images": len(self),
             "flat": int(self.column("flat").sum()),
@@ -270,8 +270,8 @@ class MultiClassSegmentationScores(SampleScores):
     def regions(self) -> RegionCounts:
         """Counts for each of ``THRESHOLDS`` and each class, including the background."""
         each = self._each()
-        common = np.diagonal(each, axis1=2, axis2=3)
-        return RegionCounts(common, each.sum(2) + each.sum(3) - common, each[:, 0].sum((1, 2)))
+        intersection = np.diagonal(each, axis1=2, axis2=3)
+        return RegionCounts(intersection, each.sum(2) + each.sum(3) - intersection, each[:, 0].sum((1, 2)))
 
     def ratios(self, threshold: float) -> Array:
         """Intersections and unions, from which `mean_ratio` computes the mIoU, shape (images, 2·C)."""
@@ -329,7 +329,7 @@ def _search_threshold(sweep: RegionCounts, ids: Sequence[str]) -> dict[str, Any]
 
 
 def _ratios(at: RegionCounts) -> Array:
-    return np.concatenate([at.common[:, 0], at.union[:, 0]], 1)
+    return np.concatenate([at.intersection[:, 0], at.union[:, 0]], 1)
 
 
 def _cumulative_counts(scores: Tensor, positive: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
