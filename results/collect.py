@@ -1,14 +1,14 @@
-"""One table from one or several runs: imagenet1000.csv, its manifest, and the tables and picture of docs/results.md.
+"""Collect benchmark runs into imagenet1000.csv and its manifest, and update the tables and figure of docs/results.md.
 
     python results/collect.py runs/KEY [runs/KEY ...]
 
-Runs must agree in models, pictures and settings, and may differ in methods: plans are split by what methods cost. A
-method that is in several runs is taken from the last one. Values, intervals and tests are made from the values of the
-single pictures of all runs together, by what `vitrail report` makes them with, so that methods of different runs are
-compared on the same pictures and corrected for the number of all of them.
+Runs must have the same models, images and settings, and may have different methods. A method that is in several runs is
+taken from the last one. Values, intervals and tests are computed from the per-image values of all runs together, with
+the functions of `vitrail report`. So methods of different runs are compared on the same images, with p-values corrected
+for all of them.
 
-A run's folder needs its manifest.json and its results.parquet, or scores.parquet, which is the same without the columns
-of curves and much smaller.
+The folder of a run must have manifest.json and either results.parquet or scores.parquet, which is the same without the
+columns of curves and much smaller.
 """
 
 from __future__ import annotations
@@ -24,49 +24,50 @@ from typing import Any
 import numpy as np
 import polars as pl
 import show
-from vitrail.report.measure import Measure, measures
-from vitrail.report.standing import Standing, standings
 
 from vitrail.bench.plan import CONTROLS, Plan
 from vitrail.bench.protocols import pairs
 from vitrail.errors import DataError
+from vitrail.report.metric import MetricInfo, measures
+from vitrail.report.ranking import RankedMethod, standings
 from vitrail.report.values import Values, tallies, values
-from vitrail.scores.statistics import difference, holm, p_value
+from vitrail.scores import difference, holm, p_value
 
 HERE = Path(__file__).resolve().parent
 NAME = show.NAME
-NEEDED = ("dataset", "image", "method", "target", "protocol", "score", "value", "explained", "error")
-#: What runs may differ in, of their plans.
-FREE = {"name", "methods", "protocols", "targets", "batch", "chunk", "threads", "keep_maps", "controls", "paper"}
-#: Columns of the table.
-COLUMNS = (
+#: Columns read from a run.
+RUN_COLUMNS = ("dataset", "image", "method", "target", "protocol", "score", "value", "explained", "error")
+#: Settings of a plan in which collected runs may differ.
+MAY_DIFFER = {"name", "methods", "protocols", "targets", "batch", "chunk", "threads", "keep_maps", "controls", "paper"}
+#: Columns of the CSV.
+CSV_COLUMNS = (
     "dataset", "protocol", "target", "score", "better", "unit", "method", "control", "images", "value", "low", "high",
     "to_best", "p_to_best", "to_control", "p_to_control", "to_predicted", "p_to_predicted", "run",
 )  # fmt: skip
 
 
-class Run:
-    """A run's manifest and the values of its pictures."""
+class CollectedRun:
+    """Manifest and per-image values of a run."""
 
     def __init__(self, folder: Path) -> None:
         self.manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         self.plan = Plan.model_validate(self.manifest["plan"])
-        there = [folder / name for name in ("results.parquet", "scores.parquet") if (folder / name).is_file()]
-        if not there:
-            raise DataError(f"{folder} has neither results.parquet nor scores.parquet: finish the run, then collect")
-        self.rows = pl.read_parquet(there[0], columns=list(NEEDED))
+        tables = [folder / name for name in ("results.parquet", "scores.parquet") if (folder / name).is_file()]
+        if not tables:
+            raise DataError(f"{folder} has neither results.parquet nor scores.parquet: finish the run first")
+        self.rows = pl.read_parquet(tables[0], columns=list(RUN_COLUMNS))
         self.key: str = self.manifest["key"]
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What another run must have in common with this one."""
-        plan = self.plan.model_dump(mode="json", exclude=FREE | {"models", "dataset"})
-        ids = {name: found["ids_sha256"] for name, found in self.pictures().items()}
+        """Settings that all collected runs must have in common."""
+        plan = self.plan.model_dump(mode="json", exclude=MAY_DIFFER | {"models", "dataset"})
+        ids = {name: found["ids_sha256"] for name, found in self.images().items()}
         data = [{"name": d.name, "label": d.title, "options": d.options} for d in self.plan.dataset]
-        return {**plan, "dataset": data, "weights": self.manifest["weights"], "pictures": ids}
+        return {**plan, "dataset": data, "weights": self.manifest["weights"], "images": ids}
 
-    def pictures(self) -> dict[str, dict[str, Any]]:
-        """For each data set the number of its pictures, how many the model is right on, a hash of their sorted ids."""
+    def images(self) -> dict[str, dict[str, Any]]:
+        """For each data set: number of images, number of correct predictions, SHA-256 of the sorted ids."""
         found = {}
         for data in self.plan.dataset:
             own = self.rows.filter(pl.col("dataset") == data.title, pl.col("image") != "")
@@ -80,83 +81,88 @@ class Run:
         return found
 
 
-def merged(runs: Sequence[Run]) -> tuple[pl.DataFrame, dict[str, str]]:
-    """All rows, and for each method the key of the run it is from: the last that has it."""
+def merge(runs: Sequence[CollectedRun]) -> tuple[pl.DataFrame, dict[str, str]]:
+    """All rows, and for each method the key of the run it is taken from, the last one that has it."""
     first = runs[0].settings
     for run in runs[1:]:
         differ = [name for name, value in run.settings.items() if value != first[name]]
         if differ:
-            raise DataError(f"runs {runs[0].key} and {run.key} differ in {', '.join(differ)}: collect them apart")
+            raise DataError(f"runs {runs[0].key} and {run.key} differ in {', '.join(differ)}: collect them separately")
     source = {method: run.key for run in runs for method in run.plan.specs()}
-    kept = {run.key: [method for method, key in source.items() if key == run.key] for run in runs}
-    return pl.concat(run.rows.filter(pl.col("method").is_in(kept[run.key])) for run in runs), source
+    methods_of = {run.key: [method for method, key in source.items() if key == run.key] for run in runs}
+    return pl.concat(run.rows.filter(pl.col("method").is_in(methods_of[run.key])) for run in runs), source
 
 
-def table(runs: Sequence[Run]) -> Iterator[dict[str, Any]]:
-    """Every score of every method, in the order of the plans' protocols."""
-    rows, source = merged(runs)
+def csv_rows(runs: Sequence[CollectedRun]) -> Iterator[dict[str, Any]]:
+    """Rows of the CSV: every score of every method, in the order of the plans' protocols."""
+    rows, source = merge(runs)
     for data in runs[0].plan.dataset:
         own = [d for run in runs for d in run.plan.dataset if d.title == data.title]
         names = list(dict.fromkeys(p for run, d in zip(runs, own, strict=True) for p in run.plan.protocols_of(d)))
         predicted: dict[tuple[str, str], dict[str, Values]] = {}
         for protocol, target in pairs(names, ("predicted", "label")):
             where = {"dataset": data.title, "protocol": protocol, "target": target}
-            found = tallies(rows.filter(*(pl.col(name) == value for name, value in where.items())), protocol)
-            for one in measures(protocol, target):
-                given = {name: values(tally, one) for name, tally in found.items()}
-                whole = {name: v for name, v in given.items() if v is not None}
+            scores = tallies(rows.filter(*(pl.col(name) == value for name, value in where.items())), protocol)
+            for metric in measures(protocol, target):
+                given = {name: values(own_scores, metric) for name, own_scores in scores.items()}
+                by_method = {name: v for name, v in given.items() if v is not None}
+                differences = {}
                 if target == "predicted":
-                    predicted[protocol, one.score] = whole
-                moved = {} if target == "predicted" else _moved(one, whole, predicted.get((protocol, one.score), {}))
-                for standing in standings(whole, one.direction, CONTROLS).values():
-                    own_cells = _cells(one, standing) | moved.get(standing.method, {})
-                    yield {**where, **own_cells, "run": source[standing.method]}
+                    predicted[protocol, metric.score] = by_method
+                else:
+                    differences = _label_minus_predicted(metric, by_method, predicted.get((protocol, metric.score), {}))
+                for ranked in standings(by_method, metric.direction, CONTROLS).values():
+                    cells = _cells(metric, ranked) | differences.get(ranked.method, {})
+                    yield {**where, **cells, "run": source[ranked.method]}
 
 
-def _moved(own: Measure, label: dict[str, Values], predicted: dict[str, Values]) -> dict[str, dict[str, str]]:
-    """Maps of the label minus maps of the predicted class, by method, where the score asks the same of both."""
-    if "explained class" in own.quantity:
+def _label_minus_predicted(
+    metric: MetricInfo, label: dict[str, Values], predicted: dict[str, Values]
+) -> dict[str, dict[str, str]]:
+    """Difference between maps of the label and of the predicted class, by method, for scores of the same quantity."""
+    if "explained class" in metric.quantity:
         return {}
     found = {}
     for name in label.keys() & predicted.keys():
         one, two = label[name], predicted[name]
-        if one.ids == two.ids and not np.array_equal(one.table, two.table):  # equal for methods blind to classes
+        if one.ids == two.ids and not np.array_equal(one.table, two.table):  # equal for class-agnostic methods
             gap = difference(one.table, two.table, one.score)
             found[name] = gap.value, p_value(one.table, two.table, one.score)
     corrected = holm([p for _, p in found.values()])
     return {
-        name: {"to_predicted": _told(own, gap), "p_to_predicted": f"{p:.4f}"}
+        name: {"to_predicted": _format(metric, gap), "p_to_predicted": f"{p:.4f}"}
         for (name, (gap, _)), p in zip(found.items(), corrected, strict=True)
     }
 
 
-def _cells(own: Measure, one: Standing) -> dict[str, Any]:
-    value, low, high = (_told(own, number) for number in one.value)
+def _cells(metric: MetricInfo, ranked: RankedMethod) -> dict[str, Any]:
+    value, low, high = (_format(metric, number) for number in ranked.value)
     return {
-        "score": own.score, "better": own.direction, "unit": "percent" if _percent(own) else "", "method": one.method,
-        "control": one.control, "images": one.images, "value": value, "low": low, "high": high,
-        "to_best": _told(own, one.behind and one.behind.value), "p_to_best": "" if one.p is None else f"{one.p:.4f}",
-        "to_control": _told(own, one.ahead and one.ahead.value),
-        "p_to_control": "" if one.p_control is None else f"{one.p_control:.4f}",
+        "score": metric.score, "better": metric.direction, "unit": "percent" if _is_percent(metric) else "",
+        "method": ranked.method, "control": ranked.control, "images": ranked.images, "value": value, "low": low,
+        "high": high, "to_best": _format(metric, ranked.behind and ranked.behind.value),
+        "p_to_best": "" if ranked.p is None else f"{ranked.p:.4f}",
+        "to_control": _format(metric, ranked.ahead and ranked.ahead.value),
+        "p_to_control": "" if ranked.p_control is None else f"{ranked.p_control:.4f}",
     }  # fmt: skip
 
 
-def _percent(own: Measure) -> bool:
-    return own.factor == 100 or "×100" in own.rule
+def _is_percent(metric: MetricInfo) -> bool:
+    return metric.factor == 100 or "×100" in metric.rule
 
 
-def _told(own: Measure, value: float | None) -> str:
-    return "" if value is None else f"{value * own.factor:.{3 if _percent(own) else 5}f}"
+def _format(metric: MetricInfo, value: float | None) -> str:
+    return "" if value is None else f"{value * metric.factor:.{3 if _is_percent(metric) else 5}f}"
 
 
-def about(runs: Sequence[Run]) -> dict[str, Any]:
-    """What the numbers depend on; files by name and hash, not by where they lie."""
-    rows, source = merged(runs)
+def manifest(runs: Sequence[CollectedRun]) -> dict[str, Any]:
+    """Everything the numbers depend on; files by name and hash, without paths."""
+    rows, source = merge(runs)
     plan = runs[-1].plan
     models = [{"name": m.name, "weights_sha256": runs[-1].manifest["weights"][m.title]} for m in plan.models]
     return {
         "models": models,
-        "data": runs[-1].pictures(),
+        "data": runs[-1].images(),
         "settings": {key: getattr(plan, key) for key in ("view", "precision", "seed")},
         "rows": len(rows),
         "rows_without_a_score": int(rows["error"].is_not_null().sum()),
@@ -172,26 +178,26 @@ def about(runs: Sequence[Run]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _versions(found: dict[str, str]) -> dict[str, str]:
-    return {name: "from source" if (name, text) == ("vitrail", "absent") else text for name, text in found.items()}
+def _versions(versions: dict[str, str]) -> dict[str, str]:
+    return {name: "from source" if (name, text) == ("vitrail", "absent") else text for name, text in versions.items()}
 
 
 def main() -> None:
-    """Collect runs."""
+    """Collect runs from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders of runs, the newest last")
-    parser.add_argument("--out", type=Path, default=HERE, help="where the table and its manifest go")
-    parser.add_argument("--page", type=Path, default=show.PAGE, help="the page whose tables are made anew")
+    parser.add_argument("--out", type=Path, default=HERE, help="folder of the CSV and its manifest")
+    parser.add_argument("--page", type=Path, default=show.PAGE, help="page whose tables are updated")
     args = parser.parse_args()
-    runs = [Run(folder) for folder in args.runs]
-    rows = list(table(runs))  # takes minutes: nothing is overwritten before
+    runs = [CollectedRun(folder) for folder in args.runs]
+    rows = list(csv_rows(runs))  # takes minutes; files are written only afterwards
     with (args.out / f"{NAME}.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
-    text = json.dumps(about(runs), indent=2, ensure_ascii=False)
+    text = json.dumps(manifest(runs), indent=2, ensure_ascii=False)
     (args.out / f"{NAME}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
-    show.show(args.out, args.page)
+    show.update(args.out, args.page)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The tables and the picture of docs/results.md, from imagenet1000.csv alone.
+"""Update the tables and the figure of docs/results.md from imagenet1000.csv.
 
     python results/show.py
 
-What stands between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` of the page is made anew; the rest is left alone.
+The text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` of the page is replaced; the rest is not changed.
 """
 
 from __future__ import annotations
@@ -19,45 +19,47 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 NAME = "imagenet1000"
 PAGE = HERE.parent / "docs" / "results.md"
-PICTURE = "images/results.png"
+FIGURE = "images/results.png"
 NUMBERS = ("value", "low", "high", "p_to_best", "to_control", "p_to_control", "to_predicted", "p_to_predicted")
-ALPHA = 0.05  # below which corrected p-value a difference counts as real, as in reports
+ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 
 
 @dataclass(frozen=True)
-class Score:
-    """A score the page has a column for."""
+class ScoreColumn:
+    """A column of the page: its title, and the data set, protocol and score in the CSV."""
 
     title: str
     dataset: str
     protocol: str
-    name: str
+    score: str
 
 
-POSITIVE = Score("positive, %", "imagenet", "chefer21", "positive(black)")
-NEGATIVE = Score("negative, %", "imagenet", "chefer21", "negative(black)")
-AOPC = Score("AOPC", "imagenet", "vtranm", "aopc(black)")
-LODDS = Score("LOdds", "imagenet", "vtranm", "lodds(black)")
-BLACK = Score("SRG, black", "imagenet", "srg", "srg(black)")
-MEAN = Score("SRG, mean", "imagenet", "srg-mean", "srg(mean)")
-KEPT = Score("negative, tokens", "imagenet", "srg-tokens", "negative(tokens)")
-TOKENS = Score("SRG, tokens", "imagenet", "srg-tokens", "srg(tokens)")
-HIT = Score("hit, %", "imagenet", "pointing", "hit@0")
-ENERGY = Score("energy, %", "imagenet", "pointing", "energy")
-PIXELS = Score("pixel acc., %", "pets", "segmentation", "pixel_accuracy")
-PRECISION = Score("mAP, %", "pets", "segmentation", "map")
-MIOU = Score("mIoU, %", "pets", "segmentation", "miou")
-REMOVED = (POSITIVE, NEGATIVE, AOPC, LODDS, BLACK, MEAN, TOKENS)
-PLACED = (HIT, ENERGY, PIXELS, PRECISION, MIOU)
-ALL = (POSITIVE, NEGATIVE, AOPC, LODDS, BLACK, MEAN, KEPT, TOKENS, *PLACED)
-RANKED = (POSITIVE, NEGATIVE, LODDS, BLACK, MEAN, TOKENS, HIT, PRECISION, MIOU)
-BOTH = (POSITIVE, NEGATIVE, HIT, MIOU)
-DRAWN = {NEGATIVE: "negative test, %", BLACK: "SRG, black", TOKENS: "SRG, tokens", MIOU: "mIoU on pets, %"}
+POSITIVE = ScoreColumn("positive, %", "imagenet", "chefer21", "positive(black)")
+NEGATIVE = ScoreColumn("negative, %", "imagenet", "chefer21", "negative(black)")
+AOPC = ScoreColumn("AOPC", "imagenet", "vtranm", "aopc(black)")
+LODDS = ScoreColumn("LOdds", "imagenet", "vtranm", "lodds(black)")
+SRG_BLACK = ScoreColumn("SRG, black", "imagenet", "srg", "srg(black)")
+NEGATIVE_TOKENS = ScoreColumn("negative, tokens", "imagenet", "srg-tokens", "negative(tokens)")
+SRG_TOKENS = ScoreColumn("SRG, tokens", "imagenet", "srg-tokens", "srg(tokens)")
+POINTING = ScoreColumn("pointing game, %", "imagenet", "pointing", "hit@0")
+ENERGY = ScoreColumn("energy pointing, %", "imagenet", "pointing", "energy")
+PIXEL_ACCURACY = ScoreColumn("pixel acc., %", "pets", "segmentation", "pixel_accuracy")
+MAP = ScoreColumn("mAP, %", "pets", "segmentation", "map")
+MIOU = ScoreColumn("mIoU, %", "pets", "segmentation", "miou")
+PERTURBATION = (POSITIVE, NEGATIVE, AOPC, LODDS, SRG_BLACK, SRG_TOKENS)
+LOCALISATION = (POINTING, ENERGY, PIXEL_ACCURACY, MAP, MIOU)
+LEADERS = (POSITIVE, NEGATIVE, AOPC, LODDS, SRG_BLACK, NEGATIVE_TOKENS, SRG_TOKENS, *LOCALISATION)
+CORRELATED = (POSITIVE, NEGATIVE, LODDS, SRG_BLACK, SRG_TOKENS, POINTING, MAP, MIOU)
+BOTH_TARGETS = (POSITIVE, NEGATIVE, POINTING, MIOU)
+#: Columns of the figure, with their titles there.
+DRAWN = {
+    NEGATIVE: "negative test, % ↑", SRG_BLACK: "SRG, black ↑", SRG_TOKENS: "SRG, tokens ↑", MIOU: "mIoU on pets, % ↑",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Cell:
-    """One number of the table."""
+class ScoreCell:
+    """One row of the CSV."""
 
     method: str
     control: bool
@@ -73,66 +75,71 @@ class Cell:
     p_to_predicted: float
 
     @property
-    def half(self) -> float:
+    def half_width(self) -> float:
         """Half the width of the interval."""
         return (self.high - self.low) / 2
 
     @property
     def sign(self) -> int:
-        """1 where more is better, −1 where less is."""
+        """1 where higher is better, −1 where lower is."""
         return 1 if self.better == "up" else -1
 
     @property
+    def arrow(self) -> str:
+        """Arrow in the better direction."""
+        return "↑" if self.sign > 0 else "↓"
+
+    @property
     def tied(self) -> bool:
-        """Whether it is the best, or cannot be told from it."""
+        """Whether it is the best method or not significantly different from it."""
         return not self.control and not self.p_to_best < ALPHA
 
     @property
-    def beats(self) -> bool:
-        """Whether it is shown to be better than the strongest control."""
+    def beats_controls(self) -> bool:
+        """Whether it is significantly better than the strongest control."""
         return self.sign * self.to_control > 0 and self.p_to_control < ALPHA
 
     def text(self, value: float, plus: str = "") -> str:
-        """A value in this cell's units."""
+        """Format a value with the digits of this score."""
         digits = 1 if self.unit else 3
-        return f"{round(value, digits) + 0.0:{plus}.{digits}f}".replace("-", "−")  # without a minus before zero
+        return f"{round(value, digits) + 0.0:{plus}.{digits}f}".replace("-", "−")  # + 0.0 turns −0 into 0
 
 
-class Table:
-    """The committed table, by score and target."""
+class ResultsTable:
+    """The committed CSV, by score and target."""
 
     def __init__(self, path: Path) -> None:
-        self.cells: dict[tuple[str, str, str, str], dict[str, Cell]] = {}
+        self.cells: dict[tuple[str, str, str, str], dict[str, ScoreCell]] = {}
         with path.open(encoding="utf-8", newline="") as file:
             for row in csv.DictReader(file):
                 key = row["dataset"], row["protocol"], row["score"], row["target"]
                 numbers = {name: float(row[name] or "nan") for name in NUMBERS}
-                cell = Cell(row["method"], row["control"] == "True", row["better"], unit=row["unit"], **numbers)
+                cell = ScoreCell(row["method"], row["control"] == "True", row["better"], unit=row["unit"], **numbers)
                 self.cells.setdefault(key, {})[cell.method] = cell
 
-    def column(self, score: Score, target: str = "predicted") -> dict[str, Cell]:
-        """A score's numbers by method, best first, controls last; empty where no run has it."""
-        return self.cells.get((score.dataset, score.protocol, score.name, target), {})
+    def column(self, column: ScoreColumn, target: str = "predicted") -> dict[str, ScoreCell]:
+        """Cells of a column by method, best first, controls last."""
+        return self.cells[column.dataset, column.protocol, column.score, target]
 
-    def have(self, scores: Iterable[Score]) -> list[Score]:
-        """Those of some scores that are there."""
-        return [score for score in scores if self.column(score)]
+    def heading(self, column: ScoreColumn) -> str:
+        """Title of a column with the arrow of its better direction."""
+        return f"{column.title} {next(iter(self.column(column).values())).arrow}"
 
 
-def _grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+def _markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = ["| " + " | ".join(cells) + " |" for cells in (head, *rows)]
     return "\n".join([lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]])
 
 
-def _named(cell: Cell) -> str:
+def _method_name(cell: ScoreCell) -> str:
     return f"*{cell.method}* (control)" if cell.control else f"`{cell.method}`"
 
 
-def methods(table: Table) -> str:
-    """How many methods are in the table, and which of the catalogue are not."""
+def methods(table: ResultsTable) -> str:
+    """Number of methods in the table, and the registered methods that are not in it."""
     from vitrail.methods import METHODS
 
-    column = table.column(BLACK)
+    column = table.column(SRG_BLACK)
     names = {name.partition(":")[0] for name in column}
     absent = [f"`{name}`" for name in METHODS if name not in names and name != "inverted"]
     counted = f"{sum(not cell.control for cell in column.values())} rows are methods and variants of methods"
@@ -140,53 +147,49 @@ def methods(table: Table) -> str:
     return f"{counted}, {controls}." + (f" Not run: {', '.join(absent)}." if absent else "")
 
 
-def main_table(table: Table, scores: Sequence[Score], by: Score) -> str:
-    """Methods down, scores across, best first by one of them."""
-    there = table.have(scores)
-    head = ["method", *(f"{s.title} {'↑' if next(iter(table.column(s).values())).sign > 0 else '↓'}" for s in there)]
+def main_table(table: ResultsTable, columns: Sequence[ScoreColumn], sort_by: ScoreColumn) -> str:
+    """Methods as rows, scores as columns, sorted by one of them, best first."""
     rows = []
-    for method, first in table.column(by).items():
-        cells = [table.column(score)[method] for score in there]
-        rows.append([_named(first), *map(_cell, cells)])
-    return _grid(head, rows)
+    for method, first in table.column(sort_by).items():
+        cells = [table.column(column)[method] for column in columns]
+        rows.append([_method_name(first), *map(_cell_text, cells)])
+    return _markdown(["method", *map(table.heading, columns)], rows)
 
 
-def _cell(cell: Cell) -> str:
+def _cell_text(cell: ScoreCell) -> str:
     value = f"{cell.text(cell.value)}"
     if cell.control:
-        return f"{value} ± {cell.text(cell.half)}"
+        return f"{value} ± {cell.text(cell.half_width)}"
     best = math.isnan(cell.p_to_best)
-    mark = ("" if best or not cell.tied else "=") + ("" if cell.beats else "○")
-    return f"{f'**{value}**' if best else value}{mark} ± {cell.text(cell.half)}"
+    mark = ("" if best or not cell.tied else "=") + ("" if cell.beats_controls else "○")
+    return f"{f'**{value}**' if best else value}{mark} ± {cell.text(cell.half_width)}"
 
 
-def leaders(table: Table) -> str:
-    """For each score who leads, who cannot be told from the leader, and what the strongest control does."""
+def leaders(table: ResultsTable) -> str:
+    """For each score the best method, those not significantly different from it, and the strongest control."""
     rows = []
-    for score in table.have(ALL):
-        column = table.column(score)
-        methods = [cell for cell in column.values() if not cell.control]
-        control = next(cell for cell in column.values() if cell.control)
-        tied = [f"`{cell.method}`" for cell in methods[1:] if cell.tied]
-        beating = sum(cell.beats for cell in methods)
-        arrow = "↑" if control.sign > 0 else "↓"
+    for column in LEADERS:
+        cells = table.column(column)
+        ranked = [cell for cell in cells.values() if not cell.control]
+        control = next(cell for cell in cells.values() if cell.control)
+        tied = [f"`{cell.method}`" for cell in ranked[1:] if cell.tied]
+        beating = sum(cell.beats_controls for cell in ranked)
         rows.append([
-            f"{score.title} {arrow}", f"`{methods[0].method}` {methods[0].text(methods[0].value)}",
-            ", ".join(tied) or "–", f"{control.method} {control.text(control.value)}", f"{beating} of {len(methods)}",
+            table.heading(column), f"`{ranked[0].method}` {ranked[0].text(ranked[0].value)}", ", ".join(tied) or "–",
+            f"{control.method} {control.text(control.value)}", f"{beating} of {len(ranked)}",
         ])  # fmt: skip
-    head = ["score", "best", "not told from it", "strongest control", "methods shown to beat it"]
-    return _grid(head, rows).replace("|---:|---:|---:|---:|", "|---|---|---|---:|")
+    head = ["score", "best", "not significantly different", "strongest control", "significantly better than it"]
+    return _markdown(head, rows).replace("|---:|---:|---:|---:|", "|---|---|---|---:|")
 
 
-def agreement(table: Table) -> str:
-    """Spearman's rank correlation between scores over methods, controls left out, better always up."""
-    there = table.have(RANKED)
-    methods = [name for name, cell in table.column(there[0]).items() if not cell.control]
-    ranks = [_ranks([c[m].sign * c[m].value for m in methods]) for c in map(table.column, there)]
-    found = np.corrcoef(np.array(ranks))
-    rows = [[one.title, *(f"{x:.2f}".replace("-", "−") if j < i else "" for j, x in enumerate(found[i][:-1]))]
-            for i, one in enumerate(there)][1:]  # fmt: skip
-    return _grid(["", *(score.title for score in there[:-1])], rows)
+def correlation(table: ResultsTable) -> str:
+    """Spearman's rank correlation between scores over methods, without controls, signed so that higher is better."""
+    names = [name for name, cell in table.column(CORRELATED[0]).items() if not cell.control]
+    ranks = [_ranks([cells[m].sign * cells[m].value for m in names]) for cells in map(table.column, CORRELATED)]
+    matrix = np.corrcoef(np.array(ranks))
+    rows = [[one.title, *(f"{x:.2f}".replace("-", "−") if j < i else "" for j, x in enumerate(matrix[i][:-1]))]
+            for i, one in enumerate(CORRELATED)][1:]  # fmt: skip
+    return _markdown(["", *(column.title for column in CORRELATED[:-1])], rows)
 
 
 def _ranks(values: Sequence[float]) -> list[float]:
@@ -194,75 +197,73 @@ def _ranks(values: Sequence[float]) -> list[float]:
     return [float(np.flatnonzero(ordered == value).mean()) for value in values]
 
 
-def targets(table: Table) -> str:
-    """Maps of the label minus maps of the predicted class, by scores that ask the same of both."""
-    there = table.have(BOTH)
+def targets(table: ResultsTable) -> str:
+    """Maps of the label minus maps of the predicted class, for scores that measure the same quantity on both."""
     rows = []
-    for method, cell in table.column(BLACK).items():
-        own = [table.column(score, "label")[method] for score in there]
-        if not all(math.isnan(one.to_predicted) for one in own):  # they are for methods blind to classes
-            rows.append([_named(cell), *(one.text(one.to_predicted, "+") + ("" if one.p_to_predicted < ALPHA else "=")
-                                         for one in own)])  # fmt: skip
-    arrows = ["↑" if next(iter(table.column(s).values())).sign > 0 else "↓" for s in there]
-    return _grid(["method", *(f"{s.title} {a}" for s, a in zip(there, arrows, strict=True))], rows)
+    for method, cell in table.column(SRG_BLACK).items():
+        own = [table.column(column, "label")[method] for column in BOTH_TARGETS]
+        if not all(math.isnan(one.to_predicted) for one in own):  # all NaN for class-agnostic methods
+            differences = [one.text(one.to_predicted, "+") for one in own]
+            marks = ["" if one.p_to_predicted < ALPHA else "=" for one in own]
+            rows.append([_method_name(cell), *map("".join, zip(differences, marks, strict=True))])
+    return _markdown(["method", *map(table.heading, BOTH_TARGETS)], rows)
 
 
-def draw(table: Table, path: Path) -> None:
-    """Four scores of all methods with intervals, ordered by SRG."""
+def draw(table: ResultsTable, path: Path) -> None:
+    """Draw four scores of all methods with intervals, sorted by SRG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt
     from PIL import Image
 
-    there = table.have(DRAWN)
-    order = [*reversed(table.column(BLACK))]
+    order = [*reversed(table.column(SRG_BLACK))]
     labels = [name if len(name) <= 32 else f"{name[:31]}…" for name in order]
     figure, axes = plt.subplots(2, 2, figsize=(7.2, 0.8 + 0.36 * len(order)), sharey=True, layout="constrained")
-    for axis, score in zip(axes.flat, there, strict=True):
-        column = table.column(score)
-        bar = next(cell.value for cell in column.values() if cell.control)
-        axis.axvline(bar, color="0.45", linestyle="--", linewidth=1)
+    for axis, (column, title) in zip(axes.flat, DRAWN.items(), strict=True):
+        cells = table.column(column)
+        strongest = next(cell.value for cell in cells.values() if cell.control)
+        axis.axvline(strongest, color="0.45", linestyle="--", linewidth=1)
         for y, method in enumerate(order):
-            cell = column[method]
-            colour = "0.45" if cell.control else "#3b4cc0" if cell.beats else "#d9541e"
+            cell = cells[method]
+            colour = "0.45" if cell.control else "#3b4cc0" if cell.beats_controls else "#d9541e"
             axis.plot([cell.low, cell.high], [y, y], color=colour, linewidth=2.2, solid_capstyle="butt")
             axis.plot(cell.value, y, "s" if cell.control else "o", color=colour, markersize=4)
-        axis.set_title(DRAWN[score], fontsize=11)
+        axis.set_title(title, fontsize=11)
         axis.set_yticks(range(len(order)), labels, fontsize=8.5)
         axis.tick_params(axis="x", labelsize=9)
         axis.grid(axis="both", color="0.9", linewidth=0.6)
         axis.set_axisbelow(True)
         axis.set_ylim(-0.7, len(order) - 0.3)
-    held = BytesIO()
-    figure.savefig(held, dpi=110, facecolor="white")
+    buffer = BytesIO()
+    figure.savefig(buffer, dpi=110, facecolor="white")
     plt.close(figure)
-    # A palette makes the file a third as large, and nothing is lost that an eye would see.
-    Image.open(held).convert("RGB").quantize(64).save(path, optimize=True)
+    # A palette of 64 colours makes the file a third as large without visible loss.
+    Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
 
 
-def renewed(page: str, table: Table) -> str:
-    """The page with its tables made anew."""
-    made = {
-        "methods": methods(table), "perturbation": main_table(table, REMOVED, BLACK),
-        "places": main_table(table, PLACED, MIOU), "leaders": leaders(table), "agreement": agreement(table),
-        "targets": targets(table),
+def updated(page: str, table: ResultsTable) -> str:
+    """The page with its tables replaced."""
+    tables = {
+        "methods": methods(table), "perturbation": main_table(table, PERTURBATION, SRG_BLACK),
+        "localisation": main_table(table, LOCALISATION, MIOU), "leaders": leaders(table),
+        "correlation": correlation(table), "targets": targets(table),
     }  # fmt: skip
-    for name, text in made.items():
+    for name, text in tables.items():
         before, found, rest = page.partition(f"<!-- {name} -->")
         _, ended, after = rest.partition(f"<!-- /{name} -->")
         if not found or not ended:
-            raise ValueError(f"the page has no <!-- {name} --> … <!-- /{name} -->")
+            raise ValueError(f"the page has no <!-- {name} --> … <!-- /{name} -->: add the two marks")
         page = f"{before}{found}\n\n{text}\n\n{ended}{after}"
     return page
 
 
-def show(folder: Path, page: Path) -> None:
-    """Make the page's tables and picture anew from the table in a folder."""
-    table = Table(folder / f"{NAME}.csv")
-    page.write_text(renewed(page.read_text(encoding="utf-8"), table), encoding="utf-8")
-    draw(table, page.parent / PICTURE)
+def update(folder: Path, page: Path) -> None:
+    """Update the tables and the figure of a page from the CSV in a folder."""
+    table = ResultsTable(folder / f"{NAME}.csv")
+    page.write_text(updated(page.read_text(encoding="utf-8"), table), encoding="utf-8")
+    draw(table, page.parent / FIGURE)
 
 
 if __name__ == "__main__":
-    show(HERE, PAGE)
+    update(HERE, PAGE)

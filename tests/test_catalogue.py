@@ -1,4 +1,4 @@
-"""The papers' models by name: the right weights, the right mean and deviation; nothing is fetched."""
+"""The catalogue of the papers' models: weights, mean and standard deviation agree with timm; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ timm = pytest.importorskip("timm")
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_what_is_written_is_what_timm_has(name):
+def test_catalogue_agrees_with_timm(name):
     entry = CATALOGUE[name]
     config = timm.get_pretrained_cfg(entry.timm)
     assert config is not None
-    assert config.tag == entry.timm.partition(".")[2], "a tag that timm does not know would fall back to another"
+    assert config.tag == entry.timm.partition(".")[2], "timm replaces unknown tags by another one"
     assert (config.mean, config.std, config.input_size) == (entry.mean, entry.std, (3, 224, 224))
     assert config.num_classes == 1000
 
 
 @pytest.mark.parametrize("name", ["deit-t", "vit-t16"])
-def test_a_short_name_loads_the_full_one(name):
+def test_a_short_name_loads_the_full_name(name):
     about, entry = load(name, pretrained=False), CATALOGUE[name]
     assert about.name == full_name(name) == entry.name
     assert (about.preprocess.mean, about.preprocess.std) == (entry.mean, entry.std)
@@ -33,7 +33,7 @@ def test_a_short_name_loads_the_full_one(name):
     assert about.module.num_features == entry.width
 
 
-def test_weights_that_are_not_here_are_told(monkeypatch, tmp_path):
+def test_missing_weights_raise(monkeypatch, tmp_path):
     monkeypatch.setattr("timm.create_model", lambda name, pretrained: (_ for _ in ()).throw(OSError("no route")))
     with offline(), pytest.raises(ModelError, match=f"could not be made: no route .{FETCHING[:-1]}"):
         load("vit-t16")

@@ -1,4 +1,4 @@
-"""The committed results: what must be in them, that the page says what they say, and how runs are put together."""
+"""The committed results: completeness of the CSV, agreement with the page, and collection of runs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDER = ROOT / "results"
 
 @pytest.fixture
 def scripts(monkeypatch):
-    """The two scripts, which are not part of the package."""
+    """The two scripts in results/, which are not part of the package."""
     monkeypatch.syspath_prepend(str(FOLDER))
     import collect
     import show
@@ -49,7 +49,7 @@ def test_every_method_and_control_of_the_plan_has_every_score():
     }
     rows = read()
     there = {(r["dataset"], r["protocol"], r["score"], r["target"], r["method"]): r for r in rows}
-    assert len(there) == len(rows), "no number stands twice"
+    assert len(there) == len(rows), "duplicate rows"
     wanted = [(d, p, s, t, m) for (d, p), names in scores.items() for s in names for t in ("predicted", "label")
               for m in specs]  # fmt: skip
     for key in wanted:
@@ -59,7 +59,7 @@ def test_every_method_and_control_of_the_plan_has_every_score():
         assert (row["control"] == "True") == (key[-1] in CONTROLS)
 
 
-def test_the_manifest_names_runs_by_hash_and_no_machine():
+def test_the_manifest_has_hashes_and_no_paths():
     text = (FOLDER / "imagenet1000-manifest.json").read_text(encoding="utf-8")
     found = json.loads(text)
     assert {data: one["images"] for data, one in found["data"].items()} == {"imagenet": 1000, "pets": 300}
@@ -68,19 +68,19 @@ def test_the_manifest_names_runs_by_hash_and_no_machine():
     runs = {run["key"]: run for run in found["runs"]}
     assert {row["run"] for row in read()} <= set(runs)
     named = [method for run in runs.values() for method in run["methods"]]
-    assert sorted(named) == sorted({row["method"] for row in read()}), "each method is from one run"
-    assert not any(part in text for part in ("/", "\\")), "no path of any machine"
+    assert sorted(named) == sorted({row["method"] for row in read()}), "each method must come from one run"
+    assert not any(part in text for part in ("/", "\\")), "the manifest has a path"
 
 
-def test_the_page_says_what_the_table_says(scripts):
+def test_the_page_agrees_with_the_csv(scripts):
     _, show = scripts
     page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    assert page == show.renewed(page, show.Table(FOLDER / f"{show.NAME}.csv")), "run python results/show.py"
-    assert (ROOT / "docs" / show.PICTURE).stat().st_size < 150_000
+    assert page == show.updated(page, show.ResultsTable(FOLDER / f"{show.NAME}.csv")), "run python results/show.py"
+    assert (ROOT / "docs" / show.FIGURE).stat().st_size < 150_000
 
 
-def made(folder, name, methods, seed=0, shift=0.0):
-    """A run's folder as the benchmark leaves it, of twelve pictures and two scores."""
+def make_run(folder, name, methods, seed=0, shift=0.0):
+    """Write the folder of a run with twelve images and two scores."""
     folder.mkdir()
     plan = {"name": name, "models": ["scenes"], "dataset": {"name": "scenes", "label": "few"}, "methods": methods,
             "protocols": ["complexity", "pointing"], "targets": ["predicted", "label"], "seed": seed}  # fmt: skip
@@ -88,12 +88,12 @@ def made(folder, name, methods, seed=0, shift=0.0):
                 "versions": {"vitrail": "absent", "torch": "2"}}  # fmt: skip
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     rows = []
-    for place, method in enumerate([*methods, *CONTROLS]):
-        noise = np.random.default_rng(place).normal(size=12) / 100
+    for index, method in enumerate([*methods, *CONTROLS]):
+        noise = np.random.default_rng(index).normal(size=12) / 100
         for target in ("predicted", "label"):
             for i in range(12):
-                moved = 0.1 if target == "label" and method not in CONTROLS else 0.0
-                own = 0.2 if method in CONTROLS else 0.5 + place / 10 + shift + moved
+                label_gain = 0.1 if target == "label" and method not in CONTROLS else 0.0
+                own = 0.2 if method in CONTROLS else 0.5 + index / 10 + shift + label_gain
                 rows += [("few", f"{i:02}", method, target, protocol, score, own + noise[i], 3 + (i == 0) * len(target),
                           None) for protocol, score in (("pointing", "energy"), ("complexity", "gini"))]  # fmt: skip
     columns = ("dataset", "image", "method", "target", "protocol", "score", "value", "explained", "error")
@@ -102,32 +102,35 @@ def made(folder, name, methods, seed=0, shift=0.0):
     return folder
 
 
-def test_runs_are_put_together_and_the_last_one_wins(scripts, tmp_path):
+def test_runs_are_merged_and_the_last_one_wins(scripts, tmp_path):
     collect, _ = scripts
-    one = collect.Run(made(tmp_path / "a", "a", ["rollout", "gradtoken"]))
-    two = collect.Run(made(tmp_path / "b", "b", ["gradtoken", "tam"], shift=0.3))
-    rows = list(collect.table([one, two]))
+    one = collect.CollectedRun(make_run(tmp_path / "a", "a", ["rollout", "gradtoken"]))
+    two = collect.CollectedRun(make_run(tmp_path / "b", "b", ["gradtoken", "tam"], shift=0.3))
+    rows = list(collect.csv_rows([one, two]))
     energy = {r["method"]: r for r in rows if (r["score"], r["target"]) == ("energy", "label")}
     from_second = dict.fromkeys(("gradtoken", "tam", *CONTROLS), "b")
     assert {name: r["run"] for name, r in energy.items()} == {"rollout": "a"} | from_second
     assert list(energy)[:3] == ["tam", "gradtoken", "rollout"]
     assert (energy["tam"]["to_best"], energy["rollout"]["p_to_control"] < "0.05") == ("", True)
-    assert float(energy["gradtoken"]["value"]) == pytest.approx(90, abs=1), "percent, of the second run"
+    assert float(energy["gradtoken"]["value"]) == pytest.approx(90, abs=1), "in percent, from the second run"
     assert float(energy["tam"]["to_predicted"]) == pytest.approx(10, abs=0.001)
-    assert "to_predicted" not in energy["random"], "blind to classes"
+    assert "to_predicted" not in energy["random"], "class-agnostic"
     gini = [r for r in rows if r["score"] == "gini"]
-    assert {(r["unit"], r["to_best"], r["to_control"]) for r in gini} == {("", "", "")}, "neither way is better"
-    about = collect.about([one, two])
-    assert [run["methods"] for run in about["runs"]] == [["rollout"], ["gradtoken", "random", "centre", "edges", "tam"]]
-    assert about["data"]["few"] | {"ids_sha256": ""} == {"images": 12, "right": 11, "ids_sha256": ""}
-    assert about["runs"][0]["versions"]["vitrail"] == "from source"
+    assert {(r["unit"], r["to_best"], r["to_control"]) for r in gini} == {("", "", "")}, "no better direction"
+    manifest = collect.manifest([one, two])
+    assert [run["methods"] for run in manifest["runs"]] == [
+        ["rollout"],
+        ["gradtoken", "random", "centre", "edges", "tam"],
+    ]
+    assert manifest["data"]["few"] | {"ids_sha256": ""} == {"images": 12, "right": 11, "ids_sha256": ""}
+    assert manifest["runs"][0]["versions"]["vitrail"] == "from source"
 
 
-def test_runs_that_differ_are_not_put_together(scripts, tmp_path):
+def test_runs_with_different_settings_are_not_merged(scripts, tmp_path):
     collect, _ = scripts
-    runs = [collect.Run(made(tmp_path / f"{seed}", "a", ["tam"], seed=seed)) for seed in (0, 1)]
+    runs = [collect.CollectedRun(make_run(tmp_path / f"{seed}", "a", ["tam"], seed=seed)) for seed in (0, 1)]
     with pytest.raises(DataError, match="differ in seed"):
-        collect.merged(runs)
+        collect.merge(runs)
     (tmp_path / "0" / "scores.parquet").unlink()
     with pytest.raises(DataError, match=r"neither results.parquet nor scores.parquet"):
-        collect.Run(tmp_path / "0")
+        collect.CollectedRun(tmp_path / "0")
