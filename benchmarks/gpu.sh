@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Every figure that wants a GPU, step by step: benchmarks/gpu.sh OUT STEP…
+# Run benchmarks that need a GPU: benchmarks/gpu.sh OUT STEP…
 #
-#   scenes     train the embedded models on scenes                     OUT/scenes
-#   speed      the first six methods, the catalogue, a paper's table   OUT/*-gpu.json
-#   maps       pairs of scenes, and precision; wants ASSETS            OUT/pairs.json, OUT/precision.json
-#   sweep      one model of every family of timm                       OUT/sweep-timm.csv
-#   leadlight  forms of leadlight; wants ASSETS                        OUT/leadlight.csv
-#   imagenet   the plans imagenet1000 and _many; wants ASSETS          OUT/runs
-#   movies     train a text classifier, measure on it; wants ASSETS    OUT/movies
+#   scenes     train the embedded models on scenes                        OUT/scenes
+#   speed      six methods, all methods, a paper's table                  OUT/*-gpu.json
+#   maps       class discrimination, and precision (needs ASSETS)         OUT/pairs.json, OUT/precision.json
+#   sweep      one model of every timm family                             OUT/sweep-timm.csv
+#   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight.csv
+#   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
+#   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
 #
-# ASSETS is a folder with weights/, imagenet/, pets/ and movies/, as `benchmarks/leadlight.py --help` and docs/data.md say.
+# ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `benchmarks/leadlight.py --help` and docs/data.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
@@ -46,6 +46,6 @@ for step in "$@"; do
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python benchmarks/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "no step $step: one of scenes, speed, maps, sweep, leadlight, imagenet, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, imagenet, movies" >&2; exit 2 ;;
   esac
 done

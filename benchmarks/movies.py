@@ -1,18 +1,16 @@
-"""Do the methods find the words people marked in ERASER's movie reviews, and the words the model needs?
+"""Methods on ERASER's movie reviews: agreement with human rationales, and faithfulness to the model.
 
     python benchmarks/movies.py --model out/movies/movies --data movies.tar.gz --out benchmarks/results/movies.json
 
-Every method that applies to texts, and controls, on the test reviews: token-F1 of the top 10 to 80 words (mean over
-reviews, and from pooled counts), the area under precision and recall, comprehensiveness and sufficiency. As in the
-published experiments the class that is explained is the true one, words take the maximum of their pieces, and reviews
-are cut off after what the model takes at a time; ``--whole`` reads them to their end instead, window by window.
-Intervals are from a bootstrap over reviews, the same reviews for all methods.
+Every method that applies to texts, and controls, on the test reviews: token-F1 of the top 10 to 80 words (macro and
+micro), AUPRC, comprehensiveness and sufficiency. As in the published experiments, the true class is explained, a word
+has the maximum of its tokens' scores, and reviews are truncated to the model's window; ``--whole`` reads them to their
+end, window by window. Intervals are from a bootstrap over reviews, the same reviews for all methods.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 import warnings
@@ -22,43 +20,45 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
+from common import device_name, save_json
 
 import vitrail
-from vitrail.data.movies import Movies
+from vitrail.data import Movies
 from vitrail.errors import MapWarning
 from vitrail.explanation import versions
 from vitrail.methods.registry import METHODS, find
-from vitrail.scores.rationale import (
+from vitrail.scores import (
     TOP_WORDS,
     RationaleScores,
     class_probability,
+    compare,
     comprehensiveness_sufficiency,
+    interval,
     micro_f1,
     span_mask,
     token_f1,
     word_average_precision,
 )
-from vitrail.scores.statistics import compare, interval
 from vitrail.text import PUBLISHED, Reading
 from vitrail.text.windows import predict
 
-#: Scores with one value a review, and whether more is better.
+#: Scores with one value per review, and whether higher is better.
 SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}
 
 
-def capable() -> list[str]:
-    """Every method that applies to texts, in the variant that its authors used there, with both where they differ."""
+def text_methods() -> list[str]:
+    """Every method that applies to texts, and the variants for texts that authors published."""
     names = [name for name, method in METHODS.items() if method.reason_against("text") is None]
-    return names + [PUBLISHED[name] for name in names if name in PUBLISHED and _known(PUBLISHED[name])]
+    return names + [PUBLISHED[name] for name in names if name in PUBLISHED and _is_variant(PUBLISHED[name])]
 
 
-def _known(spec: str) -> bool:
+def _is_variant(spec: str) -> bool:
     name, _, variant = spec.partition(":")
     return variant in METHODS[name].variants
 
 
 def controls(lengths: list[int]) -> dict[str, list[np.ndarray[Any, Any]]]:
-    """Scores that know nothing of the model, besides the method "random": a review from its start, or from its end."""
+    """Controls besides "random": scores that decrease from the start of a review, or from its end."""
     return {
         "start first": [np.arange(n, 0, -1.0) for n in lengths],
         "end first": [np.arange(1.0, n + 1) for n in lengths],
@@ -66,101 +66,103 @@ def controls(lengths: list[int]) -> dict[str, list[np.ndarray[Any, Any]]]:
 
 
 def explain(args: argparse.Namespace, model: Any, reading: Reading, samples: list[Any]) -> tuple[dict[str, Any], Any]:
-    """Scores of all words by every method, NaN where the model did not see them, and seconds."""
+    """Word scores by every method, NaN for truncated words; and seconds by method."""
     scores: dict[str, list[Any]] = {name: [] for name in args.methods}
     seconds = dict.fromkeys(args.methods, 0.0)
     for start in range(0, len(samples), args.batch):
         part = samples[start : start + args.batch]
-        for name in args.methods:  # one by one: together, all that any of them keeps would be in memory at once
-            began = time.perf_counter()
+        for name in args.methods:  # one at a time, to bound memory
+            started = time.perf_counter()
             quick = dict(find(name)[1].quick) if args.quick else {}
             found = vitrail.explain(
                 model, [s.text for s in part], methods={name: quick}, target=[s.label for s in part], tokenizer=reading,
                 batch_size=args.batch,
             )  # fmt: skip
-            seconds[name] += time.perf_counter() - began
-            for one, sample in zip(found[name].text, part, strict=True):
-                assert one.words == sample.tokens
-                scores[name].append(np.where(one.seen, one.scores[0].double().numpy(), np.nan))
+            seconds[name] += time.perf_counter() - started
+            for text, sample in zip(found[name].text, part, strict=True):
+                assert text.words == sample.tokens
+                scores[name].append(np.where(text.seen, text.scores[0].double().numpy(), np.nan))
         print(f"{min(start + args.batch, len(samples))}/{len(samples)} reviews", end="\r", file=sys.stderr, flush=True)
     return scores, seconds
 
 
 def measure(args: argparse.Namespace, model: Any, reading: Reading, samples: list[Any]) -> list[dict[str, Any]]:
-    """A row for each method and control."""
+    """One row for each method and control."""
     scores, seconds = explain(args, model, reading, samples)
     ids, words = [s.id for s in samples], [s.tokens for s in samples]
-    seen = next(iter(scores.values()))
+    first = next(iter(scores.values()))
     for name, own in controls([len(w) for w in words]).items():
-        scores[name] = [np.where(np.isnan(there), np.nan, values) for there, values in zip(seen, own, strict=True)]
+        scores[name] = [np.where(np.isnan(known), np.nan, values) for known, values in zip(first, own, strict=True)]
     truths = [span_mask(s.spans, len(s.tokens)) for s in samples]
-    ask = class_probability(model, reading, args.batch)
-    tallies: dict[str, RationaleScores] = {}
+    probability = class_probability(model, reading, args.batch)
+    collected: dict[str, RationaleScores] = {}
     for name, own in scores.items():
-        clamp = not name.startswith("inverted")  # whose scores are all negative where a method's are not
+        clamp = not name.startswith("inverted")  # most scores of "inverted" are negative
         values = {**token_f1(own, truths, args.top, clamp), **word_average_precision(own, truths)}
         if not args.no_faithfulness:
-            values |= comprehensiveness_sufficiency(ask, words, own, [s.label for s in samples])
-        tallies[name] = RationaleScores()
-        tallies[name].add(ids, values)
-        print(f"{name}: F1 {tallies[name].macro().mean():.4f}", file=sys.stderr, flush=True)
-    return _rows(args, tallies, seconds)
+            values |= comprehensiveness_sufficiency(probability, words, own, [s.label for s in samples])
+        collected[name] = RationaleScores()
+        collected[name].add(ids, values)
+        print(f"{name}: F1 {collected[name].macro().mean():.4f}", file=sys.stderr, flush=True)
+    return _rows(args, collected, seconds)
 
 
 def _rows(
-    args: argparse.Namespace, tallies: dict[str, RationaleScores], seconds: dict[str, float]
+    args: argparse.Namespace, collected: dict[str, RationaleScores], seconds: dict[str, float]
 ) -> list[dict[str, Any]]:
+    """Rows of the results, sorted by macro token-F1."""
     rows: dict[str, dict[str, Any]] = {}
-    for name, tally in tallies.items():
-        micro = {}
-        for j, k in enumerate(args.top):
-            counts = [tally._rows(n)[:, j if n != "marked" else 0] for n in ("hits", "picked", "marked")]  # noqa: SLF001
-            micro[k] = interval(np.stack(counts, 1), micro_f1)._asdict()
+    for name, scores in collected.items():
+        f1, marked = scores.columns_of("f1"), scores.columns_of("marked")[:, 0]
+        correct, selected = scores.columns_of("hits"), scores.columns_of("picked")
+        counts = {k: np.stack([correct[:, j], selected[:, j], marked], 1) for j, k in enumerate(args.top)}
         rows[name] = {
-            "method": name, "seconds": seconds.get(name), "reviews": len(tally),
-            "macro_f1_at": {k: interval(f1)._asdict() for k, f1 in zip(args.top, tally._rows("f1").T, strict=True)},  # noqa: SLF001
-            "micro_f1_at": micro,
-        }  # fmt: skip
+            "method": name,
+            "seconds": seconds.get(name),
+            "reviews": len(scores),
+            "macro_f1_at": {k: interval(f1[:, j])._asdict() for j, k in enumerate(args.top)},
+            "micro_f1_at": {k: interval(own, micro_f1)._asdict() for k, own in counts.items()},
+        }
     for score, higher in SCORES.items():
-        if score not in next(iter(tallies.values())).columns and score != "f1":
+        if score not in next(iter(collected.values())).columns and score != "f1":
             continue
-        values = {n: t._rows("f1").mean(1) if score == "f1" else t.column(score) for n, t in tallies.items()}  # noqa: SLF001
+        values = {n: s.columns_of("f1").mean(1) if score == "f1" else s.column(score) for n, s in collected.items()}
         for row in compare(values, higher=higher):
-            rows[row.name][score] = {k: _told(v) for k, v in row._asdict().items() if k != "name"}
+            rows[row.name][score] = {k: _none_if_nan(v) for k, v in row._asdict().items() if k != "name"}
     return sorted(rows.values(), key=lambda r: -r["f1"]["mean"])
 
 
-def _told(value: float) -> float | None:
-    """A number as JSON has it: none where there is none, as the best method's distance to itself."""
+def _none_if_nan(value: float) -> float | None:
+    """A number for JSON, which has no NaN."""
     return None if np.isnan(value) else value
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows in Markdown."""
-    shown = [score for score in SCORES if score in rows[0]]
+    """Format the rows as a Markdown table."""
+    columns = [score for score in SCORES if score in rows[0]]
     head = {"f1": "macro token-F1, mean over k", "auprc": "AUPRC"}
-    lines = ["| method | " + " | ".join(head.get(s, s) for s in shown) + " | micro token-F1, mean over k |"]
-    lines.append("|---" * (len(shown) + 2) + "|")
+    lines = ["| method | " + " | ".join(head.get(s, s) for s in columns) + " | micro token-F1, mean over k |"]
+    lines.append("|---" * (len(columns) + 2) + "|")
     for row in rows:
-        cells = [f"{row[s]['mean']:.3f} [{row[s]['low']:.3f}, {row[s]['high']:.3f}]" for s in shown]
+        cells = [f"{row[s]['mean']:.3f} [{row[s]['low']:.3f}, {row[s]['high']:.3f}]" for s in columns]
         micro = np.mean([m["value"] for m in row["micro_f1_at"].values()])
         lines.append(f"| `{row['method']}` | {' | '.join(cells)} | {micro:.3f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
-    """Measure and write the results with what is needed to repeat them."""
+    """Measure, and write results and manifest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="folder with a classifier and its tokenizer")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split", default="test")
-    parser.add_argument("--methods", nargs="+", default=capable())
+    parser.add_argument("--methods", nargs="+", default=text_methods())
     parser.add_argument("--top", type=int, nargs="+", default=list(TOP_WORDS))
     parser.add_argument("--reviews", type=int, default=None)
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--whole", action="store_true", help="read long reviews to their end")
-    parser.add_argument("--quick", action="store_true", help="few steps where a method takes many")
+    parser.add_argument("--whole", action="store_true", help="read long reviews to their end, in windows")
+    parser.add_argument("--quick", action="store_true", help="quick variants of slow methods")
     parser.add_argument("--no-faithfulness", action="store_true")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
@@ -172,17 +174,15 @@ def main() -> None:
     samples = list(Movies(args.data, args.split))[: args.reviews]
     rows = measure(args, model, reading, samples)
     print(table(rows))
-    said = predict([s.text for s in samples], reading, model, args.batch).argmax(1).tolist()
+    predicted = predict([s.text for s in samples], reading, model, args.batch).argmax(1).tolist()
     manifest = {
         "model": args.model.name, "split": args.split, "reviews": len(samples),
-        "accuracy": float(np.mean([s.label == own for s, own in zip(samples, said, strict=True)])),
+        "accuracy": float(np.mean([s.label == own for s, own in zip(samples, predicted, strict=True)])),
         "read": "to the end" if args.whole else "first window", "words": "max of pieces", "explained": "true class",
         "quick": args.quick, "versions": versions(),
-        "device": torch.cuda.get_device_name(0) if args.device.startswith("cuda") else args.device,
+        "device": device_name(args.device),
     }  # fmt: skip
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps({"manifest": manifest, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    save_json(args.out, {"manifest": manifest, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
-"""Fifty people at the page at once: errors, waiting times, fairness, memory, and work freed by who goes away.
-
-A server is started in a process of its own on this machine's loopback, with the embedded scenes model. Users take a
-scene, then ask for cheap explanations one after the other without a pause, each with a cookie of their own; every third
-request of every tenth user is for a method that shows the model many pictures. After a minute the users stop, a client
-is killed in the middle of long work, and the server is asked whether that has ended. Bounded in time and requests; it
-ends by itself.
+"""Load test of the web page with fifty users: errors, latency, fairness, memory, and cancellation of abandoned jobs.
 
     python benchmarks/serve.py --out benchmarks/results/serve-cpu.json
+
+The server runs in its own process on the loopback interface, with the embedded scenes model. Each user has a cookie of
+their own, chooses a scene and requests fast explanations one after the other without a pause; every third request of
+every tenth user is for a slow method. After a minute, a client is killed during a long job, and the time until the
+server cancels the job is measured. Time and number of requests are bounded.
 """
 
 from __future__ import annotations
@@ -29,72 +28,72 @@ from statistics import median, quantiles
 
 import httpx
 
-CHEAP = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
+FAST = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
 SLOW = "rise:masks=64"
 SAMPLES = ["scene-1", "scene-2", "pair-1", "pair-2", "scene-3", "scene-4"]
-#: Most requests a user makes, whatever happens.
-MOST = 5000
+#: Most requests of one user.
+MAX_REQUESTS = 5000
 
 
 @dataclass
-class User:
-    """What one user saw."""
+class SimulatedUser:
+    """A simulated user and the responses it got."""
 
     number: int
     slow: bool
     seconds: list[float] = field(default_factory=list)
-    answers: Counter[str] = field(default_factory=Counter)
-    refused: int = 0
+    responses: Counter[str] = field(default_factory=Counter)
+    rejected: int = 0
 
 
-async def act(user: User, url: str, end: float) -> None:
-    """Ask for one explanation after the other until the time is up; a seed of its own makes each new work."""
+async def run_user(user: SimulatedUser, url: str, end: float) -> None:
+    """Request one explanation after the other until the time is up."""
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         await client.get("/")
         sample = {"model": "scenes", "sample": SAMPLES[user.number % len(SAMPLES)]}
         picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
         body = {"model": "scenes", "picture": picture}
         await client.post("/api/predict", json=body)
-        for turn in range(MOST):
+        for turn in range(MAX_REQUESTS):
             if time.monotonic() > end:
                 return
-            # Options differ from turn to turn, so that no answer comes from what was made before.
-            start = (user.number + turn * 50) / 100_000
-            methods = [*CHEAP, f"leadlight:mix={0.3 + start:.5f}"]
+            # Options differ from turn to turn, so that no response comes from the cache.
+            offset = (user.number + turn * 50) / 100_000
+            methods = [*FAST, f"leadlight:mix={0.3 + offset:.5f}"]
             if user.slow and turn % 3 == 2:
                 methods = [f"{SLOW},seed={user.number * 1000 + turn}"]
-            asked = {**body, "methods": methods, "targets": [turn % 12]}
-            await ask(user, client, asked, cheap="rise" not in methods[0])
+            request = {**body, "methods": methods, "targets": [turn % 12]}
+            await send(user, client, request, fast="rise" not in methods[0])
 
 
-async def ask(user: User, client: httpx.AsyncClient, body: dict[str, object], cheap: bool) -> None:
-    """One request, and what came of it."""
-    began = time.monotonic()
+async def send(user: SimulatedUser, client: httpx.AsyncClient, body: dict[str, object], fast: bool) -> None:
+    """Send one request and count its response."""
+    started = time.monotonic()
     try:
-        answer = await client.post("/api/explain?wait=true", json=body)
+        response = await client.post("/api/explain?wait=true", json=body)
     except httpx.HTTPError as error:
-        user.answers[type(error).__name__] += 1
+        user.responses[type(error).__name__] += 1
         return
-    if answer.status_code == 503:
-        user.refused += 1
+    if response.status_code == 503:
+        user.rejected += 1
         await asyncio.sleep(1)
         return
-    state = answer.json().get("state", "?")
-    user.answers[f"{answer.status_code} {state}"] += 1
-    if cheap and state == "done":
-        user.seconds.append(time.monotonic() - began)
+    state = response.json().get("state", "?")
+    user.responses[f"{response.status_code} {state}"] += 1
+    if fast and state == "done":
+        user.seconds.append(time.monotonic() - started)
 
 
-def memory(pid: int) -> float:
-    """Megabytes a process holds."""
+def memory_mb(pid: int) -> float:
+    """Resident memory of a process in megabytes."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+)", text)
     assert found is not None
     return int(found[1]) / 1024
 
 
-def idle_after_a_kill(url: str) -> dict[str, object]:
-    """Start long work from a process of its own, kill that, and see how long the work lives on."""
+def time_to_cancel(url: str) -> dict[str, object]:
+    """Start a long job from another process, kill that process, and measure how long the job goes on."""
     program = (
         "import httpx, sys\n"
         f"c = httpx.Client(base_url={url!r}, timeout=600)\n"
@@ -105,14 +104,14 @@ def idle_after_a_kill(url: str) -> dict[str, object]:
         "with c.stream('GET', f'/api/jobs/{j}/events') as s:\n"
         "    [None for _ in s.iter_lines()]\n"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as victim:  # noqa: S603
-        assert victim.stdout is not None
-        job = victim.stdout.readline().strip()
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as client:  # noqa: S603
+        assert client.stdout is not None
+        job = client.stdout.readline().strip()
         time.sleep(3)
         state = httpx.get(f"{url}/api/jobs/{job}").json()["state"]
-        victim.send_signal(signal.SIGKILL)
+        client.send_signal(signal.SIGKILL)
         killed = time.monotonic()
-        victim.wait()
+        client.wait()
     while time.monotonic() - killed < 60:
         after = httpx.get(f"{url}/api/jobs/{job}").json()["state"]
         if after not in ("queued", "running"):
@@ -121,16 +120,16 @@ def idle_after_a_kill(url: str) -> dict[str, object]:
     return {"before": state, "after": after, "seconds": round(time.monotonic() - killed, 2)}
 
 
-async def crowd(url: str, count: int, seconds: float, slow: bool = True) -> list[User]:
-    """Users side by side for some seconds; some of them ask for slow methods."""
-    users = [User(i, slow=slow and i % 10 == 0) for i in range(count)]
+async def run_users(url: str, count: int, seconds: float, slow: bool = True) -> list[SimulatedUser]:
+    """Run users at the same time for some seconds; every tenth also requests slow methods."""
+    users = [SimulatedUser(i, slow=slow and i % 10 == 0) for i in range(count)]
     end = time.monotonic() + seconds
-    await asyncio.gather(*(act(user, url, end) for user in users))
+    await asyncio.gather(*(run_user(user, url, end) for user in users))
     return users
 
 
 def run(count: int, seconds: float, threads: int) -> dict[str, object]:
-    """All of it, against a server that is started here and ended here."""
+    """Start a server, run the load test and stop the server."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--queue", str(4 * count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:  # noqa: S603
@@ -140,27 +139,27 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
             found = re.search(r"http://\S+:\d+", line)
             assert found is not None, line
             url = found[0]
-            asyncio.run(crowd(url, 2, 2.0))  # what is loaded on first use is loaded
-            (alone,) = asyncio.run(crowd(url, 1, 10.0, slow=False))
-            before = memory(server.pid)
-            began = time.monotonic()
-            users = asyncio.run(crowd(url, count, seconds))
-            elapsed = time.monotonic() - began
-            after = memory(server.pid)
-            killed = idle_after_a_kill(url)
+            asyncio.run(run_users(url, 2, 2.0))  # warm-up
+            (alone,) = asyncio.run(run_users(url, 1, 10.0, slow=False))
+            before = memory_mb(server.pid)
+            started = time.monotonic()
+            users = asyncio.run(run_users(url, count, seconds))
+            elapsed = time.monotonic() - started
+            after = memory_mb(server.pid)
+            killed = time_to_cancel(url)
         finally:
             server.send_signal(signal.SIGINT)
             code = server.wait(30)
-    waits = sorted(s for user in users for s in user.seconds)
-    answers: Counter[str] = sum((user.answers for user in users), Counter())
+    latencies = sorted(s for user in users for s in user.seconds)
+    responses: Counter[str] = sum((user.responses for user in users), Counter())
     served = [len(user.seconds) for user in users if not user.slow]
     return {
-        "users": count, "seconds": seconds, "elapsed_s": round(elapsed, 1), "answers": dict(answers),
-        "errors": sum(n for what, n in answers.items() if what != "200 done"),
-        "refused_503": sum(user.refused for user in users),
+        "users": count, "seconds": seconds, "elapsed_s": round(elapsed, 1), "answers": dict(responses),
+        "errors": sum(n for response, n in responses.items() if response != "200 done"),
+        "refused_503": sum(user.rejected for user in users),
         "cheap": {
-            "methods": [*CHEAP, "leadlight"], "count": len(waits), "median_s": round(median(waits), 3),
-            "p95_s": round(quantiles(waits, n=20)[-1], 3), "per_second": round(len(waits) / elapsed, 2),
+            "methods": [*FAST, "leadlight"], "count": len(latencies), "median_s": round(median(latencies), 3),
+            "p95_s": round(quantiles(latencies, n=20)[-1], 3), "per_second": round(len(latencies) / elapsed, 2),
             "median_s_of_one_user_alone": round(median(alone.seconds), 3),
         },
         "fairness": {"served_min": min(served), "served_max": max(served), "users": len(served)},
@@ -169,25 +168,25 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """The command line."""
+    """Run the load test, and write results and manifest."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads of the server")
     parser.add_argument("--out", type=Path)
-    given = parser.parse_args()
-    load = os.getloadavg()[0]  # how busy the machine was with other things
-    found = run(given.users, min(given.seconds, 600.0), given.threads)
+    args = parser.parse_args()
+    load = os.getloadavg()[0]  # load by other processes
+    found = run(args.users, min(args.seconds, 600.0), args.threads)
     names = ("vitrail", "torch", "fastapi", "starlette", "uvicorn", "pillow", "numpy")
     manifest = {
         "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
-        "cores": os.cpu_count(), "load_before": round(load, 1), "threads": given.threads,
+        "cores": os.cpu_count(), "load_before": round(load, 1), "threads": args.threads,
         **{name: version(name) for name in names},
     }  # fmt: skip
     text = json.dumps({"benchmark": "serve", "model": "scenes", "manifest": manifest, **found}, indent=2) + "\n"
     print(text)
-    if given.out is not None:
-        given.out.write_text(text)
+    if args.out is not None:
+        args.out.write_text(text)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Every family of transformer classifiers in timm: what is found in it, and which methods work.
+"""Support for timm: the attention structure found in one model of each family, and the methods that work on it.
 
-``python benchmarks/sweep.py --out benchmarks/results/sweep-timm.csv`` makes the smallest variant of each family with
-random weights, small ones first, at half the usual resolution where it can be made for that, lets noise through it and
-tries every method with quick settings. Score-CAM is not tried: it reads the feature maps that ViT-CX reads and scores
-them in the same way, with one forward a channel. Nothing is downloaded. What is in the table already is not looked at
-again, unless ``--only`` names it.
+    python benchmarks/sweep.py --out benchmarks/results/sweep-timm.csv
+
+Makes the smallest model of each family with random weights, small ones first, at half the usual resolution where the
+model supports it, and tries every method with quick settings on noise. Score-CAM is skipped: it reads the same feature
+maps as ViT-CX and scores them in the same way, with one forward pass per channel. Nothing is downloaded. Models already
+in the table are skipped, unless ``--only`` names their family.
 """
 
 from __future__ import annotations
@@ -34,26 +35,26 @@ FIELDS = (
     "family", "model", "millions", "pixels", "attention", "layers", "kind", "works", "refused", "failed", "remark",
     "seconds",
 )  # fmt: skip
-#: Quicker than the methods' own quick settings.
+#: Options that are faster than the methods' own quick variants.
 QUICK: dict[str, dict[str, Any]] = {
     "rise": {"masks": 8}, "occlusion": {"window": 4, "stride": 4}, "vit_cx": {"delta": 0.7},
 }  # fmt: skip
-UNTRIED = frozenset({"scorecam"})
-SMALL = 112
-#: What modules that attend are called.
-ATTENTIVE = re.compile("Atte?n|atte?n|MHSA|GPSA|Lsa|XCA|SRA")
-#: Files whose models differ in more than their size.
-VARIED = frozenset({"vision_transformer", "vision_transformer_sam", "eva"})
-#: Words and numbers in a name that tell sizes of a family apart, not families.
-SIZES = re.compile(
+SKIPPED = frozenset({"scorecam"})
+SMALL_SIZE = 112
+#: Class names of attention modules.
+ATTENTION_NAMES = re.compile("Atte?n|atte?n|MHSA|GPSA|Lsa|XCA|SRA")
+#: Files of timm whose models differ in more than their size.
+MIXED_FILES = frozenset({"vision_transformer", "vision_transformer_sam", "eva"})
+#: Words and numbers in a model name that denote a size, not a family.
+SIZE_WORDS = re.compile(
     r"(?<![a-z0-9])(patch[0-9]+|test|nano|pico|femto|atto|wee|pwee|dwee|dpwee|tiny|mini|little|dlittle|small|xsmall|"
     r"medium|mediumd|betwixt|base|large|huge|giant|giantopt|gigantic|enormous|xlarge|so150m2?|so400m|[tsmblhg]|xs|xxs|"
     r"[0-9]+[a-z]?[0-9]*)(?![a-z0-9])"
 )
 
 
-def variants(limit: float, only: list[str] | None) -> list[tuple[str, str, int]]:
-    """The smallest model of each family: (family, name, parameters), small ones first; large ones are left out."""
+def smallest_models(limit: float, only: list[str] | None) -> list[tuple[str, str, int]]:
+    """Smallest model of each family as (family, name, parameters), sorted by size, up to a limit in millions."""
     found = []
     families: dict[tuple[str, str], list[str]] = {}
     for name in list_models():
@@ -61,35 +62,35 @@ def variants(limit: float, only: list[str] | None) -> list[tuple[str, str, int]]
     for (_, family), names in families.items():
         if only and family not in only:
             continue
-        sizes = sorted((size, name) for name in names if (size := _size(name)))
+        sizes = sorted((size, name) for name in names if (size := _parameter_count(name)))
         if sizes and sizes[0][0] <= limit * 1e6:
             found.append((family, sizes[0][1], sizes[0][0]))
-    return sorted(found, key=lambda one: one[2])
+    return sorted(found, key=lambda entry: entry[2])
 
 
 def _family(name: str) -> tuple[str, str]:
-    """Models of one file whose names begin alike; plain ViTs, of which there are many kinds, by their whole name."""
-    words = SIZES.sub("", name.replace("_", " ")).split()
+    """File and family of a model: the first word of its name, or in files of many kinds the name without its size."""
+    words = SIZE_WORDS.sub("", name.replace("_", " ")).split()
     file = model_entrypoint(name).__module__.rpartition(".")[2]
-    return file, ("_".join(words) if file in VARIED else words[0] if words else name)
+    return file, ("_".join(words) if file in MIXED_FILES else words[0] if words else name)
 
 
-def _size(name: str) -> int:
-    """Number of parameters, 0 for what cannot be made here or has no attention by the names of its modules."""
+def _parameter_count(name: str) -> int:
+    """Number of parameters; 0 if the model cannot be made or no module is named like an attention."""
     try:
         with torch.device("meta"):
             model = timm.create_model(name)
     except Exception:  # noqa: BLE001 - some entry points need weights, other libraries or a real device
         return 0
     names = " ".join(type(m).__name__ for m in model.modules())
-    return sum(p.numel() for p in model.parameters()) if ATTENTIVE.search(names) else 0
+    return sum(p.numel() for p in model.parameters()) if ATTENTION_NAMES.search(names) else 0
 
 
-def look(name: str, device: str) -> dict[str, Any]:
-    """One model's row."""
+def examine_model(name: str, device: str) -> dict[str, Any]:
+    """Row of one model: its structure and the methods that work."""
     torch.manual_seed(0)
     model, model_inputs = _make(name, device)
-    _wake(model)
+    _enlarge_small_parameters(model)
     try:
         structure = read_structure(model, model_inputs)
     except VitrailError as error:
@@ -102,18 +103,17 @@ def look(name: str, device: str) -> dict[str, Any]:
     verdicts: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
     reasons = []
     for method in vitrail.methods().values():
-        if method.name in UNTRIED:
+        if method.name in SKIPPED:
             continue
         try:
             options = QUICK.get(method.name, method.quick)
             found = vitrail.explain(model, model_inputs.args[0], method.name, target=3, **options)
-            fine = bool(torch.isfinite(found.maps).all())
-            fine = fine and len(found.maps) == 1
-            verdicts["works" if fine else "failed"].append(method.name)
+            works = bool(torch.isfinite(found.maps).all()) and len(found.maps) == 1
+            verdicts["works" if works else "failed"].append(method.name)
         except VitrailError as error:
             verdicts["refused"].append(method.name)
             reasons.append(str(error).partition(": ")[2].partition(";")[0])
-        except Exception as error:  # noqa: BLE001 - the point of a sweep is to see them all
+        except Exception as error:  # noqa: BLE001 - every error is recorded
             verdicts["failed"].append(f"{method.name} ({type(error).__name__})")
     row |= {key: " ".join(names) for key, names in verdicts.items()}
     row["remark"] = "; ".join(dict.fromkeys(reasons))
@@ -121,13 +121,13 @@ def look(name: str, device: str) -> dict[str, Any]:
 
 
 def _make(name: str, device: str) -> tuple[nn.Module, ModelInputs]:
-    """A model with random weights, made for small pictures if it can be, and one picture of noise."""
+    """Model with random weights, made for small images if it supports that, and one image of noise."""
     try:
-        model = timm.create_model(name, num_classes=10, img_size=SMALL).eval().to(device)
-        model_inputs = ModelInputs((torch.randn(1, 3, SMALL, SMALL, device=device),))
+        model = timm.create_model(name, num_classes=10, img_size=SMALL_SIZE).eval().to(device)
+        model_inputs = ModelInputs((torch.randn(1, 3, SMALL_SIZE, SMALL_SIZE, device=device),))
         with torch.no_grad():
             model(*model_inputs.args)
-    except Exception:  # noqa: BLE001 - whatever a family objects to: it is made as it is usually
+    except Exception:  # noqa: BLE001 - families that reject img_size are made with their defaults
         model = timm.create_model(name, num_classes=10).eval().to(device)
         model_inputs = ModelInputs(
             (torch.randn(1, *model.pretrained_cfg.get("input_size", (3, 224, 224)), device=device),)
@@ -135,8 +135,8 @@ def _make(name: str, device: str) -> tuple[nn.Module, ModelInputs]:
     return model, model_inputs
 
 
-def _wake(model: nn.Module) -> None:
-    """Heads of zeros and tiny LayerScales would hide whether a method works."""
+def _enlarge_small_parameters(model: nn.Module) -> None:
+    """Add noise to zero heads and tiny LayerScales, which would hide whether a method works."""
     with torch.no_grad():
         for parameter in model.parameters():
             if float(parameter.abs().max()) < 0.05:
@@ -144,14 +144,14 @@ def _wake(model: nn.Module) -> None:
 
 
 def main() -> None:
-    """Look at one model of each family and write a row for each as soon as it is known."""
+    """Examine one model of each family, and write the table after each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--millions", type=float, default=90, help="largest model to make, in millions of parameters")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", nargs="*", help="families to look at")
-    parser.add_argument("--models", nargs="*", help="models to look at, instead of the smallest of each family")
-    parser.add_argument("--list", action="store_true", help="only name the models, which takes minutes by itself")
+    parser.add_argument("--only", nargs="*", help="families to examine")
+    parser.add_argument("--models", nargs="*", help="models to examine instead of the smallest of each family")
+    parser.add_argument("--list", action="store_true", help="print the names of the models only, which takes minutes")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(os.cpu_count() or 1)
@@ -160,25 +160,25 @@ def main() -> None:
         with args.out.open(newline="", encoding="utf-8") as file:
             rows = [row for row in csv.DictReader(file) if not args.only or row["family"] not in args.only]
     known = {row["model"] for row in rows}
-    chosen = [(_family(name)[1], name, _size(name)) for name in args.models or ()]
-    for family, name, size in chosen or variants(args.millions, args.only):
+    given = [(_family(name)[1], name, _parameter_count(name)) for name in args.models or ()]
+    for family, name, size in given or smallest_models(args.millions, args.only):
         if name in known or not size:
             continue
         if args.list:
             print(name, flush=True)
             continue
-        began = time.perf_counter()
+        started = time.perf_counter()
         try:
-            found = look(name, args.device)
+            found = examine_model(name, args.device)
         except Exception as error:  # noqa: BLE001
             found = {"remark": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
         gc.collect()
-        spent = time.perf_counter() - began
-        row = {"family": family, "model": name, "millions": f"{size / 1e6:.1f}", "seconds": f"{spent:.1f}", **found}
+        seconds = time.perf_counter() - started
+        row = {"family": family, "model": name, "millions": f"{size / 1e6:.1f}", "seconds": f"{seconds:.1f}", **found}
         rows.append(row)
         print(f"{name:40} {row.get('attention', '?'):16} {len(row.get('works', '').split()):3} work, "
-              f"failed: {row.get('failed', '')} {spent:.0f} s", flush=True)  # fmt: skip
-        with args.out.open("w", newline="", encoding="utf-8") as file:  # after each, so that nothing is lost
+              f"failed: {row.get('failed', '')} {seconds:.0f} s", flush=True)  # fmt: skip
+        with args.out.open("w", newline="", encoding="utf-8") as file:  # after each model, for interrupted runs
             writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)

@@ -27,6 +27,7 @@ from vitrail.scores.pointing import (
 from vitrail.scores.presets import PRESETS, QUANTITIES, Curve, LevelGrid, Preset, find_presets
 from vitrail.scores.ranks import RankedMaps, rank
 from vitrail.scores.rationale import (
+    TOP_WORDS,
     RationaleScores,
     class_probability,
     comprehensiveness_sufficiency,
@@ -78,6 +79,7 @@ __all__ = [
     "PRESETS",
     "QUANTITIES",
     "THRESHOLDS",
+    "TOP_WORDS",
     "AgreementScores",
     "AreaRule",
     "ComparedMethod",
