@@ -51,8 +51,8 @@ async def run_user(user: SimulatedUser, url: str, end: float) -> None:
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         await client.get("/")
         sample = {"model": "scenes", "sample": SAMPLES[user.number % len(SAMPLES)]}
-        picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
-        body = {"model": "scenes", "picture": picture}
+        image = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
+        body = {"model": "scenes", "picture": image}
         await client.post("/api/predict", json=body)
         for turn in range(MAX_REQUESTS):
             if time.monotonic() > end:

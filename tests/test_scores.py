@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 import vitrail
+import vitrail.scores
 from score_helpers import CONSTANT, SIZE, image_ids, ten_maps, ten_masks
 from vitrail.errors import InputError, OptionError
 from vitrail.integrations.adapters import Attribution, as_maps, explain_func
@@ -213,3 +218,20 @@ def test_maps_of_other_libraries():
         as_maps(np.ones(3))
     with pytest.raises(InputError, match="sign"):
         as_maps(cams, "plus")
+
+
+def test_the_public_names_exist_and_the_docs_use_only_these():
+    assert all(hasattr(vitrail.scores, name) for name in vitrail.scores.__all__)
+    assert len(set(vitrail.scores.__all__)) == len(vitrail.scores.__all__)
+    root = Path(__file__).resolve().parents[1]
+    for page in (root / "README.md", *(root / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        assert not re.search(r"(?:from|import) vitrail\.scores\.\w", text), f"{page.name} imports a submodule of scores"
+        blocks = re.findall(r"from vitrail\.scores import (\([^)]*\)|.+)", text)
+        names = {name for block in blocks for name in re.findall(r"\w+", block)}
+        assert names <= set(vitrail.scores.__all__), page.name
+
+
+def test_import_vitrail_does_not_import_scores():
+    code = "import sys, vitrail; sys.exit(any(name.startswith('vitrail.scores') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0  # noqa: S603
