@@ -1,8 +1,8 @@
 """Token dropping: remove patches by removing their tokens, inside an unmodified model.
 
-A removed token attends to nothing and is attended by nothing, so no fill is needed. At a fraction f of S patches, ``S -
-round(S * f)`` patch tokens and the prefix tokens (CLS, registers) enter the first block, each with its own position
-embedding.
+A removed token attends to nothing and is attended by nothing, so no fill is needed. At a fraction f of S patches,
+``S - round(S * f)`` patch tokens and all other tokens (CLS, registers) enter the first block, each with its own
+position embedding.
 
 The place is found from the model's computation, not from module names: the tensor to which the first attention branch
 is added is the residual stream, and tokens are removed from the output of the call that made it. Two trial passes on
