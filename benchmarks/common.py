@@ -45,6 +45,10 @@ class Timer:
         del result
         return taken
 
+    def median(self, call: Callable[[], Any]) -> float:
+        """Median time of repeated calls in seconds, after one warm-up call."""
+        return statistics.median([self.seconds(call) for _ in range(self.repeats + 1)][1:])
+
     def peak_mib(self, call: Callable[[], Any]) -> float | None:
         """Peak memory of a call beyond what was in use before, in MiB; None off CUDA."""
         if self.device.type != "cuda":

@@ -1,11 +1,11 @@
-"""Load test of the web page with fifty users: errors, latency, fairness, memory, and cancellation of abandoned jobs.
+"""Load test of the server with fifty users: errors, response times, fairness, memory, and disconnected clients.
+
+A server with the embedded scenes model is started in its own process on a loopback port. Each user has a cookie, opens
+a sample scene, and requests fast explanations one after the other without a pause. Every third request of every tenth
+user is for a slow method that evaluates many perturbed images. After a minute, a client is killed during a long job,
+and the time until the server cancels the job is measured. Time and number of requests are bounded.
 
     python benchmarks/serve.py --out benchmarks/results/serve-cpu.json
-
-The server runs in its own process on the loopback interface, with the embedded scenes model. Each user has a cookie of
-their own, chooses a scene and requests fast explanations one after the other without a pause; every third request of
-every tenth user is for a slow method. After a minute, a client is killed during a long job, and the time until the
-server cancels the job is measured. Time and number of requests are bounded.
 """
 
 from __future__ import annotations
@@ -28,63 +28,63 @@ from statistics import median, quantiles
 
 import httpx
 
-FAST = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
-SLOW = "rise:masks=64"
+FAST_METHODS = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
+SLOW_METHOD = "rise:masks=64"
 SAMPLES = ["scene-1", "scene-2", "pair-1", "pair-2", "scene-3", "scene-4"]
-#: Most requests of one user.
+#: Maximum number of requests of one user.
 MAX_REQUESTS = 5000
 
 
 @dataclass
-class SimulatedUser:
-    """A simulated user and the responses it got."""
+class User:
+    """The results of one simulated user."""
 
     number: int
     slow: bool
     seconds: list[float] = field(default_factory=list)
-    responses: Counter[str] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
     rejected: int = 0
 
 
-async def run_user(user: SimulatedUser, url: str, end: float) -> None:
+async def simulate(user: User, url: str, end: float) -> None:
     """Request one explanation after the other until the time is up."""
     async with httpx.AsyncClient(base_url=url, timeout=120) as client:
         await client.get("/")
         sample = {"model": "scenes", "sample": SAMPLES[user.number % len(SAMPLES)]}
-        image = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
-        body = {"model": "scenes", "picture": image}
+        picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
+        body = {"model": "scenes", "picture": picture}
         await client.post("/api/predict", json=body)
         for turn in range(MAX_REQUESTS):
             if time.monotonic() > end:
                 return
-            # Options differ from turn to turn, so that no response comes from the cache.
+            # Different options in each request, so that no result comes from the cache.
             offset = (user.number + turn * 50) / 100_000
-            methods = [*FAST, f"leadlight:mix={0.3 + offset:.5f}"]
+            methods = [*FAST_METHODS, f"leadlight:mix={0.3 + offset:.5f}"]
             if user.slow and turn % 3 == 2:
-                methods = [f"{SLOW},seed={user.number * 1000 + turn}"]
+                methods = [f"{SLOW_METHOD},seed={user.number * 1000 + turn}"]
             request = {**body, "methods": methods, "targets": [turn % 12]}
-            await send(user, client, request, fast="rise" not in methods[0])
+            await explain(user, client, request, fast="rise" not in methods[0])
 
 
-async def send(user: SimulatedUser, client: httpx.AsyncClient, body: dict[str, object], fast: bool) -> None:
-    """Send one request and count its response."""
-    started = time.monotonic()
+async def explain(user: User, client: httpx.AsyncClient, body: dict[str, object], fast: bool) -> None:
+    """Send one request and record its outcome."""
+    start = time.monotonic()
     try:
         response = await client.post("/api/explain?wait=true", json=body)
     except httpx.HTTPError as error:
-        user.responses[type(error).__name__] += 1
+        user.outcomes[type(error).__name__] += 1
         return
     if response.status_code == 503:
         user.rejected += 1
         await asyncio.sleep(1)
         return
     state = response.json().get("state", "?")
-    user.responses[f"{response.status_code} {state}"] += 1
+    user.outcomes[f"{response.status_code} {state}"] += 1
     if fast and state == "done":
-        user.seconds.append(time.monotonic() - started)
+        user.seconds.append(time.monotonic() - start)
 
 
-def memory_mb(pid: int) -> float:
+def memory(pid: int) -> float:
     """Resident memory of a process in megabytes."""
     text = Path(f"/proc/{pid}/status").read_text()
     found = re.search(r"VmRSS:\s+(\d+)", text)
@@ -92,8 +92,8 @@ def memory_mb(pid: int) -> float:
     return int(found[1]) / 1024
 
 
-def time_to_cancel(url: str) -> dict[str, object]:
-    """Start a long job from another process, kill that process, and measure how long the job goes on."""
+def kill_client(url: str) -> dict[str, object]:
+    """Start a long job from a separate process, kill that process, and measure how long the job continues."""
     program = (
         "import httpx, sys\n"
         f"c = httpx.Client(base_url={url!r}, timeout=600)\n"
@@ -120,16 +120,16 @@ def time_to_cancel(url: str) -> dict[str, object]:
     return {"before": state, "after": after, "seconds": round(time.monotonic() - killed, 2)}
 
 
-async def run_users(url: str, count: int, seconds: float, slow: bool = True) -> list[SimulatedUser]:
-    """Run users at the same time for some seconds; every tenth also requests slow methods."""
-    users = [SimulatedUser(i, slow=slow and i % 10 == 0) for i in range(count)]
+async def simulate_users(url: str, count: int, seconds: float, slow: bool = True) -> list[User]:
+    """Simulate users in parallel; with ``slow``, every tenth also requests slow methods."""
+    users = [User(i, slow=slow and i % 10 == 0) for i in range(count)]
     end = time.monotonic() + seconds
-    await asyncio.gather(*(run_user(user, url, end) for user in users))
+    await asyncio.gather(*(simulate(user, url, end) for user in users))
     return users
 
 
 def run(count: int, seconds: float, threads: int) -> dict[str, object]:
-    """Start a server, run the load test and stop the server."""
+    """Start a server, run the load test, and stop the server."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--queue", str(4 * count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:  # noqa: S603
@@ -139,27 +139,27 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
             found = re.search(r"http://\S+:\d+", line)
             assert found is not None, line
             url = found[0]
-            asyncio.run(run_users(url, 2, 2.0))  # warm-up
-            (alone,) = asyncio.run(run_users(url, 1, 10.0, slow=False))
-            before = memory_mb(server.pid)
-            started = time.monotonic()
-            users = asyncio.run(run_users(url, count, seconds))
-            elapsed = time.monotonic() - started
-            after = memory_mb(server.pid)
-            killed = time_to_cancel(url)
+            asyncio.run(simulate_users(url, 2, 2.0))  # warm-up
+            (alone,) = asyncio.run(simulate_users(url, 1, 10.0, slow=False))
+            before = memory(server.pid)
+            start = time.monotonic()
+            users = asyncio.run(simulate_users(url, count, seconds))
+            elapsed = time.monotonic() - start
+            after = memory(server.pid)
+            killed = kill_client(url)
         finally:
             server.send_signal(signal.SIGINT)
             code = server.wait(30)
-    latencies = sorted(s for user in users for s in user.seconds)
-    responses: Counter[str] = sum((user.responses for user in users), Counter())
+    times = sorted(s for user in users for s in user.seconds)
+    outcomes: Counter[str] = sum((user.outcomes for user in users), Counter())
     served = [len(user.seconds) for user in users if not user.slow]
     return {
-        "users": count, "seconds": seconds, "elapsed_s": round(elapsed, 1), "answers": dict(responses),
-        "errors": sum(n for response, n in responses.items() if response != "200 done"),
+        "users": count, "seconds": seconds, "elapsed_s": round(elapsed, 1), "answers": dict(outcomes),
+        "errors": sum(n for outcome, n in outcomes.items() if outcome != "200 done"),
         "refused_503": sum(user.rejected for user in users),
         "cheap": {
-            "methods": [*FAST, "leadlight"], "count": len(latencies), "median_s": round(median(latencies), 3),
-            "p95_s": round(quantiles(latencies, n=20)[-1], 3), "per_second": round(len(latencies) / elapsed, 2),
+            "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times), 3),
+            "p95_s": round(quantiles(times, n=20)[-1], 3), "per_second": round(len(times) / elapsed, 2),
             "median_s_of_one_user_alone": round(median(alone.seconds), 3),
         },
         "fairness": {"served_min": min(served), "served_max": max(served), "users": len(served)},
@@ -168,22 +168,22 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
 
 
 def main() -> None:
-    """Run the load test, and write results and manifest."""
+    """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads of the server")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    load = os.getloadavg()[0]  # load by other processes
-    found = run(args.users, min(args.seconds, 600.0), args.threads)
+    load = os.getloadavg()[0]
+    results = run(args.users, min(args.seconds, 600.0), args.threads)
     names = ("vitrail", "torch", "fastapi", "starlette", "uvicorn", "pillow", "numpy")
     manifest = {
         "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
         "cores": os.cpu_count(), "load_before": round(load, 1), "threads": args.threads,
         **{name: version(name) for name in names},
     }  # fmt: skip
-    text = json.dumps({"benchmark": "serve", "model": "scenes", "manifest": manifest, **found}, indent=2) + "\n"
+    text = json.dumps({"benchmark": "serve", "model": "scenes", "manifest": manifest, **results}, indent=2) + "\n"
     print(text)
     if args.out is not None:
         args.out.write_text(text)

@@ -26,7 +26,7 @@ import polars as pl
 import show
 
 from vitrail.bench.plan import CONTROLS, Plan
-from vitrail.bench.protocols import pairs
+from vitrail.bench.protocols import protocol_targets
 from vitrail.errors import DataError
 from vitrail.report.metric import MetricInfo, measures
 from vitrail.report.ranking import RankedMethod, standings
@@ -100,7 +100,7 @@ def csv_rows(runs: Sequence[CollectedRun]) -> Iterator[dict[str, Any]]:
         own = [d for run in runs for d in run.plan.dataset if d.title == data.title]
         names = list(dict.fromkeys(p for run, d in zip(runs, own, strict=True) for p in run.plan.protocols_of(d)))
         predicted: dict[tuple[str, str], dict[str, Values]] = {}
-        for protocol, target in pairs(names, ("predicted", "label")):
+        for protocol, target in protocol_targets(names, ("predicted", "label")):
             where = {"dataset": data.title, "protocol": protocol, "target": target}
             scores = tallies(rows.filter(*(pl.col(name) == value for name, value in where.items())), protocol)
             for metric in measures(protocol, target):

@@ -1,4 +1,4 @@
-"""Plans are checked as a whole before anything runs, and say what they would take."""
+"""Plans: validation, keys, method groups, chunks, and cost estimates."""
 
 from __future__ import annotations
 
@@ -7,25 +7,55 @@ import re
 import pytest
 from PIL import Image
 
-from benching import ONE, TINY, store_of
-from vitrail.bench.dry_run import about, overview, trial
+from bench_helpers import ONE, TINY, open_store
+from vitrail.bench.cost import estimate_run, measure_model, scoring_cost
+from vitrail.bench.dry_run import dry_run_all, dry_run_plan, plan_summary
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.engines.shard import parse_shard, share
-from vitrail.bench.estimate import estimate, scoring_cost
-from vitrail.bench.plan import CONTROLS, PlanError, PlanOverrides, parse, plans
-from vitrail.bench.validate import _methods, _protocols, read_plan
+from vitrail.bench.engines.shard import parse_shard, select_shard
+from vitrail.bench.method_groups import group_methods, single_pass_methods
+from vitrail.bench.plan import CONTROLS, PlanError, PlanOverrides, find_plan, parse_plan, plans
+from vitrail.bench.validate import _check_methods, _check_protocols, read_plan
 from vitrail.errors import NotApplicableError
-from vitrail.methods import METHODS, Method
+from vitrail.methods import METHODS, Method, find
 from vitrail.papers import tables
 
 pl = pytest.importorskip("polars")
 
+#: Plans that reproduce no table of a paper.
+OWN_PLANS = {"imagenet1000", "imagenet1000_many", "scenes", "smoke"}
+#: Former names of the plans, and the keys their runs had, for made-up weights, images and versions.
+FORMER_KEYS = {
+    "000_table1": "23020e35048aa90d", "000_table2": "fa243f4bdf168009", "000_table3": "7d28e7e87b8a1884",
+    "000_table4": "47d1d88809124fd7", "003_fig11": "8dd03fae060e3354", "003_table1": "0823340b863fb793",
+    "003_table2": "823235c8d6ac5c00", "003_table3": "82ce05a6bd9c9a72", "003_table4": "731aad35053c8fc6",
+    "004_table1": "9329ff8d6517d2d3", "004_table2": "58489771bddfea5e",
+}  # fmt: skip
 
-def test_all_problems_of_a_plan_are_told_at_once_with_lines_and_fixes(tmp_path):
+
+def parse_packaged(name):
+    plan, _, problems = parse_plan(plans()[name].read_text("utf-8"), plans()[name].parent, PlanOverrides(home=None))
+    assert plan is not None, problems
+    return plan
+
+
+def read_text(text, overrides=None):
+    from pathlib import Path
+    from tempfile import TemporaryDirectory
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.toml"
+        path.write_text(text, encoding="utf-8")
+        return read_plan(path, overrides=overrides)[0]
+
+
+# -- validation --------------------------------------------------------------------------------------------------------
+
+
+def test_all_problems_of_a_plan_are_reported_at_once_with_lines_and_fixes(tmp_path):
     masks = tmp_path / "pets"
-    for part, mode in (("images", "RGB"), ("masks", "L")):
-        (masks / part).mkdir(parents=True)
-        Image.new(mode, (40, 40)).save(masks / part / "x.png")
+    for folder, mode in (("images", "RGB"), ("masks", "L")):
+        (masks / folder).mkdir(parents=True)
+        Image.new(mode, (40, 40)).save(masks / folder / "x.png")
     path = tmp_path / "plan.toml"
     path.write_text(
         'name = "bad"\nmodels = ["scenes", { name = "keras:vit" }]\nmethods = [\n  "rollout",\n  "gradtokn",\n'
@@ -36,28 +66,28 @@ def test_all_problems_of_a_plan_are_told_at_once_with_lines_and_fixes(tmp_path):
     )  # fmt: skip
     with pytest.raises(PlanError) as caught:
         read_plan(path)
-    said = str(caught.value).splitlines()
-    assert "cannot be run, 11 problems" in said[0]
+    rows = str(caught.value).splitlines()
+    assert "cannot be run, 11 problems" in rows[0]
     expected = {
         2: "unknown source 'keras'", 5: "did you mean gradtoken", 6: "does not take stepz; it takes", 10: "chunk = 0",
-        11: "there is no key 'colour': take one of", 16: "'sensitivity' is not among the plan's", 20: "is not a folder",
+        11: "unknown key 'colour': choose one of", 16: "'sensitivity' is not among the plan's", 20: "is not a folder",
     }  # fmt: skip
     for line, text in expected.items():
-        assert any(f"line {line}: " in row and text in row for row in said), (line, text, said)
-    nine = [row for row in said if "line 9: " in row]
-    assert [any(word in row for row in nine) for word in ("chefer22", "no boxes", "two known classes")] == [True] * 3
-    assert any("line 8: " in row and "masks has no labels: explain the predicted class" in row for row in said)
+        assert any(f"line {line}: " in row and text in row for row in rows), (line, text, rows)
+    line_9 = [row for row in rows if "line 9: " in row]
+    assert [any(word in row for row in line_9) for word in ("chefer22", "no boxes", "two known classes")] == [True] * 3
+    assert any("line 8: " in row and "masks has no labels: explain the predicted class" in row for row in rows)
 
 
-def test_a_plan_that_is_not_toml_or_not_there(tmp_path):
+def test_plan_that_is_not_toml_or_does_not_exist_is_an_error(tmp_path):
     (tmp_path / "plan.toml").write_text('name = "a"\nmodels = [1 2]')
-    with pytest.raises(PlanError, match=r"not TOML.*line 2"):
+    with pytest.raises(PlanError, match=r"not valid TOML.*line 2"):
         read_plan(tmp_path / "plan.toml")
-    with pytest.raises(PlanError, match=r"neither a file nor a plan of the package: those are .*scenes.*smoke"):
+    with pytest.raises(PlanError, match=r"neither a file nor a plan of the package; the plans are .*scenes.*smoke"):
         read_plan("no-such-plan")
 
 
-def test_a_method_that_does_not_apply_is_a_stated_row_unless_none_does(tmp_path, monkeypatch):
+def test_method_that_does_not_apply_is_a_row_unless_none_applies(tmp_path, monkeypatch):
     def check(method, structure, options, stitch=False):
         if method.name == "rollout":
             raise NotApplicableError("rollout does not apply to this model: it attends inside windows")
@@ -65,8 +95,8 @@ def test_a_method_that_does_not_apply_is_a_stated_row_unless_none_does(tmp_path,
     monkeypatch.setattr(Method, "check", check)
     text = ONE.replace(', "gradtoken"', "").replace("count = 4", "count = 1")
     with pytest.raises(PlanError, match=r"line 3: no method of the plan applies to scenes: .*inside windows"):
-        store_of(text.replace("SEED", "6"), tmp_path, tmp_path)
-    store = store_of(text.replace("SEED", "7").replace("controls = false", "controls = true"), tmp_path, tmp_path)
+        open_store(text.replace("SEED", "6"), tmp_path, tmp_path)
+    store = open_store(text.replace("SEED", "7").replace("controls = false", "controls = true"), tmp_path, tmp_path)
     assert {c.methods for c in store.chunks} == {("random", "centre", "edges")}
     assert "inside windows" in store.manifest()["refused"]["scenes"]["rollout"]
     LocalEngine(1).run(store.missing())
@@ -75,9 +105,103 @@ def test_a_method_that_does_not_apply_is_a_stated_row_unless_none_does(tmp_path,
     assert "inside windows" in row["error"]
 
 
-def test_key_counts_what_decides_the_numbers_and_not_where_files_lie(tmp_path):
-    stage = store_of(TINY, tmp_path, tmp_path).stage
-    plan, ids = stage.plan, [stage.pictures(i).ids for i in range(2)]
+def test_folders_and_weights_can_be_given_in_addition_to_a_plan(tmp_path, monkeypatch):
+    with pytest.raises(PlanError) as caught:
+        read_plan("gradtoken_table1", overrides=PlanOverrides({"pets": "/x"}, {"deit-b": "/y"}, home=None))
+    message = str(caught.value)
+    assert "cannot be run, 4 problems" in message, "weights are not downloaded if there is another problem"
+    assert re.search(r"line 20: the folder of imagenet-segmentation.*--data imagenet-segmentation=FOLDER", message)
+    assert re.search(r"line 24: the folder of voc2012 is not given.*VITRAIL_DATA.*root = ", message)
+    assert "--data pets=…: the plan has no such name, only imagenet-segmentation, voc2012" in message
+    assert "--weights deit-b=…: the plan has no such name, only timm:vit_base" in message
+    for folder, mode in (("images", "RGB"), ("masks", "L")):
+        (tmp_path / "pets" / folder).mkdir(parents=True)
+        for name in "xy":
+            Image.new(mode, (40, 40)).save(tmp_path / "pets" / folder / f"{name}.png")
+    text = ('name = "a"\nmodels = "scenes"\nmethods = "rollout"\nprotocols = "segmentation"\n'
+            'dataset = { name = "masks", label = "pets" }')  # fmt: skip
+    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
+    from_home = read_text(text)
+    from_option = read_text(text, PlanOverrides({"masks": str(tmp_path / "pets")}, limit=1, home=None))
+    assert from_home.dataset[0].root == from_option.dataset[0].root == str(tmp_path / "pets")
+    assert (from_home.dataset[0].limit, from_option.dataset[0].limit) == (None, 1)
+
+
+# -- plans of the package ----------------------------------------------------------------------------------------------
+
+
+def test_every_table_of_the_papers_has_a_valid_plan():
+    papers = {}
+    for name in plans():
+        plan = parse_packaged(name)
+        assert [*_check_methods(plan), *_check_protocols(plan)] == [], name
+        assert plan_summary(name)
+        assert plan.name == name
+        papers[name] = plan.paper
+    assert {name for name in tables() if name != "vitcx_fig1"} <= set(papers), "the figure shows four single images"
+    assert papers == {name: None if name in OWN_PLANS else name for name in papers}
+    with pytest.raises(PlanError, match=r"line 2: paper = 'vtranm_table9': choose one of vtranm_table1, "):
+        read_text('name = "a"\npaper = "vtranm_table9"\nmodels = "scenes"\nmethods = "tam"\n'
+                  'protocols = "complexity"\ndataset = { name = "scenes", limit = 1 }')  # fmt: skip
+
+
+def test_plans_keep_their_former_names_and_keys(monkeypatch):
+    monkeypatch.setattr("vitrail.bench.plan.library_versions", lambda: {"vitrail": "0"})
+    current = {"000": "vtranm", "003": "gradtoken", "004": "vitcx"}
+    for former, key in FORMER_KEYS.items():
+        name = current[former[:3]] + former[3:]
+        assert find_plan(former) == plans()[name]
+        plan = parse_packaged(name)
+        assert plan.key(["w"] * len(plan.models), [["a", "b"]] * len(plan.dataset)) == key, name
+        renamed = plan.model_copy(update={"name": former})
+        assert renamed.key(["w"] * len(plan.models), [["a", "b"]] * len(plan.dataset)) == key
+        assert type(plan).model_validate(plan.model_dump() | {"paper": former}).paper == name
+    assert {current[former[:3]] + former[3:] for former in FORMER_KEYS} | OWN_PLANS == set(plans())
+
+
+def test_imagenet1000_and_imagenet1000_many_differ_in_their_methods_only():
+    halves = [parse_packaged(name) for name in ("imagenet1000", "imagenet1000_many")]
+    one, many = (half.model_dump(exclude={"name", "methods"}) for half in halves)
+    assert one == many
+    shared = set(halves[0].specs()) & set(halves[1].specs())
+    assert shared == {"leadlight", *CONTROLS}
+    names = {spec.partition(":")[0] for half in halves for spec in half.specs()}
+    assert set(METHODS) - names == {"inverted"}, "every method is in one of them"
+
+
+# -- method groups and chunks ------------------------------------------------------------------------------------------
+
+
+def runs_alone(spec):
+    """Whether a method, or the method it inverts, belongs to a family that evaluates images of its own."""
+    name, _, rest = spec.partition(":of=")
+    return (
+        runs_alone(rest) if name == "inverted" and rest else find(spec)[1].family in ("path", "input", "perturbation")
+    )
+
+
+@pytest.mark.parametrize("name", plans())
+def test_groups_of_every_plan_are_those_of_the_families(name):
+    specs = parse_packaged(name).specs()
+    alone = [(spec,) for spec in specs if runs_alone(spec)]
+    assert group_methods(specs) == [*alone, tuple(spec for spec in specs if not runs_alone(spec))]
+
+
+def test_groups_of_every_method_and_variant_are_those_of_the_families():
+    specs = [spec for name, m in METHODS.items() for spec in (name, *(f"{name}:{variant}" for variant in m.variants))]
+    specs += ["tam:steps=1", "smoothgrad:samples=1", "rise:masks=1"]
+    specs += [f"inverted:of={name}" for name in METHODS if name != "inverted"]
+    for spec in specs:
+        assert group_methods([spec, "rollout"]) == (
+            [(spec,), ("rollout",)] if runs_alone(spec) else [(spec, "rollout")]
+        ), spec
+    expected = [name for name, m in METHODS.items() if m.family != "control" and not runs_alone(name)]
+    assert list(single_pass_methods()) == expected
+
+
+def test_key_depends_on_weights_images_and_settings_and_not_on_paths(tmp_path):
+    context = open_store(TINY, tmp_path, tmp_path).context
+    plan, ids = context.plan, [context.images(i).ids for i in range(2)]
     key = plan.key(["w"], ids)
     moved = plan.model_copy(update={"dataset": tuple(d.model_copy(update={"root": "/else"}) for d in plan.dataset)})
     assert moved.key(["w"], ids) == key
@@ -89,103 +213,42 @@ def test_key_counts_what_decides_the_numbers_and_not_where_files_lie(tmp_path):
     assert len({key, *others}) == 4
 
 
-def test_chunks_cover_everything_once_and_shards_share_them(tmp_path):
-    store = store_of(TINY, tmp_path, tmp_path)
+def test_chunks_cover_everything_once_and_are_split_over_shards(tmp_path):
+    store = open_store(TINY, tmp_path, tmp_path)
     assert [c.methods for c in store.chunks[:3]] == [("smoothgrad:samples=1",)] * 3
     assert store.chunks[-1].methods == ("rollout", "random")
     assert len({c.name for c in store.chunks}) == len(store.chunks) == 2 * (2 + 1)
-    shares = [share(store.chunks, parse_shard(f"{i}/4")) for i in (1, 2, 3, 4)]
-    assert sorted(c.name for some in shares for c in some) == sorted(c.name for c in store.chunks)
+    shards = [select_shard(store.chunks, parse_shard(f"{i}/4")) for i in (1, 2, 3, 4)]
+    assert sorted(c.name for shard in shards for c in shard) == sorted(c.name for c in store.chunks)
     slurm = {"SLURM_ARRAY_TASK_ID": "5", "SLURM_ARRAY_TASK_COUNT": "4", "SLURM_ARRAY_TASK_MIN": "4"}
     assert parse_shard("env", slurm) == (1, 4)
 
 
-def test_every_table_of_the_papers_has_a_plan_that_is_sound():
-    found = {}
-    for name, path in plans().items():
-        plan, _, problems = parse(path.read_text(encoding="utf-8"), path.parent, PlanOverrides(home=None))
-        assert plan is not None, problems
-        assert [*problems, *_methods(plan), *_protocols(plan)] == [], name
-        assert about(name)
-        found[name] = plan.paper
-    assert {name for name in tables() if name != "004_fig1"} <= set(found), "one picture each is not a benchmark"
-    own = {"imagenet1000", "imagenet1000_many", "scenes", "smoke"}
-    assert {paper for paper in found.values() if paper} == set(found) - own
-    with pytest.raises(PlanError, match=r"line 2: paper = '000_table9': take one of 000_table1, "):
-        check_text('name = "a"\npaper = "000_table9"\nmodels = "scenes"\nmethods = "tam"\nprotocols = "complexity"\n'
-                   'dataset = { name = "scenes", limit = 1 }')  # fmt: skip
+# -- cost estimates ----------------------------------------------------------------------------------------------------
 
 
-def test_the_two_halves_of_imagenet1000_differ_in_their_methods_only():
-    halves = [parse(plans()[n].read_text(encoding="utf-8"), plans()[n].parent, PlanOverrides(home=None))[0]
-              for n in ("imagenet1000", "imagenet1000_many")]  # fmt: skip
-    one, many = (half.model_dump(exclude={"name", "methods"}) for half in halves)
-    assert one == many
-    shared = set(halves[0].specs()) & set(halves[1].specs())
-    assert shared == {"leadlight", *CONTROLS}
-    names = {spec.partition(":")[0] for half in halves for spec in half.specs()}
-    assert set(METHODS) - names == {"inverted"}, "every method is in one of them"
-
-
-def check_text(text, given=None):
-    from pathlib import Path
-    from tempfile import TemporaryDirectory
-
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "plan.toml"
-        path.write_text(text, encoding="utf-8")
-        return read_plan(path, given=given)[0]
-
-
-def test_folders_and_weights_are_given_beside_a_plan(tmp_path, monkeypatch):
-    with pytest.raises(PlanError) as caught:
-        read_plan("003_table1", given=PlanOverrides({"pets": "/x"}, {"deit-b": "/y"}, home=None))
-    said = str(caught.value)
-    assert "cannot be run, 4 problems" in said, "weights are not fetched where something else is wrong"
-    assert re.search(r"line 20: imagenet-segmentation is read from files.*--data imagenet-segmentation=FOLDER", said)
-    assert re.search(r"line 24: voc2012 is read from files.*VITRAIL_DATA.*root = ", said)
-    assert "--data pets=…: the plan has no such name, only imagenet-segmentation, voc2012" in said
-    assert "--weights deit-b=…: the plan has no such name, only timm:vit_base" in said
-    for part, mode in (("images", "RGB"), ("masks", "L")):
-        (tmp_path / "pets" / part).mkdir(parents=True)
-        for name in "xy":
-            Image.new(mode, (40, 40)).save(tmp_path / "pets" / part / f"{name}.png")
-    text = ('name = "a"\nmodels = "scenes"\nmethods = "rollout"\nprotocols = "segmentation"\n'
-            'dataset = { name = "masks", label = "pets" }')  # fmt: skip
-    monkeypatch.setenv("VITRAIL_DATA", str(tmp_path))
-    by_home, said = (
-        check_text(text),
-        check_text(text, PlanOverrides({"masks": str(tmp_path / "pets")}, limit=1, home=None)),
-    )
-    assert by_home.dataset[0].root == said.dataset[0].root == str(tmp_path / "pets")
-    assert (by_home.dataset[0].limit, said.dataset[0].limit) == (None, 1)
-
-
-def test_a_trial_needs_neither_data_nor_weights(tmp_path, monkeypatch):
+def test_dry_run_needs_neither_data_nor_weights(tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.bench.validate.at_hand", lambda name: False)
-    found = trial("004_table1", tmp_path, 2, given=PlanOverrides(home=None))
+    found = dry_run_plan("vitcx_table1", tmp_path, 2, overrides=PlanOverrides(home=None))
     assert found.folder is None
-    assert found.found.images == 5000
-    assert len(found.notes) == 4, "three models and the pictures"
-    swin = 2 + 1 + 55 + 28  # what is looked at for a map of Swin, less than of the others, which more methods fit
-    assert found.found.forwards > 5000 * swin
-    assert found.found.maps == 5000 * (2 * 17 + 10)
-    rows = dict(overview(1, given=PlanOverrides(home=None)))
-    assert rows["003_table2"].found.images == 50_000
+    assert found.estimate.images == 5000
+    assert len(found.notes) == 4, "three models and one data set"
+    swin = 2 + 1 + 55 + 28  # forward passes for an image on Swin, fewer than on the others, where more methods apply
+    assert found.estimate.forwards > 5000 * swin
+    assert found.estimate.maps == 5000 * (2 * 17 + 10)
+    rows = dict(dry_run_all(1, overrides=PlanOverrides(home=None)))
+    assert rows["gradtoken_table2"].estimate.images == 50_000
     assert rows["smoke"].notes == ()
-    assert all(trial.found.seconds > 0 and trial.found.memory > 1 << 20 for trial in rows.values())
+    assert all(row.estimate.seconds > 0 and row.estimate.memory > 1 << 20 for row in rows.values())
 
 
-def test_dry_run_counts_what_the_evaluator_counts(tmp_path):
-    store = store_of(TINY, tmp_path, tmp_path)
-    found = estimate(store.stage, store.chunks, 2)
-    assert (found.images, found.maps, found.left) == (3, 9, 1.0)
-    assert found.forwards > found.explaining > 0
-    assert found.memory > 1 << 20
-    from vitrail.bench.cost import measured
-
-    plan, last = store.stage.plan, store.chunks[-1]
-    assert last.data == 1
-    body = measured(store.stage, store.stage.model(0))
-    cost = scoring_cost(plan, plan.dataset[1], last.methods, body)
-    assert cost == 1 + 2 * 18 * 0.5, "two methods blind to classes, half a forward a level"
+def test_estimate_counts_what_the_evaluator_counts(tmp_path):
+    store = open_store(TINY, tmp_path, tmp_path)
+    estimate = estimate_run(store.context, store.chunks, 2)
+    assert (estimate.images, estimate.maps, estimate.left) == (3, 9, 1.0)
+    assert estimate.forwards > estimate.explaining > 0
+    assert estimate.memory > 1 << 20
+    plan, last = store.context.plan, store.chunks[-1]
+    assert last.dataset == 1
+    cost = scoring_cost(plan, plan.dataset[1], last.methods, measure_model(store.context, store.context.model(0)))
+    assert cost == 1 + 2 * 18 * 0.5, "two class-agnostic methods, half a forward pass per level"

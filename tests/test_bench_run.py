@@ -1,103 +1,112 @@
-"""A run's table: every score once, and from every engine the same; every protocol on small scenes."""
+"""The results of a run: every score once, costs, saved maps, the command, and every protocol on small scenes."""
 
 from __future__ import annotations
 
 import json
 import math
 import mmap
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benching import ONE, base, store_of  # noqa: F401 - a fixture
+import vitrail.bench
+from bench_helpers import ONE, open_store, tiny_run  # noqa: F401 - a fixture
 from datafiles import voc_in
-from vitrail.bench import explainer as explaining
-from vitrail.bench.chunk import products
+from vitrail.bench import explainer as explainer_module
+from vitrail.bench.chunk import matmul_precision
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.peak import Peak
+from vitrail.bench.memory import PeakMemory
 from vitrail.bench.plan import PlanError
-from vitrail.bench.reexplain import Classes
-from vitrail.bench.results_store import tally
+from vitrail.bench.protocols import PresentClassScores
+from vitrail.bench.results_store import collect_scores, read_results
+from vitrail.bench.run import run_plan
+from vitrail.errors import DataError
 from vitrail.explain import explain
 from vitrail.scores.segmentation import SegmentationScores
 
 pl = pytest.importorskip("polars")
 
 
-def test_the_table_has_every_score_once(base):  # noqa: F811
-    store, _ = base
+def test_table_has_every_score_once(tiny_run):  # noqa: F811
+    store, _ = tiny_run
     table = store.merge()
     assert table["error"].null_count() == len(table)
-    counted = table.group_by("dataset", "method", "target", "protocol").agg(pl.col("image").n_unique())
-    found = {tuple(row[:4]): row[4] for row in counted.iter_rows()}
+    counts = table.group_by("dataset", "method", "target", "protocol").agg(pl.col("image").n_unique())
+    found = {tuple(row[:4]): row[4] for row in counts.iter_rows()}
     assert found["pairs", "random", "things", "selectivity"] == 2
     assert found["pairs", "rollout", "label", "segmentation"] == 2
     assert found["one", "smoothgrad:samples=1", "predicted", "chefer21-tokens"] == 1
     curve = table.filter(pl.col("score") == "positive(tokens)").row(0, named=True)
     assert len(curve["removed"]) == len(curve["logp_predicted"]) == len(curve["winner"]) == 10
     where = {"model": "scenes", "dataset": "pairs", "method": "rollout", "target": "label", "protocol": "segmentation"}
-    own = tally(table, SegmentationScores, **where)
-    assert len(own) == 2
-    assert 0 < own.summary()["miou"] < 1
-    blind = tally(table, dataset="pairs", method="random", protocol="selectivity").summary()
-    assert blind["share"] == 0.5, "a method blind to classes is right once in two"
+    scores = collect_scores(table, SegmentationScores, **where)
+    assert len(scores) == 2
+    assert 0 < scores.summary()["miou"] < 1
+    agnostic = collect_scores(table, dataset="pairs", method="random", protocol="selectivity").summary()
+    assert agnostic["share"] == 0.5, "a class-agnostic method is right for one of two classes"
 
 
-def test_random_maps_differ_by_image_and_not_by_chunk(base):  # noqa: F811
-    store, _ = base
-    assert explaining.seed_of(store.stage.key, "a", "random") != explaining.seed_of(store.stage.key, "b", "random")
-    assert explaining.seed_of(store.stage.key, "a", "random") != explaining.seed_of(store.stage.key, "a", "rise")
+def test_random_maps_differ_by_image_and_not_by_chunk(tiny_run):  # noqa: F811
+    store, _ = tiny_run
+    assert explainer_module.map_seed(store.context.key, "a", "random") != explainer_module.map_seed(
+        store.context.key, "b", "random"
+    )
+    assert explainer_module.map_seed(store.context.key, "a", "random") != explainer_module.map_seed(
+        store.context.key, "a", "rise"
+    )
 
 
-def test_the_most_memory_held_is_noted_with_the_map(base):  # noqa: F811
-    store, _ = base
+def test_peak_memory_is_recorded_with_the_map(tiny_run):  # noqa: F811
+    store, _ = tiny_run
     table = store.merge()
-    with Peak(torch.device("cpu")) as peak, mmap.mmap(-1, 2**27) as fresh:  # nobody freed these pages before
+    with PeakMemory(torch.device("cpu")) as peak, mmap.mmap(-1, 2**27) as fresh:  # pages that were not in use before
         fresh.write(b"x" * 2**27)
     explained = pl.col("protocol") == "explain"
     assert table.filter(~explained)["memory"].is_null().all()
-    noted = table.filter(explained, pl.col("error").is_null())
+    maps = table.filter(explained, pl.col("error").is_null())
     if peak.bytes != peak.bytes:
-        assert noted["memory"].is_null().all()
-        pytest.skip("this system does not tell how far a process grew")
+        assert maps["memory"].is_null().all()
+        pytest.skip("this system does not report the memory of a process")
     assert peak.bytes > 2**26
-    assert (noted["memory"] >= 0).all()
+    assert (maps["memory"] >= 0).all()
 
 
-def test_memory_that_nobody_knows_is_not_none(base, monkeypatch):  # noqa: F811
-    store, _ = base
-    held = iter([math.nan, 5.0, math.nan, math.nan])
+def test_unknown_memory_is_nan(tiny_run, monkeypatch):  # noqa: F811
+    store, _ = tiny_run
+    measured = iter([math.nan, 5.0, math.nan, math.nan])
 
-    class Told(Peak):
+    class FakePeakMemory(PeakMemory):
         def __exit__(self, *error):
             super().__exit__(*error)
-            self.bytes = next(held)
+            self.bytes = next(measured)
 
-    monkeypatch.setattr(explaining, "Peak", Told)
-    explainer = explaining.Explainer(store.stage, store.stage.model(0), "key")
+    monkeypatch.setattr(explainer_module, "PeakMemory", FakePeakMemory)
+    explainer = explainer_module.Explainer(store.context, store.context.model(0), "key")
     images, classes = torch.randn(1, 3, 128, 128), torch.tensor([[1, 2]])
     memory = [explainer("a", images, classes, ["rollout"])[0]["rollout"].memory[0] for _ in range(2)]
-    assert memory[0] == 5, "of two passes the one that is known"
+    assert memory[0] == 5, "the maximum of the passes whose memory is known"
     assert math.isnan(memory[1])
 
 
-def test_maps_are_kept_beside_the_part(tmp_path):
+def test_maps_are_saved_with_the_part(tmp_path):
     from safetensors import safe_open
 
     text = ONE.replace("SEED", "4\nkeep_maps = true").replace("count = 4", "count = 2")
-    store = store_of(text, tmp_path, tmp_path)
+    store = open_store(text, tmp_path, tmp_path)
     LocalEngine(1).run(store.missing())
     with safe_open(str(store.chunks[0].path.with_suffix(".safetensors")), framework="pt") as file:
         maps = file.get_tensor("gradtoken/predicted")
         ids = json.loads(file.metadata()["images"])
     assert (maps.dtype, maps.shape) == (torch.float16, (2, 16, 16))
-    assert tuple(ids) == store.stage.pictures(0).ids
+    assert tuple(ids) == store.context.images(0).ids
     assert 0 <= maps.min() < maps.max() <= 1
 
 
-def test_the_command_runs_shards_and_resumes(tmp_path):
+def test_command_runs_shards_and_resumes(tmp_path):
     import typer
     from typer.testing import CliRunner
 
@@ -116,72 +125,129 @@ def test_the_command_runs_shards_and_resumes(tmp_path):
     assert len(list(Path(tmp_path).glob("runs/*/plan.toml"))) == 1
 
 
-def test_maps_are_compared_again_with_other_weights_and_for_every_class(tmp_path):
+def test_command_accepts_the_former_name_of_a_plan(tmp_path):
+    from typer.testing import CliRunner
+
+    from vitrail.cli.app import app
+
+    found = CliRunner().invoke(app, ["bench", "000_table1", "--dry-run", "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.output
+    assert "note: the plan 000_table1 is now called vtranm_table1" in found.output
+    new = CliRunner().invoke(app, ["bench", "vtranm_table1", "--dry-run", "--out", str(tmp_path)])
+    assert "is now called" not in new.output
+
+
+def test_run_made_under_a_former_name_opens_resumes_and_reports(tmp_path):
+    from vitrail.papers import find_table
+    from vitrail.report.run import Run
+    from vitrail.report.write import write_report
+
+    text = ONE.replace("SEED", "8").replace("count = 4", "count = 3")
+    former = text.replace('name = "one"', 'name = "003_table3"\npaper = "003_table3"')
+    store = open_store(former, tmp_path, tmp_path)
+    LocalEngine(1).run(store.chunks[:1])
+    manifest = store.folder / "manifest.json"
+    written = json.loads(manifest.read_text(encoding="utf-8"))
+    written["plan"]["paper"] = "003_table3"  # as earlier versions wrote it
+    manifest.write_text(json.dumps(written), encoding="utf-8")
+    assert Run(store.folder).paper == "gradtoken_table3"
+    current = open_store(former.replace("003_", "gradtoken_"), tmp_path, tmp_path)
+    assert current.folder == store.folder
+    assert [chunk.name for chunk in current.missing()] == [chunk.name for chunk in store.chunks[1:]]
+    LocalEngine(1).run(current.missing())
+    current.export()
+    page = write_report(current.folder).read_text(encoding="utf-8")
+    assert find_table("gradtoken_table3").about in page, "the report shows the paper's numbers"
+
+
+def test_public_names_are_imported_at_first_use():
+    code = (
+        "import sys, vitrail.bench as bench\n"
+        "print(sorted({'pydantic', 'polars', 'pyarrow', 'ray'} & set(sys.modules)))\n"
+        "print(all(getattr(bench, name) is not None for name in bench.__all__), set(bench.__all__) == set(dir(bench)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603
+    assert done.stdout.split() == ["[]", "True", "True"], done.stderr
+    with pytest.raises(AttributeError, match="no attribute 'no_such_name'"):
+        vitrail.bench.no_such_name  # noqa: B018
+
+
+def test_run_plan_computes_the_missing_parts_and_writes_the_tables(tmp_path):
+    (tmp_path / "plan.toml").write_text(ONE.replace("SEED", "9").replace("count = 4", "count = 2"), encoding="utf-8")
+    store = run_plan(tmp_path / "plan.toml", tmp_path / "runs")
+    assert read_results(store.folder).equals(store.merge().drop("seconds", "forwards", "memory"))
+    assert run_plan(tmp_path / "plan.toml", tmp_path / "runs").missing() == []
+    (store.folder / "results.parquet").unlink()
+    with pytest.raises(DataError, match="run the plan to its end first"):
+        read_results(store.folder)
+
+
+def test_sanity_and_multiclass_protocols(tmp_path):
     text = """
-name = "again"
+name = "reexplain"
 models = ["scenes"]
 methods = ["raw_attention", "transformer_mm"]
 controls = false
 protocols = ["sanity", "multiclass"]
 dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true } }
 """
-    store = store_of(text, tmp_path, tmp_path)
-    before = [p.detach().clone() for p in store.stage.model(0).about.module.parameters()]
+    store = open_store(text, tmp_path, tmp_path)
+    before = [p.detach().clone() for p in store.context.model(0).loaded.module.parameters()]
     LocalEngine(1).run(store.missing())
-    after = store.stage.model(0).about.module.parameters()
-    assert all(map(torch.equal, before, after)), "weights are put back"
+    after = store.context.model(0).loaded.module.parameters()
+    assert all(map(torch.equal, before, after)), "weights are restored"
     table = store.merge()
     assert table["error"].null_count() == len(table)
     head = table.filter(pl.col("protocol") == "sanity", pl.col("score") == "head|spearman")
-    alike = {row["method"]: row["value"] for row in head.to_dicts()}
-    assert alike["raw_attention"] == pytest.approx(1), "attention does not rest on the head"
-    assert alike["transformer_mm"] < 0.99
-    found = tally(table, Classes, method="transformer_mm", protocol="multiclass", target="things")
-    assert len(found) == 2
-    summary = found.summary()
+    similarity = {row["method"]: row["value"] for row in head.to_dicts()}
+    assert similarity["raw_attention"] == pytest.approx(1), "attention does not depend on the head"
+    assert similarity["transformer_mm"] < 0.99
+    scores = collect_scores(table, PresentClassScores, method="transformer_mm", protocol="multiclass", target="things")
+    assert len(scores) == 2
+    summary = scores.summary()
     assert 0 < summary["best_miou"] < 1
-    blind = tally(table, Classes, method="raw_attention", protocol="multiclass").summary()
-    assert blind["best_miou"] < summary["best_miou"], "one map for two classes names one of them wrongly"
-    size = store.stage.model(0).view.size
-    assert 0 < found.column("labelled").max() <= size[0] * size[1]
+    agnostic = collect_scores(table, PresentClassScores, method="raw_attention", protocol="multiclass").summary()
+    assert agnostic["best_miou"] < summary["best_miou"], "one map for two classes labels one of them wrongly"
+    size = store.context.model(0).preprocess.size
+    assert 0 < scores.column("labelled").max() <= size[0] * size[1]
 
 
-def test_a_plan_says_how_matrices_are_multiplied_and_nothing_stays_behind():
+def test_matmul_precision_is_set_and_restored():
     torch.set_float32_matmul_precision("medium")
     try:
         for matmul, wanted in (("tf32", "high"), ("float32", "highest")):
-            with products(matmul):
+            with matmul_precision(matmul):
                 assert torch.get_float32_matmul_precision() == wanted
             assert torch.get_float32_matmul_precision() == "medium"
     finally:
         torch.set_float32_matmul_precision("highest")
 
 
-def test_a_class_that_is_asked_for_twice_is_explained_once(base, monkeypatch):  # noqa: F811
-    store, _ = base
-    model = store.stage.model(0)
+def test_repeated_class_is_explained_once(tiny_run, monkeypatch):  # noqa: F811
+    store, _ = tiny_run
+    model = store.context.model(0)
     images, classes = torch.randn(3, 3, 128, 128), torch.tensor([[1, 1], [2, 5], [3, 3]])
-    shown = []
+    calls = []
 
-    def watched(about, given, **rest):
-        shown.append((len(given), rest["target"].tolist(), list(rest["methods"])))
-        return explain(about, given, **rest)
+    def recorded(model, images, **rest):
+        calls.append((len(images), rest["target"].tolist(), list(rest["methods"])))
+        return explain(model, images, **rest)
 
-    monkeypatch.setattr(explaining, "explain", watched)
-    made, bad = explaining.Explainer(store.stage, model, "key")(
+    monkeypatch.setattr(explainer_module, "explain", recorded)
+    explanations, failures = explainer_module.Explainer(store.context, model, "key")(
         ["a", "b", "c"], images, classes, ["gradtoken", "occlusion", "rollout"]
     )
-    assert not bad
-    together = (3, classes.tolist(), ["occlusion"])  # all classes from the same pictures
-    assert shown == [together, (3, [[1], [2], [3]], ["gradtoken", "rollout"]), (1, [[5]], ["gradtoken", "rollout"])]
-    whole = explain(model.about, images, methods=["gradtoken", "occlusion", "rollout"], target=classes)
-    for name, own in made.items():
+    assert not failures
+    together = (3, classes.tolist(), ["occlusion"])  # the same perturbed images serve all classes
+    assert calls == [together, (3, [[1], [2], [3]], ["gradtoken", "rollout"]), (1, [[5]], ["gradtoken", "rollout"])]
+    whole = explain(model.loaded, images, methods=["gradtoken", "occlusion", "rollout"], target=classes)
+    for name, own in explanations.items():
         assert torch.allclose(own.maps, whole[name].maps, atol=1e-4), name
         assert torch.allclose(own.grid, whole[name].grid, atol=1e-5), name
         assert torch.equal(own.flat, whole[name].flat), name
 
 
-def test_outputs_of_imagenet_stand_for_the_classes_of_voc(tmp_path):
+def test_imagenet_outputs_stand_for_voc_classes(tmp_path):
     text = """
 name = "voc"
 models = [{ name = "MODEL", weights = "random" }]
@@ -191,7 +257,7 @@ protocols = ["multiclass"]
 dataset = { name = "voc2012" , root = "." }
 """
     voc_in(tmp_path)
-    store = store_of(text.replace("MODEL", "timm:vit_tiny_patch16_224"), tmp_path / "runs", tmp_path)
+    store = open_store(text.replace("MODEL", "timm:vit_tiny_patch16_224"), tmp_path / "runs", tmp_path)
     LocalEngine(1).run(store.missing())
     table = store.merge()
     assert table["error"].null_count() == len(table)
@@ -200,21 +266,21 @@ dataset = { name = "voc2012" , root = "." }
         scores[row["image"]].add(row["score"].partition("/")[0])
     assert scores["2007_000033"] == {"common:0", "union:0", "common:1", "union:1", "labelled", "flat"}
     assert scores["2007_000042"] >= {"common:12", "union:15"}
-    seen = tally(table, Classes, method="gradcam", protocol="multiclass")
-    assert seen.regions().intersection.shape == (2, 10, 4)
-    with pytest.raises(PlanError, match=r"multiclass cannot be run with cifar10 on voc2012: a model of 10 classes"):
-        store_of(text.replace('{ name = "MODEL", weights = "random" }', '"cifar10"'), tmp_path / "runs", tmp_path)
+    collected = collect_scores(table, PresentClassScores, method="gradcam", protocol="multiclass")
+    assert collected.regions().intersection.shape == (2, 10, 4)
+    with pytest.raises(PlanError, match=r"multiclass cannot be run with cifar10 on voc2012: the model has 10 classes"):
+        open_store(text.replace('{ name = "MODEL", weights = "random" }', '"cifar10"'), tmp_path / "runs", tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("devices", "said"),
+    ("devices", "expected"),
     [
         (["cuda:0"] * 4, "4 workers share one GPU"), (["cuda:0", "cuda:1"] * 2, "4 workers share 2 GPUs"),
         (["cuda:0", "cuda:1"], ""), (["cpu"] * 4, ""), (["cuda:0"], ""),
     ],
 )  # fmt: skip
-def test_workers_that_share_a_gpu_are_told(capsys, devices, said):
-    from vitrail.cli.bench import _crowd
+def test_workers_that_share_a_gpu_print_a_note(capsys, devices, expected):
+    from vitrail.cli.bench import _warn_shared_gpu
 
-    _crowd(SimpleNamespace(devices=devices))
-    assert capsys.readouterr().err.partition(": ")[2].partition(" and")[0] == said
+    _warn_shared_gpu(SimpleNamespace(devices=devices))
+    assert capsys.readouterr().err.partition(": ")[2].partition(";")[0] == expected

@@ -129,7 +129,7 @@ def test_several_methods_are_single_calls_from_one_pass():
     together = vitrail.explain(model, IMAGES, methods=names, target=2)
     assert len(calls) == 3, "two for the structure and its check, one pass"
     vitrail.explain(model, IMAGES, methods=names, target=2)
-    assert len(calls) == 3, "the probe is remembered"
+    assert len(calls) == 4, "the structure is remembered"
     for name in names:
         assert torch.allclose(together[name].grid, vitrail.explain(model, IMAGES, name, target=2).grid, rtol=1e-5)
     same = vitrail.explain(model, IMAGES, methods={"vtranm": {"score": "logit"}}, target=2)

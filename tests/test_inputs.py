@@ -177,7 +177,7 @@ def test_features_of_parts_of_a_picture_are_no_map(method):
 
     torch.manual_seed(0)
     model = timm.create_model("mobilevit_xxs", num_classes=4)
-    with pytest.raises(NotApplicableError, match="cuts its pictures into 4 parts before it normalises them"):
+    with pytest.raises(NotApplicableError, match="cuts its images into 4 parts before it normalises them"):
         vitrail.explain(model, torch.randn(2, 3, 64, 64), method, target=1)
 
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: what a person does with it, and that everybody can."""
+"""The page in a real browser: its functions, accessibility, and small screens."""
 
 from __future__ import annotations
 
@@ -10,26 +10,37 @@ import threading
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="the page is tested by Playwright, which is missing")
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason='the page needs the web extra: pip install "vitrail[web]"')
 
-from page_case import CONTRAST, alone, choose, drawn, nameless, photo, redrawn, settled, slow, until  # noqa: E402
+from page_case import (  # noqa: E402
+    LOW_CONTRAST,
+    canvas_checksum,
+    default_only,
+    delay_responses,
+    random_image,
+    select_methods,
+    unnamed_controls,
+    wait_for,
+    wait_idle,
+    wait_redrawn,
+)
 from texts import text_model  # noqa: E402
 from vitrail.cli.serve import load_models  # noqa: E402
 from vitrail.web.app import make_app  # noqa: E402
 
-#: Milliseconds to wait for a state on a machine that is busy with other things.
-PATIENCE = 60_000
+#: Time to wait for a state on a busy machine.
+TIMEOUT_MS = 60_000
 TEXT = "a superb film, lovely music and a tedious plot."
-#: Long enough not to be over before it is cancelled.
-LONG = "rise:masks=9500"
-PICTURE = ".slide[data-method=picture] canvas"
-SHOWN = "#glass canvas[data-shows]:not([data-shows=picture])"
+#: A method that does not finish before it is cancelled.
+LONG_METHOD = "rise:masks=9500"
+IMAGE_CARD = ".map-card[data-method=image] canvas"
+SHOWN = "#main-map canvas[data-shows]:not([data-shows=image])"
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
-    """Where a server with two image models and a text model listens."""
+    """The URL of a server with two image models and a text model."""
     folder = tmp_path_factory.mktemp("models") / "reviews"
     names = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
     model, tokenizer = text_model("bert", max_position_embeddings=64, num_labels=2, **names)
@@ -50,7 +61,7 @@ def address(tmp_path_factory):
 def browser():
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if found is None:
-        pytest.skip("no Chromium on this machine: install it (apt-get install chromium) to test the page")
+        pytest.skip("Chromium is not installed: apt-get install chromium")
     with playwright.sync_playwright() as driver:
         one = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
         yield one
@@ -59,18 +70,20 @@ def browser():
 
 @pytest.fixture
 def visit(browser, address):
-    """Open the page in a window of its own; whatever it complains of and was not expected fails the test."""
-    complaints: list[str] = []
+    """Open the page in a new window; unexpected errors and requests to other hosts fail the test."""
+    problems: list[str] = []
     contexts = []
 
     def go(path="", before=lambda page: None, wait=SHOWN, **options):
         context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
         contexts.append(context)
-        context.set_default_timeout(PATIENCE)
+        context.set_default_timeout(TIMEOUT_MS)
         page = context.new_page()
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("console", lambda said: complaints.append(said.text) if said.type == "error" else None)
-        page.on("request", lambda asked: complaints.append(asked.url) if not asked.url.startswith(address) else None)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+        page.on(
+            "request", lambda request: problems.append(request.url) if not request.url.startswith(address) else None
+        )
         before(page)
         page.goto(address + path)
         if wait:
@@ -80,156 +93,159 @@ def visit(browser, address):
     yield go
     for context in contexts:
         context.close()
-    refused = re.compile(r"status of 4\d\d|^blob:|^data:")
-    assert not [text for text in complaints if not refused.search(text)]
+    expected = re.compile(r"status of 4\d\d|^blob:|^data:")
+    assert not [text for text in problems if not expected.search(text)]
 
 
-def test_first_load_explains_a_scene_without_a_click(visit, record_property):
+def test_first_load_shows_maps_of_a_sample(visit, record_property):
     page = visit()
-    taken = page.evaluate("performance.getEntriesByName('first-picture')[0].duration")
-    record_property("milliseconds from load to the first picture", round(taken))
-    print(f"from load to the first picture: {taken:.0f} ms")  # noqa: T201 - told, not judged
-    assert page.get_attribute("#glass canvas", "data-shows") == "vtranm"
+    taken = page.evaluate("performance.getEntriesByName('first-map')[0].duration")
+    record_property("milliseconds from load to the first map", round(taken))
+    print(f"from load to the first map: {taken:.0f} ms")  # noqa: T201 - reported, not tested
+    assert page.get_attribute("#main-map canvas", "data-shows") == "vtranm"
     assert page.get_attribute("#samples button >> nth=0", "aria-pressed") == "true"
-    assert re.fullmatch(r"Why \w+\?\s?[\d.<]+\s%", page.inner_text("#why"))
-    settled(page)
-    before = drawn(page, PICTURE)
+    assert re.fullmatch(r"Why \w+\?\s?[\d.<]+\s%", page.inner_text("#question"))
+    wait_idle(page)
+    before = canvas_checksum(page, IMAGE_CARD)
     page.select_option("#model", label="scenes-tagged")
-    redrawn(page, [before], PICTURE)
-    settled(page)
-    assert page.locator("#slides .slide[data-state=done]").count() >= 2
+    wait_redrawn(page, [before], IMAGE_CARD)
+    wait_idle(page)
+    assert page.locator("#map-grid .map-card[data-state=done]").count() >= 2
 
 
-def test_open_drop_and_paste_a_picture(visit):
+def test_open_drop_and_paste_an_image(visit):
     page = visit()
-    alone(page)
-    seen = [drawn(page, PICTURE)]
-    page.set_input_files("#file", photo(1))
-    seen.append(redrawn(page, seen, PICTURE))
-    settled(page)
+    default_only(page)
+    known = [canvas_checksum(page, IMAGE_CARD)]
+    page.set_input_files("#file", random_image(1))
+    known.append(wait_redrawn(page, known, IMAGE_CARD))
+    wait_idle(page)
     assert page.locator("#samples [aria-pressed=true]").count() == 0
     for seed, kind, field in ((2, "drop", "dataTransfer"), (3, "paste", "clipboardData")):
         page.evaluate(
             """([bytes, kind, field]) => {
-                const held = new DataTransfer();
-                held.items.add(new File([new Uint8Array(bytes)], "photo.png", { type: "image/png" }));
+                const transfer = new DataTransfer();
+                transfer.items.add(new File([new Uint8Array(bytes)], "photo.png", { type: "image/png" }));
                 const Kind = kind === "drop" ? DragEvent : ClipboardEvent;
-                document.dispatchEvent(new Kind(kind, { [field]: held, bubbles: true, cancelable: true }));
+                document.dispatchEvent(new Kind(kind, { [field]: transfer, bubbles: true, cancelable: true }));
             }""",
-            [list(photo(seed)["buffer"]), kind, field],
+            [list(random_image(seed)["buffer"]), kind, field],
         )
-        seen.append(redrawn(page, seen, PICTURE))
-        settled(page)
-    page.set_input_files("#file", {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture at all"})
+        known.append(wait_redrawn(page, known, IMAGE_CARD))
+        wait_idle(page)
+    page.set_input_files("#file", {"name": "notes.png", "mimeType": "image/png", "buffer": b"not an image"})
     page.wait_for_selector("#alert:not([hidden])")
-    assert len(page.inner_text("#alert").split(".")) > 2, "what is wrong and what to do"
+    assert "Unsupported image format" in page.inner_text("#alert")
+    assert len(page.inner_text("#alert").split(".")) > 2, "the problem and its fix"
     page.click("#alert button")
     assert page.is_hidden("#alert")
 
 
-def test_classes_by_button_by_typing_and_in_pairs(visit):
+def test_choose_classes_by_button_by_typing_and_in_pairs(visit):
     page = visit()
-    alone(page)
+    default_only(page)
     other = page.inner_text(".classes li:nth-child(2) .name")
-    page.click(".classes li:nth-child(2) .class")
-    until(page, "document.querySelector('#why em').textContent === given", other)
-    page.focus("#picture [role=combobox]")
+    page.click(".classes li:nth-child(2) .class-button")
+    wait_for(page, "document.querySelector('#question em').textContent === given", other)
+    page.focus("#image-panel [role=combobox]")
     page.keyboard.type("moo")
-    assert page.get_attribute("#picture [role=combobox]", "aria-activedescendant")
+    assert page.get_attribute("#image-panel [role=combobox]", "aria-activedescendant")
     page.keyboard.press("Enter")
-    until(page, "document.querySelector('#why em').textContent === given", "moon")
-    settled(page)
-    slow(page, "/api/predict")
+    wait_for(page, "document.querySelector('#question em').textContent === given", "moon")
+    wait_idle(page)
+    delay_responses(page, "/api/predict")
     page.click("#samples button[data-sample=pair-2]")
     page.wait_for_selector("#samples [data-sample=pair-2][aria-pressed=true]")
-    choose(page, "vtranm")
-    page.click(".slide[data-method=vtranm] button.name")
-    page.click("#picture .versus >> nth=0")
-    page.wait_for_selector("#side:not([hidden])")
-    settled(page)
-    assert " and not " in page.inner_text("#why")
-    seen = []
-    for side in ("both", "first", "second"):
-        page.check(f"#side input[value={side}]")
-        seen.append(redrawn(page, seen))
-    page.hover("#glass", position={"x": 120, "y": 150})
-    assert page.locator(".slide[data-method=vtranm] .reading span").count() == 2
+    select_methods(page, "vtranm")
+    page.click(".map-card[data-method=vtranm] button.name")
+    page.click("#image-panel .compare >> nth=0")
+    page.wait_for_selector("#shown-classes:not([hidden])")
+    wait_idle(page)
+    assert " and not " in page.inner_text("#question")
+    known = []
+    for shown in ("both", "first", "second"):
+        page.check(f"#shown-classes input[value={shown}]")
+        known.append(wait_redrawn(page, known))
+    page.hover("#main-map", position={"x": 120, "y": 150})
+    assert page.locator(".map-card[data-method=vtranm] .readout span").count() == 2
 
 
-def test_methods_side_by_side_with_one_cursor_and_controls(visit):
+def test_methods_share_one_cursor_and_display_options(visit):
     page = visit()
-    three = ("attcat", "rollout", "gradsam")
-    choose(page, *three)
-    assert len({drawn(page, f".slide[data-method={name}] canvas") for name in three}) == 3
-    assert "signed" in page.inner_text(".slide[data-method=attcat] .slide-note")
-    assert "blind" in page.inner_text(".slide[data-method=rollout] .slide-note")
+    methods = ("attcat", "rollout", "gradsam")
+    select_methods(page, *methods)
+    assert len({canvas_checksum(page, f".map-card[data-method={name}] canvas") for name in methods}) == 3
+    assert "signed" in page.inner_text(".map-card[data-method=attcat] .card-note")
+    assert "class-agnostic" in page.inner_text(".map-card[data-method=rollout] .card-note")
     assert page.locator("#legends .legend").count() == 2
-    page.hover("#glass", position={"x": 150, "y": 200})
-    for name in three:
-        assert re.search(r"\d · \d+(st|nd|rd|th)$", page.inner_text(f".slide[data-method={name}] .reading"))
-    assert page.locator(".cursor:visible").count() == page.locator("#stage .glass").count()
-    before = drawn(page)
+    page.hover("#main-map", position={"x": 150, "y": 200})
+    for name in methods:
+        assert re.search(r"\d · \d+(st|nd|rd|th)$", page.inner_text(f".map-card[data-method={name}] .readout"))
+    assert page.locator(".cursor:visible").count() == page.locator("#content .map").count()
+    before = canvas_checksum(page)
     changes = (
         lambda: page.fill("#opacity", "30"),
         lambda: page.check("#sequential input[value=frost]"),
         lambda: page.check("#rendering input[value=patch]"),
-        lambda: page.check("#view input[value=alone]"),
-        lambda: page.click(".slide[data-method=attcat] button.name"),
+        lambda: page.check("#view input[value=map]"),
+        lambda: page.click(".map-card[data-method=attcat] button.name"),
         lambda: page.check("#diverging input[value=plumfern]"),
     )
     for change in changes:
         change()
-        before = redrawn(page, [before])
+        before = wait_redrawn(page, [before])
 
 
-def test_cancel_a_long_method_and_mend_a_wrong_one(visit):
+def test_cancel_a_long_method_and_remove_an_invalid_one(visit):
     page = visit()
-    settled(page)
-    for spec in (LONG, "rise:mask=3"):
+    wait_idle(page)
+    for spec in (LONG_METHOD, "rise:mask=3"):
         page.fill("input[aria-label='Add a method with options'] >> nth=0", spec)
         page.keyboard.press("Enter")
-    slide = f".slide[data-method='{LONG}']"
-    page.wait_for_selector(f"{slide}[data-state=running] progress, {slide}[data-state=queued] progress")
-    page.wait_for_selector(".slide[data-method='rise:mask=3'][data-state=failed]")
-    assert "masks" in page.inner_text(".slide[data-method='rise:mask=3'] .trouble")
-    page.click(f"{slide} .slide-note button")
-    page.wait_for_selector(f"{slide}[data-state=cancelled]")
-    page.click(".slide[data-method='rise:mask=3'] [aria-label^=Remove]")
-    page.wait_for_selector(".slide[data-method='rise:mask=3']", state="detached")
-    settled(page)
-    assert page.locator(".slide[data-state=done]").count() >= 2, "what was done stays"
+    card = f".map-card[data-method='{LONG_METHOD}']"
+    page.wait_for_selector(f"{card}[data-state=running] progress, {card}[data-state=queued] progress")
+    page.wait_for_selector(".map-card[data-method='rise:mask=3'][data-state=failed]")
+    assert "masks" in page.inner_text(".map-card[data-method='rise:mask=3'] .error-message")
+    page.click(f"{card} .card-note button")
+    page.wait_for_selector(f"{card}[data-state=cancelled]")
+    page.click(".map-card[data-method='rise:mask=3'] [aria-label^=Remove]")
+    page.wait_for_selector(".map-card[data-method='rise:mask=3']", state="detached")
+    wait_idle(page)
+    assert page.locator(".map-card[data-state=done]").count() >= 2, "finished maps stay"
 
 
 def test_attention_of_a_patch_by_pointer_and_by_keys(visit):
     page = visit()
-    alone(page)
-    page.click("#glass", position={"x": 200, "y": 200})
+    default_only(page)
+    page.click("#main-map", position={"x": 200, "y": 200})
     page.wait_for_selector("#attention[open] button.cell")
     assert page.locator("#attention button.cell").count() == 5 * (6 + 1) + 1
-    before = drawn(page, "#lens canvas")
+    before = canvas_checksum(page, "#attention-map canvas")
     page.hover("#attention button.cell >> nth=12")
-    redrawn(page, [before], "#lens canvas")
+    wait_redrawn(page, [before], "#attention-map canvas")
     title = page.inner_text("#attention-title")
-    page.click("#lens", position={"x": 20, "y": 20})
-    until(page, "document.querySelector('#attention-title').textContent !== given", title)
+    page.click("#attention-map", position={"x": 20, "y": 20})
+    wait_for(page, "document.querySelector('#attention-title').textContent !== given", title)
     page.keyboard.press("Escape")
     page.wait_for_selector("#attention", state="hidden")
-    page.focus("#glass")
+    page.focus("#main-map")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowDown")
-    assert re.search(r"Row \d+, column \d+: .* of 256", page.inner_text("#reading"))
-    until(page, "document.querySelector('#glass-live').textContent.startsWith('Row')")
+    assert re.search(r"Row \d+, column \d+: .* of 256", page.inner_text("#readout"))
+    wait_for(page, "document.querySelector('#main-map-live').textContent.startsWith('Row')")
     page.keyboard.press("Enter")
     page.wait_for_selector("#attention[open] button.cell")
 
 
-def test_curves_beside_the_random_order(visit):
+def test_curves_include_the_random_control(visit):
     page = visit()
-    alone(page)
+    default_only(page)
     page.click("#measure")
     page.wait_for_selector("#curves[data-state=done]")
     rows = page.locator(".areas tbody tr")
-    assert rows.count() == 1 + page.locator("#slides .slide[data-state=done]").count(), "every method, and the control"
+    assert rows.count() == 1 + page.locator("#map-grid .map-card[data-state=done]").count(), (
+        "every method and the control"
+    )
     assert "Random order" in page.inner_text(".areas")
     assert all(re.search(r"\d\.\d{3}\s+\d\.\d{3}", rows.nth(i).inner_text()) for i in range(rows.count()))
     assert page.locator(".chart .curve").count() == 2 * rows.count()
@@ -239,59 +255,60 @@ def test_curves_beside_the_random_order(visit):
     assert "random" in download.value.path().read_text()
 
 
-def test_take_it_away_and_open_the_link_elsewhere(visit, address):
+def test_downloads_python_code_and_permalink(visit, address):
     page = visit(permissions=["clipboard-read", "clipboard-write"])
-    choose(page, "attcat")
-    away = "#picture [data-part=takeaway]"
-    for name, begins in (("Figure, PNG", b"\x89PNG"), ("Manifest", b"{"), ("Maps", b"")):
+    select_methods(page, "attcat")
+    downloads = "#image-panel [data-part=downloads]"
+    for name, begins in (("Figure (PNG)", b"\x89PNG"), ("Manifest", b"{"), ("Maps", b"")):
         with page.expect_download() as download:
-            page.click(f"{away} button:has-text('{name}')")
+            page.click(f"{downloads} button:has-text('{name}')")
         assert download.value.path().read_bytes().startswith(begins)
-    page.click(f"{away} button:has-text('As Python') >> nth=0")
-    page.wait_for_selector(f"{away} .python:not([hidden])")
-    page.click(f"{away} button:has-text('Copy as Python')")
-    until(page, "document.querySelector(given).textContent === 'Copied.'", f"{away} .status")
+    page.click(f"{downloads} button:has-text('Python code') >> nth=0")
+    page.wait_for_selector(f"{downloads} .python:not([hidden])")
+    page.click(f"{downloads} button:has-text('Copy code')")
+    wait_for(page, "document.querySelector(given).textContent === 'Copied.'", f"{downloads} .status")
     assert "vitrail.explain(" in page.evaluate("navigator.clipboard.readText()")
-    page.click(f"{away} button:has-text('Copy link')")
-    until(page, "document.querySelector(given).textContent.startsWith('Copied: ')", f"{away} .status")
+    page.click(f"{downloads} button:has-text('Copy link')")
+    wait_for(page, "document.querySelector(given).textContent.startsWith('Copied: ')", f"{downloads} .status")
     link = page.evaluate("navigator.clipboard.readText()")
     assert link.startswith(f"{address}r/")
     other = visit(link.removeprefix(address))
-    settled(other)
-    assert other.inner_text("#why") == page.inner_text("#why")
-    slides = "[...document.querySelectorAll('.slide')].map(slide => slide.dataset.method)"
-    assert other.evaluate(slides) == page.evaluate(slides)
-    assert drawn(other) == drawn(page)
-    gone = visit("r/no-such-result")
-    assert "no longer held" in gone.inner_text("#alert")
+    wait_idle(other)
+    assert other.inner_text("#question") == page.inner_text("#question")
+    methods = "[...document.querySelectorAll('.map-card')].map(card => card.dataset.method)"
+    assert other.evaluate(methods) == page.evaluate(methods)
+    assert canvas_checksum(other) == canvas_checksum(page)
+    expired = visit("r/no-such-result")
+    expired.wait_for_selector("#alert:not([hidden])")
+    assert "has expired" in expired.inner_text("#alert")
 
 
-def test_words_of_a_text(visit):
+def test_word_scores_of_a_text(visit):
     page = visit()
     page.click("#tab-text")
-    page.wait_for_selector(".page[data-state=done]")
-    page.fill("#words", TEXT)
-    page.click("#read")
-    until(page, "document.querySelector('.page .words')?.textContent === given", TEXT)
-    choose(page, "attcat", root="#text")
-    page.hover(".page >> nth=0 >> .word >> nth=1")
+    page.wait_for_selector(".text-card[data-state=done]")
+    page.fill("#text-input", TEXT)
+    page.click("#explain-text")
+    wait_for(page, "document.querySelector('.text-card .words')?.textContent === given", TEXT)
+    select_methods(page, "attcat", root="#text-panel")
+    page.hover(".text-card >> nth=0 >> .word >> nth=1")
     for name in ("gradtoken", "attcat"):
-        assert page.inner_text(f".page[data-method={name}] .reading").startswith("superb:")
-    assert page.locator(".page[data-method=attcat] .word[data-share^='-']").count(), "words that speak against"
-    page.focus(".page[data-method=attcat] .words")
+        assert page.inner_text(f".text-card[data-method={name}] .readout").startswith("superb:")
+    assert page.locator(".text-card[data-method=attcat] .word[data-value^='-']").count(), "words against the class"
+    page.focus(".text-card[data-method=attcat] .words")
     page.keyboard.press("ArrowRight")
-    until(page, "document.querySelector('#text-live').textContent !== ''")
-    page.click(".page >> nth=0 >> .word >> nth=1")
-    page.wait_for_selector("#attention[open] .piece.here")
-    until(page, "document.querySelector('#attention-title').textContent.includes(given)", "superb")
+    wait_for(page, "document.querySelector('#text-live').textContent !== ''")
+    page.click(".text-card >> nth=0 >> .word >> nth=1")
+    page.wait_for_selector("#attention[open] .token.current")
+    wait_for(page, "document.querySelector('#attention-title').textContent.includes(given)", "superb")
     assert page.locator("#attention button.cell").count() == 3 * (4 + 1) + 1
     page.keyboard.press("Escape")
     with page.expect_download() as download:
-        page.click("#text button:has-text('Manifest')")
+        page.click("#text-panel button:has-text('Manifest')")
     assert json.loads(download.value.path().read_text())
 
 
-def test_without_a_text_model_the_tab_says_how_to_start_one(visit):
+def test_text_tab_without_a_text_model_shows_the_command(visit):
     def images_only(page):
         def answer(route):
             models = [model for model in route.fetch().json() if model["kind"] == "image"]
@@ -301,54 +318,54 @@ def test_without_a_text_model_the_tab_says_how_to_start_one(visit):
 
     page = visit(before=images_only)
     page.click("#tab-text")
-    assert "vitrail serve" in page.inner_text("#absent")
-    assert page.is_hidden("#words")
+    assert "vitrail serve" in page.inner_text("#no-text-model")
+    assert page.is_hidden("#text-input")
 
 
-def test_a_phone_needs_no_sideways_scrolling(visit):
+def test_phone_has_no_horizontal_scrolling(visit):
     page = visit(viewport={"width": 360, "height": 740}, has_touch=True, is_mobile=True)
-    settled(page)
-    wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert page.evaluate(wide) == 0
-    page.tap("#picture .fold summary")
-    assert page.evaluate(wide) == 0
-    page.tap("#glass")
-    assert page.inner_text("#reading").startswith("Row")
-    page.tap("#reading button")
+    wait_idle(page)
+    overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert page.evaluate(overflow) == 0
+    page.tap("#image-panel .collapsible summary")
+    assert page.evaluate(overflow) == 0
+    page.tap("#main-map")
+    assert page.inner_text("#readout").startswith("Row")
+    page.tap("#readout button")
     page.wait_for_selector("#attention[open] button.cell")
-    assert page.evaluate(wide) == 0
+    assert page.evaluate(overflow) == 0
     page.tap("#attention-close")
     page.tap("#tab-text")
-    page.wait_for_selector(".page[data-state=done]")
-    assert page.evaluate(wide) == 0
+    page.wait_for_selector(".text-card[data-state=done]")
+    assert page.evaluate(overflow) == 0
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_everything_has_a_name_and_can_be_read(visit, scheme):
+def test_accessible_names_and_contrast(visit, scheme):
     page = visit(color_scheme=scheme, reduced_motion="reduce")
-    ground = "getComputedStyle(document.documentElement).backgroundColor"
-    assert (int(re.findall(r"\d+", page.evaluate(ground))[0]) < 60) == (scheme == "dark")
-    choose(page, "attcat")
-    page.click("#picture .versus >> nth=0")
-    page.wait_for_selector("#side:not([hidden])")
+    background = "getComputedStyle(document.documentElement).backgroundColor"
+    assert (int(re.findall(r"\d+", page.evaluate(background))[0]) < 60) == (scheme == "dark")
+    select_methods(page, "attcat")
+    page.click("#image-panel .compare >> nth=0")
+    page.wait_for_selector("#shown-classes:not([hidden])")
     page.fill("input[aria-label='Add a method with options'] >> nth=0", "rise:mask=3")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".slide[data-state=failed]")
-    settled(page)
-    page.set_input_files("#file", {"name": "notes.png", "mimeType": "image/png", "buffer": b"no picture at all"})
+    page.wait_for_selector(".map-card[data-state=failed]")
+    wait_idle(page)
+    page.set_input_files("#file", {"name": "notes.png", "mimeType": "image/png", "buffer": b"not an image"})
     page.wait_for_selector("#alert:not([hidden])")
-    assert (nameless(page), page.evaluate(CONTRAST)) == ([], [])
+    assert (unnamed_controls(page), page.evaluate(LOW_CONTRAST)) == ([], [])
     page.click("#alert button")
-    page.focus("#glass")
+    page.focus("#main-map")
     page.keyboard.press("Enter")
     page.wait_for_selector("#attention[open] button.cell")
-    assert (nameless(page), page.evaluate(CONTRAST)) == ([], [])
+    assert (unnamed_controls(page), page.evaluate(LOW_CONTRAST)) == ([], [])
     page.keyboard.press("Escape")
     page.click("#tab-text")
-    page.wait_for_selector(".page[data-state=done]")
-    choose(page, "attcat", root="#text")
-    assert (nameless(page), page.evaluate(CONTRAST)) == ([], [])
+    page.wait_for_selector(".text-card[data-state=done]")
+    select_methods(page, "attcat", root="#text-panel")
+    assert (unnamed_controls(page), page.evaluate(LOW_CONTRAST)) == ([], [])
     page.click("#theme")
-    assert (int(re.findall(r"\d+", page.evaluate(ground))[0]) < 60) == (scheme == "light")
-    assert page.evaluate(CONTRAST) == []
+    assert (int(re.findall(r"\d+", page.evaluate(background))[0]) < 60) == (scheme == "light")
+    assert page.evaluate(LOW_CONTRAST) == []
     assert page.evaluate("getComputedStyle(document.querySelector('.button')).transitionDuration").startswith("0s")

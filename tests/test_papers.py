@@ -11,7 +11,7 @@ pl = pytest.importorskip("polars")
 pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
-from vitrail.bench.plan import parse, plans  # noqa: E402
+from vitrail.bench.plan import parse_plan, plans  # noqa: E402
 from vitrail.methods import find  # noqa: E402
 from vitrail.papers import find_table, tables  # noqa: E402
 from vitrail.report.differs import match_data, match_models  # noqa: E402
@@ -20,18 +20,19 @@ from vitrail.report.paper_comparison import beside  # noqa: E402
 
 #: Rows of the papers' tables.
 ROWS = {
-    "000_table1": 72, "000_table2": 63, "000_table3": 54, "000_table4": 20, "003_table1": 55, "003_table2": 36,
-    "003_table3": 15, "003_table4": 6, "003_fig11": 3, "004_table1": 114, "004_table2": 42, "004_fig1": 40,
+    "vtranm_table1": 72, "vtranm_table2": 63, "vtranm_table3": 54, "vtranm_table4": 20, "gradtoken_table1": 55,
+    "gradtoken_table2": 36, "gradtoken_table3": 15, "gradtoken_table4": 6, "gradtoken_fig11": 3, "vitcx_table1": 114,
+    "vitcx_table2": 42, "vitcx_fig1": 40,
 }  # fmt: skip
 
 
 def test_every_published_number_is_there():
     assert {key: len(table.numbers) for key, table in tables().items()} == ROWS
-    table = find_table("000_table2")
+    table = find_table("vtranm_table2")
     found = {(n.method, n.metric): n.value for n in table.numbers}
     assert found["VTranM (Ours)", "mIoU (%)"] == 63.45
     assert found["Trans. MM", "Pos. (GT) perturbation accuracy AUC (%)"] == 15.20
-    missing = [n for n in find_table("003_table2").numbers if n.value is None]
+    missing = [n for n in find_table("gradtoken_table2").numbers if n.value is None]
     assert {n.method for n in missing} == {"Rollout", "RawAtten"}
 
 
@@ -58,7 +59,7 @@ def test_every_metric_is_a_score_that_a_protocol_yields_with_the_papers_directio
 
 @pytest.mark.parametrize("name", [name for name, path in plans().items() if "\npaper = " in path.read_text()])
 def test_plans_that_repeat_a_table_run_its_models_data_and_methods(name):
-    plan, _, problems = parse(plans()[name].read_text(encoding="utf-8"), Path())
+    plan, _, problems = parse_plan(plans()[name].read_text(encoding="utf-8"), Path())
     assert plan is not None, problems
     table = find_table(plan.paper)
     own = SimpleNamespace(paper=plan.paper, plan=plan, controls=frozenset(), manifest={"images": {}, "refused": {}})
@@ -66,7 +67,7 @@ def test_plans_that_repeat_a_table_run_its_models_data_and_methods(name):
     found = beside(own, [])
     models, data = match_models(table, plan), match_data(table, plan, {d.title: 10**6 for d in plan.dataset})
     # CIFAR cannot be had again: the paper names no checkpoint, and there is none for CIFAR-100.
-    if name != "000_table1":
+    if name != "vtranm_table1":
         assert set(models) == set(table.models)
         assert all(m.same and not m.remark for m in models.values())
         assert set(data) == set(table.datasets)

@@ -330,14 +330,14 @@ def test_a_result_that_was_written_over_is_computed_again():
 @pytest.mark.parametrize("turn", [False, True])
 def test_a_result_that_is_a_view_can_be_written_over(turn):
     """As some builds of torch return them."""
-    from vitrail.lrp.ops import carry, carry_with_result
+    from vitrail.lrp.ops import with_backward, with_backward_of_result
 
     def run(x):
         return (x * 2).view(6).view(2, 3).T if turn else (x * 2).view(6).view(2, 3)
 
     for carried in (
-        lambda x: carry(run, lambda R: ((R.T if turn else R) * 5,), (), x),
-        lambda x: carry_with_result(run, lambda R, *_: (R.T if turn else R) * 5, x),
+        lambda x: with_backward(run, lambda R: ((R.T if turn else R) * 5,), (), x),
+        lambda x: with_backward_of_result(run, lambda R, *_: (R.T if turn else R) * 5, x),
     ):
         x = torch.arange(6.0).view(2, 3).requires_grad_()
         y = carried(x)

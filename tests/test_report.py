@@ -23,7 +23,7 @@ from typer.testing import CliRunner  # noqa: E402
 from vitrail.bench.context import open_context  # noqa: E402
 from vitrail.bench.engines.local import LocalEngine  # noqa: E402
 from vitrail.bench.plan import Plan  # noqa: E402
-from vitrail.bench.results_store import ResultsStore, tally  # noqa: E402
+from vitrail.bench.results_store import ResultsStore, collect_scores  # noqa: E402
 from vitrail.bench.validate import read_plan  # noqa: E402
 from vitrail.cli.app import app  # noqa: E402
 from vitrail.errors import DataError  # noqa: E402
@@ -47,7 +47,7 @@ from vitrail.viz.html import page  # noqa: E402
 
 TINY = """
 name = "tiny"
-paper = "003_table2"
+paper = "gradtoken_table2"
 models = ["scenes"]
 methods = ["rollout", "gradtoken", "gradcam", "random"]
 controls = false
@@ -139,7 +139,7 @@ def test_places_of_a_papers_column():
 
 def test_segmentation_scores_are_those_of_the_tally(run):
     rows = run.scores().filter(pl.col("protocol") == "segmentation", pl.col("target") == "predicted").collect()
-    one = tally(rows, SegmentationScores, method="rollout")
+    one = collect_scores(rows, SegmentationScores, method="rollout")
     summary = one.summary()
     for m in measures("segmentation", "predicted"):
         v = values(one, m)
@@ -152,12 +152,12 @@ def test_segmentation_scores_are_those_of_the_tally(run):
 def made_up(limit, miou, **plan):
     """A run that needs no model: the paper's own, with made-up values for two methods and a control."""
     whole = Plan.model_validate(
-        {"name": "x", "paper": "000_table2", "models": ["timm:deit_base_patch16_224.fb_in1k"], "view": "squash",
+        {"name": "x", "paper": "vtranm_table2", "models": ["timm:deit_base_patch16_224.fb_in1k"], "view": "squash",
          "dataset": {"name": "imagenet-segmentation", "root": "/nowhere"}, "methods": ["transformer_mm", "vtranm"],
          "protocols": ["segmentation"], **plan}
     )  # fmt: skip
     manifest = {"images": {"imagenet-segmentation": limit}, "refused": {}}
-    run = SimpleNamespace(paper="000_table2", plan=whole, controls=frozenset({"random"}), manifest=manifest)
+    run = SimpleNamespace(paper="vtranm_table2", plan=whole, controls=frozenset({"random"}), manifest=manifest)
     run.methods = lambda _: list(whole.specs())
     own = measure("segmentation", "predicted", "miou")
     given = column(**miou)
@@ -197,7 +197,7 @@ def test_what_differs_is_computed_from_the_plan():
     assert "view = 'model'" in said
     assert "bfloat16" in said
     assert "`transformer_mm:start=3`" in said
-    table = find_table("000_table2")
+    table = find_table("vtranm_table2")
     network = {"name": "timm:deit_base_patch16_224.fb_in1k", "weights": "random"}
     random = Plan.model_validate(run.plan.model_dump() | {"models": [network]})
     assert "random weights" in match_models(table, random)["DeiT"].remark
@@ -207,7 +207,7 @@ def test_what_differs_is_computed_from_the_plan():
 
 
 def test_rows_a_paper_quotes_stand_beside_the_score_they_were_given():
-    table = find_table("003_table1")
+    table = find_table("gradtoken_table1")
     found = {(n.method, n.dataset): table.metric(n) for n in table.numbers if n.metric == "PAcc (%)"}
     assert found["Rollout", "ImageNet-Segmentation"].score == "pixel_accuracy"
     assert found["AGCAM", "ImageNet-Segmentation"].score == "best_pixel_accuracy"

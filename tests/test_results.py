@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.bench.plan import CONTROLS, PlanOverrides, parse, plans
+from vitrail.bench.plan import CONTROLS, PlanOverrides, parse_plan, plans
 from vitrail.errors import DataError
 
 pl = pytest.importorskip("polars")
@@ -37,7 +37,7 @@ def test_every_method_and_control_of_the_plan_has_every_score():
     specs = {
         spec
         for name in ("imagenet1000", "imagenet1000_many")
-        for spec in parse(plans()[name].read_text(encoding="utf-8"), ROOT, PlanOverrides(home=None))[0].specs()
+        for spec in parse_plan(plans()[name].read_text(encoding="utf-8"), ROOT, PlanOverrides(home=None))[0].specs()
     }
     scores = {
         ("imagenet", "chefer21"): {"positive(black)", "negative(black)"},

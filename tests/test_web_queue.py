@@ -1,4 +1,4 @@
-"""Who is next, who has gone away, and what is forgotten."""
+"""The work queue, disconnected clients, and bounded stores."""
 
 from __future__ import annotations
 
@@ -12,91 +12,91 @@ import torch
 from fastapi.testclient import TestClient
 
 import vitrail
-from vitrail.web.bounded_store import BoundedStore
+from vitrail.web.cache import BoundedStore
 from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.queue import Queue, QueuedTask, Step
-from web_case import LONG, app_of, picture_file, running, send, sent, until
+from web_case import LONG_METHODS, image_file, running_server, small_app, upload, upload_id, wait_until
 
 
-class Log:
-    """A queue whose steps note whose they were; nothing runs before ``go``."""
+class RecordingQueue:
+    """A queue whose steps record their client; nothing runs before ``run``."""
 
     def __init__(self, **limits):
-        self.queue, self.done, self.gate = Queue(Limits(**limits)), [], threading.Event()
+        self.queue, self.records, self.gate = Queue(Limits(**limits)), [], threading.Event()
         first = QueuedTask("gate", deque([Step(lambda: self.gate.wait(10) and None)]), lambda _: None)
         self.queue.put(first)
-        until(lambda: first.begun)
+        wait_until(lambda: first.started)
 
-    def put(self, client, steps=1, short=True, work=None):
+    def put(self, client, steps=1, can_interleave=True, work=None):
         def run():
-            self.done.append(client)
+            self.records.append(client)
             if work:
                 work()
 
-        task = QueuedTask(client, deque(Step(run, short) for _ in range(steps)), self.done.append)
+        task = QueuedTask(client, deque(Step(run, can_interleave) for _ in range(steps)), self.records.append)
         self.queue.put(task)
         return task
 
-    def go(self, count):
+    def run(self, count):
         self.gate.set()
-        until(lambda: len(self.done) >= count)
+        wait_until(lambda: len(self.records) >= count)
         self.queue.close()
-        return [one for one in self.done if one is not None]
+        return [record for record in self.records if record is not None]
 
 
 def test_clients_take_turns():
-    log = Log()
-    greedy = [log.put("a") for _ in range(5)]
-    modest = log.put("b")
-    late = log.put("c", steps=2)
-    assert [log.queue.ahead(task) for task in (*greedy, modest, late)] == [1, 4, 5, 6, 7, 2, 3]
-    assert log.go(15) == ["a", "b", "c", "a", "c", "a", "a", "a"]
+    recorder = RecordingQueue()
+    many = [recorder.put("a") for _ in range(5)]
+    single = recorder.put("b")
+    late = recorder.put("c", steps=2)
+    assert [recorder.queue.ahead(task) for task in (*many, single, late)] == [1, 4, 5, 6, 7, 2, 3]
+    assert recorder.run(15) == ["a", "b", "c", "a", "c", "a", "a", "a"]
 
 
-def test_short_work_is_let_in_while_long_work_goes_on():
-    log = Log()
-    looks = iter(range(3))
-    log.put("a", short=False, work=lambda: [log.queue.let_in() for _ in looks])
-    log.put("b", steps=2)
-    log.put("c", short=False)
-    log.put("a")
-    assert log.go(8) == ["a", "b", "a", "b", "c"]
+def test_short_steps_run_during_long_steps():
+    recorder = RecordingQueue()
+    batches = iter(range(3))
+    recorder.put("a", can_interleave=False, work=lambda: [recorder.queue.run_short_steps() for _ in batches])
+    recorder.put("b", steps=2)
+    recorder.put("c", can_interleave=False)
+    recorder.put("a")
+    assert recorder.run(8) == ["a", "b", "a", "b", "c"]
 
 
-def test_queues_are_bounded_for_each_and_for_all():
-    log = Log(each=2, queue=4)
-    log.put("a")
-    log.put("a")
-    with pytest.raises(ApiError, match="you have"):
-        log.put("a")
-    log.put("b")
-    with pytest.raises(ApiError, match="all clients"):
-        log.put("c")
-    log.go(6)
+def test_queue_is_bounded_per_client_and_in_total():
+    recorder = RecordingQueue(queue_per_client=2, queue=4)
+    recorder.put("a")
+    recorder.put("a")
+    with pytest.raises(ApiError, match="at most 2 per client"):
+        recorder.put("a")
+    recorder.put("b")
+    with pytest.raises(ApiError, match="at most 4 on this server"):
+        recorder.put("c")
+    recorder.run(6)
     with pytest.raises(ApiError, match="shutting down"):
-        log.put("d")
+        recorder.put("d")
 
 
-def test_work_can_be_taken_back_and_failures_end_nothing_else():
-    log = Log()
-    broken = log.put("a", work=lambda: 1 / 0)
-    taken = log.put("b")
-    assert log.queue.withdraw(taken)
-    assert not log.queue.withdraw(taken)
-    log.put("c")
-    log.gate.set()
-    until(lambda: len(log.done) == 4)
-    assert isinstance(log.done[1], ZeroDivisionError)
-    assert log.done[2:] == ["c", None]
-    assert not log.queue.withdraw(broken)
-    assert log.queue.ask("a", lambda: 7).result(10) == 7
+def test_tasks_can_be_removed_and_failures_do_not_affect_others():
+    recorder = RecordingQueue()
+    broken = recorder.put("a", work=lambda: 1 / 0)
+    removed = recorder.put("b")
+    assert recorder.queue.remove(removed)
+    assert not recorder.queue.remove(removed)
+    recorder.put("c")
+    recorder.gate.set()
+    wait_until(lambda: len(recorder.records) == 4)
+    assert isinstance(recorder.records[1], ZeroDivisionError)
+    assert recorder.records[2:] == ["c", None]
+    assert not recorder.queue.remove(broken)
+    assert recorder.queue.submit("a", lambda: 7).result(10) == 7
     with pytest.raises(ZeroDivisionError):
-        log.queue.ask("a", lambda: 1 / 0).result(10)
-    log.queue.close()
+        recorder.queue.submit("a", lambda: 1 / 0).result(10)
+    recorder.queue.close()
 
 
-def test_stores_forget_by_number_and_bytes():
+def test_bounded_store_drops_by_number_and_bytes():
     store = BoundedStore(count=3, size=100)
     for i in range(10):
         store.put(str(i), i, 30)
@@ -110,39 +110,44 @@ def test_stores_forget_by_number_and_bytes():
     assert store.bytes == 90
 
 
-def test_pictures_and_results_are_forgotten_in_time():
-    with TestClient(app_of(pictures=2, kept=2)) as one:
-        held = [send(one, picture_file(30 + i, 30)).json()["picture"] for i in range(3)]
-        assert [one.get(f"/api/pictures/{p}.png?model=tiny").status_code for p in held] == [404, 200, 200]
-        body = {"model": "tiny", "picture": held[2], "methods": ["rollout"], "targets": [0]}
-        jobs = [one.post("/api/explain?wait=true", json={**body, "seed": i}).json()["id"] for i in range(3)]
-        assert [one.get(f"/api/jobs/{job}").status_code for job in jobs] == [404, 200, 200]
-        other = TestClient(one.app)
+def test_old_images_and_jobs_are_dropped():
+    with TestClient(small_app(images=2, jobs=2)) as client:
+        image_ids = [upload(client, image_file(30 + i, 30)).json()["picture"] for i in range(3)]
+        assert [client.get(f"/api/pictures/{i}.png?model=tiny").status_code for i in image_ids] == [404, 200, 200]
+        body = {"model": "tiny", "picture": image_ids[2], "methods": ["rollout"], "targets": [0]}
+        jobs = [client.post("/api/explain?wait=true", json={**body, "seed": i}).json()["id"] for i in range(3)]
+        assert [client.get(f"/api/jobs/{job}").status_code for job in jobs] == [404, 200, 200]
+        other = TestClient(client.app)
         assert other.get(f"/api/jobs/{jobs[2]}").json()["items"][0]["map"]
 
 
-def test_a_long_method_is_the_same_whoever_comes_between():
-    with TestClient(app_of()) as one:
-        held = sent(one)
-        long = {"model": "tiny", "picture": held, "methods": ["rise:masks=999", "tam:steps=99,start=0"], "targets": [0]}
-        job = one.post("/api/explain", json=long).json()
-        between = 0
-        while one.get(f"/api/jobs/{job['id']}").json()["state"] in ("queued", "running"):
-            quick = {**long, "methods": [f"gradtoken:variant={between % 5}", "lrp"], "targets": [1 + between % 4]}
-            assert one.post("/api/explain?wait=true", json=quick).json()["state"] == "done"
-            if between < 3:
-                curves = {"model": "tiny", "picture": held, "methods": ["edges"], "steps": 2}
-                assert one.post("/api/curves", json=curves).status_code == 202
-            between += 1
-        found = one.app.state.studio.job(job["id"]).found
-        seen = one.app.state.studio.picture(held).seen["tiny"]
-        served = one.app.state.studio.models["tiny"]
+def test_interleaved_jobs_do_not_change_the_result_of_a_long_method():
+    with TestClient(small_app()) as client:
+        image_id = upload_id(client)
+        long = {
+            "model": "tiny",
+            "picture": image_id,
+            "methods": ["rise:masks=999", "tam:steps=99,start=0"],
+            "targets": [0],
+        }
+        job = client.post("/api/explain", json=long).json()
+        count = 0
+        while client.get(f"/api/jobs/{job['id']}").json()["state"] in ("queued", "running"):
+            quick = {**long, "methods": [f"gradtoken:variant={count % 5}", "lrp"], "targets": [1 + count % 4]}
+            assert client.post("/api/explain?wait=true", json=quick).json()["state"] == "done"
+            if count < 3:
+                curves = {"model": "tiny", "picture": image_id, "methods": ["edges"], "steps": 2}
+                assert client.post("/api/curves", json=curves).status_code == 202
+            count += 1
+        server = client.app.state.server
+        explanations = server.job(job["id"]).explanations
+        pixels, served = server.image(image_id).pixels["tiny"], server.models["tiny"]
         alone = vitrail.explain(
-            served.about, served.model_inputs(seen).args[0], methods=long["methods"], target=[[0]], batch_size=8
+            served.loaded, served.model_inputs(pixels).args[0], methods=long["methods"], target=[[0]], batch_size=8
         )
-        assert between
+        assert count
         for name, e in alone.items():
-            assert torch.equal(found[name].maps, e.maps), name
+            assert torch.equal(explanations[name].maps, e.maps), name
 
 
 # -- a real port -------------------------------------------------------------------------------------------------------
@@ -150,70 +155,71 @@ def test_a_long_method_is_the_same_whoever_comes_between():
 
 @pytest.fixture(scope="module")
 def server():
-    app = app_of(each=50)
-    with running(app) as url:
-        yield app.state.studio, url
+    app = small_app(queue_per_client=50)
+    with running_server(app) as url:
+        yield app.state.server, url
 
 
-def asked(url, methods=LONG):
+def new_client(url, methods=LONG_METHODS):
+    """A client with its own cookie, and the body of a request."""
     client = httpx.Client(base_url=url, timeout=30)
     client.get("/")
-    return client, {"model": "tiny", "picture": sent(client), "methods": methods, "targets": [0]}
+    return client, {"model": "tiny", "picture": upload_id(client), "methods": methods, "targets": [0]}
 
 
-def states(studio):
-    return [job.state for job, _ in studio.finished._kept.values()]
+def finished_states(server):
+    return [job.state for job, _ in server.finished_jobs._values.values()]
 
 
-def test_a_waiting_client_that_goes_away_frees_its_work(server):
-    studio, url = server
-    client, body = asked(url)
-    before = states(studio).count("cancelled")
+def test_disconnecting_a_waiting_request_cancels_its_job(server):
+    server, url = server
+    client, body = new_client(url)
+    before = finished_states(server).count("cancelled")
     with pytest.raises(httpx.ReadTimeout):
         client.post("/api/explain?wait=true", json=body, timeout=1.0)
     client.close()
-    until(lambda: not studio.busy)
-    assert states(studio).count("cancelled") == before + 1
+    wait_until(lambda: not server.active_jobs)
+    assert finished_states(server).count("cancelled") == before + 1
 
 
-def test_a_closed_stream_frees_its_work_after_a_while(server):
-    studio, url = server
-    client, body = asked(url)
+def test_closing_the_event_stream_cancels_the_job(server):
+    server, url = server
+    client, body = new_client(url)
     job = client.post("/api/explain", json=body).json()
-    with client.stream("GET", f"/api/jobs/{job['id']}/events") as news:
-        assert next(news.iter_lines()) == "event: job"
-    until(lambda: not studio.busy)
-    assert studio.job(job["id"]).state == "cancelled"
+    with client.stream("GET", f"/api/jobs/{job['id']}/events") as stream:
+        assert next(stream.iter_lines()) == "event: job"
+    wait_until(lambda: not server.active_jobs)
+    assert server.job(job["id"]).state == "cancelled"
 
 
-def test_somebody_elses_closed_stream_frees_nothing_and_coming_back_is_in_time(server):
-    studio, url = server
-    client, body = asked(url)
+def test_other_clients_streams_do_not_cancel_and_the_owner_can_reconnect(server):
+    server, url = server
+    client, body = new_client(url)
     job = client.post("/api/explain", json=body).json()["id"]
-    stranger, _ = asked(url)
-    with stranger.stream("GET", f"/api/jobs/{job}/events") as news:
-        next(news.iter_lines())
-    with client.stream("GET", f"/api/jobs/{job}/events") as news:
-        next(news.iter_lines())
-    with client.stream("GET", f"/api/jobs/{job}/events") as news:
-        lines = news.iter_lines()
+    other, _ = new_client(url)
+    with other.stream("GET", f"/api/jobs/{job}/events") as stream:
+        next(stream.iter_lines())
+    with client.stream("GET", f"/api/jobs/{job}/events") as stream:
+        next(stream.iter_lines())
+    with client.stream("GET", f"/api/jobs/{job}/events") as stream:
+        lines = stream.iter_lines()
         next(lines)
-        time.sleep(3 * studio.limits.grace)
-        assert not studio.job(job).over
+        time.sleep(3 * server.limits.grace)
+        assert not server.job(job).finished
         assert client.delete(f"/api/jobs/{job}").status_code == 204
         assert "event: end" in list(lines)
-    assert studio.job(job).state == "cancelled"
+    assert server.job(job).state == "cancelled"
 
 
-def test_a_client_that_asks_for_much_does_not_hold_up_another(server):
-    studio, url = server
-    greedy, body = asked(url)
-    jobs = [greedy.post("/api/explain", json={**body, "seed": i}).json()["id"] for i in range(6)]
-    modest, quick = asked(url, ["rollout"])
-    answer = modest.post("/api/explain?wait=true", json=quick).json()
-    assert answer["state"] == "done"
-    left = [job for job in jobs if not studio.job(job).over]
+def test_a_client_with_many_jobs_does_not_block_another(server):
+    server, url = server
+    busy, body = new_client(url)
+    jobs = [busy.post("/api/explain", json={**body, "seed": i}).json()["id"] for i in range(6)]
+    other, quick = new_client(url, ["rollout"])
+    job = other.post("/api/explain?wait=true", json=quick).json()
+    assert job["state"] == "done"
+    left = [job for job in jobs if not server.job(job).finished]
     assert len(left) >= 5
     for job in jobs:
-        greedy.delete(f"/api/jobs/{job}")
-    until(lambda: not studio.busy)
+        busy.delete(f"/api/jobs/{job}")
+    wait_until(lambda: not server.active_jobs)

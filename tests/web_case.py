@@ -1,4 +1,4 @@
-"""A server to test: small models, small limits, and a real port where that matters."""
+"""Helpers for tests of the server: small models, small limits, uploads, and a server on a real port."""
 
 from __future__ import annotations
 
@@ -20,60 +20,61 @@ from vitrail.web.app import make_app
 from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel, serve_model
 
-#: Enough work for a minute, were it not cancelled.
-LONG = [f"rise:masks=9999,seed={i}" for i in range(20)]
+#: Methods that take about a minute unless they are cancelled.
+LONG_METHODS = [f"rise:masks=9999,seed={i}" for i in range(20)]
 
 
-def tiny(name: str = "tiny", **options: int) -> ServedModel:
-    """A model that answers within milliseconds."""
+def tiny_model(name: str = "tiny", **options: int) -> ServedModel:
+    """A model whose forward pass takes milliseconds."""
     names = ("cat", "dog", "<b>bold</b>", "fish", "house")
     return serve_model(LoadedModel(tiny_vit(**options), Preprocess((32, 32), HALF, HALF, 0.875), names, name), name)
 
 
-def app_of(*models: ServedModel, **limits: Any) -> Any:
-    return make_app(models or [tiny()], Limits(**{"grace": 0.2, "looks": 60_000, **limits}))
+def small_app(*models: ServedModel, **limits: Any) -> Any:
+    return make_app(models or [tiny_model()], Limits(**{"grace": 0.2, "evaluations": 60_000, **limits}))
 
 
-def picture_file(width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
+def image_file(width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
     pixels = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    held = BytesIO()
-    Image.fromarray(pixels).convert(mode).save(held, format=kind, **options)
-    return held.getvalue()
+    buffer = BytesIO()
+    Image.fromarray(pixels).convert(mode).save(buffer, format=kind, **options)
+    return buffer.getvalue()
 
 
-def send(client: Any, data: bytes | None = None, name: str = "a.png") -> Any:
-    return client.post("/api/pictures", files={"file": (name, data if data is not None else picture_file())})
+def upload(client: Any, data: bytes | None = None, name: str = "a.png") -> Any:
+    return client.post("/api/pictures", files={"file": (name, data if data is not None else image_file())})
 
 
-def sent(client: Any) -> str:
-    return str(send(client).json()["picture"])
+def upload_id(client: Any) -> str:
+    """Upload an image and return its id."""
+    return str(upload(client).json()["picture"])
 
 
-def error(answer: Any, status: int) -> str:
-    """What a refusal says, once its form has been checked."""
-    assert answer.status_code == status, answer.text
-    body = answer.json()
+def error_text(response: Any, status: int) -> str:
+    """Check the form of an error response and return its text."""
+    assert response.status_code == status, response.text
+    body = response.json()
     assert set(body) == {"error"}
     assert set(body["error"]) == {"what", "fix"}
     assert all(body["error"].values())
     return body["error"]["what"] + " " + body["error"]["fix"]
 
 
-def until(true: Callable[[], Any], seconds: float = 30.0) -> None:
-    """Wait for something that must come."""
+def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
+    """Wait until a condition is true; fail after some seconds."""
     end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end, "it did not come"
+    while not condition():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 
 @contextmanager
-def running(app: Any) -> Iterator[str]:
-    """The application on a port of this machine."""
+def running_server(app: Any) -> Iterator[str]:
+    """Run the application on a free loopback port and yield its URL."""
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
-    until(lambda: server.started)
+    wait_until(lambda: server.started)
     port = server.servers[0].sockets[0].getsockname()[1]
     try:
         yield f"http://127.0.0.1:{port}"

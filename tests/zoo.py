@@ -188,7 +188,8 @@ CASES = {
         timm_model("beit_base_patch16_224", depth=2, img_size=96), 1, (6, 6), "mean", 2, size=(3, 96, 96), scaled=True
     ),
     "timm:eva02_tiny": Case(
-        timm_model("eva02_tiny_patch14_224", depth=4, img_size=84, num_classes=10), 1, (6, 6), "mean", 4, size=(3, 84, 84)
+        timm_model("eva02_tiny_patch14_224", depth=4, img_size=84, num_classes=10), 1, (6, 6), "mean", 4,
+        size=(3, 84, 84),
     ),
     "timm:dinov2_reg4": Case(
         timm_model("vit_small_patch14_reg4_dinov2", img_size=84, num_classes=10, depth=4), 5, (6, 6), "cls", 4,
@@ -208,9 +209,10 @@ CASES = {
         timm_model("vit_tiny_patch16_224", global_pool="avg", class_token=False, depth=3, img_size=96), 0, (6, 6),
         "mean", 3, size=(3, 96, 96),
     ),
-    "hf:vit": Case(hf("ViTForImageClassification", "ViTConfig"), 1, (3, 3), "cls", 3, size=(3, 48, 48)),
+    "hf:vit": Case(hf("ViTForImageClassification", "ViTConfig", num_labels=5), 1, (3, 3), "cls", 3, size=(3, 48, 48)),
     "hf:vit-eager": Case(
-        hf("ViTForImageClassification", "ViTConfig", attn_implementation="eager"), 1, (3, 3), "cls", 3, size=(3, 48, 48)
+        hf("ViTForImageClassification", "ViTConfig", attn_implementation="eager", num_labels=5), 1, (3, 3), "cls",
+        3, size=(3, 48, 48)
     ),
     "hf:deit": Case(hf("DeiTForImageClassification", "DeiTConfig"), 2, (3, 3), "cls", 3, size=(3, 48, 48)),
     "hf:deit-teacher": Case(

@@ -1,4 +1,4 @@
-"""The one way in."""
+"""Explain a model's output with one or several methods in one shared pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from vitrail.methods.registry import Method
 from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Prepare
 from vitrail.models.preprocess import Preprocess
-from vitrail.postprocess import flat, normalise, place
+from vitrail.postprocess import flat, normalise, place, upsample
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
 
 DEFAULT = "gradtoken"
@@ -57,7 +57,7 @@ class _Job:
 
 @dataclass(frozen=True)
 class _Run:
-    """How a call is carried out."""
+    """Settings of one call."""
 
     most: int
     keep: bool
@@ -65,12 +65,12 @@ class _Run:
     places: Places | None
 
     def stitched(self, trace: Trace) -> Trace:
-        """The pass, with windows joined if that was asked for."""
+        """The pass, with window attention stitched where requested."""
         return trace if self.places is None else join_windows(trace, self.places)
 
 
 Found = dict[str, Explanation]
-#: Pictures in a forward pass of methods that look at many, where the user sets no limit.
+#: Images in one forward pass of methods that evaluate many, where the user sets no limit.
 MOST = 32
 
 
@@ -107,10 +107,10 @@ def explain(
     tokenizer: Any = None,
     **options: Any,
 ) -> Explanation | Explanations:
-    """Why did the model say that?
+    """Compute relevance maps for a model's output.
 
-    The model is used as it is: it is held in evaluation mode for the time of the call and put back afterwards, on the
-    device and in the precision it has.
+    The model is used as it is, on its own device and in its own precision. It is held in evaluation mode during the
+    call and restored afterwards.
 
     Args:
         model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
@@ -123,12 +123,12 @@ def explain(
             from the model's output to one or K numbers per image.
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
-        batch_size: Work through the inputs in pieces of this size, to bound memory; methods that look at many changed
-            pictures look at no more than this at a time (32 by default).
+        batch_size: Process the inputs in batches of this size, to bound memory; methods that evaluate perturbed images
+            evaluate at most this many at a time (32 by default).
         stitch: Join attention inside windows (Swin) into attention between all patches, for the methods that take it
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
-        keep: Also keep what the methods computed on the way, in ``parts`` of the result.
-        advance: Called with a number of pictures whenever a method has looked at that many more, for progress.
+        keep: Also keep intermediate results of the methods, in ``parts`` of the result.
+        advance: Called with the number of images a method has just evaluated, for progress.
         tokenizer: For texts: the model's fast Hugging Face tokenizer, or a `vitrail.text.Reading` of it, which also
             says how pieces of words are joined and long texts are cut. The result's ``text`` has a score for each word.
         **options: Options of ``method``.
@@ -157,7 +157,7 @@ def explain(
         jobs = [_Job(*find(method, options))]
     elif not jobs:
         raise OptionError("no methods given: see vitrail.methods()")
-    about = describe(model)
+    about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
@@ -221,22 +221,22 @@ def _explain(
     jobs: Sequence[_Job],
     run: _Run,
 ) -> Found:
-    """All methods on one batch, from one forward and one backward for each target, kind of score and kind of graph."""
+    """Run all methods on one batch: one forward pass, and one backward pass for each target and kind of score."""
     started = perf_counter()
     relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
     own: dict[str, float] = dict.fromkeys(relevance, 0.0)
     parts: dict[str, list[dict[str, Any]]] = {job.label: [] for job in jobs}
     by_trace = [job for job in jobs if job.method.takes == "trace"]
     needs = [job.method.needed(job.options) for job in jobs]
-    # Methods that look at the model from outside only need its answer, and nothing of it opened.
+    # Methods that only need the model's output need no capture.
     outside = (
         nullcontext(forward_only(about.module, model_inputs, structure)) if not by_trace and not any(needs) else None
     )
     with outside or forward_pass(about.module, model_inputs, structure, needs) as one:
         logits = class_logits(about.module, one.output)
         aimed = resolve_target(target, one.output, model_inputs.batch, about.classes, logits)
-        # Methods look at changed inputs in the model's own precision: a pass under autocast is none of theirs. And one
-        # with a graph would keep all of it in memory.
+        # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
+        # is one with a graph, which would stay in memory.
         again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
         probe = Probe(
             about.module,
@@ -279,16 +279,16 @@ def _explain(
     }  # fmt: skip
     return {
         job.label: Explanation(
-            method=job.label, title=job.method.title, maps=maps, grid=grid, flat=dull, options=job.options,
+            method=job.label, title=job.method.title, maps=maps, grid=grid, flat=constant, options=job.options,
             signed=job.method.is_signed(job.options), seconds=shared + own[job.label],
             parts=_merge(parts[job.label]), **common,
         )
-        for job, (maps, grid, dull) in zip(jobs, finished, strict=True)
+        for job, (maps, grid, constant) in zip(jobs, finished, strict=True)
     }  # fmt: skip
 
 
 def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:
-    """All targets as a function of the model's output for any pictures made from the inputs."""
+    """All targets as a function of the model's output for any images made from the inputs."""
 
     def score(output: Any, owner: Tensor, kind: str) -> Tensor:
         if callable(target):
@@ -315,8 +315,8 @@ def _timed(
     if job.method.family != "relevance":
         probe.propagations.clear()
     notes: dict[str, list[Any]] | None = {} if run.keep else None
-    looking = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
-    given = looking if trace is None else replace(trace, notes=notes, again=looking)
+    own_probe = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
+    given = own_probe if trace is None else replace(trace, notes=notes, again=own_probe)
     with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
         relevance = job.method.apply(given, job.options)
     own[job.label] += perf_counter() - began
@@ -360,30 +360,33 @@ def _to_maps(
     if relevance.dim() == 4 and valid is not None:
         return _to_token_maps(relevance, signed, valid, structure.layout.prefix or 0)
     # On a text the prefix is padding, which would lend contrast to relevance that has none.
-    dull = flat(relevance.flatten(3), axes=1)[..., 0]
+    constant = flat(relevance.flatten(3), axes=1)[..., 0]
     if relevance.dim() == 4 and grid is not None and image is not None:
         relevance = relevance.reshape(*relevance.shape[:3], *grid)
     if relevance.dim() == 5 and image is not None:
         raw, axes = relevance, 2
         area = structure.layout.area if tuple(raw.shape[-2:]) == grid else None
         size = (int(image.shape[2]), int(image.shape[3]))
-        big = place(raw, size, None if area is None else (area.top, area.left, area.height, area.width))
+        if area is not None:
+            covered = normalise(upsample(raw, (area.height, area.width)), signed=signed).float()
+            return place(covered, size, (area.top, area.left)), raw, constant
+        big = upsample(raw, size)
     else:
         raw = big = torch.nn.functional.pad(relevance, (structure.layout.prefix or 0, 0))
         axes = 1
-    return normalise(big, signed=signed, axes=axes).float(), raw, dull
+    return normalise(big, signed=signed, axes=axes).float(), raw, constant
 
 
 def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) -> tuple[Tensor, Tensor, Tensor]:
     """Relevance of tokens of texts with padding, shape (M, b, K, S): as of each text alone, and zero at padding."""
     raw = torch.nn.functional.pad(relevance.masked_fill(~valid[None, :, None, prefix:], 0.0), (prefix, 0))
-    maps, dull = torch.zeros_like(raw), raw.new_zeros(raw.shape[:3], dtype=torch.bool)
+    maps, constant = torch.zeros_like(raw), raw.new_zeros(raw.shape[:3], dtype=torch.bool)
     for b, count in enumerate(valid.sum(-1).tolist()):
         there = valid[b].nonzero()[:, 0]
         own = raw[:, b][..., there]
-        dull[:, b] = flat(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
+        constant[:, b] = flat(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
         maps[:, b, :, there] = normalise(own, signed=signed, axes=1)
-    return maps.float(), raw, dull
+    return maps.float(), raw, constant
 
 
 def _join(pieces: list[Explanation]) -> Explanation:
@@ -408,8 +411,8 @@ def _warn(found: Mapping[str, Explanation]) -> None:
             where = [tuple(i) for i in explanation.flat.nonzero().tolist()]
             warnings.warn(
                 f"{label}: {len(where)} of {explanation.flat.numel()} maps are constant or not finite, the first at "
-                f"(image, target) {where[0]}; they say nothing and are shown as zeros. Is the class plausible, the "
-                "head trained?",
+                f"(image, target) {where[0]}; they carry no information and are shown as zeros. Check that the class "
+                "is plausible and the head is trained.",
                 MapWarning,
                 stacklevel=3,
             )

@@ -1,4 +1,4 @@
-"""Tensors, pictures, paths and dicts of tensors, as something a model can be fed."""
+"""Convert tensors, images, paths and dicts of tensors to a batch of model inputs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
         model_inputs = ModelInputs((), dict(inputs))
     elif isinstance(inputs, Tensor):
         model_inputs = ModelInputs((_batched(inputs),))
-    elif isinstance(inputs, str | Path) or _is_picture(inputs):
+    elif isinstance(inputs, str | Path) or _is_image(inputs):
         model_inputs = ModelInputs((_prepare([inputs], model),))
     elif isinstance(inputs, Sequence):
         if not inputs:
@@ -71,25 +71,25 @@ def _batched(tensor: Tensor) -> Tensor:
     )
 
 
-def _prepare(pictures: Sequence[Any], model: LoadedModel) -> Tensor:
+def _prepare(images: Sequence[Any], model: LoadedModel) -> Tensor:
     if model.preprocess is None:
-        written = next((p for p in pictures if isinstance(p, str) and not Path(p).exists()), None)
+        written = next((p for p in images if isinstance(p, str) and not Path(p).exists()), None)
         raise InputError(
             f"how {model.name} wants its images is unknown: pass tensors, or "
             "preprocess=vitrail.Preprocess(size, mean, std)"
             + ("" if written is None else f"; if {written[:30]!r} is a text, pass tokenizer=…")
         )
     prepared = []
-    for picture in pictures:
-        if isinstance(picture, str | Path):
-            image: Image = open_image(picture)
-        elif _is_picture(picture):
-            image = upright(picture)
+    for given in images:
+        if isinstance(given, str | Path):
+            image: Image = open_image(given)
+        elif _is_image(given):
+            image = upright(given)
         else:
-            raise InputError(f"cannot mix a {type(picture).__name__} with pictures: give paths and PIL images only")
+            raise InputError(f"cannot mix a {type(given).__name__} with images: give paths and PIL images only")
         prepared.append(model.preprocess(image))
     return torch.stack(prepared)
 
 
-def _is_picture(value: object) -> bool:
+def _is_image(value: object) -> bool:
     return hasattr(value, "convert") and hasattr(value, "size") and not isinstance(value, Tensor)

@@ -18,29 +18,25 @@ def upsample(grid: Tensor, size: tuple[int, int]) -> Tensor:
     return F.interpolate(flat, size=size, mode="bilinear", align_corners=False).reshape(*grid.shape[:-2], *size)
 
 
-def place(grid: Tensor, size: tuple[int, int], area: tuple[int, int, int, int] | None) -> Tensor:
-    """Upsample a grid onto the area of the image it covers; pixels outside the area are zero.
+def place(maps: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tensor:
+    """Put maps onto the part of an image that they cover; pixels outside it are zero, maps beyond the image are cut.
 
     Args:
-        grid: Shape (…, rows, columns).
+        maps: Shape (…, height, width).
         size: Height and width of the image.
-        area: Top, left, height and width of what the grid covers, which may end inside or beyond the image; None for
-            the whole image.
+        corner: First row and column that the maps cover.
 
     Example:
-        >>> place(torch.tensor([[1.0, 1.0]]), (1, 5), (0, 0, 1, 4))
+        >>> place(torch.ones(1, 4), (1, 5), (0, 0))
         tensor([[1., 1., 1., 1., 0.]])
     """
-    if area is None:
-        return upsample(grid, size)
-    top, left, height, width = area
-    big = upsample(grid, (height, width))
-    canvas = grid.new_zeros(*grid.shape[:-2], *size)
+    top, left = corner
+    height, width = maps.shape[-2:]
+    canvas = maps.new_zeros(*maps.shape[:-2], *size)
     rows = slice(max(0, top), min(size[0], top + height))
     columns = slice(max(0, left), min(size[1], left + width))
-    canvas[..., rows, columns] = big[
-        ..., rows.start - top : rows.stop - top, columns.start - left : columns.stop - left
-    ]
+    inside = maps[..., rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
+    canvas[..., rows, columns] = inside
     return canvas
 
 

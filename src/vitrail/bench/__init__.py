@@ -1,6 +1,67 @@
-"""The benchmark: a plan in TOML becomes chunks of work, chunks become parts on disk, parts become one table.
+"""Benchmarks: a plan in TOML is split into chunks, each chunk writes one part, and all parts make one table.
 
-Fault tolerance is in the folder, not in the scheduler: a part appears whole or not at all, what is there is done, and
-every engine (processes, Ray, shards) runs the same `vitrail.bench.chunk.run_chunk`. See
-`vitrail.bench.results_store` for what is written where.
+Runs can be interrupted and resumed: a part is written atomically, an existing part is done, and every engine
+(processes, Ray, shards) runs the same tasks. See `vitrail.bench.results_store` for the files of a run.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vitrail.bench.engines.local import LocalEngine
+    from vitrail.bench.engines.ray import RayEngine
+    from vitrail.bench.folder import explain_folder, read_map
+    from vitrail.bench.plan import Plan, PlanError, PlanOverrides, plans
+    from vitrail.bench.protocols import PROTOCOLS, PresentClassScores
+    from vitrail.bench.results_store import ResultsStore, collect_scores, count_failures, read_results
+    from vitrail.bench.run import open_run, run_plan
+    from vitrail.bench.validate import read_plan
+
+__all__ = [
+    "PROTOCOLS",
+    "LocalEngine",
+    "Plan",
+    "PlanError",
+    "PlanOverrides",
+    "PresentClassScores",
+    "RayEngine",
+    "ResultsStore",
+    "collect_scores",
+    "count_failures",
+    "explain_folder",
+    "open_run",
+    "plans",
+    "read_map",
+    "read_plan",
+    "read_results",
+    "run_plan",
+]
+
+#: Module of each name. Modules are imported at first use, because they need the libraries of ``vitrail[bench]``.
+_MODULES = {
+    "engines.local": ("LocalEngine",),
+    "engines.ray": ("RayEngine",),
+    "folder": ("explain_folder", "read_map"),
+    "plan": ("Plan", "PlanError", "PlanOverrides", "plans"),
+    "protocols": ("PROTOCOLS", "PresentClassScores"),
+    "results_store": ("ResultsStore", "collect_scores", "count_failures", "read_results"),
+    "run": ("open_run", "run_plan"),
+    "validate": ("read_plan",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name at its first use."""
+    from vitrail.errors import require
+
+    for module, names in _MODULES.items():
+        if name in names:
+            require("pydantic", "bench", "run benchmarks")
+            return getattr(import_module(f"vitrail.bench.{module}"), name)
+    raise AttributeError(f"module 'vitrail.bench' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__

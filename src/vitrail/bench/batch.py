@@ -1,4 +1,4 @@
-"""A batch of pictures with its maps, and what a protocol is: from such a batch to scores."""
+"""A batch of images with its maps, and the interface of a protocol: from such a batch to scores."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vitrail.bench.ground_truth import GroundTruth
 
 
 @dataclass
-class Batch:
-    """Pictures with their truth and their maps.
+class ScoreBatch:
+    """Images with their ground truth and their maps.
 
     Attributes:
-        ids: The pictures' ids.
-        images: As the model takes them, on its device, shape (B, channels, height, width).
-        truths: What is known about each.
-        predicted: The model's answers, shape (B,).
-        labels: True classes, shape (B,), −1 where unknown or none of the model's.
-        classes: The explained classes, shape (B, K).
-        columns: By target, which of the K it is for each picture, or None where it has no such target.
-        made: Maps by method.
-        bad: Methods and pictures without a map, and why.
-        explainer: What made them, for protocols that need more.
-        data: Which data set of the plan they are of.
+        ids: Ids of the images.
+        images: Inputs of the model, on its device, shape (B, channels, height, width).
+        truths: Ground truth of each image.
+        predicted: Predicted classes, shape (B,).
+        labels: True classes, shape (B,); −1 where unknown or not a class of the model.
+        classes: Explained classes, shape (B, K).
+        columns: By target, the column of ``classes`` for each image; None where the image has no such target.
+        explanations: Maps by method.
+        failures: Reasons for missing maps.
+        explainer: Computes further maps for protocols that need them.
+        dataset: Position of the data set in the plan.
     """
 
     ids: tuple[str, ...]
@@ -38,42 +38,45 @@ class Batch:
     labels: Tensor
     classes: Tensor
     columns: dict[str, list[int | None]]
-    made: dict[str, ExplainedBatch]
-    bad: Reasons
+    explanations: dict[str, ExplainedBatch]
+    failures: Reasons
     explainer: Explainer
-    data: int = 0
+    dataset: int = 0
 
-    def at(self, target: str) -> Tensor:
-        """The column of each picture's target, 0 where it has none, shape (B,)."""
+    def target_columns(self, target: str) -> Tensor:
+        """Return the column of each image's target, 0 where it has none, shape (B,)."""
         return torch.tensor([k or 0 for k in self.columns[target]])
 
-    def explained(self, target: str) -> list[int]:
-        """The class of each picture's target, −1 where it has none."""
+    def target_classes(self, target: str) -> list[int]:
+        """Return the class of each image's target, −1 where it has none."""
         rows = enumerate(self.columns[target])
         return [-1 if k is None else int(self.classes[row, k]) for row, k in rows]
 
     def maps(self, method: str, target: str) -> Tensor:
-        """One map for each picture, shape (B, height, width)."""
-        maps = self.made[method].maps
-        return maps[torch.arange(len(maps), device=maps.device), self.at(target).to(maps.device)]
+        """Return one map for each image, shape (B, height, width)."""
+        maps = self.explanations[method].maps
+        return maps[torch.arange(len(maps), device=maps.device), self.target_columns(target).to(maps.device)]
 
-    def without(self, method: str, target: str) -> dict[int, str]:
-        """Places in the batch for which there is no such map, and why."""
-        absent = {row: "the picture has no label" for row, k in enumerate(self.columns[target]) if k is None}
-        return absent | {row: why for (name, row), why in self.bad.items() if name == method}
+    def missing_maps(self, method: str, target: str) -> dict[int, str]:
+        """Return the positions of images without such a map, with the reason."""
+        unlabelled = {row: "the image has no label" for row, k in enumerate(self.columns[target]) if k is None}
+        return unlabelled | {row: why for (name, row), why in self.failures.items() if name == method}
 
 
 @dataclass
-class Found:
-    """Scores of one method, target and protocol for the pictures of a batch.
+class ProtocolScores:
+    """Scores of one method, target and protocol for the images of a batch.
 
     Attributes:
-        values: By score, one value for each picture, shape (B,), or a row of them, shape (B, M).
-        reasons: Pictures without scores, and why.
-        seconds: Time a picture.
-        forwards: Pictures shown to the model, for each picture.
-        strips: By score, what the model said at each level; of perturbation tests.
-        sparse: Whether values that are not a number are left out: scores that only some of the pictures have.
+        protocol: Name of the protocol.
+        method: Spec of the method.
+        target: Whose class is explained.
+        values: By score, one value per image, shape (B,), or several, shape (B, M).
+        reasons: Positions of images without scores, with the reason.
+        seconds: Time per image.
+        forwards: Images evaluated per image.
+        curves: By score of a perturbation test, the numbers of removed pixels and the model's outputs at each level.
+        sparse: Whether NaN values are left out of the table: scores that only some of the images have.
     """
 
     protocol: str
@@ -83,39 +86,38 @@ class Found:
     reasons: dict[int, str] = field(default_factory=dict)
     seconds: float = 0.0
     forwards: float = 0.0
-    strips: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
+    curves: Mapping[str, tuple[tuple[int, ...], Tensor]] = field(default_factory=dict)
     sparse: bool = False
 
 
-Score = Callable[[Batch, str, str], tuple[dict[str, Tensor], dict[int, str]]]
+#: From a batch, a method and a target to values by score, and to the reasons for missing values by position.
+ScoreFunction = Callable[[ScoreBatch, str, str], tuple[dict[str, Tensor], dict[int, str]]]
 
 
 @dataclass(frozen=True)
-class Protocol:
+class BenchProtocol:
     """A protocol other than the perturbation presets.
 
     Attributes:
-        name: What plans call it.
-        needs: What a data set must have: "mask", "boxes", "label", "things" (pictures with two classes), "classes" (a
-            class for each pixel).
-        score: From a batch, a method and a target to values, and to pictures without and why.
-        explains: Targets it is for; empty where it takes any.
-        targets: What its maps explain where that is not the plan's targets.
-        sparse: See `Found`.
+        name: Name in plans.
+        needs: What a data set must have: "mask", "boxes", "label", "two classes" (images with two known classes) or
+            "class masks" (masks that distinguish classes).
+        score: Computes the scores.
+        targets: What its maps explain, if that is not the plan's targets.
+        sparse: See `ProtocolScores`.
     """
 
     name: str
     needs: tuple[str, ...]
-    score: Score
-    explains: tuple[str, ...] = ()
+    score: ScoreFunction
     targets: tuple[str, ...] = ()
     sparse: bool = False
 
-    def __call__(self, batch: Batch, targets: tuple[str, ...]) -> Iterator[Found]:
-        """Scores of every method."""
-        for method in batch.made:
+    def __call__(self, batch: ScoreBatch, targets: tuple[str, ...]) -> Iterator[ProtocolScores]:
+        """Compute the scores of every method."""
+        for method in batch.explanations:
             for target in self.targets or targets:
-                began = perf_counter()
+                start = perf_counter()
                 values, reasons = self.score(batch, method, target)
-                each = (perf_counter() - began) / len(batch.ids)
-                yield Found(self.name, method, target, values, reasons, each, sparse=self.sparse)
+                seconds = (perf_counter() - start) / len(batch.ids)
+                yield ProtocolScores(self.name, method, target, values, reasons, seconds, sparse=self.sparse)

@@ -1,4 +1,4 @@
-"""Pieces of work: some pictures, one model, one group of methods; and the one function that does a piece."""
+"""Chunks: some images, one model, one group of methods. A chunk is explained and scored as one task."""
 
 from __future__ import annotations
 
@@ -9,76 +9,45 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from vitrail.bench.batch import Batch, Found
+from vitrail.bench.batch import ProtocolScores, ScoreBatch
 from vitrail.bench.context import BenchContext, open_context
-from vitrail.bench.explainer import Explainer, reason, within_memory
+from vitrail.bench.explainer import Explainer, error_line
 from vitrail.bench.ground_truth import GroundTruth, prepare_ground_truth
-from vitrail.bench.parts import write_file, write_table
-from vitrail.bench.protocols import PROTOCOLS, perturbation
-from vitrail.bench.rows import EXPLAIN, ScoreRows
+from vitrail.bench.memory import shrink_batch_to_fit
+from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
+from vitrail.bench.protocols import PROTOCOLS, score_perturbation
 from vitrail.capture.inputs import logits_of
 from vitrail.errors import OutputError, TargetError, WeightsError
 from vitrail.scores.presets import find_presets
 
 
-class BenchTask(Protocol):
-    """A piece of work that any engine can do: it can be sent to another process and says where its result goes."""
-
-    @property
-    def name(self) -> str:
-        """Names its file."""
-
-    @property
-    def maps(self) -> int:
-        """How many maps it makes, for progress."""
-
-    def perform(self, device: str) -> Path:
-        """Do it, and return the file that now exists."""
-
-
-def run_chunk(spec: BenchTask, device: str = "cpu") -> Path:
-    """Do one piece of work; whatever engine runs, this is what it runs.
-
-    On a CPU without bfloat16, torch turns its oneDNN kernels off for good at the first product in bfloat16, and what
-    is left computes other last bits, in float32 too. So every piece of work begins with them on: its numbers must not
-    depend on what its process did before.
-    """
-    mkldnn: Any = torch.backends.mkldnn
-    before = mkldnn.set_flags(True)[0]
-    try:
-        return spec.perform(device)
-    finally:
-        mkldnn.set_flags(before)
-
-
 @dataclass(frozen=True)
 class Chunk:
-    """Some pictures of one data set, one model, one group of methods.
+    """Some images of one data set, one model, one group of methods.
 
     Attributes:
-        run: The run's folder.
-        key: The run's key.
+        folder: Folder of the run.
+        key: Key of the run.
         plan: The plan as JSON.
-        weights: SHA-256 of the model's weights, so that a worker with others refuses.
-        model: Which model of the plan.
-        data: Which data set of the plan.
-        number: Which chunk of its pictures.
-        group: Which group of methods.
-        indices: The pictures, as places in the data set.
-        methods: The group.
+        weights_hash: SHA-256 of the model's weights. A worker with other weights refuses.
+        model: Position of the model in the plan.
+        dataset: Position of the data set in the plan.
+        number: Number of the chunk among those of its data set.
+        group: Number of the group of methods.
+        indices: Indices of the images in the data set.
+        methods: The group of methods.
     """
 
-    run: str
+    folder: str
     key: str
     plan: str = field(repr=False)
-    weights: str
+    weights_hash: str
     model: int
-    data: int
+    dataset: int
     number: int
     group: int
     indices: tuple[int, ...]
@@ -86,38 +55,37 @@ class Chunk:
 
     @property
     def name(self) -> str:
-        """Names its file."""
-        return f"part-m{self.model}-d{self.data}-c{self.number:05d}-g{self.group:02d}"
+        """Name of its file, without suffix."""
+        return f"part-m{self.model}-d{self.dataset}-c{self.number:05d}-g{self.group:02d}"
 
     @property
     def maps(self) -> int:
-        """How many maps it makes."""
+        """Number of maps it computes."""
         return len(self.indices) * len(self.methods)
 
     @property
     def path(self) -> Path:
-        """Where its part goes."""
-        return Path(self.run) / "parts" / f"{self.name}.parquet"
+        """File of its part."""
+        return Path(self.folder) / "parts" / f"{self.name}.parquet"
 
     @property
-    def note(self) -> dict[str, str]:
-        """What the part's footer says."""
+    def footer(self) -> dict[str, str]:
+        """Footer of its part."""
         return {"key": self.key, "part": self.name}
 
     def perform(self, device: str) -> Path:
-        """Explain, score and write the part."""
-        stage = open_context(self.plan, device)
-        if stage.model(self.model).weights != self.weights:
-            raise WeightsError(
-                f"{stage.plan.models[self.model].name} has other weights on this machine than where the run was begun"
-            )
-        with products(stage.plan.matmul):
-            return _Work(self, stage).run()
+        """Explain and score the images, and write the part."""
+        context = open_context(self.plan, device)
+        if context.model(self.model).weights_hash != self.weights_hash:
+            name = context.plan.models[self.model].name
+            raise WeightsError(f"{name} has other weights on this machine than on the one that started the run")
+        with matmul_precision(context.plan.matmul):
+            return _ChunkRunner(self, context).run()
 
 
 @contextmanager
-def products(matmul: str) -> Iterator[None]:
-    """Let a GPU multiply matrices in single precision as a plan says; what was set before is set again."""
+def matmul_precision(matmul: str) -> Iterator[None]:
+    """Set the precision of float32 matrix products as a plan says, and restore it afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if matmul == "tf32" else "highest")
     try:
@@ -126,38 +94,40 @@ def products(matmul: str) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def chunks(stage: BenchContext, run: Path) -> list[Chunk]:
-    """All pieces of a plan: those of slow methods first, so that none is left over at the end."""
-    plan = stage.plan
+def make_chunks(context: BenchContext, folder: Path) -> list[Chunk]:
+    """Return all chunks of a plan, those of slow methods first, so that none is left over at the end."""
+    plan = context.plan
     text, found = plan.model_dump_json(), []
     for model in range(len(plan.models)):
-        for group, methods in enumerate(stage.groups(model)):
-            for data in range(len(plan.dataset)):
-                indices = stage.pictures(data).indices
+        weights_hash = context.model(model).weights_hash
+        for group, methods in enumerate(context.method_groups(model)):
+            for dataset in range(len(plan.dataset)):
+                indices = context.images(dataset).indices
                 for number, start in enumerate(range(0, len(indices), plan.chunk)):
-                    some = indices[start : start + plan.chunk]
-                    weights = stage.model(model).weights
-                    found.append(Chunk(str(run), stage.key, text, weights, model, data, number, group, some, methods))
+                    own = indices[start : start + plan.chunk]
+                    found.append(
+                        Chunk(str(folder), context.key, text, weights_hash, model, dataset, number, group, own, methods)
+                    )
     return found
 
 
-class _Work:
-    """One chunk being done."""
+class _ChunkRunner:
+    """Runs one chunk."""
 
-    def __init__(self, chunk: Chunk, stage: BenchContext) -> None:
-        self.chunk, self.stage, self.plan = chunk, stage, stage.plan
-        self.model, self.pictures = stage.model(chunk.model), stage.pictures(chunk.data)
-        self.by_class = stage.same_classes(chunk.model, chunk.data)
-        names = self.plan.protocols_of(self.pictures.data)
+    def __init__(self, chunk: Chunk, context: BenchContext) -> None:
+        self.chunk, self.context, self.plan = chunk, context, context.plan
+        self.model, self.images = context.model(chunk.model), context.images(chunk.dataset)
+        self.by_class = context.same_classes(chunk.model, chunk.dataset)
+        names = self.plan.protocols_of(self.images.spec)
         self.protocols = [PROTOCOLS[name] for name in names if name in PROTOCOLS]
         self.presets = find_presets([name for name in names if name not in PROTOCOLS])
-        self.explainer = Explainer(stage, self.model, chunk.key)
-        self.rows = ScoreRows(self.plan.models[chunk.model].title, self.pictures.data.title, chunk.methods)
-        self.grids: dict[str, list[Tensor]] = {}
-        self.kept: list[str] = []
+        self.explainer = Explainer(context, self.model, chunk.key)
+        self.rows = ScoreRows(self.plan.models[chunk.model].title, self.images.spec.title, chunk.methods)
+        self.saved_maps: dict[str, list[Tensor]] = {}
+        self.saved_ids: list[str] = []
 
     def run(self) -> Path:
-        """All pictures, a batch at a time."""
+        """Run all images, one batch at a time, and write the part."""
         size = self.plan.batch
         for start in range(0, len(self.chunk.indices), size):
             indices = self.chunk.indices[start : start + size]
@@ -166,126 +136,131 @@ class _Work:
                 if isinstance(read, GroundTruth):
                     truths.append(read)
                 else:
-                    self._fail(self.pictures.dataset.ids[index], reason(read))
+                    self._add_unreadable(self.images.dataset.ids[index], error_line(read))
             if truths:
-                self._batch(truths)
+                self._run_batch(truths)
         if self.plan.keep_maps:
-            self._keep()
-        return write_table(self.chunk.path, self.rows.columns, self.chunk.note)
+            self._write_maps()
+        return write_table(self.chunk.path, self.rows.columns, self.chunk.footer)
 
     def _read(self, indices: Sequence[int]) -> Iterator[GroundTruth | Exception]:
-        def one(index: int) -> GroundTruth | Exception:
+        def read_one(index: int) -> GroundTruth | Exception:
             try:
-                return prepare_ground_truth(self.pictures.dataset, index, self.model.view, self.by_class)
-            except Exception as error:  # noqa: BLE001 - a picture that cannot be read is a row, not the end
+                return prepare_ground_truth(self.images.dataset, index, self.model.preprocess, self.by_class)
+            except Exception as error:  # noqa: BLE001 - an unreadable image becomes a row of the results
                 return error
 
-        if self.stage.device == "cpu":  # the cores are busy with the model
-            yield from map(one, indices)
+        if self.context.device == "cpu":  # the model needs the cores
+            yield from map(read_one, indices)
         else:
             with ThreadPoolExecutor(8) as pool:
-                yield from pool.map(one, indices)
+                yield from pool.map(read_one, indices)
 
-    def _batch(self, truths: list[GroundTruth]) -> None:
-        targets, (batch, probabilities) = self.plan.targets, self._explained(truths)
-        self.rows.made(batch, probabilities, targets)
-        for one in self.protocols:
-            self._score(batch, [one.name], one.targets or targets, partial(one, batch, targets))
+    def _run_batch(self, truths: list[GroundTruth]) -> None:
+        targets, (batch, probabilities) = self.plan.targets, self._explain(truths)
+        self.rows.add_explanations(batch, probabilities, targets)
+        for protocol in self.protocols:
+            self._score(batch, [protocol.name], protocol.targets or targets, partial(protocol, batch, targets))
         if self.presets:
             precision = torch.bfloat16 if self.plan.precision == "bfloat16" else None
-            run = partial(perturbation, batch, self.presets, targets, precision=precision, seed=self.plan.seed)
+            run = partial(score_perturbation, batch, self.presets, targets, precision=precision, seed=self.plan.seed)
             self._score(batch, [p.name for p in self.presets], targets, run)
         if self.plan.keep_maps:
-            self._grids(batch)
+            self._save_maps(batch)
 
-    def _explained(self, truths: list[GroundTruth]) -> tuple[Batch, Tensor]:
-        """The pictures with their maps, each class of a picture explained once; and what the model says of them."""
-        images = torch.stack([t.image for t in truths]).to(self.stage.device)
+    def _explain(self, truths: list[GroundTruth]) -> tuple[ScoreBatch, Tensor]:
+        """Explain each class of each image once; return the batch and the model's probabilities."""
+        images = torch.stack([t.image for t in truths]).to(self.context.device)
         probabilities = self._predict(images)
         predicted = probabilities.argmax(1)
         count = probabilities.shape[1] if self.by_class else 0
         labels = [t.label if t.label is not None and t.label < count else -1 for t in truths]
-        asked = [self._asked(*one) for one in zip(truths, predicted.tolist(), labels, strict=True)]
-        each = [list(dict.fromkeys(own.values())) or [0] for own in asked]
-        most = max(map(len, each))
-        classes = torch.tensor([own + own[:1] * (most - len(own)) for own in each])
-        names = (*self.plan.targets, "first", "second")
-        columns = {n: [e.index(a[n]) if n in a else None for a, e in zip(asked, each, strict=True)] for n in names}
+        by_target = [self._target_classes(*one) for one in zip(truths, predicted.tolist(), labels, strict=True)]
+        distinct = [list(dict.fromkeys(own.values())) or [0] for own in by_target]
+        most = max(map(len, distinct))
+        classes = torch.tensor([own + own[:1] * (most - len(own)) for own in distinct])
+        columns: dict[str, list[int | None]] = {
+            name: [row.index(own[name]) if name in own else None for own, row in zip(by_target, distinct, strict=True)]
+            for name in (*self.plan.targets, "first", "second")
+        }
         ids = tuple(t.id for t in truths)
-        made, bad = self.explainer(ids, images, classes, self.chunk.methods)
-        known = torch.tensor(labels)
-        batch = Batch(
-            ids, images, truths, predicted, known, classes, columns, made, bad, self.explainer, self.chunk.data
-        )
+        explanations, failures = self.explainer(ids, images, classes, self.chunk.methods)
+        batch = ScoreBatch(
+            ids, images, truths, predicted, torch.tensor(labels), classes, columns, explanations, failures,
+            self.explainer, self.chunk.dataset,
+        )  # fmt: skip
         return batch, probabilities
 
-    def _asked(self, truth: GroundTruth, answer: int, label: int) -> dict[str, int]:
-        """The classes of a picture that are to be explained, by target."""
-        own = {"predicted": answer} if "predicted" in self.plan.targets else {}
+    def _target_classes(self, truth: GroundTruth, predicted: int, label: int) -> dict[str, int]:
+        """Return the classes of an image to explain, by target."""
+        own = {"predicted": predicted} if "predicted" in self.plan.targets else {}
         if "label" in self.plan.targets and label >= 0:
             own["label"] = label
-        if any("things" in p.needs for p in self.protocols) and len(truth.things) == 2:
-            own |= dict(zip(("first", "second"), sorted(truth.things), strict=True))
+        if any("two classes" in protocol.needs for protocol in self.protocols) and len(truth.objects) == 2:
+            own |= dict(zip(("first", "second"), sorted(truth.objects), strict=True))
         return own
 
     def _predict(self, images: Tensor) -> Tensor:
-        """Probabilities, shape (B, C)."""
-        module = self.model.about.module
+        """Return the model's probabilities, shape (B, C)."""
+        module = self.model.loaded.module
 
         def forward(size: int) -> Tensor:
             with torch.inference_mode():
                 outputs = [logits_of(module(images[i : i + size])) for i in range(0, len(images), size)]
             if outputs[0] is None:
-                raise TargetError(f"{self.model.about.name} returns no class scores: it cannot be scored")
+                raise TargetError(f"{self.model.loaded.name} returns no class scores: it cannot be scored")
             return torch.cat([o for o in outputs if o is not None]).float().softmax(1).cpu()
 
-        return within_memory(self.stage, forward).clone()
+        return shrink_batch_to_fit(self.context, forward).clone()
 
     def _score(
-        self, batch: Batch, names: Sequence[str], targets: Sequence[str], run: Callable[[], Iterable[Found]]
+        self,
+        batch: ScoreBatch,
+        names: Sequence[str],
+        targets: Sequence[str],
+        run: Callable[[], Iterable[ProtocolScores]],
     ) -> None:
-        """Rows of protocols that are run together; where they fail, rows that say so."""
+        """Add the rows of protocols that run together; if they fail, rows with the reason."""
         failed: dict[str, str] = {}
         try:
-            founds = list(run()) if batch.made else []
+            results = list(run()) if batch.explanations else []
         except OutputError:
             raise
-        except Exception as error:  # noqa: BLE001 - a protocol that fails on a batch is rows, not the end
-            founds, failed = [], dict.fromkeys(batch.made, reason(error))
-        for found in founds:
-            self.rows.found(batch, found)
+        except Exception as error:  # noqa: BLE001 - a failure on one batch becomes rows of the results
+            results, failed = [], dict.fromkeys(batch.explanations, error_line(error))
+        for scores in results:
+            self.rows.add_scores(batch, scores)
         for method in self.chunk.methods:
-            if method in failed or method not in batch.made:
+            if method in failed or method not in batch.explanations:
                 for row, image in enumerate(batch.ids):
-                    why = batch.bad.get((method, row)) or failed[method]
-                    self.rows.absent(image, names, targets, why, (method,))
+                    reason = batch.failures.get((method, row)) or failed[method]
+                    self.rows.add_failure(image, names, targets, reason, (method,))
 
-    def _fail(self, image: str, why: str) -> None:
-        """Rows of a picture that cannot be read."""
-        for one in self.protocols:
-            self.rows.absent(image, [one.name], one.targets or self.plan.targets, why)
-        self.rows.absent(image, [EXPLAIN, *(p.name for p in self.presets)], self.plan.targets, why)
+    def _add_unreadable(self, image: str, reason: str) -> None:
+        """Add the rows of an image that cannot be read."""
+        for protocol in self.protocols:
+            self.rows.add_failure(image, [protocol.name], protocol.targets or self.plan.targets, reason)
+        self.rows.add_failure(image, [EXPLAIN, *(p.name for p in self.presets)], self.plan.targets, reason)
 
-    # -- maps ------------------------------------------------------------------------------------------------------
-
-    def _grids(self, batch: Batch) -> None:
-        self.kept += batch.ids
+    def _save_maps(self, batch: ScoreBatch) -> None:
+        """Collect the maps of a batch; a missing map is NaN."""
+        self.saved_ids += batch.ids
         grid = self.model.structure.layout.grid
         for method in self.chunk.methods:
             for target in self.plan.targets:
-                at = batch.at(target)
-                if method in batch.made:
-                    own = batch.made[method].half(grid)[torch.arange(len(at)), at]
-                    for row in batch.without(method, target):
+                columns = batch.target_columns(target)
+                if method in batch.explanations:
+                    own = batch.explanations[method].to_half(grid)[torch.arange(len(columns)), columns]
+                    for row in batch.missing_maps(method, target):
                         own[row] = torch.nan
                 else:
-                    own = torch.full((len(at), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
-                self.grids.setdefault(f"{method}/{target}", []).append(own)
+                    own = torch.full((len(columns), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
+                self.saved_maps.setdefault(f"{method}/{target}", []).append(own)
 
-    def _keep(self) -> None:
-        """The maps of all pictures, beside the part and before it, so that a part that is there has its maps."""
+    def _write_maps(self) -> None:
+        """Write the maps of all images. This comes before the part, so that a part that exists has its maps."""
         from safetensors.torch import save
 
-        tensors = {name: torch.cat(parts).contiguous() for name, parts in sorted(self.grids.items())}
-        data = save(tensors, {"images": json.dumps(self.kept), **self.chunk.note})
+        tensors = {name: torch.cat(own).contiguous() for name, own in sorted(self.saved_maps.items())}
+        data = save(tensors, {"images": json.dumps(self.saved_ids), **self.chunk.footer})
         write_file(self.chunk.path.with_suffix(".safetensors"), lambda file: file.write(data))

@@ -1,4 +1,4 @@
-"""A plan with its data sets opened and its models loaded, each once in a process."""
+"""An opened plan: its data sets and loaded models, each opened once per process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from vitrail.bench.plan import SAMPLING, DatasetSpec, ModelSpec, Plan
+from vitrail.bench.method_groups import group_methods
+from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import ModelStructure, read_structure
 from vitrail.data import Dataset, open_dataset
 from vitrail.errors import DataError, DataWarning, InputError, ModelError, VitrailError
-from vitrail.methods import Method, find
+from vitrail.methods import find
 from vitrail.models import load
 from vitrail.models.loaded import LoadedModel, class_count
 from vitrail.models.preprocess import Preprocess
@@ -27,197 +28,179 @@ from vitrail.scores import sanity
 
 @dataclass(frozen=True, eq=False)
 class BenchImages:
-    """A data set and which of its samples are used."""
+    """A data set and the samples of it that a plan uses.
 
-    data: DatasetSpec
+    Attributes:
+        spec: The plan's entry.
+        dataset: The opened data set.
+        indices: Indices of the samples.
+    """
+
+    spec: DatasetSpec
     dataset: Dataset
     indices: tuple[int, ...]
 
     @cached_property
     def ids(self) -> tuple[str, ...]:
-        """The ids of the samples that are used."""
+        """Ids of the samples."""
         return tuple(self.dataset.ids[i] for i in self.indices)
 
 
 @dataclass(frozen=True, eq=False)
 class BenchModel:
-    """A loaded model.
+    """A loaded model of a plan.
 
     Attributes:
-        about: The model and its luggage, on the device.
-        view: How it sees pictures in this plan.
-        structure: What it is made of.
-        weights: SHA-256 of its weights.
-        refused: Methods that do not apply to it, and why.
+        loaded: The model on its device, with class names and other metadata.
+        preprocess: Preprocessing of images in this plan.
+        structure: What was found inside the model.
+        weights_hash: SHA-256 of its weights.
+        not_applicable: Methods that do not apply to it, with the reason.
     """
 
-    about: LoadedModel
-    view: Preprocess
+    loaded: LoadedModel
+    preprocess: Preprocess
     structure: ModelStructure
-    weights: str
-    refused: dict[str, str] = field(default_factory=dict)
+    weights_hash: str
+    not_applicable: dict[str, str] = field(default_factory=dict)
 
     @cached_property
-    def stages(self) -> tuple[sanity.RandomisationStep, ...]:
-        """Its parameters from the head down, for tests that randomise them."""
-        return sanity.randomisation_steps(self.about.module, _noise(self.view))
+    def randomisation_steps(self) -> tuple[sanity.RandomisationStep, ...]:
+        """Groups of parameters from the head down, for the parameter randomisation test."""
+        return sanity.randomisation_steps(self.loaded.module, _noise_image(self.preprocess))
 
     @property
     def classes(self) -> int | None:
-        """How many classes it knows."""
-        return class_count(self.about.module) or (len(self.about.classes) if self.about.classes else None)
+        """Number of classes, if known."""
+        return class_count(self.loaded.module) or (len(self.loaded.classes) if self.loaded.classes else None)
 
 
 class BenchContext:
-    """A plan, opened.
+    """An opened plan.
 
     Args:
         plan: A valid plan.
-        device: Where models are put.
+        device: Device of the models.
+
+    Attributes:
+        batch: Current maximum number of images in a forward pass. Halved when memory runs out, for the rest of the
+            process.
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
         self.plan, self.device = plan, device
-        #: Most pictures in a forward pass; halved when memory runs out, for as long as the process lives.
         self.batch = plan.batch
         self._models: dict[int, BenchModel] = {}
-        self._pictures: dict[int, BenchImages] = {}
+        self._images: dict[int, BenchImages] = {}
 
-    def pictures(self, number: int) -> BenchImages:
-        """One of the data sets."""
-        if number not in self._pictures:
-            self._pictures[number] = open_images(self.plan.dataset[number])
-        return self._pictures[number]
+    def images(self, index: int) -> BenchImages:
+        """Return one of the data sets, by its position in the plan."""
+        if index not in self._images:
+            self._images[index] = open_images(self.plan.dataset[index])
+        return self._images[index]
 
-    def model(self, number: int) -> BenchModel:
-        """One of the models."""
-        if number not in self._models:
-            self._models[number] = self._load(self.plan.models[number])
-        return self._models[number]
+    def model(self, index: int) -> BenchModel:
+        """Return one of the models, by its position in the plan."""
+        if index not in self._models:
+            self._models[index] = self._load(self.plan.models[index])
+        return self._models[index]
 
     @cached_property
     def key(self) -> str:
-        """See `Plan.key`."""
-        weights = [self.model(i).weights for i in range(len(self.plan.models))]
-        return self.plan.key(weights, [self.pictures(i).ids for i in range(len(self.plan.dataset))])
+        """Hash of everything that decides the numbers; see `Plan.key`."""
+        weights = [self.model(i).weights_hash for i in range(len(self.plan.models))]
+        return self.plan.key(weights, [self.images(i).ids for i in range(len(self.plan.dataset))])
 
-    def same_classes(self, model: int, data: int) -> bool:
-        """Whether a data set's classes are the model's, as far as can be told: they are equally many."""
-        known, own = self.pictures(data).dataset.classes, self.model(model).classes
-        return known is None or own is None or len(known) == own
+    def same_classes(self, model: int, dataset: int) -> bool:
+        """Whether a data set has as many classes as a model, or one of the two numbers is unknown."""
+        expected, given = self.images(dataset).dataset.classes, self.model(model).classes
+        return expected is None or given is None or len(expected) == given
 
-    def groups(self, model: int) -> list[tuple[str, ...]]:
-        """The methods that apply to a model: each that samples by itself, then those of one pass together."""
-        return grouped([spec for spec in self.plan.specs() if spec not in self.model(model).refused])
+    def method_groups(self, model: int) -> list[tuple[str, ...]]:
+        """Return the methods that apply to a model, in groups that are computed together."""
+        return group_methods([spec for spec in self.plan.specs() if spec not in self.model(model).not_applicable])
 
-    def _load(self, network: ModelSpec) -> BenchModel:
-        if network.weights == "random":
+    def _load(self, spec: ModelSpec) -> BenchModel:
+        if spec.weights == "random":
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.plan.seed)
-                about = load(network.name, pretrained=False)
+                loaded = load(spec.name, pretrained=False)
         else:
-            about = load(network.name, network.weights)
-        weights = fingerprint(about.module)
+            loaded = load(spec.name, spec.weights)
+        weights_hash = hash_weights(loaded.module)
         try:
-            about = replace(about, module=unwrap(about.module).to(self.device), name=network.name)
+            loaded = replace(loaded, module=unwrap(loaded.module).to(self.device), name=spec.name)
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from error
-        view = about.preprocess
-        if not isinstance(view, Preprocess):
-            raise ModelError(f"how {network.name} wants its images is unknown")
-        if hasattr(about.module, "encode_text"):
-            raise ModelError(f"{network.name} has no classes, only texts to compare with: it cannot be scored")
+        preprocess = loaded.preprocess
+        if not isinstance(preprocess, Preprocess):
+            raise ModelError(f"the preprocessing of {spec.name} is unknown")
+        if hasattr(loaded.module, "encode_text"):
+            raise ModelError(f"{spec.name} compares images with texts and has no classes: it cannot be scored")
         if self.plan.view == "squash":  # as evaluation code does it, whatever the model was trained with
-            view = replace(view, squash=True, resample="bilinear")
-        structure = read_structure(about.module, ModelInputs((_noise(view),)).onto(about.module))
-        refused = {}
-        for spec in self.plan.specs():
+            preprocess = replace(preprocess, squash=True, resample="bilinear")
+        structure = read_structure(loaded.module, ModelInputs((_noise_image(preprocess),)).onto(loaded.module))
+        not_applicable = {}
+        for method_spec in self.plan.specs():
             try:
-                _, method, options = find(spec)
+                _, method, options = find(method_spec)
                 method.check(structure, options)
             except VitrailError as error:
-                refused[spec] = str(error)
-        return BenchModel(about, view, structure, weights, refused)
+                not_applicable[method_spec] = str(error)
+        return BenchModel(loaded, preprocess, structure, weights_hash, not_applicable)
 
 
-def _noise(view: Preprocess) -> Tensor:
-    return torch.randn(1, len(view.mean), *view.size, generator=torch.Generator().manual_seed(0))
+def _noise_image(preprocess: Preprocess) -> Tensor:
+    shape = (1, len(preprocess.mean), *preprocess.size)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 @lru_cache(maxsize=2)
 def open_context(plan: str, device: str = "cpu") -> BenchContext:
-    """The stage of a plan given as JSON; a process that is asked again gets the same, models loaded and all."""
+    """Open a plan given as JSON. The result is cached, so that a process loads each model once."""
     return BenchContext(Plan.model_validate_json(plan), device)
 
 
-def grouped(specs: Sequence[str]) -> list[tuple[str, ...]]:
-    """Methods that are done together: each that samples by itself, then those of one pass.
-
-    Example:
-        >>> grouped(["rollout", "tam", "random"])
-        [('tam',), ('rollout', 'random')]
-    """
-    alone: list[tuple[str, ...]] = [(spec,) for spec in specs if samples(spec)]
-    together = tuple(spec for spec in specs if not samples(spec))
-    return [*alone, together] if together else alone
-
-
-def samples(spec: str) -> bool:
-    """Whether a method looks at many pictures for one map, itself or as what is inverted.
-
-    Example:
-        >>> samples("tam"), samples("rollout"), samples("inverted:of=integrated_gradients")
-        (True, False, True)
-    """
-    _, method, options = find(spec)
-    return method.family in SAMPLING or (method.name == "inverted" and samples(str(options["of"])))
-
-
-def method_of(spec: str) -> Method:
-    """The registry line of a method as users type it."""
-    return find(spec)[1]
-
-
-def open_images(data: DatasetSpec) -> BenchImages:
-    """Open a data set and find the samples a plan asks for.
+def open_images(spec: DatasetSpec) -> BenchImages:
+    """Open a data set and select the samples a plan asks for.
 
     Raises:
-        DataError: It cannot be opened, or an id is not in it.
+        DataError: The data set cannot be opened, or does not contain a requested id.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DataWarning)  # a selection is what plans are about
+        warnings.simplefilter("ignore", DataWarning)  # plans use selections on purpose
         try:
-            dataset = open_dataset(data.name, data.root, **data.options)
+            dataset = open_dataset(spec.name, spec.root, **spec.options)
         except TypeError as error:
-            raise DataError(f"{data.name} does not take these options ({error})") from error
-    return BenchImages(data, dataset, _chosen(data, dataset.ids))
+            raise DataError(f"{spec.name} does not take these options ({error})") from error
+    return BenchImages(spec, dataset, _select_indices(spec, dataset.ids))
 
 
-def _chosen(data: DatasetSpec, ids: Sequence[str]) -> tuple[int, ...]:
-    if data.ids is not None:
-        wanted = data.ids
+def _select_indices(spec: DatasetSpec, ids: Sequence[str]) -> tuple[int, ...]:
+    if spec.ids is not None:
+        wanted = spec.ids
         if isinstance(wanted, str):
             if not Path(wanted).is_file():
-                raise DataError(f"{wanted} does not exist: ids is a list, or a file with one id a line")
+                raise DataError(f"{wanted} does not exist: ids must be a list, or a file with one id per line")
             wanted = tuple(Path(wanted).read_text(encoding="utf-8").split())
-        at = {name: i for i, name in enumerate(ids)}
-        lost = [name for name in wanted if name not in at]
-        if lost:
-            raise DataError(f"{len(lost)} of {len(wanted)} ids are not in {data.name}, as {lost[0]!r}")
-        chosen = sorted({at[name] for name in wanted})
+        index_of = {name: i for i, name in enumerate(ids)}
+        unknown = [name for name in wanted if name not in index_of]
+        if unknown:
+            raise DataError(f"{len(unknown)} of {len(wanted)} ids are not in {spec.name}, for example {unknown[0]!r}")
+        selected = sorted({index_of[name] for name in wanted})
     else:
-        chosen = list(range(len(ids)))
-    if data.limit is None or data.limit >= len(chosen):
-        return tuple(chosen)
-    # Evenly spread: sets sorted by class would otherwise be cut to their first classes.
-    return tuple(chosen[i * len(chosen) // data.limit] for i in range(data.limit))
+        selected = list(range(len(ids)))
+    if spec.limit is None or spec.limit >= len(selected):
+        return tuple(selected)
+    # Evenly spread: a set sorted by class would otherwise be cut to its first classes.
+    return tuple(selected[i * len(selected) // spec.limit] for i in range(spec.limit))
 
 
-def fingerprint(module: nn.Module) -> str:
-    """SHA-256 of a model's weights: names, types, shapes and bytes, in order of name.
+def hash_weights(module: nn.Module) -> str:
+    """Return the SHA-256 of a model's weights: names, types, shapes and bytes, in order of name.
 
     Example:
-        >>> fingerprint(nn.Linear(2, 2)) == fingerprint(nn.Linear(2, 2))
+        >>> hash_weights(nn.Linear(2, 2)) == hash_weights(nn.Linear(2, 2))
         False
     """
     digest = hashlib.sha256()

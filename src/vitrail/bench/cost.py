@@ -1,46 +1,69 @@
-"""What the cost of a plan depends on in its models and data sets: measured, or known without them."""
+"""Cost of a plan: number of forward passes, time and memory, from declared costs and one timed batch.
+
+The unit is the forward pass of one image; a backward pass counts as two. An explanation from the shared pass costs
+three and, with several classes, two more for each class. Other methods cost what they declare (`vitrail.methods.cost`).
+A perturbation test costs one forward pass for each level except the unperturbed and the empty image. Levels that
+presets share count once. A second class counts for the images on which it differs, assumed to be one in five.
+"""
 
 from __future__ import annotations
 
 import resource
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
+from vitrail.bench.chunk import Chunk
 from vitrail.bench.context import BenchContext, BenchModel, open_images
-from vitrail.bench.explainer import within_memory
+from vitrail.bench.memory import shrink_batch_to_fit
+from vitrail.bench.method_groups import group_methods, serves_all_targets
+from vitrail.bench.parts import read_footer
 from vitrail.bench.plan import DatasetSpec, Plan
+from vitrail.bench.protocols import PROTOCOLS
 from vitrail.capture.inputs import logits_of
 from vitrail.data import cifar, voc
 from vitrail.errors import VitrailError
-from vitrail.methods import find
+from vitrail.methods import ModelSize, find
 from vitrail.models.catalogue import entry_of
+from vitrail.scores.fills import TOKENS
+from vitrail.scores.presets import find_presets
 
-#: Pictures of the batch that is timed.
-TRIED = 4
-#: Tensors as large as a block's input that a block leaves behind for a backward.
-KEPT = 16
-#: Pictures of the published sets that do not depend on options.
-PUBLISHED = {"imagenet": 50_000, "imagenet-segmentation": 4_276}
-#: A forward takes so much longer than its products alone.
+#: Images in the timed batch.
+TIMED_IMAGES = 4
+#: Tensors of the size of a block's input that a block keeps for the backward pass.
+TENSORS_PER_BLOCK = 16
+#: Sizes of published data sets that have no options.
+PUBLISHED_COUNTS = {"imagenet": 50_000, "imagenet-segmentation": 4_276}
+#: Ratio of the time of a forward pass to the time of its matrix products.
 OVERHEAD = 1.5
+#: Assumed share of images whose label is the predicted class.
+ACCURACY = 0.8
+#: Explanations of one image for the sensitivity score.
+SENSITIVITY_SAMPLES = 10
+#: Classes in an image of VOC, on average.
+CLASSES_PER_IMAGE = 1.5
+
+
+# -- models and data sets ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ModelCost:
-    """A model, as far as costs go.
+    """What the cost of a plan depends on in a model.
 
     Attributes:
-        size: Height and width of its pictures.
-        grid: Patches down and across, if it has one grid.
-        width: How many feature maps it has.
-        blocks: How many blocks.
-        methods: Those of the plan that apply to it.
-        seconds: Of a forward of one picture.
-        memory: Bytes a worker takes at the most.
+        size: Height and width of its input.
+        grid: Patches per column and per row, if it has one grid.
+        width: Number of feature maps.
+        blocks: Number of blocks.
+        methods: Methods of the plan that apply to it.
+        seconds: Time of a forward pass of one image.
+        memory: Peak memory of a worker, in bytes.
     """
 
     size: tuple[int, int]
@@ -52,94 +75,248 @@ class ModelCost:
     memory: int
 
 
-def measured(stage: BenchContext, model: BenchModel) -> ModelCost:
-    """A loaded model, timed with a small batch."""
-    seconds, memory = _time(stage, model)
-    methods = tuple(spec for spec in stage.plan.specs() if spec not in model.refused)
-    blocks = len(model.structure.layers)
-    return ModelCost(model.view.size, model.structure.layout.grid, _width(model), blocks, methods, seconds, memory)
+def measure_model(context: BenchContext, model: BenchModel) -> ModelCost:
+    """Measure a loaded model with a small batch."""
+    seconds, memory = _time_forward(context, model)
+    methods = tuple(spec for spec in context.plan.specs() if spec not in model.not_applicable)
+    linears = [module for module in model.loaded.module.modules() if isinstance(module, nn.Linear)]
+    width = int(linears[-1].in_features) if linears else 768
+    grid, blocks = model.structure.layout.grid, len(model.structure.layers)
+    return ModelCost(model.preprocess.size, grid, width, blocks, methods, seconds, memory)
 
 
-def known(plan: Plan, name: str, speed: float) -> ModelCost | None:
-    """A model of the papers, from what is written about it; None for any other.
+def catalogue_cost(plan: Plan, name: str, speed: float) -> ModelCost | None:
+    """Return the cost of a model of the papers from the catalogue; None for any other model.
 
     Args:
         plan: The plan.
-        name: The model.
-        speed: Multiplications a second, in billions; see `speed_of`.
+        name: Name of the model.
+        speed: Billions of multiplications per second; see `device_speed`.
     """
     entry = entry_of(name)
     if entry is None:
         return None
     kind = "Swin" if entry.swin else "distilled" if "distilled" in entry.timm else "CLS"
     methods = tuple(spec for spec in plan.specs() if find(spec)[1].reason_against(kind) is None)
-    kept = KEPT * entry.blocks * (entry.grid[0] * entry.grid[1] + 1) * entry.width * 4
+    kept = TENSORS_PER_BLOCK * entry.blocks * (entry.grid[0] * entry.grid[1] + 1) * entry.width * 4
     memory = int(entry.params * 4e6) + plan.batch * kept
-    return ModelCost((224, 224), entry.grid, entry.width, entry.blocks, methods, OVERHEAD * entry.gmacs / speed, memory)
+    seconds = OVERHEAD * entry.gmacs / speed
+    return ModelCost((224, 224), entry.grid, entry.width, entry.blocks, methods, seconds, memory)
 
 
-def speed_of(device: str) -> float:
-    """Multiplications a second of a device, in billions, by one product of matrices."""
+def device_speed(device: str) -> float:
+    """Measure a device with one matrix product, in billions of multiplications per second."""
     a, b = torch.ones(788, 768, device=device), torch.ones(768, 3072, device=device)
     times = []
     for _ in range(3):
-        began = perf_counter()
-        float((a @ b)[0, 0])  # reading a number waits for it
-        times.append(perf_counter() - began)
+        start = perf_counter()
+        float((a @ b)[0, 0])  # reading a number waits for the result
+        times.append(perf_counter() - start)
     return 788 * 768 * 3072 / 1e9 / min(times)
 
 
-def pictures_of(data: DatasetSpec) -> tuple[int, str]:
-    """How many pictures a data set of a plan has, and a remark where that is not known from its files.
+def count_images(data: DatasetSpec) -> tuple[int, str]:
+    """Return the number of images of a plan's data set, and a note if its files are not on this machine.
 
     Example:
-        >>> pictures_of(Data(name="imagenet", limit=5000))
-        (5000, 'imagenet is not here: counted with 5,000 pictures')
+        >>> count_images(DatasetSpec(name="imagenet", limit=5000))
+        (5000, 'imagenet is not on this machine: counted as 5,000 images')
     """
     try:
         return len(open_images(data).indices), ""
     except VitrailError:
         pass
     split = data.options.get("split")
-    count = PUBLISHED.get(data.name)
+    count = PUBLISHED_COUNTS.get(data.name)
     if data.name == "voc2012":
         count = voc.COUNTS.get(str(split or "val"))
     elif data.name in ("cifar10", "cifar100"):
         count = cifar.COUNTS.get(str(split or "test"))
     sizes = [n for n in (count, data.limit, len(data.ids) if isinstance(data.ids, tuple) else None) if n is not None]
     if not sizes:
-        return 0, f"{data.title} is not here, and how many pictures it has is unknown: not counted"
-    return min(sizes), f"{data.title} is not here: counted with {min(sizes):,} pictures"
+        return 0, f"{data.title} is not on this machine and its size is unknown: not counted"
+    return min(sizes), f"{data.title} is not on this machine: counted as {min(sizes):,} images"
 
 
-def _width(model: BenchModel) -> int:
-    """How many feature maps there are: what the head reads."""
-    linears = [module for module in model.about.module.modules() if isinstance(module, nn.Linear)]
-    return int(linears[-1].in_features) if linears else 768
-
-
-def _time(stage: BenchContext, model: BenchModel) -> tuple[float, int]:
-    """Seconds a forward of one picture takes, and the memory a worker takes at the most."""
-    images = torch.randn(min(TRIED, stage.plan.batch), len(model.view.mean), *model.view.size).to(stage.device)
-    gpu = stage.device.startswith("cuda")
+def _time_forward(context: BenchContext, model: BenchModel) -> tuple[float, int]:
+    """Return the time of a forward pass of one image, and the peak memory of a worker."""
+    count, channels = min(TIMED_IMAGES, context.plan.batch), len(model.preprocess.mean)
+    images = torch.randn(count, channels, *model.preprocess.size).to(context.device)
+    gpu = context.device.startswith("cuda")
 
     def forward(size: int) -> None:
         with torch.inference_mode():
-            logits_of(model.about.module(images[:size]))
+            logits_of(model.loaded.module(images[:size]))
             if gpu:
                 torch.cuda.synchronize()
 
     if gpu:
         torch.cuda.reset_peak_memory_stats()
-    within_memory(stage, forward)
+    shrink_batch_to_fit(context, forward)
     times = []
     for _ in range(3):
-        began = perf_counter()
-        within_memory(stage, forward)
-        times.append((perf_counter() - began) / len(images))
-    weights = sum(p.numel() * p.element_size() for p in model.about.module.parameters())
+        start = perf_counter()
+        shrink_batch_to_fit(context, forward)
+        times.append((perf_counter() - start) / len(images))
+    weights = sum(p.numel() * p.element_size() for p in model.loaded.module.parameters())
     if gpu:
         peak = torch.cuda.max_memory_allocated()
-        return min(times), weights + int((peak - weights) * stage.plan.batch / len(images)) * 3  # a graph keeps more
+        # Times three, because the graph of a backward pass keeps more.
+        return min(times), weights + int((peak - weights) * context.plan.batch / len(images)) * 3
     unit = 1 if sys.platform == "darwin" else 1024
     return min(times), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# -- the estimate ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Estimated cost of a plan.
+
+    Attributes:
+        images: Number of images, of all data sets.
+        maps: Number of maps, of all models and methods.
+        forwards: Forward passes of one image, in total.
+        explaining: Those that compute maps.
+        left: Share of the work that is not done yet.
+        work: Seconds for one worker from the start.
+        workers: Number of workers.
+        memory: Peak memory of one worker, in bytes.
+        timed: How the time of a forward pass is known.
+    """
+
+    images: int
+    maps: int
+    forwards: float
+    explaining: float
+    left: float
+    work: float
+    workers: int
+    memory: int
+    timed: str = "measured"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds until the plan is done."""
+        return self.work * self.left / self.workers
+
+    @property
+    def time(self) -> str:
+        """Time until the plan is done, as text.
+
+        Example:
+            >>> Estimate(1, 1, 1.0, 1.0, 1.0, 7200.0, 1, 1).time
+            '2.0 h'
+        """
+        return f"{self.seconds / 3600:,.1f} h" if self.seconds > 5400 else f"{self.seconds / 60:.1f} min"
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the estimate as rows of a table."""
+        each = 1000 * self.work / self.forwards if self.forwards else 0.0
+        return [
+            ("images", f"{self.images:,}"),
+            ("maps", f"{self.maps:,}"),
+            ("forward passes", f"{self.forwards:,.0f}, {self.explaining:,.0f} of them for maps, the rest for scores"),
+            ("left to do", f"{100 * self.left:.0f} %"),
+            ("one forward pass", f"{each:.2f} ms, {self.timed}"),
+            ("time", f"about {self.time} with {self.workers} worker{'s' if self.workers > 1 else ''}"),
+            ("memory", f"about {self.memory / 2**30:.1f} GiB per worker"),
+        ]
+
+
+class _WorkItem(NamedTuple):
+    """Images of one data set, explained and scored with one model and one group of methods."""
+
+    model: int
+    dataset: int
+    methods: tuple[str, ...]
+    images: int
+    missing: bool = True
+
+
+def estimate_run(context: BenchContext, chunks: Sequence[Chunk], workers: int) -> Estimate:
+    """Estimate the cost of a plan whose data and weights are available; its models are timed.
+
+    Args:
+        context: The opened plan.
+        chunks: Its chunks.
+        workers: Number of workers.
+    """
+    costs = [measure_model(context, context.model(i)) for i in range(len(context.plan.models))]
+    items = [_WorkItem(c.model, c.dataset, c.methods, len(c.indices), read_footer(c.path) != c.footer) for c in chunks]
+    images = sum(len(context.images(i).indices) for i in range(len(context.plan.dataset)))
+    return _add_up(context.plan, costs, items, images, workers, "measured")
+
+
+def estimate_plan(
+    plan: Plan, costs: Sequence[ModelCost], counts: Mapping[int, int], workers: int, timed: str
+) -> Estimate:
+    """Estimate the cost of a plan whose data and weights need not be available.
+
+    Args:
+        plan: The plan.
+        costs: Cost of each model.
+        counts: Number of images, by data set.
+        workers: Number of workers.
+        timed: How the time of a forward pass is known.
+    """
+    items = [
+        _WorkItem(model, dataset, methods, count)
+        for model, cost in enumerate(costs) for methods in group_methods(cost.methods)
+        for dataset, count in counts.items()
+    ]  # fmt: skip
+    return _add_up(plan, costs, items, sum(counts.values()), workers, timed)
+
+
+def _add_up(
+    plan: Plan, costs: Sequence[ModelCost], items: Sequence[_WorkItem], images: int, workers: int, timed: str
+) -> Estimate:
+    total = explaining = work = left = 0.0
+    maps = 0
+    for model, dataset, methods, count, missing in items:
+        cost, data = costs[model], plan.dataset[dataset]
+        for_maps = count * sum(explanation_cost(plan, data, methods, spec, cost) for spec in methods)
+        own = for_maps + count * (2 + scoring_cost(plan, data, methods, cost))
+        total, explaining, work = total + own, explaining + for_maps, work + own * cost.seconds
+        left += own * cost.seconds if missing else 0.0
+        maps += count * len(methods)
+    memory = max(cost.memory for cost in costs)
+    return Estimate(images, maps, total, explaining, left / work if work else 0.0, work, workers, memory, timed)
+
+
+def explanation_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], spec: str, model: ModelCost) -> float:
+    """Return the forward passes for one image's maps by one method of a group; methods of the shared pass share it."""
+    _, method, options = find(spec)
+    protocols = plan.protocols_of(data)
+    targets = 1.0 + (1 - ACCURACY if len(plan.targets) > 1 else 0.0) + ("selectivity" in protocols)
+    targets += CLASSES_PER_IMAGE if "multiclass" in protocols else 0.0
+    repeats = 1 + (SENSITIVITY_SAMPLES if "sensitivity" in protocols else 0)
+    repeats += model.blocks + 3 if "sanity" in protocols else 0
+    size = ModelSize(model.grid or (model.size[0] // 16, model.size[1] // 16), model.width, model.blocks)
+    own = method.cost(options, size, 1).forwards
+    if own:
+        return repeats * own * (1.0 if serves_all_targets(spec) else targets)
+    sharing = sum(find(other)[1].cost(find(other)[2], size, 1).forwards == 0 for other in methods)
+    return repeats * (1 + 2 * targets) / max(1, sharing)
+
+
+def scoring_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], model: ModelCost) -> float:
+    """Return the forward passes for scoring one image's maps of a group of methods."""
+    presets = find_presets([n for n in plan.protocols_of(data) if n not in PROTOCOLS])
+    if not presets:
+        return 0.0
+    height, width = model.size
+    rows, columns = model.grid or (14, 14)
+    cost = 1.0
+    for target in plan.targets:
+        levels = set()
+        for curve in (c for p in presets if target in p.explains for c in p.curves):
+            units = rows * columns if curve.fill == TOKENS else height * width
+            levels |= {(curve.order, curve.fill, k) for k in curve.removed(units) if 0 < k < units}
+        for spec in methods:
+            second = target == "label" and "predicted" in plan.targets
+            share = (1 - ACCURACY if find(spec)[1].class_specific else 0.0) if second else 1.0
+            # A forward pass with patches left out takes about half the time.
+            cost += share * sum(0.5 if fill == TOKENS else 1.0 for _, fill, _ in levels)
+    return cost

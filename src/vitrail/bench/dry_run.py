@@ -1,4 +1,4 @@
-"""What plans would take, also where their pictures or weights are not on this machine."""
+"""Dry runs: check plans and estimate their cost, also where data or weights are not on this machine."""
 
 from __future__ import annotations
 
@@ -6,112 +6,124 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from vitrail.bench.chunk import chunks
+from vitrail.bench.chunk import make_chunks
 from vitrail.bench.context import BenchContext, open_context
-from vitrail.bench.cost import ModelCost, known, measured, pictures_of, speed_of
-from vitrail.bench.estimate import Estimate, estimate, sketch
-from vitrail.bench.plan import Plan, PlanOverrides, PlanProblem, parse, plans
-from vitrail.bench.validate import look
+from vitrail.bench.cost import (
+    Estimate,
+    ModelCost,
+    catalogue_cost,
+    count_images,
+    device_speed,
+    estimate_plan,
+    estimate_run,
+    measure_model,
+)
+from vitrail.bench.plan import Plan, PlanOverrides, PlanProblem, parse_plan, plans
+from vitrail.bench.validate import inspect_plan
 from vitrail.errors import VitrailError
 
 
-class Trial(NamedTuple):
-    """A plan that was looked at and not run.
+class DryRun(NamedTuple):
+    """A plan that was checked and not run.
 
     Attributes:
         plan: The plan.
-        folder: The run's folder, or None where it cannot be named without the pictures and weights.
-        found: What it would take.
-        notes: What is not here, and how it was counted instead.
+        folder: Folder of its run, or None if its key is unknown without the data and weights.
+        estimate: Its cost.
+        notes: What is not on this machine, and what was assumed instead.
     """
 
     plan: Plan
     folder: Path | None
-    found: Estimate
+    estimate: Estimate
     notes: tuple[str, ...]
 
 
-def trial(
-    source: str | Path, out: Path, workers: int, device: str = "cpu", given: PlanOverrides | None = None
-) -> Trial:
-    """Check a plan and count what it would take.
+def dry_run_plan(
+    source: str | Path, out: Path, workers: int, device: str = "cpu", overrides: PlanOverrides | None = None
+) -> DryRun:
+    """Check a plan and estimate its cost.
 
     Args:
         source: A file, or the name of a plan of the package.
-        out: The folder of all runs.
-        workers: How many would work.
-        device: Where its models are put.
-        given: What is said beside the plan.
+        out: Folder of all runs.
+        workers: Number of workers.
+        device: Device of the models.
+        overrides: Settings given in addition to the plan.
 
     Raises:
-        PlanError: Something is wrong with it that more files would not mend.
+        PlanError: The plan has a problem other than missing files or weights.
     """
-    plan, _, absent = look(source, device, given)
-    if not absent:
-        stage = open_context(plan.model_dump_json(), device)
-        folder = out / stage.key
-        return Trial(plan, folder, estimate(stage, chunks(stage, folder.resolve()), workers), ())
-    return _without(plan, absent, workers, device)
+    plan, _, unavailable = inspect_plan(source, device, overrides)
+    if unavailable:
+        return _dry_run_without_files(plan, unavailable, workers, device)
+    context = open_context(plan.model_dump_json(), device)
+    folder = out / context.key
+    return DryRun(plan, folder, estimate_run(context, make_chunks(context, folder.resolve()), workers), ())
 
 
-def _without(plan: Plan, absent: Sequence[PlanProblem], workers: int, device: str) -> Trial:
-    """Count with random weights and published numbers of pictures where the true ones are not here."""
-    lost = {int(p.path[1]) for p in absent if p.path[0] == "models"}
-    notes = [f"the weights of {plan.models[i].title} are not here: the time is a guess" for i in sorted(lost)]
-    bare = [n.model_copy(update={"weights": "random"}) if i in lost else n for i, n in enumerate(plan.models)]
-    stage, speed = BenchContext(plan.model_copy(update={"models": tuple(bare)}), device), speed_of(device)
-    bodies = []
-    for i, network in enumerate(bare):
-        found = known(plan, network.name, speed) if i in lost else None
-        bodies.append(found or measured(stage, stage.model(i)))
-    counts, remarks = _counted(plan)
-    how = "from its size" if lost else "measured"
-    return Trial(plan, None, sketch(plan, bodies, counts, workers, how), (*notes, *remarks))
+def _dry_run_without_files(plan: Plan, unavailable: Sequence[PlanProblem], workers: int, device: str) -> DryRun:
+    """Estimate with random weights and published data set sizes where the real ones are not on this machine."""
+    no_weights = {int(p.path[1]) for p in unavailable if p.path[0] == "models"}
+    notes = [f"the weights of {plan.models[i].title} are not on this machine: the time is a rough estimate"
+             for i in sorted(no_weights)]  # fmt: skip
+    models = tuple(
+        spec.model_copy(update={"weights": "random"}) if i in no_weights else spec for i, spec in enumerate(plan.models)
+    )
+    context, speed = BenchContext(plan.model_copy(update={"models": models}), device), device_speed(device)
+    costs = []
+    for i, spec in enumerate(models):
+        cost = catalogue_cost(plan, spec.name, speed) if i in no_weights else None
+        costs.append(cost or measure_model(context, context.model(i)))
+    counts, count_notes = _count_all_images(plan)
+    timed = "computed from the model's size" if no_weights else "measured"
+    return DryRun(plan, None, estimate_plan(plan, costs, counts, workers, timed), (*notes, *count_notes))
 
 
-def _counted(plan: Plan) -> tuple[dict[int, int], list[str]]:
-    found = [pictures_of(data) for data in plan.dataset]
-    return {i: count for i, (count, _) in enumerate(found)}, [remark for _, remark in found if remark]
+def _count_all_images(plan: Plan) -> tuple[dict[int, int], list[str]]:
+    counted = [count_images(data) for data in plan.dataset]
+    return {i: count for i, (count, _) in enumerate(counted)}, [note for _, note in counted if note]
 
 
-def overview(workers: int, device: str = "cpu", given: PlanOverrides | None = None) -> list[tuple[str, Trial]]:
-    """All plans of the package and about what each would take; no weights are fetched and none are needed.
+def dry_run_all(workers: int, device: str = "cpu", overrides: PlanOverrides | None = None) -> list[tuple[str, DryRun]]:
+    """Estimate the cost of all plans of the package, without downloading weights.
 
-    The time of a forward comes from the number of its multiplications and the device's speed at those.
+    The time of a forward pass is computed from its number of multiplications and the device's speed.
 
     Args:
-        workers: How many would work.
-        device: Where they would be put.
-        given: Where data sets are.
+        workers: Number of workers.
+        device: Device of the models.
+        overrides: Folders of data sets.
     """
-    rows, speed = [], speed_of(device)
+    rows, speed = [], device_speed(device)
     for name, path in plans().items():
-        plan, _, _ = parse(path.read_text(encoding="utf-8"), path.parent, given or PlanOverrides())
+        plan, _, _ = parse_plan(path.read_text(encoding="utf-8"), path.parent, overrides or PlanOverrides())
         assert plan is not None
-        counts, notes = _counted(plan)
-        bodies = [_body(plan, i, speed, device) for i in range(len(plan.models))]
-        rows.append((name, Trial(plan, None, sketch(plan, bodies, counts, workers, "from its size"), tuple(notes))))
+        counts, notes = _count_all_images(plan)
+        costs = [_model_cost(plan, i, speed, device) for i in range(len(plan.models))]
+        estimate = estimate_plan(plan, costs, counts, workers, "computed from the model's size")
+        rows.append((name, DryRun(plan, None, estimate, tuple(notes))))
     return rows
 
 
-def _body(plan: Plan, number: int, speed: float, device: str) -> ModelCost:
-    """A model of the papers from what is written about it, an embedded one by looking at it."""
-    found = known(plan, plan.models[number].name, speed)
-    if found is None:
-        stage = BenchContext(plan, device)
-        found = measured(stage, stage.model(number))
-    return found
+def _model_cost(plan: Plan, index: int, speed: float, device: str) -> ModelCost:
+    """Return the catalogue's cost of a model of the papers, the measured cost of an embedded model."""
+    cost = catalogue_cost(plan, plan.models[index].name, speed)
+    if cost is None:
+        context = BenchContext(plan, device)
+        cost = measure_model(context, context.model(index))
+    return cost
 
 
-def about(name: str) -> str:
-    """The first line of a plan of the package, which says what it is.
+def plan_summary(name: str) -> str:
+    """Return the first line of a plan of the package, which says what it is.
 
     Example:
-        >>> about("smoke")
-        'A few scenes and three methods: does everything run?'
+        >>> plan_summary("smoke")
+        'A quick test of the installation: four scenes, two methods and the controls.'
     """
     path = plans().get(name)
     first = "" if path is None else path.read_text(encoding="utf-8").partition("\n")[0]
     if not first.startswith("# "):
-        raise VitrailError(f"there is no plan {name!r}, or its first line does not say what it is")
+        raise VitrailError(f"there is no plan {name!r}, or its first line is not a comment that describes it")
     return first.removeprefix("# ")

@@ -1,45 +1,43 @@
-"""Maps of many methods for a batch of pictures, whatever single pictures or methods do."""
+"""Explain a batch of images with many methods; a failure of one image or method does not affect the others."""
 
 from __future__ import annotations
 
-import gc
 import hashlib
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.context import BenchContext, BenchModel
-from vitrail.bench.peak import Peak
-from vitrail.errors import MapWarning, OutputError, VitrailError
+from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
+from vitrail.bench.method_groups import serves_all_targets
+from vitrail.errors import OutputError, VitrailError
 from vitrail.explain import explain
 from vitrail.explanation import Explanation
 from vitrail.methods import find
 from vitrail.postprocess import normalise
 
-T = TypeVar("T")
-#: For a method and a picture's place in the batch, why there is no map.
+#: Reason for a missing map, by method and position in the batch.
 Reasons = dict[tuple[str, int], str]
 
 
 @dataclass
 class ExplainedBatch:
-    """Maps of one method for B pictures with K classes each.
+    """Maps of one method for B images with K classes each.
 
     Attributes:
-        maps: At the size of the pictures, shape (B, K, height, width); zeros where there is none.
-        grid: As the method gave them, shape (B, K, rows, columns).
-        flat: Which say nothing, shape (B, K).
+        maps: Maps at the size of the images, shape (B, K, height, width); zeros where there is none.
+        grid: Maps as the method returned them, shape (B, K, rows, columns).
+        flat: Which maps are constant, shape (B, K).
         signed: Whether negative relevance has a meaning.
-        seconds: Each picture's share of the time.
-        forwards: How many changed pictures the model was shown for each picture.
-        memory: Bytes held at the most while the batch of each picture was explained; methods of one pass share it.
-            Not a number where nobody can tell.
+        seconds: Each image's share of the time.
+        forwards: Number of images evaluated for each image.
+        memory: Peak memory in bytes while each image's batch was explained. Methods that share a pass share it. NaN
+            where it is unknown.
     """
 
     maps: Tensor
@@ -50,52 +48,52 @@ class ExplainedBatch:
     forwards: list[float]
     memory: list[float]
 
-    def half(self, grid: tuple[int, int] | None) -> Tensor:
-        """Each map scaled to [0, 1], or [-1, 1] if signed, in half precision on the grid of the patches.
+    def to_half(self, patch_grid: tuple[int, int] | None) -> Tensor:
+        """Return the maps in half precision on the patch grid, each scaled to [0, 1], or [-1, 1] if signed.
 
-        Maps finer than that grid are averaged over each patch.
+        Finer maps are averaged over each patch.
         """
         scaled = normalise(self.grid.float(), self.signed)
-        if grid is not None and scaled.shape[-2] > grid[0]:
-            scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), grid).reshape(*scaled.shape[:2], *grid)
+        if patch_grid is not None and scaled.shape[-2] > patch_grid[0]:
+            scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), patch_grid).reshape(*scaled.shape[:2], *patch_grid)
         return scaled.half().cpu()
 
 
-class _Part(NamedTuple):
-    """Maps of some of the pictures, for all of their classes or for one."""
+class _PartialExplanation(NamedTuple):
+    """Maps of some rows of the batch, for all of their classes or for one column of them."""
 
     rows: Sequence[int]
     column: int | None
-    done: Explanation
-    looks: float
+    explanation: Explanation
+    forwards: float
     memory: float
 
 
-class _Attempt(NamedTuple):
-    """What is to be explained, and where maps and failures go."""
+class _ExplainRequest(NamedTuple):
+    """What to explain, and where to put maps and failures."""
 
     ids: Sequence[str]
     images: Tensor
-    aimed: Tensor | Callable[[Any], Tensor]
+    target: Tensor | Callable[[Any], Tensor]
     column: int | None
-    found: dict[str, list[_Part]]
-    bad: Reasons
+    partial: dict[str, list[_PartialExplanation]]
+    failures: Reasons
 
 
 @dataclass
 class Explainer:
-    """Makes maps with one model; call it with a batch.
+    """Compute maps with one model.
 
     Attributes:
-        stage: The opened plan.
+        context: The opened plan.
         model: The model.
-        key: The run's key, which seeds are made of.
+        key: Key of the run, from which seeds are derived.
     """
 
-    stage: BenchContext
+    context: BenchContext
     model: BenchModel
     key: str
-    looks: int = field(default=0, init=False)
+    _evaluated: int = field(default=0, init=False)
 
     def __call__(
         self,
@@ -105,146 +103,133 @@ class Explainer:
         specs: Sequence[str],
         target: Callable[[Any], Tensor] | None = None,
     ) -> tuple[dict[str, ExplainedBatch], Reasons]:
-        """Explain K classes of each picture.
+        """Explain K classes of each image.
 
-        A method or picture that fails is tried alone, so that it takes nothing else with it.
+        When a call fails, methods and then images are retried one by one, so that only the failing one has no map.
 
         Args:
-            ids: The pictures' ids, which seeds are made of.
+            ids: Ids of the images, from which seeds are derived.
             images: Shape (B, channels, height, width).
-            classes: Shape (B, K); a class that a picture has twice is explained once where each costs a pass.
+            classes: Shape (B, K). A class repeated in a row is explained once where each class costs a pass.
             specs: The methods.
-            target: Explained instead of the classes: from the model's output to one number for each picture.
+            target: Function to explain instead of the classes: from the model's output to one number per image.
+
+        Returns:
+            Maps by method, and the reasons for missing maps.
         """
-        found: dict[str, list[_Part]] = {spec: [] for spec in specs}
-        bad: Reasons = {}
-        rows = range(len(ids))
+        partial: dict[str, list[_PartialExplanation]] = {spec: [] for spec in specs}
+        failures: Reasons = {}
+        all_rows = range(len(ids))
 
-        def attempt(some: Sequence[str], few: Sequence[int], column: int | None = None) -> None:
-            aimed = target if target is not None else classes if column is None else classes[:, column : column + 1]
-            self._attempt(_Attempt(ids, images, aimed, column, found, bad), some, few)
+        def explain_rows(some_specs: Sequence[str], rows: Sequence[int], column: int | None = None) -> None:
+            own = target if target is not None else classes if column is None else classes[:, column : column + 1]
+            self._explain_rows(_ExplainRequest(ids, images, own, column, partial, failures), some_specs, rows)
 
-        shared = [spec for spec in specs if not seeded(spec)]
-        dear = [spec for spec in shared if target is None and find(spec)[1].family != "perturbation"]
-        if free := [spec for spec in shared if spec not in dear]:
-            attempt(free, rows)
-        first = _first(classes)
+        unseeded = [spec for spec in specs if not needs_seed(spec)]
+        by_class = [spec for spec in unseeded if target is None and not serves_all_targets(spec)]
+        if all_classes := [spec for spec in unseeded if spec not in by_class]:
+            explain_rows(all_classes, all_rows)
+        first = _first_positions(classes)
         for k in range(classes.shape[1]):
-            fresh = [row for row in rows if first[row][k] == k]
-            if dear and fresh:
-                attempt(dear, fresh, k)
+            new_rows = [row for row in all_rows if first[row][k] == k]
+            if by_class and new_rows:
+                explain_rows(by_class, new_rows, k)
         for spec in specs:
-            if seeded(spec):
-                for row in rows:
-                    attempt([spec], [row])
-        return {spec: _joined(parts, first) for spec, parts in found.items() if parts}, bad
+            if needs_seed(spec):
+                for row in all_rows:
+                    explain_rows([spec], [row])
+        return {spec: _join_partial(parts, first) for spec, parts in partial.items() if parts}, failures
 
-    def _attempt(self, given: _Attempt, specs: Sequence[str], rows: Sequence[int]) -> None:
-        ids, images, aimed, column, found, bad = given
-        options = {spec: {"seed": seed_of(self.key, ids[rows[0]], spec)} if seeded(spec) else {} for spec in specs}
+    def _explain_rows(self, request: _ExplainRequest, specs: Sequence[str], rows: Sequence[int]) -> None:
+        ids, images, target, column, partial, failures = request
+        options = {spec: {"seed": map_seed(self.key, ids[rows[0]], spec)} if needs_seed(spec) else {} for spec in specs}
         at = torch.as_tensor(list(rows))
-        self.looks = 0
+        self._evaluated = 0
         try:
-            with Peak(images.device) as peak:
-                done = within_memory(
-                    self.stage,
+            with PeakMemory(images.device) as peak:
+                explanations = shrink_batch_to_fit(
+                    self.context,
                     lambda batch: explain(
-                        self.model.about, images[at.to(images.device)], methods=options,
-                        target=aimed[at] if isinstance(aimed, Tensor) else aimed,
-                        batch_size=batch, advance=self._looked,
+                        self.model.loaded, images[at.to(images.device)], methods=options,
+                        target=target[at] if isinstance(target, Tensor) else target,
+                        batch_size=batch, advance=self._count_evaluated,
                     ),
                 )  # fmt: skip
         except OutputError:
             raise
-        except Exception as error:  # noqa: BLE001 - any failure of one picture is a row, not the end
+        except Exception as error:  # noqa: BLE001 - a failure of one image becomes a row of the results
             if len(specs) == 1 and len(rows) == 1:
-                bad[specs[0], rows[0]] = reason(error)
+                failures[specs[0], rows[0]] = error_line(error)
                 return
-            parts = [([spec], rows) for spec in specs] if len(specs) > 1 else [(specs, [row]) for row in rows]
-            for some, few in parts:
-                self._attempt(given, some, few)
+            retries = [([spec], rows) for spec in specs] if len(specs) > 1 else [(specs, [row]) for row in rows]
+            for some_specs, some_rows in retries:
+                self._explain_rows(request, some_specs, some_rows)
             return
+        forwards = self._evaluated / len(rows)
         for spec in specs:
-            found[spec].append(_Part(rows, column, done[spec], self.looks / len(rows), peak.bytes))
+            partial[spec].append(_PartialExplanation(rows, column, explanations[spec], forwards, peak.bytes))
 
-    def _looked(self, pictures: int) -> None:
-        self.looks += pictures
+    def _count_evaluated(self, images: int) -> None:
+        self._evaluated += images
 
 
-def seeded(spec: str) -> bool:
-    """Whether a method draws numbers and nobody said from which seed.
+def needs_seed(spec: str) -> bool:
+    """Whether a method draws random numbers and its spec does not fix the seed.
 
     Example:
-        >>> seeded("random"), seeded("random:seed=1"), seeded("rollout")
+        >>> needs_seed("random"), needs_seed("random:seed=1"), needs_seed("rollout")
         (True, False, False)
     """
     return "seed" in find(spec)[2] and "seed=" not in spec
 
 
-def seed_of(key: str, image: str, method: str) -> int:
-    """The seed of one map, from what it is a map of and from nothing else.
+def map_seed(key: str, image: str, method: str) -> int:
+    """Return the seed of one map, which depends on the run's key, the image and the method only.
 
     Example:
-        >>> seed_of("run", "cat", "rise") == seed_of("run", "cat", "rise") != seed_of("run", "dog", "rise")
+        >>> map_seed("run", "cat", "rise") == map_seed("run", "cat", "rise") != map_seed("run", "dog", "rise")
         True
     """
     return int.from_bytes(hashlib.sha256(f"{key}\0{image}\0{method}".encode()).digest()[:4], "big") & 0x7FFFFFFF
 
 
-def within_memory(stage: BenchContext, call: Callable[[int], T]) -> T:
-    """Call with a number of pictures in a forward pass, and with half as many whenever memory runs out."""
-    while True:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", MapWarning)  # the table says which maps are flat
-                return call(stage.batch)
-        except (torch.OutOfMemoryError, RuntimeError) as error:
-            full = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
-            if not full or stage.batch == 1:
-                raise
-        stage.batch = max(1, stage.batch // 2)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-
-
-def reason(error: BaseException) -> str:
-    """An error as one line for a table."""
+def error_line(error: BaseException) -> str:
+    """Return an error as one line for a table."""
     text = str(error).strip()
     line = text.splitlines()[0] if text else ""
     return line if isinstance(error, VitrailError) and line else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
-def _first(classes: Tensor) -> list[list[int]]:
-    """For each class of each picture, where that class comes first.
+def _first_positions(classes: Tensor) -> list[list[int]]:
+    """Return, for each class of each row, the first column that has the same class.
 
     Example:
-        >>> _first(torch.tensor([[5, 7], [5, 5]]))
+        >>> _first_positions(torch.tensor([[5, 7], [5, 5]]))
         [[0, 1], [0, 0]]
     """
     return [[row.index(one) for one in row] for row in classes.tolist()]
 
 
-def _joined(parts: Sequence[_Part], first: list[list[int]]) -> ExplainedBatch:
-    """Explanations of some of the pictures each, put in their places; a class that comes again has the same map."""
-    one = parts[0].done
+def _join_partial(parts: Sequence[_PartialExplanation], first: list[list[int]]) -> ExplainedBatch:
+    """Join explanations of some rows each into one batch; repeated classes get the same map."""
+    one = parts[0].explanation
     count = one.maps.shape[1] if parts[0].column is None else len(first[0])
 
     def empty(like: Tensor) -> Tensor:
         return like.new_zeros(len(first), count, *like.shape[2:])
 
     zeros, unknown = [0.0] * len(first), [math.nan] * len(first)
-    made = ExplainedBatch(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, zeros, zeros.copy(), unknown)
-    for rows, column, done, looks, memory in parts:
-        at = torch.as_tensor(list(rows), device=done.maps.device)
+    batch = ExplainedBatch(empty(one.maps), empty(one.grid), empty(one.flat), one.signed, zeros, zeros.copy(), unknown)
+    for rows, column, own, forwards, memory in parts:
+        at = torch.as_tensor(list(rows), device=own.maps.device)
         columns = slice(None) if column is None else slice(column, column + 1)
-        made.maps[at, columns], made.grid[at, columns], made.flat[at, columns] = done.maps, done.grid, done.flat
+        batch.maps[at, columns], batch.grid[at, columns], batch.flat[at, columns] = own.maps, own.grid, own.flat
         for row in rows:
-            made.seconds[row] += done.seconds / len(rows)
-            made.forwards[row] += looks
-            made.memory[row] = max((m for m in (made.memory[row], memory) if not math.isnan(m)), default=math.nan)
+            batch.seconds[row] += own.seconds / len(rows)
+            batch.forwards[row] += forwards
+            batch.memory[row] = max((m for m in (batch.memory[row], memory) if not math.isnan(m)), default=math.nan)
     if parts[0].column is not None:
-        for row, places in enumerate(first):
-            for tensor in (made.maps, made.grid, made.flat):
-                tensor[row] = tensor[row, places]
-    return made
+        for row, positions in enumerate(first):
+            for tensor in (batch.maps, batch.grid, batch.flat):
+                tensor[row] = tensor[row, positions]
+    return batch

@@ -1,4 +1,4 @@
-"""What is known about a picture, in the pixels the model sees."""
+"""Ground truth of an image (label, masks, boxes) in the pixels the model receives."""
 
 from __future__ import annotations
 
@@ -17,112 +17,111 @@ from vitrail.errors import DataError
 from vitrail.models.preprocess import Preprocess
 from vitrail.scores.pointing import box_masks
 
-Bytes = NDArray[np.uint8]
+MaskArray = NDArray[np.uint8]
 IGNORE = 255
 
 
 @dataclass(frozen=True, eq=False)
 class GroundTruth:
-    """A picture and its objects as the model sees them: resized and cropped with the picture.
+    """An image and its objects, preprocessed for the model.
 
     Attributes:
-        id: The picture's id.
-        image: As the model takes it, shape (channels, height, width).
-        label: Its class, or None.
-        mask: 0 ground, 255 ignore, anything else the object, shape (height, width); None where unknown.
-        boxed: The boxes of the label as a mask, or None where there are no boxes.
-        masks: By class, the object of that class, where the data set tells objects apart.
-        boxes: By class, the boxes of that class as a mask.
-        labelled: The class of each pixel, 0 the ground and 255 ignore, numbered from 1; None where unknown.
+        id: Id of the image.
+        image: Input of the model, shape (channels, height, width).
+        label: Class index, or None.
+        mask: Mask of the object, shape (height, width): 0 background, 255 ignore, any other value object; or None.
+        box_mask: Boxes of the label as a mask, or None without boxes.
+        class_masks: Mask of each class, where the data set distinguishes objects.
+        class_box_masks: Boxes of each class as a mask.
+        pixel_labels: Class of each pixel, counted from 1, with 0 for background and 255 for ignore; or None.
     """
 
     id: str
     image: Tensor
     label: int | None = None
     mask: Tensor | None = None
-    boxed: Tensor | None = None
-    masks: Mapping[int, Tensor] = field(default_factory=dict)
-    boxes: Mapping[int, Tensor] = field(default_factory=dict)
-    labelled: Tensor | None = None
+    box_mask: Tensor | None = None
+    class_masks: Mapping[int, Tensor] = field(default_factory=dict)
+    class_box_masks: Mapping[int, Tensor] = field(default_factory=dict)
+    pixel_labels: Tensor | None = None
 
     def mask_of(self, explained: int) -> Tensor | None:
-        """The object a map of this class should show: that class's where it is in the picture, else the label's."""
-        return self.masks.get(explained, self.mask)
+        """Return the mask of a class if the image contains it, else the mask of the label."""
+        return self.class_masks.get(explained, self.mask)
 
-    def box_of(self, explained: int) -> Tensor | None:
-        """The same with boxes."""
-        return self.boxes.get(explained, self.boxed)
+    def box_mask_of(self, explained: int) -> Tensor | None:
+        """Return the boxes of a class if the image contains it, else the boxes of the label."""
+        return self.class_box_masks.get(explained, self.box_mask)
 
     @property
-    def things(self) -> Mapping[int, Tensor]:
-        """Objects by class, as masks or, where there are none, as boxes."""
-        return self.masks or self.boxes
+    def objects(self) -> Mapping[int, Tensor]:
+        """Objects by class, as masks or, without masks, as boxes."""
+        return self.class_masks or self.class_box_masks
 
 
-def read_ground_truth(dataset: Dataset, index: int) -> tuple[Sample, dict[int, Bytes]]:
-    """A sample, and the masks of its classes where the data set tells them apart."""
+def read_ground_truth(dataset: Dataset, index: int) -> tuple[Sample, dict[int, MaskArray]]:
+    """Read a sample, and the mask of each class where the data set distinguishes them."""
     if isinstance(dataset, SceneSet):
         scene = dataset.scenes[index]
         sample = scene_sample(scene, dataset.ids[index])
-        masks = {kind: np.zeros(scene.image.shape[:2], np.uint8) for kind in scene.classes}
-        for kind, seen in zip(scene.classes, scene.masks, strict=True):
-            # A second thing of the label's class is left out of the count, as in the sample's own mask.
-            again = kind == scene.classes[0] and masks[kind].any()
-            masks[kind][seen] = IGNORE if again else 1
+        masks = {label: np.zeros(scene.image.shape[:2], np.uint8) for label in scene.classes}
+        for label, visible in zip(scene.classes, scene.masks, strict=True):
+            # A second object of the label's class is ignored, as in the sample's own mask.
+            repeated = label == scene.classes[0] and masks[label].any()
+            masks[label][visible] = IGNORE if repeated else 1
         return sample, masks
     sample = dataset[index]
     if isinstance(dataset, VOC2012) and sample.mask is not None:
         void = np.where(sample.mask == IGNORE, IGNORE, 0).astype(np.uint8)
-        return sample, {kind: np.where(sample.mask == kind, np.uint8(1), void) for kind in sample.labels}
+        return sample, {label: np.where(sample.mask == label, np.uint8(1), void) for label in sample.labels}
     return sample, {}
 
 
-def prepare_ground_truth(dataset: Dataset, index: int, view: Preprocess, by_class: bool) -> GroundTruth:
-    """Read a sample and bring its picture, masks and boxes into the model's view.
+def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, by_class: bool) -> GroundTruth:
+    """Read a sample and preprocess its image, masks and boxes for the model.
 
     Args:
-        dataset: Where it is read from.
-        index: Which sample.
-        view: How the model sees pictures; masks go the same way, with the nearest pixel.
-        by_class: Whether the data set's classes are the model's, so that an explained class can be looked up.
+        dataset: The data set.
+        index: Index of the sample.
+        preprocess: The model's preprocessing. Masks are resized and cropped alike, by nearest neighbour.
+        by_class: Whether the data set's classes are the model's, so that the mask of an explained class can be found.
 
     Raises:
         DataError: The sample cannot be read, or is a text.
     """
     sample, masks = read_ground_truth(dataset, index)
     if sample.image is None:
-        raise DataError(f"{sample.id} is a text, not a picture")
+        raise DataError(f"{sample.id} is a text, expected an image")
     size = (sample.image.height, sample.image.width)
-    flat = replace(view, mean=(0.0,), std=(1 / 255,), resample="nearest")
+    mask_preprocess = replace(preprocess, mean=(0.0,), std=(1 / 255,), resample="nearest")
 
-    def seen(mask: Bytes) -> Tensor:
+    def prepare_mask(mask: MaskArray) -> Tensor:
         from PIL import Image
 
-        return flat(Image.fromarray(mask, "L")).round().to(torch.uint8)[0]
+        return mask_preprocess(Image.fromarray(mask, "L")).round().to(torch.uint8)[0]
 
-    def boxed(label: int) -> Tensor | None:
-        some = sample.boxes_of(label)
-        return seen(box_masks([some], size)[0].numpy().astype(np.uint8)) if len(some) else None
+    def prepare_boxes(label: int) -> Tensor | None:
+        boxes = sample.boxes_of(label)
+        return prepare_mask(box_masks([boxes], size)[0].numpy().astype(np.uint8)) if len(boxes) else None
 
-    classes = sorted({int(k) for k in sample.box_labels if k >= 0}) if sample.box_labels is not None else []
-    boxes = {kind: found for kind in classes if by_class and (found := boxed(kind)) is not None}
+    boxed_classes = sorted({int(k) for k in sample.box_labels if k >= 0}) if sample.box_labels is not None else []
     return GroundTruth(
         sample.id,
-        view(sample.image),
+        preprocess(sample.image),
         sample.label,
-        None if sample.mask is None else seen(sample.mask),
-        None if sample.label is None else boxed(sample.label),
-        {kind: seen(mask) for kind, mask in masks.items()} if by_class else {},
-        boxes,
-        seen(_labels(masks, dataset)) if masks else None,
+        None if sample.mask is None else prepare_mask(sample.mask),
+        None if sample.label is None else prepare_boxes(sample.label),
+        {label: prepare_mask(mask) for label, mask in masks.items()} if by_class else {},
+        {label: mask for label in boxed_classes if by_class and (mask := prepare_boxes(label)) is not None},
+        prepare_mask(_pixel_labels(masks, dataset)) if masks else None,
     )
 
 
-def _labels(masks: Mapping[int, Bytes], dataset: Dataset) -> Bytes:
-    """Masks by class as one: 0 the ground, then the classes from 1; VOC's begin with the ground already."""
-    first = 0 if isinstance(dataset, VOC2012) else 1
+def _pixel_labels(masks: Mapping[int, MaskArray], dataset: Dataset) -> MaskArray:
+    """Join masks by class into one: 0 background, classes from 1. VOC's classes include the background already."""
+    offset = 0 if isinstance(dataset, VOC2012) else 1
     labels = np.zeros_like(next(iter(masks.values())))
-    for kind, mask in masks.items():
-        labels[mask == 1] = kind + first
+    for label, mask in masks.items():
+        labels[mask == 1] = label + offset
         labels[mask == IGNORE] = IGNORE
     return labels

@@ -1,4 +1,4 @@
-"""A benchmark as one file: which models, pictures, methods and protocols, checked before anything runs."""
+"""Plans: one TOML file that names the models, images, methods and protocols of a benchmark."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from vitrail.bench.lines import Lines
+from vitrail.bench.toml_lines import TomlLines
 from vitrail.errors import VitrailError
 from vitrail.models.catalogue import full_name
 
-Target = Literal["predicted", "label"]
-#: What is added to every plan: what does not beat these fails.
+TargetKind = Literal["predicted", "label"]
+#: Controls added to every plan: a method must beat these.
 CONTROLS = ("random", "centre", "edges")
-#: Families of methods that look at many pictures for one map; each such method is a group of its own.
-SAMPLING = ("path", "input", "perturbation")
 #: Libraries whose versions decide the numbers.
 LIBRARIES = ("vitrail", "torch", "timm", "numpy")
 
 
 class PlanError(VitrailError, ValueError):
-    """A plan cannot be run; the message lists every problem with its line and the fix."""
+    """A plan cannot be run; the message lists every problem with its line and its fix."""
 
 
 class PlanProblem(BaseModel):
-    """Something wrong with a plan: where, what, and how to mend it."""
+    """One problem of a plan.
+
+    Attributes:
+        path: Keys that lead to the problem, such as ``("dataset", 0, "root")``.
+        text: What is wrong and how to fix it.
+        unavailable: Whether the only problem is that files or weights are not on this machine. A dry run can do without
+            them.
+    """
 
     model_config = ConfigDict(frozen=True)
     path: tuple[str | int, ...]
     text: str
-    line: int | None = None
-    absent: bool = False
-    """Whether it is only that files or weights are not on this machine, which a dry run can do without."""
+    unavailable: bool = False
 
 
 class ModelSpec(BaseModel):
-    """A model as `vitrail.load` takes it.
+    """A model, as `vitrail.load` takes it.
 
     Attributes:
-        name: ``timm:NAME``, an embedded model, and so on; a model of the papers by its short name stands for its full
-            one, so that both are one model in tables.
-        weights: A file, or "random" for weights drawn from the plan's seed; without it the library's own.
-        label: What to call it in tables; its name unless told. Two of one name need labels.
+        name: ``timm:NAME``, an embedded model, and so on. Short names of the papers' models are replaced by full names,
+            so that both mean the same model in tables.
+        weights: A file, or "random" for weights drawn from the plan's seed. Default: the library's own weights.
+        label: Name in tables. Default: the name. Two models of the same name need labels.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -60,21 +63,21 @@ class ModelSpec(BaseModel):
 
     @property
     def title(self) -> str:
-        """What it is called in tables."""
+        """Name in tables."""
         return self.label or self.name
 
 
 class DatasetSpec(BaseModel):
-    """Pictures, as `vitrail.data.open_dataset` takes them.
+    """A data set, as `vitrail.data.open_dataset` takes it.
 
     Attributes:
-        name: The data set.
-        root: Where its files are.
-        options: What else it takes.
-        limit: So many pictures, spread evenly over the set.
-        ids: Or these, as a list, or as a text file with one id a line.
-        label: What to call it in tables; its name unless told. Two of one name need labels.
-        protocols: Which of the plan's protocols are run on it; all unless told.
+        name: Name of the data set.
+        root: Folder of its files.
+        options: Further options of the data set.
+        limit: Maximum number of images, spread evenly over the set.
+        ids: Ids of the images: a list, or a text file with one id per line.
+        label: Name in tables. Default: the name. Two data sets of the same name need labels.
+        protocols: Protocols to run on it. Default: all of the plan's.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -88,68 +91,69 @@ class DatasetSpec(BaseModel):
 
     @property
     def title(self) -> str:
-        """What it is called in tables."""
+        """Name in tables."""
         return self.label or self.name
 
 
-def _networks(given: Any) -> Any:
-    """A model may be written as its name alone, one model without a list, and the papers' models by short names."""
-    many = given if isinstance(given, list | tuple) else [given]
-    tables = [{"name": one} if isinstance(one, str) else one for one in many]
+def _as_list(given: Any) -> Any:
+    return given if isinstance(given, list | tuple) else [given]
+
+
+def _parse_models(given: Any) -> Any:
+    """Accept a model given by name only, a single model without a list, and short names of the papers' models."""
+    tables = [{"name": one} if isinstance(one, str) else one for one in _as_list(given)]
     return [
         one | {"name": full_name(one["name"])} if isinstance(one, dict) and isinstance(one.get("name"), str) else one
         for one in tables
     ]
 
 
-def _paper(given: Any) -> Any:
-    from vitrail.papers import tables
-
-    if given is not None and given not in tables():
-        raise ValueError(f"take one of {', '.join(tables())}, or leave it out")
-    return given
+def _parse_targets(given: Any) -> Any:
+    return ["predicted", "label"] if given == "both" else _as_list(given)
 
 
-def _several(given: Any) -> Any:
-    return given if isinstance(given, list | tuple) else [given]
+def _parse_paper(given: Any) -> Any:
+    from vitrail.papers import current_name, tables
 
-
-def _targets(given: Any) -> Any:
-    return ["predicted", "label"] if given == "both" else _several(given)
+    name = current_name(given) if isinstance(given, str) else given
+    if name is not None and name not in tables():
+        raise ValueError(f"choose one of {', '.join(tables())}, or leave it out")
+    return name
 
 
 class Plan(BaseModel):
-    """One benchmark.
+    """A benchmark.
 
     Attributes:
-        name: What to call it.
+        name: Name of the plan.
         models: The models.
-        dataset: The pictures, one set or several.
-        methods: As users type them; "@single" stands for every method that needs no more than one pass.
-        controls: Whether random, centre and edges are added.
-        targets: Whose class the maps explain: "predicted", "label" or both.
-        protocols: Perturbation presets by name, and names of `vitrail.bench.protocols.PROTOCOLS`.
-        precision: Of the forwards of perturbation tests; maps are always made in the model's own.
-        matmul: How a GPU multiplies matrices in single precision: "tf32" is several times as fast and rounds the
-            factors to ten bits, which most maps do not feel and some of relevance do; see the page on benchmarks.
-        view: "model" prepares pictures as the model wants it, "squash" resizes straight to its size by bilinear
-            interpolation, so that nothing is cut off, as the papers' evaluations do.
-        batch: Most pictures in one forward pass.
-        chunk: Pictures in one piece of work.
-        threads: Of torch in each worker on a CPU. Part of the plan, as sums may depend on it in the last bits.
-        seed: Of everything that is drawn.
-        keep_maps: Whether maps are written beside the scores, as grids in half precision.
-        paper: The table of a paper that it repeats, as ``000_table2``; the report sets the published numbers beside.
+        dataset: The data sets, one or several.
+        methods: Method specs, as on the command line. "@single" means every method that needs a single pass.
+        controls: Whether to add the controls random, centre and edges.
+        targets: Class to explain: "predicted", "label" or both.
+        protocols: Names of perturbation presets and of `vitrail.bench.protocols.PROTOCOLS`.
+        precision: Precision of the forward passes of perturbation tests. Maps are computed in the model's precision.
+        matmul: Precision of float32 matrix products on a GPU. "tf32" is several times as fast and rounds the factors to
+            ten bits. Most maps do not change, some LRP maps do; see ``benchmarks/README.md``.
+        view: "model" preprocesses images as the model expects. "squash" resizes to the model's input size by bilinear
+            interpolation without cropping, as the papers' evaluations do.
+        batch: Maximum number of images in one forward pass.
+        chunk: Number of images in one chunk of work.
+        threads: Torch threads of each CPU worker. Part of the plan because sums may depend on it in the last bits.
+        seed: Seed of all random numbers.
+        keep_maps: Whether to save the maps, as patch grids in half precision.
+        paper: Table of a paper that the plan reproduces, such as ``vtranm_table2``. The report then shows the published
+            numbers.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
-    models: Annotated[tuple[ModelSpec, ...], BeforeValidator(_networks), Field(min_length=1)]
-    dataset: Annotated[tuple[DatasetSpec, ...], BeforeValidator(_several), Field(min_length=1)]
-    methods: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
+    models: Annotated[tuple[ModelSpec, ...], BeforeValidator(_parse_models), Field(min_length=1)]
+    dataset: Annotated[tuple[DatasetSpec, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    methods: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
     controls: bool = True
-    targets: Annotated[tuple[Target, ...], BeforeValidator(_targets), Field(min_length=1)] = ("predicted",)
-    protocols: Annotated[tuple[str, ...], BeforeValidator(_several), Field(min_length=1)]
+    targets: Annotated[tuple[TargetKind, ...], BeforeValidator(_parse_targets), Field(min_length=1)] = ("predicted",)
+    protocols: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
     precision: Literal["float32", "bfloat16"] = "float32"
     matmul: Literal["float32", "tf32"] = "float32"
     view: Literal["model", "squash"] = "model"
@@ -158,48 +162,53 @@ class Plan(BaseModel):
     threads: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     keep_maps: bool = False
-    paper: Annotated[str | None, BeforeValidator(_paper)] = None
+    paper: Annotated[str | None, BeforeValidator(_parse_paper)] = None
 
     def specs(self) -> tuple[str, ...]:
-        """All methods as they are run: "@single" written out, controls added, each once.
+        """Return all methods to run: "@single" expanded, controls added, without duplicates.
 
         Example:
             >>> plan = Plan(name="a", models="scenes", dataset={"name": "scenes"}, methods="tam", protocols="pointing")
             >>> plan.specs()
             ('tam', 'random', 'centre', 'edges')
         """
-        from vitrail.methods import METHODS
+        from vitrail.bench.method_groups import single_pass_methods
 
-        single = [name for name, method in METHODS.items() if method.family not in (*SAMPLING, "control")]
-        asked = [s for spec in self.methods for s in (single if spec == "@single" else [spec.replace(" ", "")])]
-        return tuple(dict.fromkeys([*asked, *(CONTROLS if self.controls else ())]))
+        single = single_pass_methods() if "@single" in self.methods else ()
+        given = [s for spec in self.methods for s in (single if spec == "@single" else (spec.replace(" ", ""),))]
+        return tuple(dict.fromkeys([*given, *(CONTROLS if self.controls else ())]))
 
     def protocols_of(self, data: DatasetSpec) -> tuple[str, ...]:
-        """What is run on one of the data sets."""
+        """Return the protocols to run on one of the data sets."""
         return self.protocols if data.protocols is None else data.protocols
 
     def key(self, weights: Sequence[str], ids: Sequence[Sequence[str]]) -> str:
-        """A name for all that decides the numbers: the plan's content, weights, pictures and versions.
+        """Hash everything that decides the numbers: the plan's content, weights, images and library versions.
 
-        Where files lie does not count, so that another machine comes to the same key.
+        Paths of files do not count, so that another machine computes the same key. A plan that was renamed keeps the
+        key of its former name, so that its runs can be resumed.
 
         Args:
-            weights: For each model the SHA-256 of its weights.
-            ids: For each data set the ids of its pictures.
+            weights: SHA-256 of the weights of each model.
+            ids: Image ids of each data set.
 
         Returns:
             Sixteen hexadecimal digits.
         """
+        from vitrail.papers import former_name
+
         content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights"}}})
+        content["name"] = former_name(self.name)
         for data, names in zip(content["dataset"], ids, strict=True):
             del data["root"]
             data["ids"] = hashlib.sha256("\0".join(names).encode()).hexdigest()
-        everything = {"plan": content | {"methods": self.specs()}, "weights": list(weights), "versions": libraries()}
+        content["methods"] = self.specs()
+        everything = {"plan": content, "weights": list(weights), "versions": library_versions()}
         return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def libraries() -> dict[str, str]:
-    """Versions of the libraries that decide the numbers; "absent" where one is not installed."""
+def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that decide the numbers; "absent" for one that is not installed."""
     found = {}
     for name in LIBRARIES:
         try:
@@ -210,7 +219,7 @@ def libraries() -> dict[str, str]:
 
 
 def plans() -> dict[str, Path]:
-    """The plans that come with the package, by name.
+    """Return the plans of the package: file by name.
 
     Example:
         >>> "smoke" in plans()
@@ -221,24 +230,31 @@ def plans() -> dict[str, Path]:
 
 
 def find_plan(source: str | Path) -> Path:
-    """The file of a plan given by path or by name."""
-    if str(source) in plans():
-        return plans()[str(source)]
-    path = Path(source)
+    """Return the file of a plan given by path or by name; former names of plans still work.
+
+    Example:
+        >>> find_plan("003_table2").name
+        'gradtoken_table2.toml'
+    """
+    from vitrail.papers import current_name
+
+    path, name = Path(source), current_name(str(source))
+    if name in plans():
+        return plans()[name]
     if not path.is_file():
-        raise PlanError(f"{source} is neither a file nor a plan of the package: those are {', '.join(plans())}")
+        raise PlanError(f"{source} is neither a file nor a plan of the package; the plans are {', '.join(plans())}")
     return path
 
 
 @dataclass(frozen=True)
 class PlanOverrides:
-    """What is said beside a plan: things that differ from machine to machine.
+    """Settings that differ between machines and are given in addition to a plan.
 
     Attributes:
-        data: Folders of data sets, by a data set's label or name in the plan.
-        weights: Files of weights, by a model's label, short or full name.
-        limit: Most pictures of each data set.
-        home: A folder that holds a folder for each data set, by label or name; looked into where nothing else is said.
+        data: Folders of data sets, by the data set's label or name in the plan.
+        weights: Weights files, by the model's label, short name or full name.
+        limit: Maximum number of images of each data set.
+        home: A folder with one subfolder per data set, named by label or name. Used for data sets without a folder.
     """
 
     data: Mapping[str, str] = field(default_factory=dict)
@@ -246,96 +262,103 @@ class PlanOverrides:
     limit: int | None = None
     home: str | None = field(default_factory=lambda: os.environ.get("VITRAIL_DATA"))
 
-    def into(self, raw: dict[str, Any]) -> list[PlanProblem]:
-        """Put it into a plan's content; names that nothing in the plan has are problems."""
-        unused = {("--data", name) for name in self.data} | {("--weights", name) for name in self.weights}
-        tables = [one for one in _several(raw.get("dataset", [])) if isinstance(one, dict)]
-        for table in tables:
-            names = [str(table[key]) for key in ("label", "name") if key in table]
-            said = next((name for name in names if name in self.data), None)
-            there = [Path(self.home, name) for name in names if self.home and Path(self.home, name).exists()]
-            if said is not None:
-                unused.discard(("--data", said))
-                table["root"] = str(Path(self.data[said]).expanduser().resolve())
-            elif "root" not in table and there and table.get("name") != "scenes":
-                table["root"] = str(there[0].resolve())
-            if self.limit is not None:
-                table["limit"] = min(self.limit, table.get("limit") or self.limit)
-        raw["models"] = _networks(raw["models"]) if "models" in raw else []
-        for one in raw["models"]:
-            for name in self.weights if isinstance(one, dict) else ():
-                if full_name(name) == one.get("name") or name == one.get("label"):
-                    unused.discard(("--weights", name))
-                    given = self.weights[name]
-                    one["weights"] = given if given == "random" else str(Path(given).expanduser().resolve())
+    def apply_to(self, raw: dict[str, Any]) -> list[PlanProblem]:
+        """Change a plan's raw content in place; return a problem for each name the plan does not have."""
+        raw["models"] = _parse_models(raw["models"]) if "models" in raw else []
+        datasets = [table for table in _as_list(raw.get("dataset", [])) if isinstance(table, dict)]
+        models = [table for table in raw["models"] if isinstance(table, dict)]
+        used_data = {name for table in datasets if (name := self._apply_to_dataset(table)) is not None}
+        used_weights = set()
+        for table in models:
+            for name, given in self.weights.items():
+                if full_name(name) == table.get("name") or name == table.get("label"):
+                    used_weights.add(name)
+                    table["weights"] = given if given == "random" else str(Path(given).expanduser().resolve())
         if not raw["models"]:
             del raw["models"]
-        there_are = {"--data": [str(t.get("label", t.get("name"))) for t in tables],
-                     "--weights": [str(m.get("label", m.get("name"))) for m in raw.get("models", []) if
-                                   isinstance(m, dict)]}  # fmt: skip
-        return [
-            PlanProblem(
-                path=(), text=f"{option} {name}=…: the plan has no such name, only {', '.join(there_are[option])}"
-            )
-            for option, name in sorted(unused)
-        ]
+        problems = []
+        for option, unused, tables in (
+            ("--data", set(self.data) - used_data, datasets),
+            ("--weights", set(self.weights) - used_weights, models),
+        ):
+            known = ", ".join(str(table.get("label", table.get("name"))) for table in tables)
+            problems += [
+                PlanProblem(path=(), text=f"{option} {name}=…: the plan has no such name, only {known}")
+                for name in sorted(unused)
+            ]
+        return problems
+
+    def _apply_to_dataset(self, table: dict[str, Any]) -> str | None:
+        """Set the root and limit of a data set; return the name in ``data`` that was used."""
+        names = [str(table[key]) for key in ("label", "name") if key in table]
+        used = next((name for name in names if name in self.data), None)
+        in_home = [Path(self.home, name) for name in names if self.home and Path(self.home, name).exists()]
+        if used is not None:
+            table["root"] = str(Path(self.data[used]).expanduser().resolve())
+        elif "root" not in table and in_home and table.get("name") != "scenes":
+            table["root"] = str(in_home[0].resolve())
+        if self.limit is not None:
+            table["limit"] = min(self.limit, table.get("limit") or self.limit)
+        return used
 
 
-def parse(
-    text: str, folder: Path, given: PlanOverrides | None = None
+def parse_plan(
+    text: str, folder: Path, overrides: PlanOverrides | None = None
 ) -> tuple[Plan | None, dict[str, Any], list[PlanProblem]]:
-    """A plan from TOML, as far as its form goes: the plan if it is well formed, the raw content, the problems.
+    """Parse a plan and check its form.
 
     Args:
-        text: The file's content.
-        folder: What relative paths in it are relative to.
-        given: What is said beside it.
+        text: TOML content.
+        folder: Folder that relative paths in the plan refer to.
+        overrides: Settings given in addition to the plan.
+
+    Returns:
+        The plan, or None if it is not well formed; its raw content; the problems.
 
     Raises:
-        PlanError: It is not TOML at all.
+        PlanError: The text is not TOML.
     """
     try:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"the plan is not TOML: {error}") from error
-    _resolve(raw, folder)
-    problems = [] if given is None else given.into(raw)
+        raise PlanError(f"the plan is not valid TOML: {error}") from error
+    _make_paths_absolute(raw, folder)
+    problems = [] if overrides is None else overrides.apply_to(raw)
     try:
         return Plan.model_validate(raw), raw, problems
     except ValidationError as error:
         for one in error.errors():
-            # Which member of a union was tried says nothing to a reader.
+            # Names of union members that pydantic tried mean nothing to a reader.
             path = tuple(p for p in one["loc"] if not (isinstance(p, str) and ("[" in p or p in ("str", "tuple"))))
-            problems.append(PlanProblem(path=path, text=_plain(one["type"], one["msg"], path, one["input"])))
+            problems.append(PlanProblem(path=path, text=_describe(one["type"], one["msg"], path, one["input"])))
         return None, raw, list({(p.path, p.text): p for p in problems}.values())
 
 
-def listed(problems: Sequence[PlanProblem], text: str, source: str | Path) -> PlanError:
-    """All problems as one error, each with its line."""
-    lines = Lines(text)
-    placed = [(p.line or lines.of(*p.path), p) for p in problems]
-    placed.sort(key=lambda pair: pair[0] or 0)
-    rows = [f"  line {line}: {p.text}" if line else f"  {p.text}" for line, p in placed]
-    count = f"{len(rows)} problems" if len(rows) > 1 else "a problem"
+def plan_error(problems: Sequence[PlanProblem], text: str, source: str | Path) -> PlanError:
+    """Return one error that lists all problems, each with its line."""
+    lines = TomlLines(text)
+    placed = sorted(((lines.of(*problem.path) or 0, problem) for problem in problems), key=lambda pair: pair[0])
+    rows = [f"  line {line}: {problem.text}" if line else f"  {problem.text}" for line, problem in placed]
+    count = f"{len(rows)} problems" if len(rows) > 1 else "1 problem"
     return PlanError("\n".join([f"{source} cannot be run, {count}:", *rows]))
 
 
-def _plain(kind: str, message: str, path: tuple[str | int, ...], given: Any) -> str:
+def _describe(kind: str, message: str, path: tuple[str | int, ...], given: Any) -> str:
+    """Turn an error of pydantic into a sentence."""
     where = ".".join(map(str, path))
     if kind == "extra_forbidden":
         owners: dict[str, type[BaseModel]] = {"models": ModelSpec, "dataset": DatasetSpec}
         owner = owners.get(str(path[0]), Plan) if len(path) > 1 else Plan
-        known = ", ".join(owner.model_fields)
-        return f"there is no key {where!r}: take one of {known}"
+        return f"unknown key {where!r}: choose one of {', '.join(owner.model_fields)}"
     if kind == "missing":
-        return f"{where} is missing: write {where} = …"
+        return f"{where} is missing: add {where} = …"
     message = message.removeprefix("Value error, ")
     return f"{where} = {given!r}: {message[0].lower()}{message[1:]}"
 
 
-def _resolve(raw: dict[str, Any], folder: Path) -> None:
-    """Make paths absolute: workers may run in another folder."""
-    tables = [t for key in ("dataset", "models") for t in _several(raw.get(key, [])) if isinstance(t, dict)]
+def _make_paths_absolute(raw: dict[str, Any], folder: Path) -> None:
+    """Make the paths of a plan absolute, because workers may run in another folder."""
+    tables = [t for key in ("dataset", "models") for t in _as_list(raw.get(key, [])) if isinstance(t, dict)]
     for table in tables:
         for key in ("root", "weights", "ids"):
             value = table.get(key)

@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run: a bar on a terminal, a line every half minute elsewhere."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from rich.progress import (
     TimeRemainingColumn,
 )  # fmt: skip
 
-from vitrail.bench.chunk import BenchTask
+from vitrail.bench.engines import BenchTask
 
 #: Seconds between two lines where there is no terminal.
-EVERY = 30.0
+LINE_INTERVAL = 30.0
 
 
-class Meter:
-    """Counts what is done."""
+class ProgressCounter:
+    """Count finished tasks and maps."""
 
     def __init__(self) -> None:
         self.tasks = self.maps = self.before = self.tasks_done = self.maps_done = 0
-        self.began = monotonic()
+        self.started = monotonic()
         self.bar: tuple[Progress, TaskID] | None = None
 
     def begin(self, tasks: Sequence[BenchTask], before: int = 0) -> None:
-        """Work begins: these pieces are to be done, and so many were done before."""
+        """Start the count: these tasks are to be done, and ``before`` others were done earlier."""
         self.tasks, self.maps, self.before = len(tasks), sum(task.maps for task in tasks), before
-        self.began = monotonic()
+        self.started = monotonic()
         if self.bar is not None:
             self.bar[0].update(self.bar[1], total=self.maps, parts=self.parts)
 
     def done(self, task: BenchTask) -> None:
-        """A piece of work is finished."""
+        """Count a finished task."""
         self.tasks_done += 1
         self.maps_done += task.maps
         if self.bar is not None:
@@ -49,19 +49,19 @@ class Meter:
 
     @property
     def rate(self) -> float:
-        """Maps a second, made and scored."""
-        return self.maps_done / max(monotonic() - self.began, 1e-9)
+        """Maps per second, scoring included."""
+        return self.maps_done / max(monotonic() - self.started, 1e-9)
 
     @property
     def parts(self) -> str:
-        """Parts that are there, of all."""
+        """Number of finished parts, of all parts."""
         return f"{self.before + self.tasks_done}/{self.before + self.tasks} parts"
 
     def line(self) -> str:
-        """Where things stand, in words.
+        """Return the progress as one line of text.
 
         Example:
-            >>> Meter().line()
+            >>> ProgressCounter().line()
             '0/0 parts, 0 of 0 maps, 0.0 maps/s, time left unknown'
         """
         left = "time left unknown"
@@ -72,28 +72,29 @@ class Meter:
 
 
 @contextmanager
-def progress(meter: Meter, console: Console, every: float = EVERY) -> Iterator[Meter]:
-    """Show a meter until the block ends."""
+def show_progress(console: Console, interval: float = LINE_INTERVAL) -> Iterator[ProgressCounter]:
+    """Show a progress counter until the block ends."""
+    counter = ProgressCounter()
     if console.is_terminal:
         columns = (
             TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"),
             TextColumn("{task.fields[parts]}"), TimeElapsedColumn(), TimeRemainingColumn(),
         )  # fmt: skip
         with Progress(*columns, console=console, transient=True) as bar:
-            meter.bar = (bar, bar.add_task("Maps", total=meter.maps, rate="", parts=meter.parts))
-            yield meter
+            counter.bar = (bar, bar.add_task("Maps", total=counter.maps, rate="", parts=counter.parts))
+            yield counter
         return
     stop = threading.Event()
 
-    def tell() -> None:
-        while not stop.wait(every):
-            console.print(meter.line(), highlight=False, soft_wrap=True)
+    def print_lines() -> None:
+        while not stop.wait(interval):
+            console.print(counter.line(), highlight=False, soft_wrap=True)
 
-    teller = threading.Thread(target=tell, daemon=True)
-    teller.start()
+    printer = threading.Thread(target=print_lines, daemon=True)
+    printer.start()
     try:
-        yield meter
+        yield counter
     finally:
         stop.set()
-        teller.join()
-        console.print(meter.line(), highlight=False, soft_wrap=True)
+        printer.join()
+        console.print(counter.line(), highlight=False, soft_wrap=True)

@@ -2,49 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.bench import reexplain as again
-from vitrail.bench.batch import Batch, Found, Protocol
-from vitrail.bench.context import method_of
-from vitrail.bench.explainer import within_memory
+from vitrail.bench.batch import BenchProtocol, ProtocolScores, ScoreBatch
+from vitrail.bench.memory import shrink_batch_to_fit
+from vitrail.capture.inputs import logits_of
+from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
+from vitrail.errors import DataError, ModelError
+from vitrail.methods import find
 from vitrail.scores.complexity import score_complexity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import RecordedCurve
 from vitrail.scores.pointing import score_pointing
 from vitrail.scores.presets import Curve, MapTarget, Preset, find_presets
-from vitrail.scores.segmentation import score_segmentation
+from vitrail.scores.sanity import parameter_randomisation
+from vitrail.scores.segmentation import (
+    THRESHOLDS,
+    MultiClassSegmentationScores,
+    RegionCounts,
+    count_confusions,
+    score_segmentation,
+)
 from vitrail.scores.selectivity import score_selectivity
+from vitrail.scores.sensitivity import score_sensitivity
 
-__all__ = ["PROTOCOLS", "Batch", "Found", "Protocol", "pairs", "perturbation"]
+#: Value of the column ``target`` for protocols that explain every object of an image. Part of the file format.
+OBJECTS = "things"
+#: Values by score, and reasons for missing values by position in the batch.
+ScoresAndReasons = tuple[dict[str, Tensor], dict[int, str]]
 
 
-def perturbation(
-    batch: Batch, presets: tuple[Preset, ...], targets: tuple[str, ...], *, precision: torch.dtype | None, seed: int
-) -> Iterator[Found]:
-    """Scores of every preset and method, from one call of the evaluator, which shares what can be shared."""
-    began = perf_counter()
-    maps = {m: batch.maps(m, "predicted") for m in batch.made} if "predicted" in targets else {}
+# -- perturbation presets ----------------------------------------------------------------------------------------------
+
+
+def score_perturbation(
+    batch: ScoreBatch,
+    presets: tuple[Preset, ...],
+    targets: tuple[str, ...],
+    *,
+    precision: torch.dtype | None,
+    seed: int,
+) -> Iterator[ProtocolScores]:
+    """Compute the scores of every preset and method with one call of the evaluator, which shares forward passes."""
+    start = perf_counter()
+    methods = list(batch.explanations)
+    maps = {m: batch.maps(m, "predicted") for m in methods} if "predicted" in targets else {}
     label_maps: dict[str, Tensor] = {}
     if "label" in targets:
-        blind = {m for m in batch.made if not method_of(m).class_specific}
-        label_maps = {m: maps[m] if m in blind and m in maps else batch.maps(m, "label") for m in batch.made}
+        class_agnostic = {m for m in methods if not find(m)[1].class_specific}
+        label_maps = {m: maps[m] if m in class_agnostic and m in maps else batch.maps(m, "label") for m in methods}
     if not maps and not label_maps:
         return
-    explainer = batch.explainer
-    records = within_memory(
-        explainer.stage,
+    context, model = batch.explainer.context, batch.explainer.model
+    records = shrink_batch_to_fit(
+        context,
         lambda size: Evaluator(
-            explainer.model.about, presets, batch=size, precision=precision, seed=seed, preprocess=explainer.model.view
+            model.loaded, presets, batch=size, precision=precision, seed=seed, preprocess=model.preprocess
         )(batch.images, maps, labels=batch.labels, label_maps=label_maps, ids=batch.ids, predicted=batch.predicted),
     )
-    share = len(batch.ids) * len(batch.made)
-    seconds, forwards = (perf_counter() - began) / share, records.forwards.total / share
+    count = len(batch.ids) * len(methods)
+    seconds, forwards = (perf_counter() - start) / count, records.forwards.total / count
     for preset in presets:
         for target in preset.explains:
             for method in (maps if target == "predicted" else label_maps) if target in targets else ():
@@ -54,8 +78,8 @@ def perturbation(
                 }
                 order = _order(records.curves, preset, method, target, batch.ids)
                 ordered = {name: value[order] for name, value in values.items()}
-                missing = batch.without(method, target)
-                yield Found(preset.name, method, target, ordered, missing, seconds, forwards, curves)
+                missing = batch.missing_maps(method, target)
+                yield ProtocolScores(preset.name, method, target, ordered, missing, seconds, forwards, curves)
 
 
 def _order(
@@ -81,50 +105,225 @@ def _levels(
     return counts, recorded.at(counts)[_order(curves, preset, method, target, ids)]
 
 
-def _against(batch: Batch, method: str, target: str, masks: list[Tensor | None], score: Any, what: str) -> Any:
-    """Maps against masks; pictures without a mask are left out and said."""
+# -- scores of the maps a batch has ------------------------------------------------------------------------------------
+
+
+def _score_with_masks(
+    batch: ScoreBatch,
+    method: str,
+    target: str,
+    masks: list[Tensor | None],
+    score: Callable[[Tensor, Tensor], dict[str, Tensor]],
+    missing: str,
+) -> ScoresAndReasons:
+    """Score maps against masks; an image without a mask gets the reason ``missing``."""
     maps = batch.maps(method, target)
     empty = torch.zeros(maps.shape[1:], dtype=torch.uint8)
     values = score(maps, torch.stack([empty if mask is None else mask for mask in masks]).to(maps.device))
-    lost = {row: f"the picture has no {what}" for row, mask in enumerate(masks) if mask is None}
-    return values, lost | batch.without(method, target)
+    reasons = {row: missing for row, mask in enumerate(masks) if mask is None}
+    return values, reasons | batch.missing_maps(method, target)
 
 
-def _segmentation(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
-    masks = [t.mask_of(k) for t, k in zip(batch.truths, batch.explained(target), strict=True)]
-    return _against(batch, method, target, masks, score_segmentation, "mask")  # type: ignore[no-any-return]
+def _score_segmentation(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    masks = [t.mask_of(k) for t, k in zip(batch.truths, batch.target_classes(target), strict=True)]
+    return _score_with_masks(batch, method, target, masks, score_segmentation, "the image has no mask")
 
 
-def _pointing(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
-    masks = [t.box_of(k) for t, k in zip(batch.truths, batch.explained(target), strict=True)]
-    return _against(batch, method, target, masks, score_pointing, "box of its class")  # type: ignore[no-any-return]
+def _score_pointing(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    masks = [t.box_mask_of(k) for t, k in zip(batch.truths, batch.target_classes(target), strict=True)]
+    return _score_with_masks(batch, method, target, masks, score_pointing, "the image has no box of its class")
 
 
-def _selectivity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+def _score_selectivity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
     del target
     maps = torch.stack([batch.maps(method, name) for name in ("first", "second")], 1)
-    masks, lost = torch.zeros(maps.shape, dtype=torch.uint8), {}
+    masks, reasons = torch.zeros(maps.shape, dtype=torch.uint8), {}
     for row, truth in enumerate(batch.truths):
         if batch.columns["second"][row] is None:
-            lost[row] = f"the picture has {len(truth.things)} classes, not two"
+            reasons[row] = f"the image has {len(truth.objects)} classes, expected two"
             continue
-        for k, kind in enumerate(sorted(truth.things)):
-            masks[row, k] = truth.things[kind] == 1
-    bad = {row: why for (name, row), why in batch.bad.items() if name == method}
-    return score_selectivity(maps, masks.to(maps.device)), bad | lost
+        for k, label in enumerate(sorted(truth.objects)):
+            masks[row, k] = truth.objects[label] == 1
+    failures = {row: why for (name, row), why in batch.failures.items() if name == method}
+    return score_selectivity(maps, masks.to(maps.device)), failures | reasons
 
 
-def _complexity(batch: Batch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
-    grid = batch.made[method].grid
-    own = grid[torch.arange(len(grid), device=grid.device), batch.at(target).to(grid.device)]
-    return score_complexity(own), batch.without(method, target)
+def _score_complexity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    grid = batch.explanations[method].grid
+    own = grid[torch.arange(len(grid), device=grid.device), batch.target_columns(target).to(grid.device)]
+    return score_complexity(own), batch.missing_maps(method, target)
 
 
-def pairs(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:
-    """Which targets each of some protocols and presets is run for.
+# -- scores that need further maps -------------------------------------------------------------------------------------
+
+
+def _score_sensitivity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    """Explain each image ten more times under small noise."""
+    explain, reasons = _make_reexplain(batch, method, target)
+
+    def predict(images: Tensor) -> Tensor:
+        with torch.inference_mode():
+            logits = logits_of(batch.explainer.model.loaded.module(images))
+        assert logits is not None
+        return logits.argmax(1)
+
+    seed = batch.explainer.context.plan.seed
+    return score_sensitivity(explain, batch.images, seed=seed, predict=predict), reasons
+
+
+def _score_sanity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    """Compare maps while weights are randomised from the head down, each step on top of the steps before."""
+    explain, reasons = _make_reexplain(batch, method, target)
+    model, seed = batch.explainer.model, batch.explainer.context.plan.seed
+    values = parameter_randomisation(
+        model.loaded.module, lambda: explain(batch.images), model.randomisation_steps, seed=seed
+    )
+    return values, reasons
+
+
+def _make_reexplain(batch: ScoreBatch, method: str, target: str) -> tuple[Callable[[Tensor], Tensor], dict[int, str]]:
+    """Return a function that explains the same classes of other images, and reasons, which it extends at each call."""
+    classes = batch.classes.gather(1, batch.target_columns(target)[:, None])
+    reasons = batch.missing_maps(method, target)
+
+    def explain(images: Tensor) -> Tensor:
+        explanations, failures = batch.explainer(batch.ids, images, classes, [method])
+        reasons.update({row: why for (_, row), why in failures.items()})
+        return explanations[method].maps[:, 0] if explanations else batch.maps(method, target)
+
+    return explain, reasons
+
+
+def _score_multiclass(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    """Explain every class of an image, join the maps into one label map, and compare it with the label of each pixel.
+
+    At every pixel the class with the highest relevance wins, each map scaled to [0, 1], if it exceeds the threshold;
+    otherwise the pixel is background. Compared at the resolution of the model's input.
+    """
+    del target
+    dataset = batch.explainer.context.images(batch.dataset).dataset
+    outputs = class_outputs(dataset.classes, batch.explainer.model.classes)
+    labels = [
+        [] if t.pixel_labels is None else sorted(set(t.pixel_labels.flatten().tolist()) - {0, 255})
+        for t in batch.truths
+    ]
+    reasons = {row: "the image has no class" for row, own in enumerate(labels) if not own}
+    maps: dict[tuple[int, int], Tensor] = {}
+    for label in sorted({label for own in labels for label in own}):
+        rows = [row for row, own in enumerate(labels) if label in own]
+        at = torch.tensor(rows)
+        ids, images = [batch.ids[row] for row in rows], batch.images[at.to(batch.images.device)]
+        classes = torch.full((len(rows), 1), outputs[label][0])
+        function = None if len(outputs[label]) == 1 else _logsumexp_target(outputs[label])
+        explanations, failures = batch.explainer(ids, images, classes, [method], function)
+        reasons |= {rows[position]: why for (_, position), why in failures.items()}
+        if explanations:
+            maps |= {(row, label): explanations[method].maps[position, 0] for position, row in enumerate(rows)}
+    count = max(outputs) + 1
+    values: dict[str, Tensor] = {}
+    for row, own in enumerate(labels):
+        if row in reasons:
+            continue
+        truth = batch.truths[row].pixel_labels
+        assert truth is not None
+        stack = torch.stack([maps[row, label] for label in own])[None]
+        for name, value in _count_pixels(stack, own, truth, count).items():
+            column = values.setdefault(name, torch.full((len(labels), *value.shape), torch.nan, dtype=torch.float64))
+            column[row] = value
+    return values, reasons
+
+
+def _count_pixels(maps: Tensor, labels: list[int], truth: Tensor, count: int) -> dict[str, Tensor]:
+    """Count intersections and unions of one image for each of its classes and the background, at every threshold."""
+    found = count_confusions(maps, torch.tensor([labels]), truth[None], count)
+    pixels = found["confusion"].reshape(len(THRESHOLDS), count, count).double().cpu()
+    common = pixels.diagonal(dim1=1, dim2=2)
+    union = pixels.sum(1) + pixels.sum(2) - common
+    counts: dict[str, Tensor] = {}
+    for label in (0, *labels):
+        counts |= {f"common:{label}": common[:, label], f"union:{label}": union[:, label]}
+    return counts | {"labelled": pixels[0].sum(), "flat": found["flat"][0].double().cpu()}
+
+
+def class_outputs(classes: Sequence[str] | None, count: int | None) -> dict[int, tuple[int, ...]]:
+    """Return, for each pixel label from 1 up, the model's outputs that stand for it.
+
+    Args:
+        classes: Class names of the data set.
+        count: Number of outputs of the model: VOC's 20 or 21 classes; ImageNet's 1,000, of which several stand for a
+            class of VOC; or the number of classes of any other data set.
+
+    Raises:
+        DataError: The data set has no class names.
+        ModelError: The model's outputs do not match the classes.
 
     Example:
-        >>> pairs(["selectivity", "rise"], ["predicted", "label"])
+        >>> class_outputs(("cat", "dog"), 2), class_outputs(VOC_CLASSES, 1000)[8]
+        ({1: (0,), 2: (1,)}, (281, 282, 283, 284, 285))
+    """
+    if classes is None:
+        raise DataError("the data set does not name the classes of its pixels")
+    voc = tuple(classes) == VOC_CLASSES
+    if voc and count == 1000:
+        return {VOC_CLASSES.index(name): outputs for name, outputs in VOC_TO_IMAGENET.items()}
+    if voc and count in (20, 21):
+        return {label: (label - (count == 20),) for label in range(1, 21)}
+    if not voc and count == len(classes):
+        return {label + 1: (label,) for label in range(len(classes))}
+    raise ModelError(f"the model has {count} classes and the data set {len(classes)}")
+
+
+def _logsumexp_target(outputs: tuple[int, ...]) -> Callable[[Any], Tensor]:
+    """Return a target that joins several outputs into one score by log-sum-exp."""
+
+    def target(output: Any) -> Tensor:
+        logits = logits_of(output)
+        assert logits is not None
+        return logits[:, list(outputs)].logsumexp(1)
+
+    return target
+
+
+@dataclass
+class PresentClassScores(MultiClassSegmentationScores):
+    """Accumulator of the protocol ``multiclass``, in which every image has scores of the classes it contains only."""
+
+    def regions(self) -> RegionCounts:
+        """Return counts for each of the ten thresholds and each class that occurs, background included."""
+        labels = sorted({int(name.split(":")[1].split("/")[0]) for name in self.columns if name.startswith("common:")})
+        common, union = (
+            np.stack([np.nan_to_num(self.column(f"{name}:{label}")) for label in labels], 2)
+            for name in ("common", "union")
+        )  # fmt: skip
+        return RegionCounts(common, union, self.column("labelled"))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------------
+
+PROTOCOLS: dict[str, BenchProtocol] = {
+    protocol.name: protocol
+    for protocol in (
+        BenchProtocol("segmentation", ("mask",), _score_segmentation),
+        BenchProtocol("pointing", ("boxes",), _score_pointing),
+        BenchProtocol("selectivity", ("two classes",), _score_selectivity, targets=(OBJECTS,)),
+        BenchProtocol("complexity", (), _score_complexity),
+        BenchProtocol("sensitivity", (), _score_sensitivity),
+        BenchProtocol("sanity", (), _score_sanity),
+        BenchProtocol("multiclass", ("class masks",), _score_multiclass, targets=(OBJECTS,), sparse=True),
+    )
+}
+"""The protocols that are not perturbation presets, by name."""
+
+
+def protocol_targets(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of protocol and target that are run.
+
+    Args:
+        names: Protocols and presets.
+        targets: The plan's targets.
+
+    Example:
+        >>> protocol_targets(["selectivity", "rise"], ["predicted", "label"])
         [('selectivity', 'things'), ('rise', 'predicted')]
     """
     found = []
@@ -135,18 +334,3 @@ def pairs(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]
             own = [target for target in find_presets(name)[0].explains if target in targets]
         found += [(name, target) for target in own]
     return found
-
-
-PROTOCOLS: dict[str, Protocol] = {
-    protocol.name: protocol
-    for protocol in (
-        Protocol("segmentation", ("mask",), _segmentation),
-        Protocol("pointing", ("boxes",), _pointing),
-        Protocol("selectivity", ("things",), _selectivity, targets=("things",)),
-        Protocol("complexity", (), _complexity),
-        Protocol("sensitivity", (), again.sensitivity),
-        Protocol("sanity", (), again.sanity),
-        Protocol("multiclass", ("classes",), again.multiclass, targets=("things",), sparse=True),
-    )
-}
-"""The protocols that are not perturbation presets, by name."""

@@ -19,7 +19,17 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
-from vitrail.capture.recogniser import ADDED_MATMUL, DIV, EXP, LOG_SOFTMAX, MATMUL, SOFTMAX, Recogniser
+from vitrail.capture.recogniser import (
+    ADDED_MATMUL,
+    DIV,
+    EXP,
+    LOG_SOFTMAX,
+    MATMUL,
+    SOFTMAX,
+    Recogniser,
+    merge_heads,
+    split_heads,
+)
 from vitrail.capture.residual import NORM, ResidualStream, Tail
 from vitrail.capture.trace import Block
 
@@ -38,7 +48,7 @@ class Gate:
 
     def __call__(self, gradient: Tensor) -> Tensor | None:
         """Zeros while closed, else the gradient unchanged."""
-        return torch.zeros_like(gradient) if self.closed else None
+        return torch.zeros_like(gradient) if self.closed and gradient is not None else None
 
 
 @dataclass
@@ -97,7 +107,9 @@ class AttentionMode(TorchFunctionMode):
         self.recogniser = Recogniser()
         self.gate = Gate()
         self.embeddings: list[tuple[Tensor, Tensor]] = []
+        #: Convolutions after the first attention, and whether one before it reads overlapping patches.
         self.convolutions = 0
+        self.overlapping = False
         self._kept = kept
         self._batch = batch
         self._dtype = dtype
@@ -108,6 +120,7 @@ class AttentionMode(TorchFunctionMode):
         self._edits = edits or {}
         self._explicit = NOWHERE.union(self._edits, *(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         self._norms: dict[int, Tensor] = {}
+        self._candidates: dict[int, tuple[Tensor, Tensor]] = {}
         follows = ("stream", "branch", "norms", "value_path", "dX")
         watched = tail is not None or any(kind in kept for kind in follows)
         self.stream = ResidualStream(kept, dtype, self.nodes, tail, keep_graph=keep_output) if watched else None
@@ -199,15 +212,10 @@ class AttentionMode(TorchFunctionMode):
             self.stream.attended(index, block, V)
 
     def _split(self, tensor: Tensor) -> Tensor:
-        """Split a merged axis into batch and heads: (b·H, m, n) to (b, H, m, n)."""
-        if tensor.dim() != 3:
-            return tensor
-        if self._heads_first:
-            return tensor.view(-1, self._batch, *tensor.shape[1:]).transpose(0, 1)
-        return tensor.view(self._batch, -1, *tensor.shape[1:])
+        return split_heads(tensor, self._batch, self._heads_first)
 
     def _merge(self, tensor: Tensor) -> Tensor:
-        return (tensor.transpose(0, 1) if self._heads_first else tensor).flatten(0, 1)
+        return merge_heads(tensor, self._heads_first)
 
     def _starts_branch(self, out: Tensor) -> Tensor:
         if self.stream is not None:
@@ -315,10 +323,13 @@ class AttentionMode(TorchFunctionMode):
             return self._data_product(func, args, kwargs)
         index = len(self.calls)
         A, V, O = (self._split(t) for t in (met.A, met.V, met.O))  # noqa: E741
-        self._gated(index, V)
+        self._gated(index, met.softmax.O, V)
         A = self._weigh(index, A)
         Z = self._node("dZ", index, torch.matmul(A, V))
         pair = met.softmax.queries_and_keys()
+        if pair is not None and id(pair[0]) in self._candidates:
+            self.nodes["dQ", index] = self._candidates[id(pair[0])][1]
+        self._candidates.clear()
         Q, K = (None, None) if pair is None else (self._split(pair[0]), self._split(pair[1]))
         folded = met.A.dim() == 3
         self._keep(index, Q, K, V, A, O, Z, _shape(A, V), folded)
@@ -330,11 +341,21 @@ class AttentionMode(TorchFunctionMode):
         if factors is None:
             return func(*args, **kwargs)  # type: ignore[no-any-return]
         index = len(self.calls)
-        self._gated(index, factors.left, factors.right)
-        left = self._node("dQ", index, factors.left)
-        result = factors.restore(torch.matmul(left, factors.right.mT))
-        self.recogniser.product(left, factors.right, factors.order, result)
+        left, right = factors.left, factors.right
+        if self._wants("dQ", index):
+            left, right = (self._candidate(t) for t in (left, right))
+        result = factors.restore(torch.matmul(left, right.mT))
+        self.recogniser.product(left, right, factors.order, result)
         return result
+
+    def _candidate(self, factor: Tensor) -> Tensor:
+        """A factor that may turn out to be the queries, as a node of the graph with the axes (b, H, n, dh)."""
+        folded = factor.dim() == 3
+        node = self._split(factor) if folded else factor
+        node = node if node.requires_grad else node.detach().requires_grad_()
+        used = self._merge(node) if folded else node
+        self._candidates[id(used)] = (used, node)
+        return used
 
     def _added_product(self, func: Any, added: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
         """``baddbmm`` written as what it is; with beta=0 it ignores its first argument."""
@@ -387,6 +408,10 @@ class AttentionMode(TorchFunctionMode):
             self._grid = (result.shape[2], result.shape[3])
         if self.calls:
             self.convolutions += 1
+        else:
+            stride = args[1] if len(args) > 1 else kwargs.get("stride", 1)
+            strides = (stride, stride) if isinstance(stride, int) else tuple(stride)
+            self.overlapping = self.overlapping or strides != tuple(weight.shape[2:])
         return result
 
     # Functions, not bound methods: a mode that held its own methods would keep itself, and the graph, alive.

@@ -33,7 +33,7 @@ class ForwardPass:
         output: What the model returned.
         logits: The class scores in it, detached, or None.
         blocks: What was kept, block by block.
-        nodes: Tensors whose gradient can be asked for, by (kind, block).
+        nodes: Tensors whose gradient can be computed, by (kind, block).
         structure: What the model is made of.
     """
 
@@ -54,7 +54,7 @@ class ForwardPass:
 
         Args:
             target: What to differentiate, shape (b,), in the graph of ``output``.
-            keep_graph: Whether more targets will be asked for.
+            keep_graph: Whether another target will be differentiated.
             cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
         """
         blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
@@ -108,10 +108,10 @@ class ForwardPass:
 
 
 def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> ForwardPass:
-    """A pass of which nothing is kept but what the model says, for methods that look at nothing inside it.
+    """A forward pass without capture, for methods that need the model's output only.
 
     Args:
-        model: The user's model, unwrapped; it is held still while it runs.
+        model: The user's model, unwrapped; it is frozen while it runs.
         model_inputs: Inputs on its device.
         structure: As read from it.
     """
@@ -141,13 +141,13 @@ def forward_pass(
     edits: Mapping[int, Edit] | None = None,
     tail: Tail | None = None,
 ) -> Iterator[ForwardPass]:
-    """Run one forward and keep what is needed; the model is held still until the gradients have been taken.
+    """Run one forward pass and keep what is needed; the model stays frozen until the gradients have been computed.
 
     Args:
         model: The user's model, unwrapped.
         model_inputs: Inputs on its device.
         structure: As read from it.
-        needs: What each of the methods to come needs.
+        needs: What each method needs.
         edits: Functions that replace the attention of some blocks, by block.
         tail: Replaces what leaves the last block, from what leaves all of them.
     """

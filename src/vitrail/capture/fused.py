@@ -30,7 +30,7 @@ def attention_logits(Q: Tensor, K: Tensor, mask: Tensor | None, scale: float | N
 
 
 def attention_weights(O: Tensor, mask: Tensor | None) -> Tensor:  # noqa: E741
-    """Softmax over keys, in float32 at least; a query that may look nowhere gets zeros, as the fused kernel does."""
+    """Softmax over keys, in float32 at least; a query without any visible key gets zeros, as the fused kernel does."""
     A = torch.softmax(O, -1, dtype=torch.promote_types(O.dtype, torch.float32))
     if mask is None:
         return A
@@ -38,7 +38,7 @@ def attention_weights(O: Tensor, mask: Tensor | None) -> Tensor:  # noqa: E741
 
 
 def causal_mask(Q: Tensor, K: Tensor) -> Tensor:
-    """Which keys each query may see when none may look ahead, shape (m, n)."""
+    """Which keys each query may see under causal attention, shape (m, n)."""
     return torch.ones(Q.shape[-2], K.shape[-2], dtype=torch.bool, device=Q.device).tril()
 
 
@@ -47,7 +47,7 @@ def merge_masks(
 ) -> Tensor | None:
     """The two masks of ``multi_head_attention_forward`` as one additive mask that broadcasts to (b, H, m, n).
 
-    There a boolean True means "do not look", the opposite of the fused kernel's convention.
+    There a boolean True means "masked", the opposite of the fused kernel's convention.
     """
     total: Tensor | None = None
     if attn_mask is not None:

@@ -1,4 +1,4 @@
-"""More looks at the same model and inputs, for methods that one pass is not enough for."""
+"""Evaluate a model again on perturbed inputs or with another graph, for methods that need more than one pass."""
 
 from __future__ import annotations
 
@@ -48,23 +48,23 @@ class PropagationCache:
 
 @dataclass(frozen=True)
 class Probe:
-    """A model, its inputs and what is asked of them, to be looked at again with changed pictures or another graph.
+    """A model, its inputs and the targets, to be evaluated again with perturbed images or another graph.
 
-    Methods that ask for every target at once get one probe; methods that work target by target get one for each.
+    Methods that handle all targets at once get one probe; methods that handle them one by one get one for each.
 
     Attributes:
         model: The user's model, unwrapped.
         model_inputs: The inputs, on its device.
         structure: What it is made of.
         scorer: The targets as a function of the model's output.
-        classes: Class indices asked for, shape (b, K), or None where the target is a function.
+        classes: Class indices of the targets, shape (b, K), or None where the target is a function.
         count: Number of targets an input, K.
         score: "logit", "prob" or "logprob": what is read off for a class.
-        k: Which target is in hand, for methods that work target by target.
-        most: Most pictures in one forward pass.
+        k: Index of the current target, for methods that handle targets one by one.
+        most: Most images in one forward pass.
         seen: The pass over the inputs as they are, where there was one that methods may read off again.
-        notes: Where a method puts what it computed on the way, or None if nobody asked for it.
-        advance: Called with the number of pictures that were just looked at, for progress.
+        notes: Where a method puts intermediate results, or None where they are not kept.
+        advance: Called with the number of images just evaluated, for progress.
         propagations: Keeps the last forward pass under relevance rules for the next method with the same rules.
     """
 
@@ -84,7 +84,7 @@ class Probe:
 
     @property
     def images(self) -> Tensor:
-        """The pictures as the model takes them, shape (b, channels, height, width)."""
+        """The images as the model takes them, shape (b, channels, height, width)."""
         image = self.model_inputs.image
         if image is None:
             raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
@@ -92,7 +92,7 @@ class Probe:
 
     @property
     def inputs(self) -> Tensor:
-        """What can be changed little by little: the pictures, or the vectors of a text's tokens, shape (b, n, d)."""
+        """What can be changed little by little: the images, or the vectors of a text's tokens, shape (b, n, d)."""
         words = self.model_inputs.words
         if words is None:
             return self.images
@@ -111,23 +111,23 @@ class Probe:
         return self.model_inputs.batch
 
     def of(self, k: int) -> Probe:
-        """The same with another target in hand."""
+        """The same for another target."""
         return replace(self, k=k)
 
     def note(self, name: str, value: Any) -> None:
-        """Hand out something computed on the way."""
+        """Keep an intermediate result, where these are kept."""
         if self.notes is not None:
             self.notes.setdefault(name, []).append(value)
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """``count`` pictures in pieces of at most ``most``."""
+        """``count`` images in pieces of at most ``most``."""
         for start in range(0, count, self.most):
             yield slice(start, min(start + self.most, count))
 
-    # -- changed pictures ----------------------------------------------------------------------------------------
+    # -- changed images ----------------------------------------------------------------------------------------
 
     def fed(self, images: Tensor, owner: Tensor) -> ModelInputs:
-        """Other pictures or vectors of words, each with whatever else its owner was fed with."""
+        """Model inputs with other images or word embeddings; all else comes from the input each was made from."""
         return (
             self.model_inputs.pick(owner, images)
             if self.model_inputs.words is None
@@ -135,10 +135,10 @@ class Probe:
         )
 
     def scores(self, images: Tensor, owner: Tensor | int = 0, precision: torch.dtype | None = None) -> Tensor:
-        """All targets of changed pictures, shape (N, K), without gradients; one forward pass, so mind N.
+        """All targets of perturbed images, shape (N, K), without gradients; one forward pass, so mind N.
 
         Args:
-            images: Pictures as the model takes them, shape (N, channels, height, width).
+            images: Images as the model takes them, shape (N, channels, height, width).
             owner: Which input each was made from, shape (N,), or one for all.
             precision: Run the model in this precision by autocast instead of its own.
         """
@@ -159,11 +159,16 @@ class Probe:
             return self.scorer(self.seen.output, owner, self.score).detach()
 
     def gradient(self, images: Tensor, owner: Tensor | int = 0) -> Tensor:
-        """Gradient of the target in hand at changed pictures, in the shape of the pictures."""
+        """Gradient of the current target at perturbed images, in the shape of the images."""
         owner = self._owner(owner, len(images))
         with frozen(self.model):
             leaf = images.detach().clone().requires_grad_()
             value = self.scorer(run_model(self.model, self.fed(leaf, owner)), owner, self.score)[:, self.k]
+            if not value.requires_grad:
+                raise NotApplicableError(
+                    f"the output of {self.structure.model} has no gradient at its input (quantised layers, or a forward "
+                    "pass under no_grad): use occlusion or rise"
+                )
             (found,) = torch.autograd.grad(value.sum(), leaf)
         self.advance(len(images))
         return found
@@ -171,10 +176,10 @@ class Probe:
     def trace(
         self, images: Tensor, needs: Needs, owner: Tensor | int = 0, edits: Mapping[int, Edit] | None = None
     ) -> Trace:
-        """A pass over changed pictures, with the gradients of the target in hand.
+        """A pass over perturbed images, with the gradients of the current target.
 
         Args:
-            images: Pictures as the model takes them, shape (N, channels, height, width).
+            images: Images as the model takes them, shape (N, channels, height, width).
             needs: What to keep, as in a registry line.
             owner: Which input each was made from, shape (N,), or one for all.
             edits: Functions that replace the attention of some blocks, by block.
@@ -208,11 +213,8 @@ class Probe:
         layers = [i for i, o in enumerate(self.structure.layers) if not o.pool][-count:]
         try:
             return self._ended(layers, range(len(layers)), pool)
-        except (
-            RuntimeError,
-            ModelError,
-            InputError,
-        ):  # a tail that puts tokens back on a grid may remember how many pictures there were
+        except (RuntimeError, ModelError, InputError):
+            # The rest of a model that puts tokens back on a grid may remember how many images there were.
             return [self._ended(layers, [i], pool)[0] for i in range(len(layers))]
 
     def _ended(self, layers: Sequence[int], ends: Sequence[int], pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
@@ -222,7 +224,7 @@ class Probe:
         found = []
 
         def stack(outputs: list[Tensor]) -> Tensor:
-            # Whether tokens or pictures come first, pictures are stacked.
+            # Whether tokens or images come first, images are stacked.
             axis = 1 if self.structure.tokens_first else 0
             last = outputs[-len(layers) :]
             return torch.cat([pool(last[i]) for i in ends], axis)
@@ -236,12 +238,12 @@ class Probe:
         return found
 
     def relevances(self, rules: RuleSet, want: frozenset[str], contrast: bool = False) -> Relevances:
-        """Relevance of the target in hand, carried back by other rules than the gradient's.
+        """Relevance of the current target, propagated by the given rules.
 
         Args:
             rules: What each operation does with relevance.
             want: Which of the fields of ``Relevances`` to fill.
-            contrast: Start with all classes but the asked one, alike, instead of the asked one.
+            contrast: Start with all classes but the target, equally, instead of the target.
         """
         from vitrail.lrp.propagate import propagation
 
@@ -299,7 +301,7 @@ class Probe:
         """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
         if len(value) != len(self.images):
             raise NotApplicableError(
-                f"the features of {self.structure.model} do not lie on a grid: it cuts its pictures into "
+                f"the features of {self.structure.model} do not lie on a grid: it cuts its images into "
                 f"{len(value) // len(self.images)} parts before it normalises them; use rise, occlusion or an input "
                 "gradient instead"
             )

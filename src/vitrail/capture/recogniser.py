@@ -277,9 +277,8 @@ class Recogniser:
             self.softmax(logits, axis, result)
             return
         if func in EXP and result.dim() >= 3 and isinstance(args[0], Tensor):
-            logits = args[0] if args[0] is not result else None
-            if logits is not None:
-                self._exp = {id(result): (result, logits)}
+            if args[0] is not result:  # in place, the logits are gone
+                self._exp = {id(result): (result, args[0])}
                 self._sums.clear()
             return
         if self._exp:
@@ -345,6 +344,20 @@ def _operands(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, Te
     if len(given) == 2 and all(isinstance(t, Tensor) for t in given):
         return given[0], given[1]
     return None
+
+
+def split_heads(tensor: Tensor, batch: int, heads_first: bool = False) -> Tensor:
+    """Split a merged axis into batch and heads: (b·H, m, n) to (b, H, m, n); other tensors are returned as they are."""
+    if tensor.dim() != 3:
+        return tensor
+    if heads_first:
+        return tensor.reshape(-1, batch, *tensor.shape[1:]).transpose(0, 1)
+    return tensor.reshape(batch, -1, *tensor.shape[1:])
+
+
+def merge_heads(tensor: Tensor, heads_first: bool = False) -> Tensor:
+    """The inverse of ``split_heads``."""
+    return (tensor.transpose(0, 1) if heads_first else tensor).flatten(0, 1)
 
 
 def is_data_product(left: Tensor, right: Tensor) -> bool:

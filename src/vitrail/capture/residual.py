@@ -81,7 +81,7 @@ class ResidualStream:
         #: The last tensor of the stream's shape: the tokens as the head reads them.
         self.last: Tensor | None = None
         #: By block, how far its sums are from adding up, relative to the stream; only where asked for.
-        self.errors: dict[int, float] = {}
+        self.errors: dict[int, Tensor] = {}
         self._left: Tensor | None = None
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
@@ -95,7 +95,7 @@ class ResidualStream:
     def _full(self, tensor: Tensor) -> Tensor:
         return tensor.detach() if tensor.dtype == self._dtype else tensor.detach().to(self._dtype)
 
-    # -- told by the mode ----------------------------------------------------------------------------------------
+    # -- called by the mode --------------------------------------------------------------------------------------
 
     def attended(self, index: int, block: Block, V: Tensor) -> None:
         """An attention call was made; its block is filled in as the stream goes on."""
@@ -138,7 +138,7 @@ class ResidualStream:
                 self._copies = (*parts, X, branch)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
-        """Look at one function call and its result; gives the result, or what the tail puts in its place."""
+        """Follow one function call; returns its result, or what the tail replaces it by."""
         if func in NORM:
             self._note_norm(args, kwargs, result)
         if func in ADD:
@@ -224,8 +224,9 @@ class ResidualStream:
             if self._left is not None:
                 norm = self._norms.get(id(self._left))
                 before = [self._left] if norm is None else [self._left, norm.result]
-                errors.append(min(_relative(X, t) for t in before))
-        self.errors[self._index] = max(self.errors.get(self._index, 0.0), *errors)
+                errors.append(torch.stack([_relative(X, t) for t in before]).min())
+        known = [self.errors[self._index]] if self._index in self.errors else []
+        self.errors[self._index] = torch.stack([*known, *errors]).max()
 
     def _leave(self, output: Tensor) -> Tensor:
         """A block is complete; the last one's output may be replaced."""
@@ -274,6 +275,8 @@ class ResidualStream:
         if func is F.linear and self._block is not None and ("Wo", self._index) not in self.parameters:
             weight = args[1] if len(args) > 1 else kwargs["weight"]
             self.projected(weight, args[2] if len(args) > 2 else kwargs.get("bias"))
+        elif func is torch.addmm and self._block is not None and ("Wo", self._index) not in self.parameters:
+            self.projected(args[2].T, args[0])  # a linear map with its weight the other way round
         elif func in MUL and self._block is not None and ("Wo", self._index) in self.parameters:
             self._note_layer_scale(touched)
         for tensor in result if isinstance(result, list | tuple) else (result,):
@@ -308,9 +311,9 @@ class ResidualStream:
                 return
 
 
-def _relative(one: Tensor, two: Tensor) -> float:
+def _relative(one: Tensor, two: Tensor) -> Tensor:
     if one.shape != two.shape:
-        return float("inf")
-    scale = float(two.detach().abs().max())
-    difference = float((one.detach() - two.detach()).abs().max())
-    return difference / scale if scale else difference
+        return torch.tensor(torch.inf, dtype=torch.float64, device=one.device)
+    scale = two.detach().abs().max().double()
+    difference = (one.detach() - two.detach()).abs().max().double()
+    return torch.where(scale > 0, difference / scale.clamp_min(1e-300), difference)

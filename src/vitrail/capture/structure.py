@@ -30,9 +30,12 @@ UNCHAINED_KINDS = {
     "decoder), so they form no single chain",
     "mixed": "combines its attention maps with something else before it multiplies them with the values",
     "unseen": "moves information between tokens outside the attention that was recognised",
+    "quantised": "has int8 layers, through which no gradient passes; explain the model before it was quantised",
     "none": "has no attention that was recognised: none of scaled_dot_product_attention, multi_head_attention_forward, "
     "flex_attention or softmax times values was called",
 }
+#: Packages of layers with quantised arithmetic.
+_QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 _ALL_CALLS = frozenset(range(4096))
 _known: WeakKeyDictionary[nn.Module, dict[Any, ModelStructure]] = WeakKeyDictionary()
 
@@ -180,6 +183,11 @@ def read_structure(
         return known[key]
 
 
+def forget(model: nn.Module) -> None:
+    """Drop what is known of a model, so that its structure is measured again."""
+    _known.pop(model, None)
+
+
 def _version(model: nn.Module) -> int:
     """A number that changes when modules are replaced, or weights are trained, loaded or swapped."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -189,7 +197,7 @@ def _version(model: nn.Module) -> int:
 
 
 def _target_key(target: Callable[..., Any] | None) -> Any:
-    """What a target function is told apart by: a lambda written once is one target, however often it is made."""
+    """The cache key of a target function: a lambda from one place in the code is one target."""
     code = getattr(target, "__code__", None)
     if code is None:
         return target
@@ -214,6 +222,7 @@ class _Pass:
     output: Any
     scores: Tensor
     leaf: Tensor | None
+    shared: float = 0.0
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -265,7 +274,7 @@ def _word_embedding(one: _Pass) -> Tensor | None:
     return next(iter([*own, *(e for _, e in same_shape)]), None)
 
 
-#: What a user is told about outputs that are no logits.
+#: Warnings about outputs that are no logits.
 _OUTPUT_NOTES = {
     "probabilities": "the outputs are probabilities already: their logarithms are taken as logits, no softmax is added",
     "sigmoid": "the outputs are sigmoids of single classes: their log-odds are taken as logits",
@@ -285,6 +294,8 @@ def _report(structure: ModelStructure) -> None:
 def _describe(one: _Pass, given: Layout) -> ModelStructure:
     mode = one.mode
     base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, ())
+    if any(type(m).__module__.startswith(_QUANTISED) for m in one.model.modules()):
+        return replace(base, kind="quantised")
     if not mode.calls:
         return base
     live = verify.reaching(mode.calls, one.scores)
@@ -353,7 +364,9 @@ def _layout(one: _Pass, calls: Sequence[Call], given: Layout, tokens: int) -> tu
     """Where the patches are among the tokens and in the image, and which tokens the head reads."""
     size, notes = one.image_size, list[str]()
     V, leaf = calls[0].V, one.leaf
-    owners = None if V is None or leaf is None else verify.owners(V, leaf)
+    measured_owners = None if V is None or leaf is None else verify.owners(V, leaf)
+    owners, shared = (None, 0.0) if measured_owners is None else measured_owners
+    one.shared = shared
     name = "which token is which patch" if size is not None else "which token is which word"
     check = Check(name, None, "no gradient from the tokens to the input: the order was counted")
     layout = None
@@ -438,9 +451,7 @@ def _check_stream(one: _Pass, base: ModelStructure) -> tuple[ModelStructure, lis
     if stream is None:
         return base, []
     limit = TOLERANCE.get(one.scores.dtype, 1e-3)
-    worst = {"sum": 0.0, "projection": 0.0, "value": 0.0}
-    failed: dict[str, list[int]] = {"sum": [], "projection": [], "value": []}
-    layers = []
+    found: dict[tuple[str, int], Tensor] = {}
     for i, layer in enumerate(base.layers):
         call = mode.calls[layer.call]
         assert call.Z is not None and call.V is not None  # noqa: PT018 - kept by this pass
@@ -449,30 +460,36 @@ def _check_stream(one: _Pass, base: ModelStructure) -> tuple[ModelStructure, lis
             "projection": None if layer.pool else verify.projection_error(call.block, call.Z, base.tokens_first),
             "value": verify.value_error(call.block, call.V),
         }
-        for name, error in errors.items():
-            if error is not None:
-                worst[name] = max(worst[name], error)
-                if not error <= limit:
-                    failed[name].append(i)
-        layers.append(
-            replace(
-                layer,
-                stream=layer.stream and i not in failed["sum"],
-                projection=None if i in failed["projection"] else layer.projection,
-                value=None if i in failed["value"] else layer.value,
-            )
+        found |= {(name, i): error for name, error in errors.items() if error is not None}
+    numbers = torch.stack([*found.values()]).tolist() if found else []
+    measured = dict(zip(found, numbers, strict=True))  # read from the device once
+    failed = {name: [i for (n, i), e in measured.items() if n == name and not e <= limit] for name in _STREAM_CHECKS}
+    layers = [
+        replace(
+            layer,
+            stream=layer.stream and i not in failed["sum"],
+            projection=None if i in failed["projection"] else layer.projection,
+            value=None if i in failed["value"] else layer.value,
         )
-    titles = {
-        "sum": "the residual stream adds up",
-        "projection": "output projections",
-        "value": "value projections",
-    }
+        for i, layer in enumerate(base.layers)
+    ]
     checks = []
-    for name, title in titles.items():
-        bad = failed[name]
+    for name, title in _STREAM_CHECKS.items():
+        bad, worst = failed[name], max((e for (n, _), e in measured.items() if n == name), default=None)
+        if worst is None:
+            checks.append(Check(title, None, "not seen in any block"))
+            continue
         where = f"; not in block {', '.join(map(str, bad[:6]))}: methods that need it refuse this model" if bad else ""
-        checks.append(Check(title, not bad, f"largest relative error {worst[name]:.1e}{where}"))
+        checks.append(Check(title, not bad, f"largest relative error {worst:.1e}{where}"))
     return replace(base, layers=tuple(layers)), checks
+
+
+#: Checks of the residual stream by name.
+_STREAM_CHECKS = {
+    "sum": "the residual stream adds up",
+    "projection": "output projections",
+    "value": "value projections",
+}
 
 
 def _check_mixing(
@@ -485,12 +502,15 @@ def _check_mixing(
     if found is None:
         return base, [Check(name, None, "the residual stream was not found in every block")]
     highest, share = found
+    # Patches that do not overlap are separate until the first attention; where they are not, one was not recognised.
+    if highest is None and one.shared > verify.SILENT**2 and not one.mode.overlapping and one.image_size is not None:
+        highest, share = live[0], one.shared**0.5
     if highest is None:
         return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]
     blocks = sum(not layer.pool for layer in base.layers)
     repeated = _repeated_blocks(one.model, blocks)
     where = list(live).index(highest)
-    if one.mode.convolutions:
+    if one.mode.convolutions and not repeated:
         detail = (
             f"convolutions mix tokens as well (share {share:.1e}, last below block {where + 1}): "
             "methods that read attention see part of the mixing"
@@ -514,11 +534,11 @@ def _check_pool(one: _Pass, base: ModelStructure, calls: Sequence[Call], streams
         return replace(base, kind="pyramid")
     one.mode.gate.closed = True
     try:
-        keys = verify.owners(V, last.transpose(0, 1) if base.tokens_first else last)
+        found = verify.owners(V, last.transpose(0, 1) if base.tokens_first else last)
     finally:
         one.mode.gate.closed = False
     expected = torch.arange(base.tokens) - missing
-    if keys is None or not bool((keys == expected.clamp_min(-1)).all()):
+    if found is None or not bool((found[0] == expected.clamp_min(-1)).all()):
         return replace(base, kind="pyramid")
     return replace(base, pool_skips=missing)
 

@@ -1,8 +1,8 @@
 """Attention inside windows, stitched into attention between all patches.
 
 No library says which patch stands where in which window. It shows in what is computed: the rows that the value
-projection reads are rows of the block's feature map, rolled, cut and maybe padded. One look at noise, whose rows all
-differ, tells where each came from.
+projection reads are rows of the block's feature map, rolled, cut and maybe padded. One pass over noise, whose rows all
+differ, shows where each came from.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one pass through a model left behind."""
+"""The tensors that one forward and backward pass kept, as methods read them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ Needs = Mapping[str, slice]
 class Block:
     """One attention layer with the MLP that follows it, as one pass saw them.
 
-    Only what some method asked for is set; reading anything else is an error that says so. Shapes: b images,
+    Only what some method needs is set; reading anything else raises an error that says so. Shapes: b images,
     H heads, n tokens (m queries, which differ from n only in an attention pool), d width, dh = width of a head.
 
     Attributes:
@@ -140,10 +140,10 @@ class Trace:
         layout: Where the patches stand among the tokens.
         logits: What the model said, shape (b, C), or None for outputs that are not logits.
         device: Where its tensors are.
-        notes: Where a method puts what it computed on the way, or None if nobody asked for it.
+        notes: Where a method puts intermediate results, or None where they are not kept.
         valid: Which tokens are no padding, shape (b, n), or None where all are. Attention and its gradient are zero
             from and to padding, so sums need no care; means do, see ``mean``.
-        again: Evaluates the model again on other inputs, or None where nobody needs that; see ``probe``.
+        again: Evaluates the model on other inputs, or None; see ``probe``.
     """
 
     blocks: tuple[Block, ...]
@@ -163,7 +163,7 @@ class Trace:
         return self.again
 
     def note(self, name: str, tensor: Tensor) -> None:
-        """Hand out something computed on the way; what is noted several times under a name is one entry a block."""
+        """Keep an intermediate result; several results under one name are one entry for each block."""
         if self.notes is not None:
             self.notes.setdefault(name, []).append(tensor)
 

@@ -70,15 +70,27 @@ def reaching(calls: Sequence[Call], scores: Tensor) -> list[int]:
 def first_break(calls: Sequence[Call]) -> int | None:
     """The first attention call that does not depend on the one before it, or None if they form one chain."""
     for i, (one, two) in enumerate(pairwise(calls)):
-        if one.Z is None or two.V is None:
-            continue
-        (found,) = gradients((two.V * direction(two.V)).sum(), [one.Z])
-        if found is None:
+        if one.Z is not None and two.V is not None and not _depends(two.V, one.Z):
             return i + 1
     return None
 
 
-def owners(V: Tensor, leaf: Tensor) -> Tensor | None:
+def _depends(result: Tensor, source: Tensor) -> bool:
+    """Whether a tensor was computed from another one, by the graph alone."""
+    if result.grad_fn is None or source.grad_fn is None:
+        return False
+    seen, waiting = set[Any](), [result.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is source.grad_fn:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += [before for before, _ in node.next_functions if before is not None]
+    return False
+
+
+def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     """The token that each pixel (or each word embedding) belongs to, by binary codes in 2·log₂ n backward passes.
 
     Args:
@@ -86,27 +98,39 @@ def owners(V: Tensor, leaf: Tensor) -> Tensor | None:
         leaf: Images, shape (1, channels, height, width), or embeddings, shape (1, words, width).
 
     Returns:
-        Token indices, shape (height, width) or (words,), −1 where no token depends on the input; None where the values
-        do not depend on ``leaf``.
+        Token indices, shape (height, width) or (words,), −1 where no token depends on the input, and the largest share
+        of another token in what a pixel does; None where the values do not depend on ``leaf``.
     """
     n = V.shape[-2]
     each = (V * direction(V[:, :, :1])).sum((0, 1, 3))
-    code = torch.arange(n, device=V.device)
-    channels = 1 if leaf.dim() == 4 else 2
-    total = found = None
-    for bit in range(max(1, (n - 1).bit_length())):
-        energy = []
-        for value in (0, 1):
-            chosen = each[(code >> bit) & 1 == value]
-            gradient = gradients(chosen.sum(), [leaf])[0] if len(chosen) else None
-            energy.append(torch.zeros_like(leaf) if gradient is None else gradient)
-        zero, one = (e.double().square().sum(channels)[0] for e in energy)
-        total = zero + one if total is None else total + zero + one
-        bits = (one > zero).long() << bit
-        found = bits if found is None else found + bits
-    if total is None or found is None or not float(total.max()) > 0:
+    bits = max(1, (n - 1).bit_length())
+    code = torch.arange(n, device=V.device)[None] >> torch.arange(bits, device=V.device)[:, None]
+    ones = (code & 1).to(each)
+    found = _gradient_rows(each, leaf, torch.cat([1 - ones, ones]))
+    if found is None:
         return None
-    return found.masked_fill((total <= total.max() * 1e-24) | (found >= n), -1).cpu()
+    channels = 2 if leaf.dim() == 4 else 3
+    zero, one = found.double().square().sum(channels)[:, 0].chunk(2)
+    total = (zero + one).sum(0)
+    top = total.max()
+    ids = ((one > zero).long() << torch.arange(bits, device=V.device).view(-1, *[1] * total.dim())).sum(0)
+    shared = (torch.minimum(zero, one) / (zero + one).clamp_min(1e-300)).max()
+    ids = ids.masked_fill((total <= top * 1e-24) | (ids >= n), -1)
+    return (ids.cpu(), float(shared)) if float(top) > 0 else None
+
+
+def _gradient_rows(values: Tensor, leaf: Tensor, weights: Tensor) -> Tensor | None:
+    """Gradients of several weighted sums of ``values`` at ``leaf``, stacked; in one backward pass where that works."""
+    if not values.requires_grad:
+        return None
+    try:
+        (found,) = torch.autograd.grad(
+            values, leaf, weights, retain_graph=True, allow_unused=True, is_grads_batched=True
+        )
+    except RuntimeError:  # an operation that cannot be batched
+        rows = [gradients((values * row).sum(), [leaf])[0] for row in weights]
+        return None if rows[0] is None else torch.stack([torch.zeros_like(leaf) if r is None else r for r in rows])
+    return found
 
 
 def mixing(tokens: Tensor, entering: dict[int, Tensor], gate: Gate, count: int) -> tuple[int | None, float] | None:
@@ -189,7 +213,7 @@ def raster_order(tokens: Tensor, leaf: Tensor, grid: tuple[int, int], gate: Gate
     return min(shares)
 
 
-def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> float | None:
+def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | None:
     """Relative difference between what the attention adds to the stream and γ·(Z·Woᵀ + bo); None if not seen."""
     held = vars(block)
     if "branch" not in held or "Wo" not in held:
@@ -197,17 +221,17 @@ def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> float | Non
     branch = block.branch.transpose(0, 1) if tokens_first else block.branch
     rows = Z.detach().transpose(1, 2).flatten(2).to(block.Wo.dtype)
     if rows.shape[-1] != block.Wo.shape[1] or branch.shape[-1] != block.Wo.shape[0]:
-        return float("inf")
+        return torch.tensor(torch.inf, dtype=torch.float64, device=Z.device)
     made = rows @ block.Wo.T
     bias, scale = held.get("bo"), held.get("gamma")
     made = made if bias is None else made + bias
     made = made if scale is None else made * scale
     if made.numel() != branch.numel():
-        return float("inf")
+        return torch.tensor(torch.inf, dtype=torch.float64, device=Z.device)
     return relative(made.reshape(branch.shape), branch)
 
 
-def value_error(block: Block, V: Tensor) -> float | None:
+def value_error(block: Block, V: Tensor) -> Tensor | None:
     """Relative difference between the values and V_in·Wvᵀ, but for a bias that all tokens share; None if not seen."""
     held = vars(block)
     if "V_in" not in held or "Wv" not in held:
@@ -217,21 +241,21 @@ def value_error(block: Block, V: Tensor) -> float | None:
     return relative(bias, bias[:, :, :1].expand_as(bias), V.detach())
 
 
-def relative(one: Tensor, two: Tensor, scale: Tensor | None = None) -> float:
-    """Largest difference relative to the largest entry.
+def relative(one: Tensor, two: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Largest difference relative to the largest entry, as a tensor of one number.
 
     Example:
-        >>> relative(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5]))
+        >>> relative(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 2.5])).item()
         0.2
     """
-    size = float((two if scale is None else scale).detach().abs().max().double())
-    difference = float((one.detach().double() - two.detach().double()).abs().max())
-    return difference / size if size else difference
+    size = (two if scale is None else scale).detach().abs().max().double()
+    difference = (one.detach() - two.detach()).abs().max().double()
+    return torch.where(size > 0, difference / size.clamp_min(1e-300), difference)
 
 
 def agreement(opened: Any, bare: Tensor, tolerance: float) -> Check:
     """Whether the model under capture gives what the bare model gives."""
-    error = relative(opened, bare)
+    error = float(relative(opened, bare))
     return Check("outputs under capture", error <= tolerance, f"relative difference to the bare model {error:.1e}")
 
 
@@ -248,7 +272,7 @@ def folded_order(alone: AttentionMode, both: AttentionMode) -> bool | None:
             continue
         A, B = one.block.A[0], two.block.A.flatten(0, 1)
         count = len(A)
-        if relative(B[:count], A) < 1e-3:
+        if float(relative(B[:count], A)) < 1e-3:
             continue
-        heads_first = True if relative(B[:: len(B) // count][:count], A) < 1e-3 else None
+        heads_first = True if float(relative(B[:: len(B) // count][:count], A)) < 1e-3 else None
     return heads_first

@@ -1,42 +1,48 @@
-"""The command ``vitrail bench``, and ``vitrail explain`` of a folder: typed functions over the engines."""
+"""The command ``vitrail bench``, and ``vitrail explain`` for a folder of images."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from vitrail.errors import OptionError, require
 
-ENGINES = ("local", "ray")
+if TYPE_CHECKING:
+    from vitrail.bench.dry_run import DryRun
+    from vitrail.bench.results_store import ResultsStore
 
 EngineOption = Annotated[
     str, typer.Option("--engine", metavar="local|ray", help="Processes of this machine, or actors of a Ray cluster.")
 ]
 WorkersOption = Annotated[
     int | None,
-    typer.Option("--workers", min=1, help="How many; default: one a GPU, or one a core.", show_default=False),
+    typer.Option(
+        "--workers", min=1, help="Number of workers. Default: one per GPU, or one per core.", show_default=False
+    ),
 ]
-DeviceOption = Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda (all GPUs), cuda:1 …")]
+DeviceOption = Annotated[str, typer.Option("--device", help="Device: cpu, cuda (all GPUs), cuda:1 …")]
 AddressOption = Annotated[
     str | None,
-    typer.Option("--address", help="Of a Ray cluster: auto, HOST:PORT or ray://…", show_default=False),
+    typer.Option("--address", help="Address of a Ray cluster: auto, HOST:PORT or ray://…", show_default=False),
 ]
 
 
 def bench(
-    plan: Annotated[str, typer.Argument(metavar="[PLAN]", help="A TOML file, or a plan of the package.")] = "scenes",
+    plan: Annotated[
+        str, typer.Argument(metavar="[PLAN]", help="A TOML file, or the name of a plan of the package.")
+    ] = "scenes",
     listing: Annotated[
-        bool, typer.Option("--list", help="List the plans of the package and about what each would take.")
+        bool, typer.Option("--list", help="List the plans of the package with their estimated cost.")
     ] = False,
     data: Annotated[
         list[str] | None,
         typer.Option(
             "--data",
             metavar="NAME=FOLDER",
-            help="Where a data set of the plan is; repeat it for several. "
-            "Else VITRAIL_DATA, a folder that holds one for each, is looked into.",
+            help="Folder of a data set of the plan; repeat it for several. "
+            "Default: the subfolder of that name in the folder VITRAIL_DATA.",
         ),
     ] = None,
     weights: Annotated[
@@ -44,81 +50,74 @@ def bench(
         typer.Option("--weights", metavar="MODEL=FILE", help="Weights of a model of the plan; repeat it for several."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Most pictures of each data set, to try things out.")
+        int | None, typer.Option("--limit", min=1, help="Maximum number of images of each data set, for a quick test.")
     ] = None,
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     shard: Annotated[
         str | None,
-        typer.Option("--shard", metavar="I/N|env", help="Do the I-th of N shares only.", show_default=False),
+        typer.Option("--shard", metavar="I/N|env", help="Run the I-th of N shares only.", show_default=False),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume/--fresh", help="Go on from the parts that are there, or forget them.")
+        bool, typer.Option("--resume/--fresh", help="Keep the finished parts of an earlier run, or delete them.")
     ] = True,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the plan, count forwards, estimate time and memory; run nothing.")
+        bool, typer.Option("--dry-run", help="Check the plan and estimate forward passes, time and memory; do not run.")
     ] = False,
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
     device: DeviceOption = "cpu",
     address: AddressOption = None,
-    show: Annotated[bool, typer.Option("--open", help="Open the report in a browser once it is there.")] = False,
+    show: Annotated[bool, typer.Option("--open", help="Open the report in a browser at the end.")] = False,
 ) -> None:
-    """Run a benchmark: models × methods × protocols, safe to kill and to run again.
+    """Run a benchmark: models × methods × protocols. It can be interrupted and resumed.
 
-    For example: `vitrail bench scenes --workers 2`, or `vitrail bench 003_table2 --data imagenet=/data/imagenet`
+    For example: `vitrail bench scenes --workers 2`, or `vitrail bench gradtoken_table2 --data imagenet=/data/imagenet`
     """
     from rich.markup import escape
 
     from vitrail.cli import common
 
-    _needs()
-    from vitrail.bench.context import open_context
-    from vitrail.bench.dry_run import overview, trial
-    from vitrail.bench.engines.shard import parse_shard, share
+    _require_bench()
+    from vitrail.bench.dry_run import dry_run_all, dry_run_plan
+    from vitrail.bench.engines.shard import parse_shard
     from vitrail.bench.plan import PlanError, PlanOverrides
-    from vitrail.bench.progress import Meter, progress
-    from vitrail.bench.results_store import ResultsStore
-    from vitrail.bench.validate import read_plan
+    from vitrail.bench.progress import show_progress
+    from vitrail.bench.run import make_engine, open_run, run_missing
     from vitrail.cli.report import open_page
     from vitrail.report.write import write_report
 
-    part = parse_shard(shard) if shard else None
-    if part is not None and not resume:
-        raise OptionError("--fresh would remove what other shards have done: remove the run's folder instead")
-    given = PlanOverrides(_pairs("--data", data), _pairs("--weights", weights), limit)
-    runs = make_engine(engine, workers, device, 1, address)
-    # Whoever only hands out work needs no GPU; a single worker, or a trial, is this process.
-    devices: list[str] = getattr(runs, "devices", ["cpu"])
-    home = "cpu" if len(devices) > 1 and not dry_run else devices[0]
-    count = len(getattr(runs, "devices", ())) or workers or 1
+    own_shard = parse_shard(shard) if shard else None
+    if own_shard is not None and not resume:
+        raise OptionError("--fresh would delete the parts of other shards: delete the run's folder instead")
+    overrides = PlanOverrides(_parse_pairs("--data", data), _parse_pairs("--weights", weights), limit)
+    # A process that only distributes work needs no GPU; a single worker, or a dry run, is this process.
+    devices = getattr(make_engine(engine, workers, device, 1, address), "devices", None)
+    own_device = devices[0] if devices and (len(devices) == 1 or dry_run) else "cpu"
+    worker_count = len(devices) if devices else workers or 1
     if listing:
-        _plans(overview(count, home, given))
+        _print_plans(dry_run_all(worker_count, own_device, overrides))
         return
+    _print_new_name(plan)
     try:
         if dry_run:
-            _tried(trial(plan, to, count, home, given))
+            _print_dry_run(dry_run_plan(plan, to, worker_count, own_device, overrides))
             return
-        checked, text = read_plan(plan, home, given)
+        store = open_run(plan, to, device=own_device, overrides=overrides, fresh=not resume, worker_device=device)
     except PlanError as error:  # several lines, which the command line would join into one
         common.err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
-    stage = open_context(checked.model_dump_json(), home)
-    runs = make_engine(engine, workers, device, checked.threads, address)
-    _crowd(runs)
-    store = ResultsStore.create(stage, to, text, fresh=not resume, device=device)
-    todo = store.missing()
-    own = todo if part is None else [c for c in share(store.chunks, part) if c in todo]
-    with progress(Meter(), common.err) as meter:
-        meter.begin(own, len(store.chunks) - len(todo))
-        runs.run(own, meter.done)
+    runner = make_engine(engine, workers, device, store.context.plan.threads, address)
+    _warn_shared_gpu(runner)
+    with show_progress(common.err) as progress:
+        done = run_missing(store, runner, own_shard, progress.begin, progress.done)
     left = len(store.missing())
     if left:
         common.out.print(
-            f"{len(own)} parts done; {left} are other shards': [bold]{store.folder}[/bold]", soft_wrap=True
+            f"{done} parts done; {left} parts of other shards are missing: [bold]{store.folder}[/bold]", soft_wrap=True
         )
         return
-    _summary(store)
-    page = write_report(store.folder, device=home)
+    _print_summary(store)
+    page = write_report(store.folder, device=own_device)
     common.out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     if show:
         open_page(page)
@@ -138,71 +137,68 @@ def explain_directory(
     device: str,
     address: str | None,
 ) -> None:
-    """Explain every image of a folder, as ``vitrail explain`` does when it is given one."""
+    """Explain every image of a folder."""
     from vitrail.cli import common
 
-    _needs()
+    _require_bench()
     from vitrail.bench.folder import explain_folder
-    from vitrail.bench.progress import Meter, progress
+    from vitrail.bench.progress import show_progress
+    from vitrail.bench.run import make_engine
 
-    runs = make_engine(engine, workers, device, 1, address)
-    _crowd(runs)
-    aimed: Any = None
-    if target:  # classes for all images alike are a row of them; "topN" stands alone
-        aimed = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
-    with progress(Meter(), common.err) as meter:
+    runner = make_engine(engine, workers, device, 1, address)
+    _warn_shared_gpu(runner)
+    classes: Any = None
+    if target:  # several classes are one row, the same for all images; "topN" stands alone
+        classes = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
+    with show_progress(common.err) as progress:
         index = explain_folder(
             directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
-            methods=methods, target=aimed, device="cuda:0" if device == "cuda" else device, engine=runs,
-            begin=meter.begin, done=meter.done,
+            methods=methods, target=classes, device="cuda:0" if device == "cuda" else device, engine=runner,
+            begin=progress.begin, done=progress.done,
         )  # fmt: skip
     common.out.print(f"Index of all maps: [bold]{index}[/bold]", soft_wrap=True)
 
 
-def make_engine(name: str, workers: int | None, device: str, threads: int, address: str | None) -> Any:
-    """An engine by name."""
-    if name == "local":
-        from vitrail.bench.engines.local import LocalEngine
-
-        return LocalEngine(workers, device, threads)
-    if name == "ray":
-        from vitrail.bench.engines.ray import RayEngine
-
-        return RayEngine(workers, device, threads, address)
-    raise OptionError(f"--engine {name}: choose from {', '.join(ENGINES)}")
-
-
-def _crowd(runs: Any) -> None:
-    """Say so where workers share a GPU, which makes all of them wait."""
-    from vitrail.cli import common
-
-    devices: list[str] = getattr(runs, "devices", ["cpu"])
-    gpus = len(set(devices))
-    if devices[0] != "cpu" and len(devices) > gpus:
-        shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
-        common.err.print(
-            f"[yellow]note:[/yellow] {len(devices)} workers share {shared} and wait for each other; one a GPU, the "
-            "default, is likely to be faster", highlight=False, soft_wrap=True,
-        )  # fmt: skip
-
-
-def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
-    """``NAME=VALUE`` as typed, by name."""
-    found = {}
-    for text in given or ():
-        name, equals, value = text.partition("=")
-        if not (name and equals and value):
-            raise OptionError(f"{option} {text}: write a name of the plan, = and a path, as {option} imagenet=/data")
-        found[name] = value
-    return found
-
-
-def _needs() -> None:
+def _require_bench() -> None:
     for module in ("pydantic", "polars", "pyarrow"):
         require(module, "bench", "run benchmarks")
 
 
-def _table(rows: list[tuple[str, str]]) -> None:
+def _parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    """Parse ``NAME=VALUE`` arguments into values by name."""
+    found = {}
+    for text in given or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals and value):
+            raise OptionError(f"{option} {text}: expected NAME=PATH, for example {option} imagenet=/data")
+        found[name] = value
+    return found
+
+
+def _print_note(text: str) -> None:
+    from vitrail.cli import common
+
+    common.err.print(f"[yellow]note:[/yellow] {text}", highlight=False, soft_wrap=True)
+
+
+def _print_new_name(plan: str) -> None:
+    """Print a note if a plan was given by its former name."""
+    from vitrail.papers import current_name
+
+    if current_name(plan) != plan:
+        _print_note(f"the plan {plan} is now called {current_name(plan)}")
+
+
+def _warn_shared_gpu(engine: Any) -> None:
+    """Print a note if several workers share a GPU, which slows all of them down."""
+    devices: list[str] = getattr(engine, "devices", ["cpu"])
+    gpus = len(set(devices))
+    if devices[0] != "cpu" and len(devices) > gpus:
+        shared = "one GPU" if gpus == 1 else f"{gpus} GPUs"
+        _print_note(f"{len(devices)} workers share {shared}; one worker per GPU, the default, is likely to be faster")
+
+
+def _print_table(rows: list[tuple[str, str]]) -> None:
     from rich.table import Table
 
     from vitrail.cli import common
@@ -213,39 +209,40 @@ def _table(rows: list[tuple[str, str]]) -> None:
     common.out.print(table)
 
 
-def _tried(found: Any) -> None:
-    """What a plan would take."""
-    _table([("plan", found.plan.name), *([("run", str(found.folder))] if found.folder else []), *found.found.rows(),
-            *(("note", note) for note in found.notes)])  # fmt: skip
+def _print_dry_run(found: DryRun) -> None:
+    """Print the estimated cost of a plan."""
+    folder = [("run", str(found.folder))] if found.folder else []
+    notes = [("note", note) for note in found.notes]
+    _print_table([("plan", found.plan.name), *folder, *found.estimate.rows(), *notes])
 
 
-def _plans(rows: list[tuple[str, Any]]) -> None:
-    """All plans and about what each would take."""
+def _print_plans(rows: list[tuple[str, DryRun]]) -> None:
+    """Print all plans with their estimated cost."""
     from rich.table import Table
 
-    from vitrail.bench.dry_run import about
+    from vitrail.bench.dry_run import plan_summary
     from vitrail.cli import common
 
-    table = Table("plan", "images", "forwards", "time", "memory", "", box=None, header_style="bold")
-    for name, (_, _, found, notes) in rows:
-        numbers = (f"{found.images:,}", f"{found.forwards:,.0f}", found.time, f"{found.memory / 2**30:.1f} GiB")
-        table.add_row(name, *numbers, "\n".join((about(name), *(f"[dim]{note}[/dim]" for note in notes))))
+    table = Table("plan", "images", "forward passes", "time", "memory", "", box=None, header_style="bold")
+    for name, (_, _, cost, notes) in rows:
+        numbers = (f"{cost.images:,}", f"{cost.forwards:,.0f}", cost.time, f"{cost.memory / 2**30:.1f} GiB")
+        table.add_row(name, *numbers, "\n".join((plan_summary(name), *(f"[dim]{note}[/dim]" for note in notes))))
     common.out.print(table)
-    common.out.print("Times are rough: --dry-run measures. Give folders with --data, or set VITRAIL_DATA.")
+    common.out.print("Times are rough; --dry-run measures. Give folders with --data, or set VITRAIL_DATA.")
 
 
-def _summary(store: Any) -> None:
-    """What was written, and what failed."""
+def _print_summary(store: ResultsStore) -> None:
+    """Write the tables of a run, and print their paths and the most frequent failures."""
     from rich.table import Table
 
-    from vitrail.bench.results_store import failures
+    from vitrail.bench.results_store import count_failures
     from vitrail.cli import common
 
     results, csv, costs = store.export()
     table = store.merge()
-    failed = failures(table)
-    _table([("rows", f"{len(table):,}"), ("results", f"{results}\n{csv}"), ("costs", str(costs)),
-            ("without a score", f"{failed['rows'].sum():,} rows")])  # fmt: skip
+    failed = count_failures(table)
+    _print_table([("rows", f"{len(table):,}"), ("results", f"{results}\n{csv}"), ("costs", str(costs)),
+                  ("without a score", f"{failed['rows'].sum():,} rows")])  # fmt: skip
     if len(failed):
         shown = Table("model", "method", "rows", "reason", box=None, header_style="bold")
         for row in failed.head(12).iter_rows(named=True):

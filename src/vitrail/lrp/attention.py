@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.capture.fused import attention_weights, causal_mask, unpack
-from vitrail.capture.recogniser import ADDED_MATMUL, MATMUL, SOFTMAX, einsum_pair
+from vitrail.capture.recogniser import ADDED_MATMUL, MATMUL, SOFTMAX, einsum_pair, merge_heads, split_heads
 from vitrail.capture.trace import Block
 from vitrail.lrp.handlers import depends, multiply, plain
 from vitrail.lrp.state import RelevanceState
@@ -91,12 +91,11 @@ def product(state: RelevanceState, func: Any, *args: Any, **kwargs: Any) -> Tens
     """A matrix product or einsum: of queries and keys, of attention and values, or with a weight matrix."""
     met = state.recogniser.values(func, args, kwargs)
     if met is not None:
-        A = met.A if met.A.dim() != 3 else met.A.view(state.samples.count, -1, *met.A.shape[1:])
-        V = met.V if met.A.dim() != 3 else met.V.reshape(state.samples.count, -1, *met.V.shape[1:])
+        A, V = (split_heads(t, state.samples.count, state.heads_first) for t in (met.A, met.V))
         Z = multiply(state, A, V, one="inner")
         state.rotations.clear()
         state.stream.attended(len(state.attention), Block(), V)
-        out = met.restore(Z.flatten(0, 1) if met.A.dim() == 3 else Z)
+        out = met.restore(merge_heads(Z, state.heads_first) if met.A.dim() == 3 else Z)
         state.stream.branch_from(out)
         state.attention.append(A)
         return out

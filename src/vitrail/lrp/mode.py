@@ -30,14 +30,15 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         rules: The rule set.
         samples: Where the batch lies.
         text: Whether the graph starts at the embeddings of tokens, a text having no pixels.
+        heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
 
     Attributes:
         entering: For each attention call whose branch is added to a stream, that stream: its place in the graph, and
             its value.
     """
 
-    def __init__(self, rules: RuleSet, samples: Samples, text: bool = False) -> None:
-        super().__init__(rules, samples)
+    def __init__(self, rules: RuleSet, samples: Samples, text: bool = False, heads_first: bool = False) -> None:
+        super().__init__(rules, samples, heads_first)
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._text = text
 

@@ -127,7 +127,7 @@ class Plain:
 
 
 def _whole(out: Tensor, *inputs: Tensor) -> Tensor:
-    """A result as a tensor of its own: autograd lets nobody write over what is a view of something else.
+    """A result as a tensor of its own: autograd forbids writing into a view of another tensor.
 
     Some builds of torch return a view of what they made where others return that itself. Views of an input stay what
     they are.
@@ -139,7 +139,7 @@ def _whole(out: Tensor, *inputs: Tensor) -> Tensor:
 
 
 class _Carry(torch.autograd.Function):
-    """An operation with a backward of our own; what it needs is kept by autograd, and so freed on the way."""
+    """An operation with a backward of our own; autograd keeps and frees what it needs."""
 
     @staticmethod
     def forward(ctx: Any, run: Callable[..., Tensor], back: Callable[..., Any], kept: Any, *inputs: Tensor) -> Tensor:
@@ -171,26 +171,28 @@ class _CarryWithResult(torch.autograd.Function):
         return None, None, ctx.back(R, x, y)
 
 
-def carry(run: Callable[..., Tensor], back: Callable[..., Any], kept: tuple[Tensor, ...], *inputs: Tensor) -> Tensor:
+def with_backward(
+    run: Callable[..., Tensor], back: Callable[..., Any], kept: tuple[Tensor, ...], *inputs: Tensor
+) -> Tensor:
     """``run(*inputs)``, whose backward is ``back(R, *kept)``, one entry an input."""
     return _Carry.apply(run, back, kept, *inputs)  # type: ignore[no-any-return]
 
 
-def carry_with_result(run: Callable[[Tensor], Tensor], back: Callable[..., Tensor], x: Tensor) -> Tensor:
+def with_backward_of_result(run: Callable[[Tensor], Tensor], back: Callable[..., Tensor], x: Tensor) -> Tensor:
     """``run(x)``, whose backward is ``back(R, x, y)``, y being the result."""
     return _CarryWithResult.apply(run, back, x)  # type: ignore[no-any-return]
 
 
-def safe(a: Tensor, b: Tensor) -> Tensor:
+def safe_divide(a: Tensor, b: Tensor) -> Tensor:
     """The quotient a / (b + 1e-9), and 0 where b is exactly 0.
 
     Example:
-        >>> safe(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
+        >>> safe_divide(torch.tensor([1.0, 1.0]), torch.tensor([2.0, 0.0]))
         tensor([0.5000, 0.0000])
     """
     return (a / (b + EPS)).masked_fill_(b == 0, 0.0)
 
 
-def away(x: Tensor, eps: float = EPS) -> Tensor:
+def stabilised(x: Tensor, eps: float = EPS) -> Tensor:
     """Entries moved by ``eps`` away from zero; zero itself moves up."""
     return x + torch.where(x >= 0, eps, -eps).to(x.dtype)

@@ -1,4 +1,4 @@
-"""A forward pass under rules, and the relevance that is carried back through it, as often as somebody asks."""
+"""Run a forward pass under relevance rules and propagate relevance back through it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Start = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Relevances:
-    """What came down.
+    """The relevance that was propagated.
 
     Attributes:
         A: Relevance of the attention of each block, shape (b, H, m, n); of the last block only where that was asked.
@@ -41,17 +41,17 @@ class Relevances:
     blocks: tuple[Tensor, ...] = ()
 
     def map(self, trace: Trace) -> Tensor:
-        """Relevance of pixels, shape (b, height, width), where it was asked for, else of patches, shape (b, S)."""
+        """Relevance of pixels, shape (b, height, width), if it was computed, else of patches, shape (b, S)."""
         if self.pixels is not None:
             return self.pixels
         if self.tokens is None:
-            raise ValueError("neither pixels nor tokens were asked for")
+            raise ValueError("neither the relevance of pixels nor of tokens was computed")
         return trace.patches(self.tokens)
 
 
 @dataclass(frozen=True)
 class Propagation:
-    """A forward pass under rules, whose graph is kept for relevance to be carried back through it.
+    """A forward pass under rules, whose graph is kept to propagate relevance through it.
 
     Attributes:
         rules: What each operation does with relevance.
@@ -64,14 +64,14 @@ class Propagation:
     passes: tuple[_Pass, ...]
 
     def relevances(self, start: Start, want: frozenset[str]) -> Relevances:
-        """One backward that carries relevance.
+        """Propagate relevance in one backward pass.
 
         Args:
             start: What to start with.
             want: Any of "A", "A:last" (of the last block only, which is cheaper), "tokens", "pixels" and "totals".
 
         Returns:
-            What was wanted. Rules that carry gradients give input times gradient everywhere.
+            The requested fields. Rules that modify gradients give input times gradient everywhere.
         """
         if "pixels" in want and any(one.image is None for one in self.passes):
             raise NotApplicableError("a text has no pixels: ask for the relevance of its tokens")
@@ -83,7 +83,7 @@ class Propagation:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward: what the mode saw, the scores in its graph, and the picture it starts at."""
+    """One forward: what the mode saw, the scores in its graph, and the image it starts at."""
 
     mode: RelevanceMode
     scores: Tensor
@@ -113,7 +113,7 @@ def propagation(
         and batch > 1
         and batch in (structure.tokens, structure.tokens - (structure.layout.prefix or 0))
     ):
-        # In a square of tokens and images nobody can tell which axis is which.
+        # With as many tokens as images, the two axes cannot be distinguished.
         parts = [model_inputs.take(slice(0, batch - 1)), model_inputs.take(slice(batch - 1, None))]
     with frozen(model), torch.autocast(model_inputs.tensors[0].device.type, enabled=False):
         return Propagation(rules, structure, tuple(_run(model, part, structure, rules, read) for part in parts))
@@ -131,7 +131,12 @@ def _run(
     if image is not None:
         leaf = image.detach().to(torch.promote_types(image.dtype, torch.float32)).requires_grad_()
         model_inputs = model_inputs.swap(image, leaf.clone())
-    mode = RelevanceMode(rules, Samples(model_inputs.batch, structure.tokens_first), text=image is None)
+    mode = RelevanceMode(
+        rules,
+        Samples(model_inputs.batch, structure.tokens_first),
+        text=image is None,
+        heads_first=structure.heads_first,
+    )
     with mode:
         scores = read(_single(model, model_inputs))
     if len(mode.attention) <= structure.layers[-1].call:

@@ -1,4 +1,4 @@
-"""Rules of relevance: what each operation does with relevance on the way back.
+"""Relevance rules: what each operation does with relevance in the backward pass.
 
 A rule is a function of an operation and its inputs. It computes what the operation computes and puts into the graph
 another backward: one that carries relevance instead of the gradient, or a changed gradient. A rule set is a table from
@@ -14,7 +14,19 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from vitrail.lrp.ops import EPS, Linear, Mean, Norm, Plain, Product, Sum, away, carry, carry_with_result, safe
+from vitrail.lrp.ops import (
+    EPS,
+    Linear,
+    Mean,
+    Norm,
+    Plain,
+    Product,
+    Sum,
+    safe_divide,
+    stabilised,
+    with_backward,
+    with_backward_of_result,
+)
 
 EPS_ACTIVATION = 1e-10
 EPS_GAMMA = 1e-6
@@ -48,7 +60,7 @@ class RuleSet:
 def identity(op: Plain | Norm, x: Tensor) -> Tensor:
     """Relevance passes as it is."""
     shape, dtype = x.shape, x.dtype
-    return carry(op.run, lambda R: (R.sum_to_size(shape).to(dtype),), (), x)
+    return with_backward(op.run, lambda R: (R.sum_to_size(shape).to(dtype),), (), x)
 
 
 def constant(op: Plain, x: Tensor) -> Tensor:
@@ -58,7 +70,7 @@ def constant(op: Plain, x: Tensor) -> Tensor:
 
 def output_over_input(op: Plain, x: Tensor) -> Tensor:
     """An activation f as the factor f(x)/x instead of its derivative."""
-    return carry(op.run, lambda R, x: (R * op.run(x) / (x + EPS_ACTIVATION),), (x,), x)
+    return with_backward(op.run, lambda R, x: (R * op.run(x) / (x + EPS_ACTIVATION),), (x,), x)
 
 
 def fixed_scale(op: Norm, x: Tensor) -> Tensor:
@@ -68,7 +80,7 @@ def fixed_scale(op: Norm, x: Tensor) -> Tensor:
         G = (R if op.gain is None else R * op.gain) / scale
         return (G - G.mean(op.dims, keepdim=True) if op.centred else G,)
 
-    return carry(op.run, back, (op.scale(x.detach()),), x)
+    return with_backward(op.run, back, (op.scale(x.detach()),), x)
 
 
 def norm_absolute(op: Norm, x: Tensor) -> Tensor:
@@ -78,17 +90,17 @@ def norm_absolute(op: Norm, x: Tensor) -> Tensor:
         share = (x if op.gain is None else x * op.gain) / op.scale(x)
         return (op.samples.unit(share.clamp_min(0) / (op.run(x).abs() + EPS) * R),)
 
-    return carry(op.run, back, (x,), x)
+    return with_backward(op.run, back, (x,), x)
 
 
 def mean_positive(op: Mean, x: Tensor) -> Tensor:
     """The mean over tokens: each gets the share of its positive part, entry by entry."""
-    return carry(op.run, lambda R, x: (_spread(op, R, x),), (x,), x)
+    return with_backward(op.run, lambda R, x: (_spread(op, R, x),), (x,), x)
 
 
 def mean_absolute(op: Mean, x: Tensor) -> Tensor:
     """The same, brought to a total of 1."""
-    return carry(op.run, lambda R, x: (op.samples.unit(_spread(op, R, x)),), (x,), x)
+    return with_backward(op.run, lambda R, x: (op.samples.unit(_spread(op, R, x)),), (x,), x)
 
 
 def _spread(op: Mean, R: Tensor, x: Tensor) -> Tensor:
@@ -96,7 +108,7 @@ def _spread(op: Mean, R: Tensor, x: Tensor) -> Tensor:
     if not op.keepdim:
         for dim in sorted(d % x.dim() for d in op.dims):
             R = R.unsqueeze(dim)
-    return safe(positive, positive.sum(op.dims, keepdim=True).expand_as(x)) * R
+    return safe_divide(positive, positive.sum(op.dims, keepdim=True).expand_as(x)) * R
 
 
 # -- linear maps -------------------------------------------------------------------------------------------------
@@ -115,7 +127,7 @@ def linear_joint(op: Linear, x: Tensor) -> Tensor:
         S = R / op.apply(xp, wp).add_(op.apply(xn, wn)).add_(EPS)
         return (xp.mul_(op.adjoint(S, wp)).addcmul_(xn, op.adjoint(S, wn)),)
 
-    return carry(op.run, back, (x,), x)
+    return with_backward(op.run, back, (x,), x)
 
 
 def linear_split(op: Linear, x: Tensor) -> Tensor:
@@ -123,10 +135,10 @@ def linear_split(op: Linear, x: Tensor) -> Tensor:
 
     def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
         (xp, xn), (wp, wn) = _halves(x), _halves(op.weight)
-        plus = op.adjoint(safe(R, op.apply(xp, wp)), wp)
-        return (xp.mul_(plus).addcmul_(xn, op.adjoint(safe(R, op.apply(xn, wn)), wn)),)
+        plus = op.adjoint(safe_divide(R, op.apply(xp, wp)), wp)
+        return (xp.mul_(plus).addcmul_(xn, op.adjoint(safe_divide(R, op.apply(xn, wn)), wn)),)
 
-    return carry(op.run, back, (x,), x)
+    return with_backward(op.run, back, (x,), x)
 
 
 def linear_absolute(op: Linear, x: Tensor) -> Tensor:
@@ -137,7 +149,7 @@ def linear_absolute(op: Linear, x: Tensor) -> Tensor:
         S = R / y.abs().add_(EPS)
         return op.samples.unit(xp.mul_(op.adjoint(S, wp)).addcmul_(xn, op.adjoint(S, wn)))
 
-    return carry_with_result(op.run, back, x)
+    return with_backward_of_result(op.run, back, x)
 
 
 def pixels_bounded(op: Linear, x: Tensor) -> Tensor:
@@ -151,7 +163,7 @@ def pixels_bounded(op: Linear, x: Tensor) -> Tensor:
         S = R / (Z + EPS)
         return (x * op.adjoint(S, op.weight) - low * op.adjoint(S, wp) - high * op.adjoint(S, wn),)
 
-    return carry(op.run, back, (x,), x)
+    return with_backward(op.run, back, (x,), x)
 
 
 def gamma_rule(gamma: float) -> Rule:
@@ -167,9 +179,9 @@ def gamma_rule(gamma: float) -> Rule:
             z = y + gamma * op.apply(x, wp)
             if op.bias is not None:
                 z = z + gamma * op.bias.clamp_min(0)
-            return x * op.adjoint(R * y / away(z), weight + gamma * wp) / away(x)
+            return x * op.adjoint(R * y / stabilised(z), weight + gamma * wp) / stabilised(x)
 
-        return carry_with_result(op.run, back, x)
+        return with_backward_of_result(op.run, back, x)
 
     return rule
 
@@ -190,13 +202,13 @@ def gamma_generalised(gamma: float) -> Rule:
                 raised += op.bias.abs()
             raised *= 0.5
             z = torch.where(y > 0, raised, y - raised).mul_(gamma).add_(y)
-            S = R * y / away(z, EPS_GAMMA)
+            S = R * y / stabilised(z, EPS_GAMMA)
             G = op.adjoint(S, op.weight)
             same = op.adjoint(S * y.sign(), size).add_(G).mul_(0.5)
             G = torch.where(x > 0, same, G - same).mul_(gamma).add_(G)
-            return x * G / away(x, EPS_INPUT)
+            return x * G / stabilised(x, EPS_INPUT)
 
-        return carry_with_result(op.run, back, x)
+        return with_backward_of_result(op.run, back, x)
 
     return rule
 
@@ -213,10 +225,10 @@ def product_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
     """Each factor gets its share of every product, and half of it."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        S = safe(R, op.run(u, v)).mul_(0.5)
+        S = safe_divide(R, op.run(u, v)).mul_(0.5)
         return u * op.left(S, v), v * op.right(S, u)
 
-    return carry(op.run, back, (u, v), u, v)
+    return with_backward(op.run, back, (u, v), u, v)
 
 
 def product_absolute(op: Product, u: Tensor, v: Tensor) -> Tensor:
@@ -230,7 +242,7 @@ def product_absolute(op: Product, u: Tensor, v: Tensor) -> Tensor:
         to_v = vp.mul_(shares[2]).addcmul_(vn, shares[3])
         return op.samples.unit(to_u), op.samples.unit(to_v)
 
-    return carry(op.run, back, (u, v), u, v)
+    return with_backward(op.run, back, (u, v), u, v)
 
 
 def gradient_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
@@ -239,11 +251,11 @@ def gradient_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         return op.left(R / 2, v), op.right(R / 2, u)
 
-    return carry(op.run, back, (u, v), u, v)
+    return with_backward(op.run, back, (u, v), u, v)
 
 
 def _shares(op: Sum, R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    S = safe(R, op.run(u, v))
+    S = safe_divide(R, op.run(u, v))
     if op.constant:  # a masked entry has no relevance, and 0 times infinity is none either
         v = v.masked_fill(v.isinf(), 0.0)
     return u * S, v * S
@@ -256,7 +268,7 @@ def add_plain(op: Sum, u: Tensor, v: Tensor) -> Tensor:
         a, b = _shares(op, R, u, v)
         return a.sum_to_size(u.shape), b.sum_to_size(v.shape)
 
-    return carry(op.run, back, (u, v), u, v)
+    return with_backward(op.run, back, (u, v), u, v)
 
 
 def add_normalised(op: Sum, u: Tensor, v: Tensor) -> Tensor:
@@ -266,11 +278,11 @@ def add_normalised(op: Sum, u: Tensor, v: Tensor) -> Tensor:
         a, b = _shares(op, R, u, v)
         sum_a, sum_b, total = (op.samples.total(t) for t in (a, b, R))
         both = sum_a.abs() + sum_b.abs()
-        a *= safe(safe(sum_a.abs(), both) * total, sum_a)
-        b *= safe(safe(sum_b.abs(), both) * total, sum_b)
+        a *= safe_divide(safe_divide(sum_a.abs(), both) * total, sum_a)
+        b *= safe_divide(safe_divide(sum_b.abs(), both) * total, sum_b)
         return a.sum_to_size(u.shape), b.sum_to_size(v.shape)
 
-    return carry(op.run, back, (u, v), u, v)
+    return with_backward(op.run, back, (u, v), u, v)
 
 
 def add_absolute(op: Sum, u: Tensor, v: Tensor) -> Tensor:
@@ -281,17 +293,17 @@ def add_absolute(op: Sum, u: Tensor, v: Tensor) -> Tensor:
         a = op.samples.unit((u.clamp_min(0) * S).sum_to_size(u.shape))
         return a, None if op.constant else op.samples.unit((v.clamp_min(0) * S).sum_to_size(v.shape))
 
-    return carry(op.run, back, (u, v), u, v)
+    return with_backward(op.run, back, (u, v), u, v)
 
 
 def to_both(op: Sum, u: Tensor, v: Tensor) -> Tensor:
     """Half to either term: two heads that are averaged."""
-    return carry(op.run, lambda R: (R / 2, R / 2), (), u, v)
+    return with_backward(op.run, lambda R: (R / 2, R / 2), (), u, v)
 
 
 def to_first(op: Sum, u: Tensor, v: Tensor) -> Tensor:
     """All to the first term: a rotation, written as what stays plus what is mixed in."""
-    return carry(op.run, lambda R: (R, None), (), u, v)
+    return with_backward(op.run, lambda R: (R, None), (), u, v)
 
 
 # -- tables ------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ class RelevanceState:
     Args:
         rules: The rule set.
         samples: Where the batch lies.
+        heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
 
     Attributes:
         attention: The attention maps, as nodes of the graph, one entry for each call, shape (b, H, m, n).
@@ -32,10 +33,11 @@ class RelevanceState:
         stream: Follows the residual stream.
     """
 
-    def __init__(self, rules: RuleSet, samples: Samples) -> None:
+    def __init__(self, rules: RuleSet, samples: Samples, heads_first: bool = False) -> None:
         super().__init__()
         self.rules = rules
         self.samples = samples
+        self.heads_first = heads_first
         self.attention: list[Tensor] = []
         self.recogniser = Recogniser()
         self.scores: dict[int, Tensor] = {}

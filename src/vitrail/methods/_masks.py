@@ -1,4 +1,4 @@
-"""Feature maps as masks over the picture: stretched, compared, and joined where they are alike."""
+"""Feature maps as masks over the image: stretched, compared, and joined where they are alike."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def interpolation(cells: int, length: int, like: Tensor, aligned: bool = False) 
 
 @dataclass(frozen=True)
 class FeatureMasks:
-    """Masks at the size of the picture, kept at the size of the grid; ``masks[slice]`` stretches some of them.
+    """Masks at the size of the image, kept at the size of the grid; ``masks[slice]`` stretches some of them.
 
     Attributes:
         grids: Maps on the grid, shape (N, rows, columns).
         low: What each stretched map has at its lowest, shape (N,).
         span: From there to its highest, shape (N,).
-        size: Height and width of the picture.
+        size: Height and width of the image.
         aligned: Whether interpolation puts corners on corners.
     """
 
@@ -74,30 +74,30 @@ class FeatureMasks:
 def stretched(
     grids: Tensor, size: tuple[int, int], pieces: Pieces, aligned: bool = False, drop: bool = True
 ) -> FeatureMasks:
-    """Feature maps brought to [0, 1] each, by minimum and maximum at the size of the picture.
+    """Feature maps brought to [0, 1] each, by minimum and maximum at the size of the image.
 
     Interpolated maps have their extremes at pixels, which do not all lie on centres of the grid's cells, so the maps
     are stretched, piece by piece, to find them.
 
     Args:
         grids: Maps on the grid, shape (N, rows, columns).
-        size: Height and width of the picture.
+        size: Height and width of the image.
         pieces: How many to stretch at a time.
         aligned: Whether interpolation puts corners on corners.
         drop: Leave out maps that are constant up to rounding; otherwise they become masks of zeros.
     """
     raw = FeatureMasks(grids, grids.new_zeros(len(grids)), grids.new_ones(len(grids)), size, aligned)
     ends = torch.cat([torch.stack(raw.features(p).flatten(1).aminmax(dim=1), 1) for p in pieces(len(grids))])
-    dull = flat(ends, axes=1)[:, 0]
+    constant = flat(ends, axes=1)[:, 0]
     low, span = ends[:, 0], ends[:, 1] - ends[:, 0]
     if drop:
-        live = ~dull
+        live = ~constant
         return FeatureMasks(grids[live], low[live], span[live], size, aligned)
-    return FeatureMasks(grids, torch.where(dull, ends[:, 1], low), torch.where(dull, 1.0, span), size, aligned)
+    return FeatureMasks(grids, torch.where(constant, ends[:, 1], low), torch.where(constant, 1.0, span), size, aligned)
 
 
 def similarity(masks: FeatureMasks) -> Tensor:
-    """Cosine between every two masks at the size of the picture, shape (N, N), in double precision.
+    """Cosine between every two masks at the size of the image, shape (N, N), in double precision.
 
     Stretching is linear, a matrix down and another across. So inner products of stretched maps are inner products of
     maps on the grid through the Gram matrices of the two, and no mask has to be stretched.

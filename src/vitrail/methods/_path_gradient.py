@@ -1,4 +1,4 @@
-"""Gradients along the straight path from nothing to the picture."""
+"""Gradients along the straight path from zero to the image."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from vitrail.errors import OptionError
 
 
 def path_gradient(probe: Probe, steps: int) -> Tensor:
-    """Gradient at the last attention, averaged over pictures α·x for even α from 0 to 1, both ends included.
+    """Gradient at the last attention, averaged over images α·x for even α from 0 to 1, both ends included.
 
     For a text, x are the vectors of its tokens; positions stay what they are.
 
     Args:
-        probe: Looks at the model.
-        steps: Number of pictures on the path.
+        probe: Evaluates the model.
+        steps: Number of images on the path.
 
     Returns:
         The mean gradient, shape (b, H, m, n).
@@ -27,7 +27,7 @@ def path_gradient(probe: Probe, steps: int) -> Tensor:
     images = probe.inputs
     alphas = torch.linspace(0, 1, steps, dtype=images.dtype, device=images.device)
     total: Tensor | None = None
-    # The path is walked in pieces over (step, picture), so that memory does not grow with the number of steps.
+    # The path is walked in pieces over (step, image), so that memory does not grow with the number of steps.
     for piece in probe.pieces(steps * len(images)):
         index = torch.arange(piece.start, piece.stop, device=images.device)
         step, owner = index // len(images), index % len(images)

@@ -48,8 +48,8 @@ def bi_attn(
         variant: M weighs heads by the mean of |Aᵀ·dA| ("head"), or tokens by ‖V·Wo‖/‖X‖ ("token").
         start: First block; 3 for heads and 6 for tokens by default, but never beyond the last. −1 keeps the last block
             only, as the released code for text models has it.
-        steps: Number of pictures on the path, both ends included.
-        feedback: Whether W takes part; without it the map of the tokens is blind to the class.
+        steps: Number of images on the path, both ends included.
+        feedback: Whether W takes part; without it the variant "token" is class-agnostic.
 
     Returns:
         Relevance of patches, shape (b, S), not negative.

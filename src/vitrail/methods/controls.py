@@ -1,4 +1,4 @@
-"""Controls: maps that know nothing of the model, and the opposite of a method. What does not beat them fails."""
+"""Controls: maps that do not depend on the model, and the inverse of a method. A useful method beats them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _grid(probe: Probe) -> tuple[int, int]:
     applies=Applies(reads="outputs", text=True),
 )
 def random(probe: Probe, *, seed: int = 0) -> Tensor:
-    """Even noise on the grid of the patches, drawn from the seed and the picture's own bytes.
+    """Even noise on the grid of the patches, drawn from the seed and the image's own bytes.
 
-    A picture's map does not depend on the pictures beside it, and differs from theirs; a text's, on its words.
+    A image's map does not depend on the images beside it, and differs from theirs; a text's, on its words.
 
     Args:
-        probe: The pictures.
+        probe: The model and its inputs.
         seed: Of the noise.
 
     Returns:
@@ -65,10 +65,10 @@ def _random_words(probe: Probe, words: Tensor, seed: int) -> Tensor:
 
 @register("centre", "Centre", "control", cite="", class_specific=False, takes="probe", applies=Applies(reads="outputs"))
 def centre(probe: Probe) -> Tensor:
-    """Closeness to the middle of the picture, where photographers put what matters.
+    """Closeness to the centre of the image.
 
     Args:
-        probe: The pictures.
+        probe: The model and its inputs.
 
     Returns:
         Relevance of patches, shape (b, K, rows, columns).
@@ -81,10 +81,10 @@ def centre(probe: Probe) -> Tensor:
 
 @register("edges", "Edges", "control", cite="", class_specific=False, takes="probe", applies=Applies(reads="outputs"))
 def edges(probe: Probe) -> Tensor:
-    """How fast brightness changes at each pixel (Sobel), blind to the model.
+    """How fast brightness changes at each pixel (Sobel); it does not depend on the model.
 
     Args:
-        probe: The pictures.
+        probe: The model and its inputs.
 
     Returns:
         Relevance of pixels, shape (b, K, height, width).
@@ -129,7 +129,7 @@ def inverted(probe: Probe, *, of: str = "gradtoken") -> Tensor:
     """The opposite of a method: what it finds most relevant is least.
 
     Args:
-        probe: The pictures.
+        probe: The model and its inputs.
         of: The method, as users type it.
 
     Returns:

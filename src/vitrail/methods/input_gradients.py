@@ -43,7 +43,7 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
     """Each pixel times the gradient at it; of a text, each token's vector times the gradient at it.
 
     Args:
-        probe: Looks at the model.
+        probe: Evaluates the model.
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:
@@ -78,11 +78,11 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
 def integrated_gradients(
     probe: Probe, *, steps: int = 50, rule: str = "gauss", baseline: float = 0.0, reduce: str = "sum"
 ) -> Tensor:
-    """The way from a baseline to the picture, times the mean gradient along it.
+    """The way from a baseline to the image, times the mean gradient along it.
 
     Args:
-        probe: Looks at the model.
-        steps: Number of pictures on the path.
+        probe: Evaluates the model.
+        steps: Number of images on the path.
         rule: Where they lie and what each weighs: "gauss" (Gauss-Legendre), "midpoint" of even pieces, or even steps
             with both "ends", as some libraries have it.
         baseline: The value of every pixel at the start, as the model takes it; 0 is the mean colour. For a text, every
@@ -113,7 +113,7 @@ def integrated_gradients(
 
 
 def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Where the path is looked at, between 0 and 1, and what each look weighs."""
+    """Positions on the path, between 0 and 1, and their weights."""
     even = np.full(steps, 1 / steps)
     if rule == "gauss":
         points, weights = np.polynomial.legendre.leggauss(steps)
@@ -138,13 +138,13 @@ def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float
     cost=gradient_passes("samples"),
 )
 def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: int = 0, reduce: str = "abs") -> Tensor:
-    """The gradient at the pixels, averaged over noisy copies of the picture.
+    """The gradient at the pixels, averaged over noisy copies of the image.
 
     Args:
-        probe: Looks at the model.
+        probe: Evaluates the model.
         samples: Number of copies.
-        sigma: Standard deviation of the noise, as a share of the picture's range of values.
-        seed: Of the noise, which is the same for every picture.
+        sigma: Standard deviation of the noise, as a share of the image's range of values.
+        seed: Of the noise, which is the same for every image.
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Occlusion: what the class loses when a window of the picture is covered."""
+"""Occlusion: what the class loses when a window of the image is covered."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
 from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.registry import Applies, register
-from vitrail.methods.rise import whole
+from vitrail.methods.rise import check_whole_numbers
 
 #: Side of a patch, in pixels, where a model's own is unknown or changes on the way.
 PATCH = 16
@@ -49,7 +49,7 @@ def occlusion(probe: Probe, *, window: int = 1, stride: int = 1, fill: float = 0
     Returns:
         Relevance of pixels, shape (b, K, height, width); 0 where no window came.
     """
-    whole(1, window=window, stride=stride)
+    check_whole_numbers(1, window=window, stride=stride)
     if stride > window:
         raise OptionError(f"stride={stride} steps over patches that window={window} does not reach; both count patches")
     images = probe.images

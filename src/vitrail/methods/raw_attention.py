@@ -1,4 +1,4 @@
-"""Raw attention: what the head's token looks at in one block."""
+"""Raw attention: the attention of the readout token in one block."""
 
 from __future__ import annotations
 

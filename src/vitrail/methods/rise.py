@@ -1,4 +1,4 @@
-"""RISE: the average of random masks, weighed by what the model says of the picture behind each."""
+"""RISE: the average of random masks, weighed by what the model says of the image behind each."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from vitrail.methods.registry import Applies, choose, register
 PRECISIONS = {"model": None, "bfloat16": torch.bfloat16}
 
 
-def whole(least: int, **values: int) -> None:
+def check_whole_numbers(least: int, **values: int) -> None:
     """Refuse options that must be whole numbers, of at least so much.
 
     Example:
-        >>> whole(1, masks=0)
+        >>> check_whole_numbers(1, masks=0)
         Traceback (most recent call last):
         ...
         vitrail.errors.OptionError: masks=0 must be a whole number of at least 1
@@ -40,7 +40,7 @@ class RandomMasks:
         shifts: Where each is cut, down and across, shape (N, 2).
         down: Interpolation along the height, shape (height and one cell, cells).
         across: Interpolation along the width.
-        size: Height and width of the picture.
+        size: Height and width of the image.
     """
 
     grids: Tensor
@@ -51,14 +51,14 @@ class RandomMasks:
 
     @classmethod
     def draw(cls, count: int, cells: int, keep: float, seed: int, images: Tensor) -> RandomMasks:
-        """Masks for pictures, from a generator of their own: first all grids, then all shifts.
+        """Masks for images, from a generator of their own: first all grids, then all shifts.
 
         Args:
             count: Number of masks.
             cells: Cells of a grid along each side.
             keep: Probability that a cell is shown.
             seed: Seed of the generator, which is on the CPU so that masks do not depend on the device.
-            images: The pictures, shape (b, channels, height, width).
+            images: The images, shape (b, channels, height, width).
         """
         height, width = int(images.shape[2]), int(images.shape[3])
         cell = (ceil(height / cells), ceil(width / cells))
@@ -105,7 +105,7 @@ def rise(
 
     Args:
         probe: The model and its inputs.
-        masks: How many masks; all pictures get the same ones.
+        masks: How many masks; all images get the same ones.
         cells: Cells of each mask along each side, before it is stretched.
         keep: Probability that a cell is shown.
         seed: Seed of the masks.
@@ -114,8 +114,8 @@ def rise(
     Returns:
         Relevance of pixels, shape (b, K, height, width).
     """
-    whole(1, masks=masks, cells=cells)
-    whole(0, seed=seed)
+    check_whole_numbers(1, masks=masks, cells=cells)
+    check_whole_numbers(0, seed=seed)
     if not 0 < keep < 1:
         raise OptionError(f"keep={keep} is a probability: it must lie between 0 and 1, both left out")
     choose("precision", precision, PRECISIONS)

@@ -1,4 +1,4 @@
-"""Score-CAM: feature maps as masks, weighed by what the model says of the picture behind each."""
+"""Score-CAM: feature maps as masks, weighed by what the model says of the image behind each."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCORINGS = ("vitcx", "official", "softmax")
 def scorecam(probe: Probe, *, scoring: str = "vitcx") -> Tensor:
     """Every feature map of the last block as a mask; their sum, weighed by the class's score behind them.
 
-    Maps are stretched to the picture and brought to [0, 1] to become masks; constant ones are left out.
+    Maps are stretched to the image and brought to [0, 1] to become masks; constant ones are left out.
 
     Args:
         probe: The model and its inputs.
@@ -43,11 +43,11 @@ def scorecam(probe: Probe, *, scoring: str = "vitcx") -> Tensor:
     choose("scoring", scoring, SCORINGS)
     images = probe.images
     size = (int(images.shape[2]), int(images.shape[3]))
-    looking = replace(probe, score="logit") if scoring == "softmax" else probe
+    scorer = replace(probe, score="logit") if scoring == "softmax" else probe
     found = []
     for i, (image, grids) in enumerate(zip(images, probe.features("Y"), strict=True)):
         masks = stretched(grids, size, probe.pieces, aligned=scoring == "softmax")
-        weights = [looking.scores((image * masks[p][:, None]).to(image.dtype), i) for p in probe.pieces(len(masks))]
+        weights = [scorer.scores((image * masks[p][:, None]).to(image.dtype), i) for p in probe.pieces(len(masks))]
         weight = torch.cat([grids.new_zeros(0, probe.count), *(w.to(grids) for w in weights)])
         if scoring == "softmax":
             weight = weight.softmax(0)

@@ -1,4 +1,4 @@
-"""Transition attention maps: a walk down the attention, weighted by gradients along a path of pictures."""
+"""Transition attention maps: a walk down the attention, weighted by gradients along a path of images."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def tam(trace: Trace, *, start: int = 4, steps: int = 20, integral: bool = True,
     Args:
         trace: The pass.
         start: Lowest block of the walk; the last block always takes part.
-        steps: Number of pictures on the path, both ends included.
-        integral: Average the gradient over the path; if not, take it at the picture.
+        steps: Number of images on the path, both ends included.
+        integral: Average the gradient over the path; if not, take it at the image.
         first_state: Do not walk: use the last block's attention alone.
 
     Returns:

@@ -15,7 +15,7 @@ from vitrail.errors import OptionError
 from vitrail.methods._masks import FeatureMasks, complete_linkage, joined, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.registry import Applies, choose, register
-from vitrail.methods.rise import RandomMasks, whole
+from vitrail.methods.rise import RandomMasks, check_whole_numbers
 
 Masks = FeatureMasks | RandomMasks
 
@@ -23,7 +23,7 @@ Masks = FeatureMasks | RandomMasks
 CELLS, KEEP = 8, 0.5
 #: Share of the feature maps left after clustering: the paper finds 63 to 95 clusters among 768 maps.
 CLUSTERS = 0.1
-#: Kinds of models whose maps get finer clusters unless told otherwise, as the paper does for Swin.
+#: Kinds of models whose maps get finer clusters by default, as the paper does for Swin.
 FINER = ("windowed", "pyramid")
 VARIANTS: dict[str, dict[str, object]] = {
     "released": {"mode": "released"},
@@ -87,20 +87,20 @@ def vit_cx(
         delta: Cosine distance from which on clusters are not joined; None for 0.1, or 0.05 where the grid shrinks.
         sigma: Standard deviation of the noise, in the model's normalised space.
         masks: "clustered" feature maps, "all" of them, or "random" ones as in RISE.
-        debias: Hide under noise and take out what the noise does to the whole picture; otherwise the plain score.
+        debias: Mask with noise and subtract the effect of the noise on the whole image; otherwise the plain score.
         coverage: Divide by how much the masks together show of a pixel.
         draws: How many noises to average over.
-        antithetic: Look at each noise and at its negative, which cancels what is linear in it.
+        antithetic: Evaluate each noise and its negative, which cancels effects linear in it.
         random_masks: How many random masks.
-        seed: Seed of the noise, from which every picture starts anew, and of random masks.
+        seed: Seed of the noise, from which every image starts anew, and of random masks.
 
     Returns:
         Relevance of pixels, shape (b, K, height, width).
     """
     choose("mode", mode, ("released", "paper"))
     choose("masks", masks, ("clustered", "all", "random"))
-    whole(1, draws=draws, random_masks=random_masks)
-    whole(0, seed=seed)
+    check_whole_numbers(1, draws=draws, random_masks=random_masks)
+    check_whole_numbers(0, seed=seed)
     if sigma < 0:
         raise OptionError(f"sigma={sigma} is a standard deviation: it cannot be negative")
     if delta is not None and delta <= 0:
@@ -122,7 +122,7 @@ def vit_cx(
 
 
 def _from_features(probe: Probe, mode: str, delta: float | None) -> Iterator[FeatureMasks]:
-    """The masks of each picture; without ``delta`` one for each feature map."""
+    """The masks of each image; without ``delta`` one for each feature map."""
     features = probe.features(_kind(mode), stage=-2)
     size = (int(probe.images.shape[2]), int(probe.images.shape[3]))
     single = [stretched(grids, size, probe.pieces) for grids in features]
@@ -132,7 +132,7 @@ def _from_features(probe: Probe, mode: str, delta: float | None) -> Iterator[Fea
             yield masks
         return
     # All are joined before the first mask is looked at: joining asks the device for one answer after the other, and
-    # would wait for the picture before each time.
+    # would wait for the image before each time.
     for masks, labels in zip(single, [complete_linkage(1 - similarity(m), delta) for m in single], strict=True):
         clusters = joined(masks, labels, mode == "paper", probe.pieces) if len(masks) else masks
         _note_clusters(probe, masks, clusters, labels.bincount())
@@ -165,7 +165,7 @@ def _debiased(
         drawn = torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32)
         return (drawn * sigma).to(image)
 
-    def look(M: Tensor, Z: Tensor) -> Tensor:
+    def difference(M: Tensor, Z: Tensor) -> Tensor:
         hidden = (1 - M) * Z
         behind = probe.scores((image * M + hidden).to(image.dtype), i)
         return behind - probe.scores((image + hidden).to(image.dtype), i)
@@ -177,7 +177,7 @@ def _debiased(
         for piece in probe.pieces(len(masks)):
             M = masks[piece][:, None]
             each = torch.stack([noise() for _ in range(len(M))]) if Z is None else Z
-            change = (look(M, each) + look(M, -each)) / 2 if twice else look(M, each)
+            change = (difference(M, each) + difference(M, -each)) / 2 if twice else difference(M, each)
             scores.append(change + before)
         found.append(torch.cat(scores))
     return torch.stack(found)

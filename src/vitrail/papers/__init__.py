@@ -1,5 +1,23 @@
 """The numbers three papers published, as data, and what each of them is called here."""
 
-from vitrail.papers.book import PaperMetric, PaperNumber, PaperSource, PaperTable, find_table, tables
+from vitrail.papers.book import (
+    PaperMetric,
+    PaperNumber,
+    PaperSource,
+    PaperTable,
+    current_name,
+    find_table,
+    former_name,
+    tables,
+)
 
-__all__ = ["PaperMetric", "PaperNumber", "PaperSource", "PaperTable", "find_table", "tables"]
+__all__ = [
+    "PaperMetric",
+    "PaperNumber",
+    "PaperSource",
+    "PaperTable",
+    "current_name",
+    "find_table",
+    "former_name",
+    "tables",
+]

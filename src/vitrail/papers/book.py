@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from vitrail.errors import OptionError
 
+#: Prefixes that names of tables and plans had in earlier versions, and what they are now.
+FORMER_PREFIXES = {"000": "vtranm", "003": "gradtoken", "004": "vitcx"}
+
 
 class PaperNumber(NamedTuple):
     """One published number; the value is None where the paper has none."""
@@ -106,7 +109,7 @@ class PaperTable:
         """The score that belongs beside a number: of its data set, and of the way its row was scored.
 
         Example:
-            >>> table = find_table("003_table1")
+            >>> table = find_table("gradtoken_table1")
             >>> [table.metric(n).score for n in table.numbers if n.metric == "mIoU (%)" and n.dataset[0] == "I"][5:7]
             ['miou', 'best_miou']
         """
@@ -126,7 +129,7 @@ def tables() -> dict[str, PaperTable]:
     """All tables by key.
 
     Example:
-        >>> {key: len(table.numbers) for key, table in tables().items()}["000_table2"]
+        >>> {key: len(table.numbers) for key, table in tables().items()}["vtranm_table2"]
         63
     """
     folder = files("vitrail.papers")
@@ -139,13 +142,39 @@ def tables() -> dict[str, PaperTable]:
     }
 
 
-def find_table(key: str) -> PaperTable:
-    """A table by its key.
+def current_name(name: str) -> str:
+    """Return the current name of a table or plan; any name that was never changed is returned as it is.
 
     Example:
-        >>> find_table("004_table1").paper
+        >>> current_name("000_table2"), current_name("scenes")
+        ('vtranm_table2', 'scenes')
+    """
+    prefix, _, rest = name.partition("_")
+    current = f"{FORMER_PREFIXES.get(prefix, prefix)}_{rest}"
+    return current if current in tables() else name
+
+
+def former_name(name: str) -> str:
+    """Return the name that a table or plan had in earlier versions; any other name is returned as it is.
+
+    Example:
+        >>> former_name("vtranm_table2"), former_name("scenes")
+        ('000_table2', 'scenes')
+    """
+    if name not in tables():
+        return name
+    prefix, _, rest = name.partition("_")
+    return f"{next(former for former, current in FORMER_PREFIXES.items() if current == prefix)}_{rest}"
+
+
+def find_table(key: str) -> PaperTable:
+    """A table by its key; former keys still work.
+
+    Example:
+        >>> find_table("vitcx_table1").paper
         'ViT-CX'
     """
+    key = current_name(key)
     if key not in tables():
         raise OptionError(f"there is no table {key!r} of a paper: take one of {', '.join(tables())}")
     return tables()[key]

@@ -63,8 +63,8 @@ def costs(run: Run) -> list[Cost]:
     """Costs by model and method, in the plan's order."""
     import polars as pl
 
+    from vitrail.bench.parts import EXPLAIN
     from vitrail.bench.protocols import PROTOCOLS
-    from vitrail.bench.rows import EXPLAIN
 
     frame, each, pair = run.costs(), ["model", "dataset", "image", "method"], ["model", "method"]
 

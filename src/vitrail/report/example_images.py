@@ -49,43 +49,43 @@ def show(
     """Pictures of all cases; a case whose model or picture is not on this machine says so instead."""
     from vitrail.bench.context import open_context
 
-    stage = open_context(run.plan.model_dump_json(), device)
+    context = open_context(run.plan.model_dump_json(), device)
     found = []
     for case in cases:
         try:
-            found.append(_show(run, stage, case))
+            found.append(_show(run, context, case))
         except (VitrailError, OSError) as error:
             found.append(ExampleImage(case, reason=str(error).splitlines()[0]))
         advance()
     return found
 
 
-def _show(run: Run, stage: Any, case: ExampleCase) -> ExampleImage:
+def _show(run: Run, context: Any, case: ExampleCase) -> ExampleImage:
     from vitrail.bench.explainer import Explainer
     from vitrail.bench.ground_truth import prepare_ground_truth
 
     plan = run.plan
     numbers = {network.title: i for i, network in enumerate(plan.models)}
-    model = stage.model(numbers[case.model])
-    if model.weights != run.manifest["weights"][case.model]:
+    model = context.model(numbers[case.model])
+    if model.weights_hash != run.manifest["weights"][case.model]:
         return ExampleImage(case, reason=f"{case.model} has other weights on this machine than in the run")
     data = next(i for i, d in enumerate(plan.dataset) if d.title == case.dataset)
-    pictures = stage.pictures(data)
-    truth = prepare_ground_truth(pictures.dataset, pictures.dataset.ids.index(case.image), model.view,
-                    stage.same_classes(numbers[case.model], data))  # fmt: skip
+    images = context.images(data)
+    truth = prepare_ground_truth(images.dataset, images.dataset.ids.index(case.image), model.preprocess,
+                    context.same_classes(numbers[case.model], data))  # fmt: skip
     explained, probability = _explained(run, case)
-    image = truth.image[None].to(stage.device)
-    seen: NDArray[np.uint8] = model.view.picture(truth.image[None])[0]
+    image = truth.image[None].to(context.device)
+    seen: NDArray[np.uint8] = model.preprocess.picture(truth.image[None])[0]
     maps = {name: _kept(run, case, name, seen.shape[:2]) for name in case.scores}
     todo = [name for name, relevance in maps.items() if relevance is None]
     if todo:
-        made, _ = Explainer(stage, model, run.manifest["key"])([case.image], image, torch.tensor([[explained]]), todo)
+        made, _ = Explainer(context, model, run.manifest["key"])([case.image], image, torch.tensor([[explained]]), todo)
         maps |= {name: one.maps[0, 0].float().cpu() for name, one in made.items()}
     files = {
         name: jpeg(overlay(seen, relevance.numpy(), _signed(name)))
         for name, relevance in maps.items() if relevance is not None
     }  # fmt: skip
-    names = model.about.classes
+    names = model.loaded.classes
     known = names[explained].split(",")[0] if names and explained < len(names) else f"class {explained}"
     mask = truth.mask_of(explained)
     return ExampleImage(case, f"{known} ({100 * probability:.0f} %)", jpeg(outlined(seen, mask)), files)

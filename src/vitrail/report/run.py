@@ -45,10 +45,10 @@ class Run:
     @cached_property
     def parts(self) -> list[Path]:
         """The parts that are there, whole and of this run."""
-        from vitrail.bench.parts import read_note
+        from vitrail.bench.parts import read_footer
 
         paths = sorted((self.folder / "parts").glob("part-*.parquet"))
-        notes = ((path, read_note(path)) for path in paths)
+        notes = ((path, read_footer(path)) for path in paths)
         return [path for path, note in notes if note is not None and note.get("key") == self.manifest["key"]]
 
     @property

@@ -105,13 +105,13 @@ def blocks(run: Run) -> Iterator[ReportSection]:
     """All blocks of a run, in the plan's order; those without a single value are left out."""
     import polars as pl
 
-    from vitrail.bench.protocols import pairs
+    from vitrail.bench.protocols import protocol_targets
 
     plan = run.plan
     rows = run.scores().select("model", "dataset", "image", "method", "target", "protocol", "score", "value", "error")
     for network in plan.models:
         for data in plan.dataset:
-            for protocol, target in pairs(plan.protocols_of(data), plan.targets):
+            for protocol, target in protocol_targets(plan.protocols_of(data), plan.targets):
                 where = {"model": network.title, "dataset": data.title, "protocol": protocol, "target": target}
                 own = rows.filter(*(pl.col(name) == value for name, value in where.items())).collect()
                 block = _block(own, where, run)

@@ -53,13 +53,13 @@ def tallies(rows: pl.DataFrame, protocol: str) -> dict[str, SampleScores]:
         rows: Of one model, data set, target and protocol.
         protocol: Which.
     """
-    from vitrail.bench.reexplain import Classes
-    from vitrail.bench.results_store import tally
+    from vitrail.bench.protocols import PresentClassScores
+    from vitrail.bench.results_store import collect_scores
 
-    kinds: dict[str, type[SampleScores]] = {"segmentation": SegmentationScores, "multiclass": Classes}
+    kinds: dict[str, type[SampleScores]] = {"segmentation": SegmentationScores, "multiclass": PresentClassScores}
     kind = kinds.get(protocol, SampleScores)
     known = rows.filter(rows["error"].is_null())
-    return {str(method): tally(own, kind) for (method,), own in known.group_by("method", maintain_order=True)}
+    return {str(method): collect_scores(own, kind) for (method,), own in known.group_by("method", maintain_order=True)}
 
 
 def values(tally: SampleScores, measure: MetricInfo) -> Values | None:

@@ -1,1 +1,1 @@
-"""The page: a picture or a text and a model in, maps of several methods side by side out, over HTTP."""
+"""The web page and its HTTP API: explain an image or a text with several methods side by side."""

@@ -1,60 +1,114 @@
-"""Maps that were made before, class by class: asking again, with a class more or for curves, costs nothing."""
+"""Caches in memory: a bounded least-recently-used store, and computed maps for each class."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from threading import Lock
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from vitrail.explanation import Explanation
-from vitrail.web.bounded_store import BoundedStore
 from vitrail.web.jobs import Job
-from vitrail.web.validation import Asked
+from vitrail.web.validation import RequestedMethod
 
+T = TypeVar("T")
 _BY_TARGET = ("maps", "grid", "flat", "targets")
 
 
-class MapCache:
-    """Explanations of one class each, kept for a while.
+class BoundedStore(Generic[T]):
+    """A thread-safe mapping, bounded in number and bytes, that drops the least recently used value.
 
     Args:
-        count: How many.
-        size: Bytes of all of them.
+        count: Maximum number of values.
+        size: Maximum total size in bytes.
+
+    Example:
+        >>> store = BoundedStore(count=2, size=100)
+        >>> for name in "abc":
+        ...     store.put(name, name.upper(), 10)
+        >>> store.get("a"), store.get("b"), len(store), store.bytes
+        (None, 'B', 2, 20)
+        >>> store.put("d", "D", 95)
+        >>> store.get("b"), store.get("d")
+        (None, 'D')
     """
 
     def __init__(self, count: int, size: int) -> None:
-        self.kept: BoundedStore[Explanation] = BoundedStore(count, size)
+        self.count, self.size = count, size
+        self.bytes = 0
+        self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self._lock = Lock()
 
-    def keep(self, job: Job, asked: Asked, explanation: Explanation) -> None:
-        """Keep what a method made for a job's classes."""
+    def put(self, key: str, value: T, size: int) -> None:
+        """Store a value and drop old ones if necessary; a value larger than the whole store is not stored."""
+        with self._lock:
+            self._drop(key)
+            if size > self.size or self.count < 1:
+                return
+            self._values[key] = (value, size)
+            self.bytes += size
+            while self.bytes > self.size or len(self._values) > self.count:
+                self._drop(next(iter(self._values)))
+
+    def get(self, key: str) -> T | None:
+        """Return a value and mark it as recently used; None if it is not stored."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values.move_to_end(key)
+            return self._values[key][0]
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def _drop(self, key: str) -> None:
+        if key in self._values:
+            self.bytes -= self._values.pop(key)[1]
+
+
+class MapCache:
+    """Computed explanations, one entry for each class: a further class or a request for curves reuses them.
+
+    Args:
+        count: Maximum number of entries.
+        size: Maximum total size in bytes.
+    """
+
+    def __init__(self, count: int, size: int) -> None:
+        self._store: BoundedStore[Explanation] = BoundedStore(count, size)
+
+    def put(self, job: Job, method: RequestedMethod, explanation: Explanation) -> None:
+        """Store the explanation of a job's classes by one method."""
         for k, target in enumerate(job.targets or ()):
-            one = _one(explanation, k)
-            size = sum(getattr(one, name).nbytes for name in _BY_TARGET if getattr(one, name) is not None)
-            self.kept.put(_key(job, asked, target), one, size + 4096)
+            entry = _select_target(explanation, k)
+            size = sum(getattr(entry, name).nbytes for name in _BY_TARGET if getattr(entry, name) is not None)
+            self._store.put(_key(job, method, target), entry, size + 4096)
 
-    def find(self, job: Job, asked: Asked) -> Explanation | None:
-        """What a method made before for all of a job's classes, or None."""
-        found = [self.kept.get(_key(job, asked, target)) for target in job.targets or ()]
-        there = [one for one in found if one is not None]
-        return _joined(there) if there and len(there) == len(found) else None
-
-
-def _key(job: Job, asked: Asked, target: int) -> str:
-    source = job.source if job.picture is None else ""
-    return f"{job.served.id}|{job.picture}|{source}|{asked.label}|{sorted(asked.extra.items())}|{target}"
+    def get(self, job: Job, method: RequestedMethod) -> Explanation | None:
+        """Return the explanation of a job's classes by one method, or None if a class is missing."""
+        entries = [self._store.get(_key(job, method, target)) for target in job.targets or ()]
+        found = [entry for entry in entries if entry is not None]
+        return _concatenate(found) if found and len(found) == len(entries) else None
 
 
-def _one(explanation: Explanation, k: int) -> Explanation:
-    """The explanation of one class without its picture; tensors are copied, so that those of other classes can go."""
+def _key(job: Job, method: RequestedMethod, target: int) -> str:
+    text = job.raw_input if job.image_id is None else ""
+    options = sorted(method.extra_options.items())
+    return f"{job.served.id}|{job.image_id}|{text}|{method.label}|{options}|{target}"
 
-    def cut(tensor: Tensor) -> Tensor:
+
+def _select_target(explanation: Explanation, k: int) -> Explanation:
+    """The explanation of one class without its image; tensors are copied so that the other classes can be freed."""
+
+    def select(tensor: Tensor) -> Tensor:
         return tensor[:, k : k + 1].cpu().clone()
 
     changed: dict[str, Any] = {
-        name: cut(value) for name in _BY_TARGET if (value := getattr(explanation, name)) is not None
+        name: select(value) for name in _BY_TARGET if (value := getattr(explanation, name)) is not None
     }
     changed["images"], changed["logits"] = None, None if explanation.logits is None else explanation.logits.cpu()
     if explanation.text is not None:
@@ -66,22 +120,22 @@ def _one(explanation: Explanation, k: int) -> Explanation:
     return replace(explanation, **changed)
 
 
-def at_home(explanation: Explanation) -> Explanation:
-    """The same with its tensors in the host's memory."""
+def to_cpu(explanation: Explanation) -> Explanation:
+    """Copy the tensors of an explanation to the CPU."""
     names = (*_BY_TARGET, "logits", "images")
     return replace(explanation, **{n: t.cpu() for n in names if (t := getattr(explanation, n)) is not None})
 
 
-def _joined(parts: Sequence[Explanation]) -> Explanation:
-    """Explanations of one class each, by the same method of the same input, as one of several."""
-    first = parts[0]
+def _concatenate(entries: Sequence[Explanation]) -> Explanation:
+    """Join explanations of one class each, by the same method for the same input."""
+    first = entries[0]
     changed: dict[str, Any] = {
-        name: torch.cat([getattr(part, name) for part in parts], 1)
+        name: torch.cat([getattr(entry, name) for entry in entries], 1)
         for name in _BY_TARGET
         if getattr(first, name) is not None
     }
     if first.text is not None:
-        texts = [part.text[0] for part in parts if part.text is not None]
+        texts = [entry.text[0] for entry in entries if entry.text is not None]
         scores, shades = torch.cat([t.scores for t in texts]), torch.cat([t.shades for t in texts])
         tokens = torch.cat([t.token_scores for t in texts])
         changed["text"] = (replace(texts[0], scores=scores, shades=shades, token_scores=tokens),)

@@ -1,4 +1,4 @@
-"""News of a job as they happen, and an end to jobs whose makers have gone away."""
+"""Server-sent events of a job, and cancelling jobs whose client has disconnected."""
 
 from __future__ import annotations
 
@@ -12,71 +12,71 @@ from fastapi import Request
 from vitrail.web.jobs import Job
 from vitrail.web.state import Client, ServerState
 
-#: Seconds after which a silent stream says that it is still there.
-PATIENCE = 10.0
-#: Seconds after which somebody in the queue is told again how many are before.
-WAITING = 2.0
-#: How often a waiting request is asked whether its client is still there, in seconds.
-GLANCE = 0.25
+#: Seconds between comments that keep an idle stream open.
+HEARTBEAT = 10.0
+#: Seconds between updates of the queue position.
+QUEUE_UPDATE = 2.0
+#: Seconds between checks whether the client of a waiting request is still connected.
+DISCONNECT_CHECK = 0.25
 
 
-def event(kind: str, data: Any) -> str:
-    r"""One event of a stream.
+def format_event(kind: str, data: Any) -> str:
+    r"""Format one event of a stream.
 
     Example:
-        >>> event("end", {"state": "done"})
+        >>> format_event("end", {"state": "done"})
         'event: end\ndata: {"state": "done"}\n\n'
     """
     return f"event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
 
 
-async def stream(studio: ServerState, job: Job, client: Client) -> AsyncIterator[str]:
-    """A job as events: all of it, then each item that changes, then the end."""
-    mine = bool(client.names & job.owners)
-    job.streams += mine
+async def event_stream(server: ServerState, job: Job, client: Client) -> AsyncIterator[str]:
+    """Yield the events of a job: the whole job, then each changed item, then the end."""
+    is_owner = bool(client.identities & job.owners)
+    job.streams += is_owner
     watcher = job.watch()
     try:
-        known = {item.key for item in job.items}
-        over = job.over
-        yield event("job", studio.show(job))
-        while not over:
-            keys = await watcher.news(PATIENCE if job.state != "queued" else WAITING)
-            if over := job.over:
-                await asyncio.sleep(0)  # the last news are on their way
-                keys += watcher.rest()
-            if {item.key for item in job.items} != known:  # the predicted class is known now
-                known = {item.key for item in job.items}
-                yield event("job", studio.show(job))
-            elif not keys and not over:
-                yield event("job", studio.show(job)) if job.state == "queued" else ": still there\n\n"
+        sent_keys = {item.key for item in job.items}
+        finished = job.finished
+        yield format_event("job", server.job_json(job))
+        while not finished:
+            changed = await watcher.wait(HEARTBEAT if job.state != "queued" else QUEUE_UPDATE)
+            if finished := job.finished:
+                await asyncio.sleep(0)  # let the last changes arrive
+                changed += watcher.pending()
+            if {item.key for item in job.items} != sent_keys:  # the predicted class is known now
+                sent_keys = {item.key for item in job.items}
+                yield format_event("job", server.job_json(job))
+            elif not changed and not finished:
+                yield format_event("job", server.job_json(job)) if job.state == "queued" else ": heartbeat\n\n"
             for item in list(job.items):
-                if item.key in keys:
-                    yield event("item", job.show_item(item))
-        yield event("end", {"id": job.id, "state": job.state})
+                if item.key in changed:
+                    yield format_event("item", job.item_json(item))
+        yield format_event("end", {"id": job.id, "state": job.state})
     finally:
         job.unwatch(watcher)
-        if mine:
+        if is_owner:
             job.streams -= 1
-            if not job.streams and not job.over:
-                asyncio.get_running_loop().call_later(studio.limits.grace, _abandon, studio, job)
+            if not job.streams and not job.finished:
+                asyncio.get_running_loop().call_later(server.limits.grace, _cancel_if_unwatched, server, job)
 
 
-def _abandon(studio: ServerState, job: Job) -> None:
-    if not job.streams and not job.over:
-        studio.cancel(job)
+def _cancel_if_unwatched(server: ServerState, job: Job) -> None:
+    if not job.streams and not job.finished:
+        server.cancel(job)
 
 
-async def finished(studio: ServerState, job: Job, request: Request) -> None:
-    """Wait for a job; if the client goes away first, it is cancelled."""
+async def wait_until_finished(server: ServerState, job: Job, request: Request) -> None:
+    """Wait for a job; cancel it if the client disconnects first."""
     watcher = job.watch()
     try:
-        while not job.over:
-            await watcher.news(GLANCE)
-            if not job.over and await request.is_disconnected():
-                studio.cancel(job)
+        while not job.finished:
+            await watcher.wait(DISCONNECT_CHECK)
+            if not job.finished and await request.is_disconnected():
+                server.cancel(job)
                 return
     except asyncio.CancelledError:
-        studio.cancel(job)
+        server.cancel(job)
         raise
     finally:
         job.unwatch(watcher)

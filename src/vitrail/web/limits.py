@@ -1,4 +1,4 @@
-"""How much one server, one client and one request may take."""
+"""Limits on what one server, one client and one request may use."""
 
 from __future__ import annotations
 
@@ -6,45 +6,60 @@ from dataclasses import dataclass
 
 MEGABYTE = 1 << 20
 
+#: Largest values of options that decide how long a method takes or how much memory it needs.
+MAX_OPTION_VALUES = {
+    "masks": 10_000, "random_masks": 10_000, "samples": 1000, "steps": 500, "draws": 20, "cells": 32,
+    "seed": 2**31 - 1,
+}  # fmt: skip
+#: Largest magnitude of any other numeric option.
+MAX_OPTION_NUMBER = 1_000_000
+#: Longest text option.
+MAX_OPTION_CHARACTERS = 100
+#: Longest method with its options, as in ``rise:masks=500``.
+MAX_SPEC_CHARACTERS = 200
+#: A method that evaluates at most this many images may run between two batches of a longer one.
+MAX_INTERLEAVED_EVALUATIONS = 8
+
 
 @dataclass(frozen=True)
 class Limits:
-    """What is refused before it costs anything.
+    """Limits that are checked before any work is done.
 
     Attributes:
-        upload: Bytes of a picture's file.
-        body: Bytes of any other request.
-        pixels: Pixels of a picture, as its header states them.
-        slender: How many times as long as wide a picture may be; resizing to the model's size enlarges the long side.
-        characters: Of a text.
+        upload_bytes: Size of an image file.
+        body_bytes: Size of any other request.
+        pixels: Pixels of an image, as stated in its header.
+        aspect_ratio: Longer side of an image divided by the shorter one. Resizing to the model's input size enlarges
+            the longer side.
+        characters: Characters of a text.
         methods: Methods of a request.
         targets: Classes of a request.
-        looks: Pictures a method may show the model; masks, samples and steps count as such.
-        altogether: How many times as many, and as much time, all methods of a request may take.
-        seconds: Time a method may take.
-        queue: Requests that wait or run.
-        each: The same of one client.
-        kept: Finished jobs that are kept for permalinks; the one nobody asked for longest goes first.
-        kept_bytes: The same in bytes.
-        pictures: Pictures that are kept.
-        picture_bytes: The same in bytes.
-        grace: Seconds a job goes on after its maker closed the last stream of it.
+        evaluations: Perturbed images one method may evaluate: masks, samples and steps.
+        request_factor: All methods of a request together may use this many times ``evaluations`` and ``seconds``.
+        seconds: Time one method may take.
+        queue: Queued and running tasks of all clients.
+        queue_per_client: Queued and running tasks of one client.
+        jobs: Finished jobs kept for permalinks. The least recently used is dropped first.
+        job_bytes: Memory of these jobs.
+        images: Images kept.
+        image_bytes: Memory of these images.
+        grace: Seconds a job continues after its owner closed the last event stream.
     """
 
-    upload: int = 20 * MEGABYTE
-    body: int = 256 * 1024
+    upload_bytes: int = 20 * MEGABYTE
+    body_bytes: int = 256 * 1024
     pixels: int = 30_000_000
-    slender: int = 20
+    aspect_ratio: int = 20
     characters: int = 4000
     methods: int = 40
     targets: int = 8
-    looks: int = 10_000
-    altogether: int = 4
+    evaluations: int = 10_000
+    request_factor: int = 4
     seconds: float = 600.0
     queue: int = 128
-    each: int = 8
-    kept: int = 300
-    kept_bytes: int = 512 * MEGABYTE
-    pictures: int = 500
-    picture_bytes: int = 256 * MEGABYTE
+    queue_per_client: int = 8
+    jobs: int = 300
+    job_bytes: int = 512 * MEGABYTE
+    images: int = 500
+    image_bytes: int = 256 * MEGABYTE
     grace: float = 5.0

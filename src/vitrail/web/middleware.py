@@ -1,4 +1,4 @@
-"""What every request and answer passes: limits on bytes, whose page may ask, and headers that keep browsers strict."""
+"""Security middleware: request size, host and origin checks, response headers and the client cookie."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from vitrail.web.client import COOKIE
-from vitrail.web.errors import ApiError, error
+from vitrail.web.errors import ApiError, error_body
 from vitrail.web.limits import Limits
 from vitrail.web.uploads import too_large
 
+COOKIE = "vitrail"
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' blob: data:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'none'",
@@ -24,79 +24,79 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
 }
-UPLOADS = "/api/pictures"
-#: Bytes around a file in a form.
-AROUND = 16 * 1024
-SAFE = ("GET", "HEAD", "OPTIONS")
+UPLOAD_PATH = "/api/pictures"
+#: Bytes of a multipart form around its file.
+FORM_OVERHEAD = 16 * 1024
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class SecurityMiddleware:
     """The outermost layer of the application.
 
     Args:
-        app: What it guards.
-        limits: How many bytes a request may have.
-        hosts: Names the server answers to, or None for any: other pages cannot reach a server on this machine by giving
-            their own name its address.
+        app: The application.
+        limits: The limits of request sizes.
+        hosts: Host names the server answers to, or None for any. This prevents DNS rebinding: another site cannot reach
+            a local server by pointing its own name to the local address.
     """
 
     def __init__(self, app: ASGIApp, limits: Limits, hosts: Sequence[str] | None = None) -> None:
         self.app, self.limits, self.hosts = app, limits, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass a request on, or refuse it."""
+        """Pass a request on, or reject it."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
         scope.setdefault("state", {})
-        begun = False
+        started = False
 
-        async def dressed(message: Message) -> None:
-            nonlocal begun
+        async def send_with_headers(message: Message) -> None:
+            nonlocal started
             if message["type"] == "http.response.start":
-                begun = True
-                _dress(message, scope)
+                started = True
+                _add_headers(message, scope)
             await send(message)
 
-        problem = self._problem(scope)
+        problem = self._check(scope)
         if problem is None:
             try:
-                await self.app(scope, self._counted(scope, receive), dressed)
+                await self.app(scope, self._limit_body(scope, receive), send_with_headers)
                 return
-            except ApiError as refusal:  # raised while the body was read, outside of any handler
-                if begun:
+            except ApiError as error:  # raised while the body was read, outside of any handler
+                if started:
                     raise
-                problem = refusal
-        body: Any = problem.detail
-        answer = JSONResponse(error(body["what"], body["fix"]), problem.status_code, problem.headers)
-        await answer(scope, receive, dressed)
+                problem = error
+        detail: Any = problem.detail
+        response = JSONResponse(error_body(detail["what"], detail["fix"]), problem.status_code, problem.headers)
+        await response(scope, receive, send_with_headers)
 
-    def _most(self, scope: Scope) -> int:
-        return self.limits.upload + AROUND if scope["path"] == UPLOADS else self.limits.body
+    def _max_bytes(self, scope: Scope) -> int:
+        return self.limits.upload_bytes + FORM_OVERHEAD if scope["path"] == UPLOAD_PATH else self.limits.body_bytes
 
-    def _problem(self, scope: Scope) -> ApiError | None:
+    def _check(self, scope: Scope) -> ApiError | None:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
-        if self.hosts is not None and _name(host) not in self.hosts:
-            return ApiError(421, "this server does not answer to that name", f"Use {self.hosts[0]}.")
+        if self.hosts is not None and _host_name(host) not in self.hosts:
+            return ApiError(421, "unknown host name", f"Use {self.hosts[0]}.")
         origin = headers.get("origin")
-        if scope["method"] not in SAFE and origin is not None and urlsplit(origin).netloc != host:
-            return ApiError(403, "the request comes from another site's page", "Use this server's own page.")
+        if scope["method"] not in SAFE_METHODS and origin is not None and urlsplit(origin).netloc != host:
+            return ApiError(403, "cross-origin request", "Use this server's own page.")
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._most(scope):
+        if length.isdigit() and int(length) > self._max_bytes(scope):
             return self._too_large(scope)
         return None
 
     def _too_large(self, scope: Scope) -> ApiError:
-        if scope["path"] == UPLOADS:
+        if scope["path"] == UPLOAD_PATH:
             return too_large(self.limits)
-        return ApiError(413, f"the request has more than {self.limits.body} bytes", "Shorten it.")
+        return ApiError(413, f"the request has more than {self.limits.body_bytes} bytes", "Shorten it.")
 
-    def _counted(self, scope: Scope, receive: Receive) -> Receive:
-        """The body as it arrives, cut off where it grows too large whatever its header said."""
-        left = self._most(scope)
+    def _limit_body(self, scope: Scope, receive: Receive) -> Receive:
+        """Count the bytes of the body as they arrive, whatever its Content-Length header says."""
+        left = self._max_bytes(scope)
 
-        async def counted() -> Message:
+        async def receive_limited() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
@@ -104,25 +104,25 @@ class SecurityMiddleware:
                 raise self._too_large(scope)
             return message
 
-        return counted
+        return receive_limited
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """A host without its port.
 
     Example:
-        >>> _name("localhost:8000"), _name("[::1]:8000"), _name("127.0.0.1")
+        >>> _host_name("localhost:8000"), _host_name("[::1]:8000"), _host_name("127.0.0.1")
         ('localhost', '::1', '127.0.0.1')
     """
     return host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
 
 
-def _dress(message: MutableMapping[str, Any], scope: Scope) -> None:
+def _add_headers(message: MutableMapping[str, Any], scope: Scope) -> None:
     headers = MutableHeaders(scope=message)
     for name, value in HEADERS.items():
         headers[name] = value
     if scope["path"].startswith("/api/"):
         headers.setdefault("Cache-Control", "no-store")
-    fresh = scope["state"].get("fresh")
-    if fresh is not None:
-        headers.append("Set-Cookie", f"{COOKIE}={fresh}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000")
+    cookie = scope["state"].get("new_cookie")
+    if cookie is not None:
+        headers.append("Set-Cookie", f"{COOKIE}={cookie}; HttpOnly; SameSite=Strict; Path=/; Max-Age=31536000")

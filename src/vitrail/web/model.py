@@ -1,9 +1,9 @@
-"""A model as the page offers it: loaded by the operator, known to clients by a short id and nothing else."""
+"""A model as the server offers it: loaded by the operator, known to clients by its id."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import PurePath
@@ -13,199 +13,254 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs, logits_of
-from vitrail.capture.structure import ModelStructure, read_structure
-from vitrail.errors import InputError, ModelError, VitrailError
+from vitrail.capture.layout import Layout
+from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure, read_structure
+from vitrail.capture.trace import ALL
+from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, VitrailError
 from vitrail.explain import DEFAULT
 from vitrail.explanation import slug
-from vitrail.methods import METHODS
+from vitrail.methods import METHODS, Method
+from vitrail.methods.cost import size_of
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.text.tokens import Reading, batch, encode
 from vitrail.text.windows import predict as predict_texts
-from vitrail.web.costs import cheap, evaluations
+from vitrail.web.encoding import encode_map
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: What a text model's structure is read from.
-TRIAL = "a text to find out what the model is made of"
+#: The text that a text model's structure is read from.
+EXAMPLE_TEXT = "an example text to read the structure of the model"
 
-#: Shown first where the library's default was measured and does badly: on pairs of scenes GradToken marks the ground.
-FIRST = {"scenes": "vtranm"}
+#: Default methods of models on which the library's default scores low: on pairs of scenes, GradToken marks the
+#: background.
+DEFAULT_METHODS = {"scenes": "vtranm"}
 
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """A model and all that is told of it.
+    """A loaded model with what the server needs to know about it.
 
     Attributes:
-        id: What clients call it.
-        title: Its name for people, without folders of this machine.
-        about: The model.
-        reading: How texts are read, for text models.
-        structure: What it is made of.
+        id: Its id in requests.
+        title: Its display name, without local folders.
+        loaded: The model.
+        reading: How texts are tokenized, for text models.
+        structure: The model's structure.
         class_count: Number of classes.
-        source: Arguments of `vitrail.load` that make it again, as Python.
-        reader: For text models, the name of the tokenizer, as Python.
+        load_arguments: Arguments of `vitrail.load` that load it, as Python code.
+        tokenizer_name: For text models, the name of the tokenizer, as Python code.
     """
 
     id: str
     title: str
-    about: LoadedModel
+    loaded: LoadedModel
     reading: Reading | None
     structure: ModelStructure
     class_count: int
-    source: str
-    reader: str = ""
+    load_arguments: str
+    tokenizer_name: str = ""
 
     @property
     def kind(self) -> str:
-        """What it is for: "image" or "text"."""
+        """What it explains: "image" or "text"."""
         return "image" if self.reading is None else "text"
 
     @property
-    def batch(self) -> int:
-        """Pictures in a look: few where each takes its time, since others are let in between two looks."""
-        device = next((p.device.type for p in self.about.module.parameters()), "cpu")
+    def batch_size(self) -> int:
+        """Images per forward pass; small on a CPU, since short steps of other clients run between two batches."""
+        device = next((p.device.type for p in self.loaded.module.parameters()), "cpu")
         return 8 if device == "cpu" else 32
 
     @property
     def preprocess(self) -> Preprocess:
-        """How an image model wants its pictures."""
-        assert isinstance(self.about.preprocess, Preprocess)
-        return self.about.preprocess
+        """The preprocessing of an image model."""
+        assert isinstance(self.loaded.preprocess, Preprocess)
+        return self.loaded.preprocess
 
     @property
-    def as_it_is(self) -> Preprocess:
-        """The same for a picture that has been cut and resized before."""
+    def preprocess_resized(self) -> Preprocess:
+        """The preprocessing of an image that is already cropped and resized."""
         return replace(self.preprocess, squash=True)
 
-    def name_of(self, index: int) -> str:
-        """A class in words."""
-        names = self.about.classes
+    def class_name(self, index: int) -> str:
+        """The name of a class."""
+        names = self.loaded.classes
         return names[index].split(",")[0] if names and index < len(names) else f"class {index}"
 
-    def seen(self, image: Image) -> np.ndarray[Any, Any]:
-        """A picture as the model sees it: cut and resized, as bytes, shape (height, width, 3)."""
+    def pixels(self, image: Image) -> np.ndarray[Any, Any]:
+        """The image as the model receives it: cropped and resized, as bytes of shape (height, width, 3)."""
         return self.preprocess.picture(self.preprocess(image)[None])[0]  # type: ignore[no-any-return]
 
-    def model_inputs(self, source: Any) -> ModelInputs:
-        """A picture's bytes or a text, ready for the model."""
-        model = unwrap(self.about.module)
+    def model_inputs(self, raw_input: Any) -> ModelInputs:
+        """Convert the pixels of an image, or a text, to the model's inputs."""
+        model = unwrap(self.loaded.module)
         if self.reading is None:
             from PIL import Image as Images
 
-            return ModelInputs((self.as_it_is(Images.fromarray(source))[None],)).onto(model)
-        (one,) = encode([source], self.reading, model)
-        if len(one.windows) > 1:
-            raise InputError("the text is longer than the model takes at once: shorten it")
-        return ModelInputs((), batch(one.windows, 0)).onto(model)
+            return ModelInputs((self.preprocess_resized(Images.fromarray(raw_input))[None],)).onto(model)
+        (tokens,) = encode([raw_input], self.reading, model)
+        if len(tokens.windows) > 1:
+            raise InputError("the text is longer than the model's input: shorten it")
+        return ModelInputs((), batch(tokens.windows, 0)).onto(model)
 
-    def logits(self, source: Any) -> Tensor:
-        """What the model says, shape (C,)."""
-        model = unwrap(self.about.module)
+    def logits(self, raw_input: Any) -> Tensor:
+        """Compute the logits, shape (C,)."""
+        model = unwrap(self.loaded.module)
         if self.reading is not None:
-            return predict_texts([source], self.reading, model)[0].float()
+            return predict_texts([raw_input], self.reading, model)[0].float()
         with frozen(model), torch.inference_mode():
-            said = logits_of(self.model_inputs(source).into(model))
-        assert said is not None
-        return said[0].float().clone()
+            logits = logits_of(self.model_inputs(raw_input).into(model))
+        assert logits is not None
+        return logits[0].float().clone()
+
+    def check_method(self, method: Method, options: Mapping[str, Any]) -> None:
+        """Check that a method applies to the model.
+
+        Raises:
+            VitrailError: It does not; the message says why.
+        """
+        method.check(self.structure, options)
+        if self.reading is not None and (reason := method.reason_against("text")) is not None:
+            raise OptionError(f"{method.name} does not apply to texts: {reason}")
 
     @cached_property
-    def card(self) -> dict[str, Any]:
-        """What clients are told of the model."""
+    def info(self) -> dict[str, Any]:
+        """The model as JSON."""
         layout = self.structure.layout
         blocks = [layer for layer in self.structure.layers if not layer.pool]
-        works = [line for line in map(self._line, METHODS) if line["works"]]
-        known = {line["name"] for line in works}
-        first = FIRST.get(self.title, DEFAULT)
-        default = first if first in known else next((line["name"] for line in works if line["class_specific"]), "")
+        methods = [self._method_info(method) for method in METHODS.values()]
+        applicable = {m["name"]: m for m in methods if m["works"]}
+        default = DEFAULT_METHODS.get(self.title, DEFAULT)
+        if default not in applicable:
+            default = next((name for name, m in applicable.items() if m["class_specific"]), "")
         return {
             "id": self.id, "title": self.title, "kind": self.kind,
             "input": list(self.preprocess.size) if self.reading is None else None,
             "grid": list(layout.grid) if layout.grid and self.reading is None else None,
             "layers": len(blocks), "heads": [layer.heads for layer in blocks],
-            "classes": None if self.about.classes is None else list(self.about.classes),
-            "class_count": self.class_count, "default": default, "methods": [self._line(name) for name in METHODS],
+            "classes": None if self.loaded.classes is None else list(self.loaded.classes),
+            "class_count": self.class_count, "default": default, "methods": methods,
         }  # fmt: skip
 
-    def _line(self, name: str) -> dict[str, Any]:
-        method = METHODS[name]
+    def _method_info(self, method: Method) -> dict[str, Any]:
         reason: str | None = None
-        options = method.options
         try:
-            method.check(self.structure, options)
-            if self.reading is not None and (against := method.reason_against("text")) is not None:
-                reason = f"{name} does not apply to texts: {against}"
+            self.check_method(method, method.options)
         except VitrailError as error:
             reason = str(error)
+        evaluations = method.cost(method.options, size_of(self.structure), 1).evaluations
         return {
-            "name": name, "title": method.title, "family": method.family, "class_specific": method.class_specific,
-            "signed": False if method.derive else method.is_signed(options), "cheap": cheap(name, options, self.structure),  # noqa: E501
-            "works": reason is None, "reason": reason, "forwards": 1 + evaluations(name, options, self.structure),
+            "name": method.name, "title": method.title, "family": method.family,
+            "class_specific": method.class_specific,
+            "signed": False if method.derive else method.is_signed(method.options), "shared_pass": evaluations == 0,
+            "works": reason is None, "reason": reason, "forwards": 1 + evaluations,
         }  # fmt: skip
 
 
 def serve_model(
-    about: LoadedModel, spec: str, weights: str = "pretrained", tokenizer: Any = None, taken: Sequence[str] = ()
+    loaded: LoadedModel, spec: str, weights: str = "pretrained", tokenizer: Any = None, used_ids: Sequence[str] = ()
 ) -> ServedModel:
-    """A loaded model, looked into once so that every request can be checked before it costs anything.
+    """Prepare a loaded model for serving: read its structure once, so that requests can be checked before they run.
 
     Args:
-        about: The model.
-        spec: What the operator called it; folders in it are not shown to clients.
-        weights: What the operator gave as weights.
+        loaded: The model.
+        spec: The name the operator gave; local folders in it are not shown to clients.
+        weights: The weights the operator gave.
         tokenizer: For text models, the fast tokenizer.
-        taken: Ids that other models have.
+        used_ids: Ids of the other models.
 
     Raises:
-        ModelError: The page cannot show this model.
+        ModelError: The page does not support this model.
     """
-    title = _public(spec)
-    if hasattr(about.module, "encode_text"):
-        raise ModelError(f"{title} has no classes to choose from, so the page cannot show it: use vitrail explain")
-    if tokenizer is None and not isinstance(about.preprocess, Preprocess):
-        raise ModelError(f"how {title} wants its images is unknown, so the page cannot show it: use the Python API")
-    about = replace(about, name=title)
+    title = _public_name(spec)
+    if hasattr(loaded.module, "encode_text"):
+        raise ModelError(f"{title} has no classes, so the page does not support it: use vitrail explain")
+    if tokenizer is None and not isinstance(loaded.preprocess, Preprocess):
+        raise ModelError(
+            f"the preprocessing of {title} is unknown, so the page does not support it: use the Python API"
+        )
+    loaded = replace(loaded, name=title)
     reading = None if tokenizer is None else Reading(tokenizer)
-    trial = ServedModel("", title, about, reading, ModelStructure("", "", "plain", _nowhere(), 0, ()), 0, "")
-    source: Any = TRIAL
+    unread = ModelStructure("", "", "plain", Layout(), 0, ())
+    served = ServedModel("", title, loaded, reading, unread, 0, "")
+    example: Any = EXAMPLE_TEXT
     if reading is None:
-        noise = np.random.default_rng(0)
-        source = noise.integers(0, 256, (*trial.preprocess.size, 3), dtype=np.uint8)
-    model_inputs = trial.model_inputs(source)
+        example = np.random.default_rng(0).integers(0, 256, (*served.preprocess.size, 3), dtype=np.uint8)
+    model_inputs = served.model_inputs(example)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        structure = read_structure(unwrap(about.module), model_inputs)
-        with frozen(unwrap(about.module)), torch.inference_mode():
-            said = logits_of(model_inputs.into(unwrap(about.module)))
-    if said is None:
-        raise ModelError(f"{title} gives no class scores, so the page cannot show it: load a classifier")
-    name = base = slug(title)
+        structure = read_structure(unwrap(loaded.module), model_inputs)
+        with frozen(unwrap(loaded.module)), torch.inference_mode():
+            logits = logits_of(model_inputs.into(unwrap(loaded.module)))
+    if logits is None:
+        raise ModelError(f"{title} returns no class scores, so the page does not support it: load a classifier")
+    model_id = base = slug(title)
     count = 1
-    while name in taken:
+    while model_id in used_ids:
         count += 1
-        name = f"{base}-{count}"
+        model_id = f"{base}-{count}"
     return replace(
-        trial, id=name, structure=structure, class_count=int(said.shape[1]), source=_source(title, weights),
-        reader=repr(title.partition(":")[2]) if reading is not None else "",
+        served, id=model_id, structure=structure, class_count=int(logits.shape[1]),
+        load_arguments=_load_arguments(title, weights),
+        tokenizer_name=repr(title.partition(":")[2]) if reading is not None else "",
     )  # fmt: skip
 
 
-def _nowhere() -> Any:
-    from vitrail.capture.layout import Layout
+def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str, Any]:
+    """Compute the attention from one patch to all patches, or from one token of a text to all its tokens.
 
-    return Layout()
+    Args:
+        served: The model.
+        raw_input: The pixels of the image, shape (height, width, 3), or the text.
+        token: Index of the patch, row by row, or of the token, special tokens included.
+
+    Returns:
+        ``layers``, each with one map per head; ``grid`` or ``tokens`` describe the cells of a map. Attention to the
+        ``prefix`` tokens before the patches is left out, so a map of a patch may sum to less than one.
+
+    Raises:
+        NotApplicableError: The model has no attention between all patches.
+        InputError: The token does not exist.
+    """
+    if served.structure.kind != "plain":
+        raise NotApplicableError(
+            f"{served.title} {UNCHAINED_KINDS[served.structure.kind]}: attention of a patch is available for "
+            "plain transformers only"
+        )
+    model, model_inputs = unwrap(served.loaded.module), served.model_inputs(raw_input)
+    structure = read_structure(model, model_inputs)
+    is_text = served.reading is not None
+    prefix = 0 if is_text else structure.layout.prefix or 0
+    count = structure.tokens - prefix
+    if not 0 <= token < count:
+        raise InputError(f"token {token} does not exist: give 0 to {count - 1}")
+    grid = None if is_text else structure.layout.grid
+    rows, columns = grid or (1, count)
+    with forward_pass(model, model_inputs, structure, [{"A": ALL}]) as one, torch.no_grad():
+        blocks = [block.A for block in one.trace().blocks if not block.pool]
+    layers = [
+        {"heads": [encode_map(head[prefix + token, prefix:].view(rows, columns), signed=False) for head in A[0]]}
+        for A in blocks
+    ]
+    tokens: list[str] | None = None
+    if served.reading is not None:
+        tokens = list(encode([raw_input], served.reading, model)[0].tokens)
+    return {"grid": list(grid) if grid else None, "tokens": tokens, "layers": layers, "prefix": prefix}
 
 
-def _public(spec: str) -> str:
-    """A model's name without the folders of this machine.
+def _public_name(spec: str) -> str:
+    """The name of a model without local folders.
 
     Example:
-        >>> _public("hf:/srv/models/reviews"), _public("hf:google/vit-base-patch16-224"), _public("scenes")
-        ('hf:reviews', 'hf:google/vit-base-patch16-224', 'scenes')
+        >>> _public_name("hf:/srv/models/reviews"), _public_name("hf:google/vit-base-patch16-224")
+        ('hf:reviews', 'hf:google/vit-base-patch16-224')
+        >>> _public_name("scenes")
+        'scenes'
     """
     library, colon, name = spec.partition(":")
     path = PurePath(name)
@@ -213,11 +268,11 @@ def _public(spec: str) -> str:
     return f"{library}:{path.name}" if colon and local else spec
 
 
-def _source(title: str, weights: str) -> str:
-    """How to load a model again.
+def _load_arguments(title: str, weights: str) -> str:
+    """The arguments of `vitrail.load` for a model, as Python code.
 
     Example:
-        >>> _source("timm:vit_tiny_patch16_224", "/srv/weights/vit.safetensors")
+        >>> _load_arguments("timm:vit_tiny_patch16_224", "/srv/weights/vit.safetensors")
         "'timm:vit_tiny_patch16_224', 'vit.safetensors'"
     """
     if weights == "pretrained":

@@ -1,8 +1,8 @@
-"""Who is next: one thread uses the models, and clients take turns.
+"""The work queue: one thread runs the models, and clients take turns.
 
-Work comes in steps. After each step it is the next client's turn, so that a client who asks for much waits for itself
-and not the others for it. While a long step is at work, between two of its looks at the model, short steps of whoever
-waits are let in: a map that takes a tenth of a second does not wait for one that takes a minute.
+Work is split into steps. After each step the next client's task continues, so a client with many tasks delays itself
+and not the others. During a long step, short steps of waiting clients run between two batches: a map that takes a tenth
+of a second does not wait for one that takes a minute.
 """
 
 from __future__ import annotations
@@ -24,186 +24,188 @@ from vitrail.web.limits import Limits
 log = logging.getLogger("vitrail.web")
 
 
-class CancelledWork(Exception):  # noqa: N818 - not an error: somebody went away
-    """Raised inside a step whose result nobody wants any more."""
+class JobCancelled(Exception):  # noqa: N818 - not an error: the client cancelled or disconnected
+    """Raised inside a step of a cancelled job."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A piece of work.
+    """A unit of work.
 
     Attributes:
-        run: Does it.
-        short: Whether it may be let in while a long step is at work.
+        run: The work.
+        can_interleave: Whether it is short enough to run between two batches of a long step.
     """
 
     run: Callable[[], None]
-    short: bool = True
+    can_interleave: bool = True
 
 
 @dataclass(eq=False)
 class QueuedTask:
-    """Work of one client, step by step.
+    """The steps of one job or query.
 
     Attributes:
-        client: Whose turn it takes.
-        steps: What is left to do.
-        ended: Called once, with what a step raised or None; not called for a task that is withdrawn.
-        begun: Whether its first step was taken.
+        client: The client it belongs to.
+        steps: The remaining steps.
+        on_end: Called once, with the exception of a step or None; not called for a task that was removed.
+        started: Whether its first step was started.
     """
 
     client: str
     steps: deque[Step]
-    ended: Callable[[BaseException | None], None] = field(repr=False)
-    begun: bool = False
+    on_end: Callable[[BaseException | None], None] = field(repr=False)
+    started: bool = False
 
 
 class Queue:
-    """Tasks of all clients and the thread that works on them.
+    """The tasks of all clients and the thread that runs them.
 
     Args:
-        limits: How many tasks may wait.
+        limits: How many tasks may be queued.
     """
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
-        self._turns: OrderedDict[str, deque[QueuedTask]] = OrderedDict()
-        self._busy: list[QueuedTask] = []
-        self._wake = Condition()
+        self._tasks: OrderedDict[str, deque[QueuedTask]] = OrderedDict()
+        self._running: list[QueuedTask] = []
+        self._condition = Condition()
         self._thread: Thread | None = None
         self.closed = False
 
-    # -- from any thread -------------------------------------------------------------------------------------------
+    # -- called from any thread ------------------------------------------------------------------------------------
 
     def put(self, task: QueuedTask) -> None:
         """Queue a task.
 
         Raises:
-            Refusal: 503, the queue is full.
+            ApiError: 503, the queue is full.
         """
-        with self._wake:
-            own = self._turns.get(task.client, deque())
+        with self._condition:
+            own = self._tasks.get(task.client, deque())
             if self.closed:
                 raise ApiError(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"})
-            if len(own) >= self.limits.each or len(self) >= self.limits.queue:
-                whose = "you have" if len(own) >= self.limits.each else "all clients together have"
+            if len(own) >= self.limits.queue_per_client or len(self) >= self.limits.queue:
+                limit = (
+                    f"{self.limits.queue_per_client} per client"
+                    if len(own) >= self.limits.queue_per_client
+                    else f"{self.limits.queue} on this server"
+                )
                 raise ApiError(
-                    503, f"{whose} as much work waiting as this server takes", "Wait a moment and try again.",
-                    {"Retry-After": "5"},
-                )  # fmt: skip
-            self._turns.setdefault(task.client, deque()).append(task)
+                    503, f"too many queued jobs (at most {limit})", "Wait a moment and try again.", {"Retry-After": "5"}
+                )
+            self._tasks.setdefault(task.client, deque()).append(task)
             if self._thread is None or not self._thread.is_alive():
-                self._thread = Thread(target=self._work, name="vitrail-models", daemon=True)
+                self._thread = Thread(target=self._run, name="vitrail-models", daemon=True)
                 self._thread.start()
-            self._wake.notify()
+            self._condition.notify()
 
-    def ask(self, client: str, work: Callable[[], Any]) -> Future[Any]:
-        """Queue a short piece of work that gives an answer."""
-        answer: Future[Any] = Future()
+    def submit(self, client: str, work: Callable[[], Any]) -> Future[Any]:
+        """Queue a short function and return the future of its result."""
+        future: Future[Any] = Future()
 
         def run() -> None:
-            if answer.set_running_or_notify_cancel():
+            if future.set_running_or_notify_cancel():
                 try:
-                    answer.set_result(work())
-                except Exception as error:  # noqa: BLE001 - it is the asker's to deal with
-                    answer.set_exception(error)
+                    future.set_result(work())
+                except Exception as error:  # noqa: BLE001 - the caller handles it
+                    future.set_exception(error)
 
         self.put(QueuedTask(client, deque([Step(run)]), lambda _: None))
-        return answer
+        return future
 
-    def withdraw(self, task: QueuedTask) -> bool:
-        """Take back a task that has not begun; False if it has, and must be stopped by other means."""
-        with self._wake:
-            own = self._turns.get(task.client)
-            if own is None or task not in own or task.begun:
+    def remove(self, task: QueuedTask) -> bool:
+        """Remove a task that has not started; False if it has started or is not queued."""
+        with self._condition:
+            own = self._tasks.get(task.client)
+            if own is None or task not in own or task.started:
                 return False
             own.remove(task)
             if not own:
-                del self._turns[task.client]
+                del self._tasks[task.client]
             return True
 
     def ahead(self, task: QueuedTask) -> int:
-        """How many tasks will have their turn before this one."""
-        with self._wake:
-            own = self._turns.get(task.client)
-            if own is None or task not in own or task.begun:
+        """Number of tasks that run before this one."""
+        with self._condition:
+            own = self._tasks.get(task.client)
+            if own is None or task not in own or task.started:
                 return 0
-            place = own.index(task)
-            clients = list(self._turns)
-            turn = clients.index(task.client)
+            position = own.index(task)
+            turn = list(self._tasks).index(task.client)
             others = (
-                min(len(tasks), place + (index < turn))
-                for index, (client, tasks) in enumerate(self._turns.items())
+                min(len(tasks), position + (index < turn))
+                for index, (client, tasks) in enumerate(self._tasks.items())
                 if client != task.client
             )
-            return place + sum(others)
+            return position + sum(others)
 
     def __len__(self) -> int:
-        return sum(map(len, self._turns.values()))
+        return sum(map(len, self._tasks.values()))
 
     def close(self) -> None:
-        """Take no more work, and drop what waits."""
-        with self._wake:
+        """Accept no more tasks and drop the queued ones."""
+        with self._condition:
             self.closed = True
-            self._turns.clear()
-            self._wake.notify_all()
+            self._tasks.clear()
+            self._condition.notify_all()
         if self._thread is not None:
             self._thread.join(10)
 
-    # -- from the thread that uses the models --------------------------------------------------------------------
+    # -- called from the thread that runs the models -----------------------------------------------------------------
 
-    def let_in(self) -> None:
-        """Take one short step for each client that waits with one; called by long steps between two looks."""
-        with self._wake:
-            waiting = list(self._turns)
-        for client in waiting:
-            task = self._next(client, short=True)
+    def run_short_steps(self) -> None:
+        """Run one short step of each client that has one; called by long steps between two batches."""
+        with self._condition:
+            clients = list(self._tasks)
+        for client in clients:
+            task = self._next_task(client, short_only=True)
             if task is not None:
-                self._step(task)
+                self._run_step(task)
 
-    def _next(self, client: str | None = None, short: bool = False) -> QueuedTask | None:
-        """The task whose turn it is, or the given client's."""
-        with self._wake:
-            for name in [client] if client is not None else list(self._turns):
-                for task in self._turns.get(name, ()):
-                    if task not in self._busy and (task.steps[0].short or not short):
-                        task.begun = True
-                        self._busy.append(task)
-                        self._turns.move_to_end(name)
+    def _next_task(self, client: str | None = None, short_only: bool = False) -> QueuedTask | None:
+        """The task whose turn it is, of all clients or of the given one."""
+        with self._condition:
+            for name in [client] if client is not None else list(self._tasks):
+                for task in self._tasks.get(name, ()):
+                    if task not in self._running and (task.steps[0].can_interleave or not short_only):
+                        task.started = True
+                        self._running.append(task)
+                        self._tasks.move_to_end(name)
                         return task
             return None
 
-    def _work(self) -> None:
+    def _run(self) -> None:
         while True:
-            task = self._next()
+            task = self._next_task()
             if task is None:
-                with self._wake:
+                with self._condition:
                     if self.closed:
                         return
                     if not len(self):
-                        self._wake.wait(1.0)
+                        self._condition.wait(1.0)
                 continue
-            self._step(task)
+            self._run_step(task)
 
-    def _step(self, task: QueuedTask) -> None:
-        """Take a task's next step; nothing it raises ends the thread."""
+    def _run_step(self, task: QueuedTask) -> None:
+        """Run the next step of a task; an exception ends the task, not the thread."""
         problem: BaseException | None = None
         step = task.steps.popleft()
         try:
-            # A short step may be let in where a long one has gradients switched off.
+            # A short step may run inside a long one that has disabled gradients.
             with torch.inference_mode(False), torch.enable_grad():
                 step.run()
-        except Exception as error:  # noqa: BLE001 - told to whoever asked
+        except Exception as error:  # noqa: BLE001 - reported through on_end
             problem = error
             task.steps.clear()
-        with self._wake:
-            self._busy.remove(task)
-            over = not task.steps
-            own = self._turns.get(task.client)
-            if over and own is not None and task in own:
+        with self._condition:
+            self._running.remove(task)
+            finished = not task.steps
+            own = self._tasks.get(task.client)
+            if finished and own is not None and task in own:
                 own.remove(task)
                 if not own:
-                    del self._turns[task.client]
-        if over:
+                    del self._tasks[task.client]
+        if finished:
             with contextlib.suppress(Exception):
-                task.ended(problem)
+                task.on_end(problem)

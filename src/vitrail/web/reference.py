@@ -1,4 +1,4 @@
-"""The API's description as a page to read, made from its schema; no script, nothing fetched."""
+"""The API reference as an HTML page without scripts, generated from the OpenAPI schema."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from html import escape
 from typing import Any
 
 
-def reference(schema: dict[str, Any]) -> str:
-    """A page of all operations with what they take and give.
+def api_reference(schema: dict[str, Any]) -> str:
+    """Render all operations with their requests and responses.
 
     Args:
-        schema: The API's description in OpenAPI's form.
+        schema: The OpenAPI schema.
     """
     info = schema["info"]
     parts = [f"<h1>{escape(info['title'])} API</h1>", f"<p>{escape(info['description'])}</p>"]
-    parts.append("<p>The same for programs: <a href='/api/openapi.json'>/api/openapi.json</a></p>")
+    parts.append("<p>OpenAPI schema: <a href='/api/openapi.json'>/api/openapi.json</a></p>")
     for path, methods in schema["paths"].items():
         for verb, operation in methods.items():
             parts += _operation(path, verb, operation, schema)
-    parts.append("<h2>Forms</h2>")
-    for name, form in schema["components"]["schemas"].items():
-        parts.append(f"<h3 id='{escape(name)}'>{escape(name)}</h3><p>{escape(form.get('description', ''))}</p>")
-        parts.append(_table([(field, _kind(one), field in form.get("required", ()), one.get("description", ""))
-                             for field, one in form.get("properties", {}).items()]))  # fmt: skip
-        parts += [_code(example) for example in form.get("examples", ())]
+    parts.append("<h2>Schemas</h2>")
+    for name, body in schema["components"]["schemas"].items():
+        parts.append(f"<h3 id='{escape(name)}'>{escape(name)}</h3><p>{escape(body.get('description', ''))}</p>")
+        parts.append(_table([(field, _type_name(one), field in body.get("required", ()), one.get("description", ""))
+                             for field, one in body.get("properties", {}).items()]))  # fmt: skip
+        parts += [_code(example) for example in body.get("examples", ())]
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><title>Vitrail API</title>"
         "<meta name='viewport' content='width=device-width, initial-scale=1'></head>"
@@ -36,46 +36,51 @@ def reference(schema: dict[str, Any]) -> str:
 def _operation(path: str, verb: str, operation: dict[str, Any], schema: dict[str, Any]) -> Iterator[str]:
     yield f"<h2><code>{verb.upper()} {escape(path)}</code></h2><p>{escape(operation.get('description', ''))}</p>"
     rows = [
-        (f"{one['name']} ({one['in']})", _kind(one["schema"]), one.get("required", False), one.get("description", ""))
+        (
+            f"{one['name']} ({one['in']})",
+            _type_name(one["schema"]),
+            one.get("required", False),
+            one.get("description", ""),
+        )
         for one in operation.get("parameters", ())
     ]
     if rows:
         yield _table(rows)
     for media, one in operation.get("requestBody", {}).get("content", {}).items():
-        form = _kind(one["schema"])
-        yield f"<p>Body: {escape(media)}, {_link(form)}</p>"
-        yield from (_code(e) for e in schema["components"]["schemas"].get(form, {}).get("examples", ()))
-    answers = []
+        name = _type_name(one["schema"])
+        yield f"<p>Body: {escape(media)}, {_link(name)}</p>"
+        yield from (_code(e) for e in schema["components"]["schemas"].get(name, {}).get("examples", ()))
+    responses = []
     for status, one in operation.get("responses", {}).items():
         content: dict[str, dict[str, Any]] = one.get("content", {})
         media = next(iter(content), "")
-        form = _kind(content[media]["schema"]) if "schema" in content.get(media, {}) else media
-        answers.append(f"<li>{escape(status)}: {escape(one.get('description', ''))} {_link(form)}</li>")
-    yield f"<ul>{''.join(answers)}</ul>"
+        name = _type_name(content[media]["schema"]) if "schema" in content.get(media, {}) else media
+        responses.append(f"<li>{escape(status)}: {escape(one.get('description', ''))} {_link(name)}</li>")
+    yield f"<ul>{''.join(responses)}</ul>"
 
 
-def _link(form: str) -> str:
-    bare = form.removeprefix("list of ")
-    known = bare.isidentifier() and bare[:1].isupper()
-    return f"<a href='#{escape(bare)}'>{escape(form)}</a>" if known else escape(form)
+def _link(name: str) -> str:
+    bare = name.removeprefix("list of ")
+    is_schema = bare.isidentifier() and bare[:1].isupper()
+    return f"<a href='#{escape(bare)}'>{escape(name)}</a>" if is_schema else escape(name)
 
 
-def _kind(schema: dict[str, Any]) -> str:
-    """A type in words."""
+def _type_name(schema: dict[str, Any]) -> str:
+    """The name of a type."""
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     if "anyOf" in schema:
-        return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"]))
+        return " or ".join(dict.fromkeys(_type_name(one) for one in schema["anyOf"]))
     if schema.get("type") == "array":
-        return f"list of {_kind(schema.get('items', {}))}"
-    return str(schema.get("type", "anything"))
+        return f"list of {_type_name(schema.get('items', {}))}"
+    return str(schema.get("type", "any"))
 
 
 def _table(rows: list[tuple[str, str, bool, str]]) -> str:
     lines = "".join(
-        f"<tr><td><code>{escape(name)}</code></td><td>{_link(kind)}</td><td>{'needed' if needed else ''}</td>"
-        f"<td>{escape(about)}</td></tr>"
-        for name, kind, needed, about in rows
+        f"<tr><td><code>{escape(name)}</code></td><td>{_link(kind)}</td><td>{'required' if required else ''}</td>"
+        f"<td>{escape(description)}</td></tr>"
+        for name, kind, required, description in rows
     )
     return f"<table>{lines}</table>" if rows else ""
 

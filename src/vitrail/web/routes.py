@@ -1,8 +1,10 @@
-"""What can be asked over HTTP; every answer is made elsewhere."""
+"""The routes of the HTTP API."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import secrets
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -11,236 +13,271 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from PIL import Image
 
 from vitrail.errors import VitrailError
-from vitrail.web import schemas as bodies
-from vitrail.web import validation as plan
-from vitrail.web.attention import attention_of
-from vitrail.web.client import client_of, studio_of
-from vitrail.web.downloads import file_of, name_of
-from vitrail.web.errors import ApiError, missing, refused
-from vitrail.web.events import finished, stream
+from vitrail.web import schemas
+from vitrail.web.downloads import download_name, find_file
+from vitrail.web.errors import ApiError, not_found, to_api_error
+from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
-from vitrail.web.samples import pixels_of, samples_of
-from vitrail.web.state import ServerState, StoredImage
+from vitrail.web.middleware import COOKIE
+from vitrail.web.model import ServedModel, attention_from
+from vitrail.web.samples import sample_pixels, samples_for
+from vitrail.web.state import Client, ServerState, StoredImage
+from vitrail.web.validation import check_methods, check_targets
 
-#: Likeliest classes of a prediction.
-TOP = 10
+#: Number of classes in a prediction.
+TOP_CLASSES = 10
 CONTROL = "random"
+_COOKIE_VALUE = re.compile(r"[A-Za-z0-9_-]{22}\Z")
 
 
-def _problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    said = {
-        403: "Made by somebody else", 404: "No such thing, or dropped to make room", 409: "Nothing finished yet",
-        413: "Too many bytes", 415: "Not a picture", 422: "Something in the request is wrong",
+def server_of(request: Request) -> ServerState:
+    """The server's state."""
+    server: ServerState = request.app.state.server
+    return server
+
+
+def client_of(request: Request) -> Client:
+    """Identify the client by its cookie; a client without one gets a new cookie and is identified by its address too.
+
+    `vitrail.web.middleware.SecurityMiddleware` adds the new cookie to the response.
+    """
+    cookie = request.cookies.get(COOKIE, "")
+    if _COOKIE_VALUE.match(cookie):
+        return Client(cookie, frozenset({cookie}))
+    address = f"@{request.client.host}" if request.client else "@"
+    new_cookie = getattr(request.state, "new_cookie", None)
+    if new_cookie is None:
+        new_cookie = request.state.new_cookie = secrets.token_urlsafe(16)
+    return Client(address, frozenset({address, new_cookie}))
+
+
+def _errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    descriptions = {
+        403: "The job belongs to another client", 404: "Not found, or expired", 409: "No result is ready yet",
+        413: "Too many bytes", 415: "Unsupported image format", 422: "Invalid request",
         503: "The queue is full; see Retry-After",
     }  # fmt: skip
-    return {status: {"model": bodies.ProblemBody, "description": said[status]} for status in statuses}
+    return {status: {"model": schemas.ErrorResponse, "description": descriptions[status]} for status in statuses}
 
 
 router = APIRouter(prefix="/api")
-Model = Annotated[str, Query(max_length=100, description="A model's id", examples=["scenes"])]
+Model = Annotated[str, Query(max_length=100, description="The id of a model", examples=["scenes"])]
 
 
 def _png(pixels: Any) -> Response:
-    held = BytesIO()
-    Image.fromarray(pixels).save(held, format="PNG")
-    return Response(held.getvalue(), media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return Response(buffer.getvalue(), media_type="image/png", headers={"Cache-Control": "private, max-age=3600"})
 
 
-@router.get("/models", response_model=list[bodies.ModelCard], tags=["models"])
+@router.get("/models", response_model=list[schemas.ModelInfo], tags=["models"])
 async def models(request: Request) -> Any:
-    """The models there are, and which methods apply to each."""
-    return [served.card for served in studio_of(request).models.values()]
+    """List the models and which methods apply to each."""
+    return [served.info for served in server_of(request).models.values()]
 
 
-@router.get("/samples", response_model=list[bodies.SampleCard], tags=["models"], responses=_problems(404, 422))
+@router.get("/samples", response_model=list[schemas.SampleInfo], tags=["models"], responses=_errors(404, 422))
 async def samples(request: Request, model: Model) -> Any:
-    """Pictures or texts to try a model on."""
-    served = studio_of(request).model(model)
-    return [sample.card(served) for sample in samples_of(served)]
+    """List sample images or texts for a model."""
+    served = server_of(request).model(model)
+    return [sample.to_json(served) for sample in samples_for(served)]
 
 
-_PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}, "description": "A picture"}}
+_PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}, "description": "The image"}}
 
 
-@router.get("/samples/{sample}.png", tags=["models"], response_class=Response, responses=_PNG | _problems(404, 422))
+@router.get("/samples/{sample}.png", tags=["models"], response_class=Response, responses=_PNG | _errors(404, 422))
 async def sample_png(request: Request, sample: str, model: Model) -> Response:
-    """A sample's picture."""
-    pixels = pixels_of(sample, studio_of(request).model(model))
+    """Return a sample image."""
+    pixels = sample_pixels(sample, server_of(request).model(model))
     if pixels is None:
-        raise missing(f"sample {sample[:60]!r}", "See /api/samples.")
+        raise not_found(f"sample {sample[:60]!r}", "See /api/samples.")
     return _png(pixels)
 
 
-# -- pictures ----------------------------------------------------------------------------------------------------------
+# -- images ------------------------------------------------------------------------------------------------------------
 
 
-def _shown(picture: StoredImage) -> dict[str, Any]:
-    return {"picture": picture.id, "width": picture.width, "height": picture.height, "notes": list(picture.notes)}
+def _image_json(image: StoredImage) -> dict[str, Any]:
+    return {"picture": image.id, "width": image.width, "height": image.height, "notes": list(image.notes)}
 
 
-def _image_model(studio: ServerState, name: str) -> Any:
-    served = studio.model(name)
+def _image_model(server: ServerState, model_id: str) -> ServedModel:
+    served = server.model(model_id)
     if served.kind != "image":
-        raise ApiError(422, f"{served.title} reads texts, not pictures", "Choose an image model.")
+        raise ApiError(422, f"{served.title} is a text model", "Choose an image model.")
     return served
 
 
 @router.post(
-    "/pictures", response_model=bodies.PictureBody, tags=["pictures"], responses=_problems(404, 413, 415, 422, 503)
+    "/pictures", response_model=schemas.ImageResponse, tags=["pictures"], responses=_errors(404, 413, 415, 422, 503)
 )
-async def send_picture(
+async def upload_image(
     request: Request,
-    file: Annotated[UploadFile, File(description="A picture; its content decides, not its name")],
+    file: Annotated[UploadFile, File(description="An image file; its content counts, not its name")],
     model: Annotated[str | None, Query(max_length=100)] = None,
 ) -> Any:
-    """Send a picture. Only what the models see of it is kept, for a while."""
-    studio = studio_of(request)
+    """Upload an image. Only its pixels at each model's input size are kept, for a limited time."""
+    server = server_of(request)
     if model is not None:
-        _image_model(studio, model)
+        _image_model(server, model)
     data = await file.read()
-    return _shown(await asyncio.wrap_future(studio.chore(lambda: studio.add_upload(data))))
+    return _image_json(await asyncio.wrap_future(server.run_in_background(lambda: server.add_upload(data))))
 
 
-@router.post("/pictures/sample", response_model=bodies.PictureBody, tags=["pictures"], responses=_problems(404, 422))
-async def take_sample(request: Request, body: bodies.SampleBody) -> Any:
-    """Take an embedded scene as the picture."""
-    studio = studio_of(request)
-    served = _image_model(studio, body.model)
-    return _shown(await asyncio.wrap_future(studio.chore(lambda: studio.add_sample(served, body.sample))))
+@router.post("/pictures/sample", response_model=schemas.ImageResponse, tags=["pictures"], responses=_errors(404, 422))
+async def use_sample(request: Request, body: schemas.SampleRequest) -> Any:
+    """Use an embedded scene as the image."""
+    server = server_of(request)
+    served = _image_model(server, body.model)
+    image = await asyncio.wrap_future(server.run_in_background(lambda: server.add_sample(served, body.sample)))
+    return _image_json(image)
 
 
-@router.get("/pictures/{picture}.png", tags=["pictures"], response_class=Response, responses=_PNG | _problems(404, 422))
-async def picture_png(request: Request, picture: str, model: Model) -> Response:
-    """A picture exactly as a model sees it: cut, resized, upright."""
-    studio = studio_of(request)
-    served = _image_model(studio, model)
-    return _png(studio.picture(picture).seen[served.id])
+@router.get("/pictures/{picture}.png", tags=["pictures"], response_class=Response, responses=_PNG | _errors(404, 422))
+async def image_png(request: Request, picture: str, model: Model) -> Response:
+    """Return an image as the model receives it: rotated, cropped and resized."""
+    server = server_of(request)
+    served = _image_model(server, model)
+    return _png(server.image(picture).pixels[served.id])
 
 
-# -- quick questions ---------------------------------------------------------------------------------------------------
+# -- predictions and attention -----------------------------------------------------------------------------------------
 
 
-@router.post("/predict", response_model=bodies.PredictionBody, tags=["models"], responses=_problems(404, 422, 503))
-async def predict(request: Request, body: bodies.InputSource) -> Any:
-    """What the model says: its likeliest classes."""
-    studio = studio_of(request)
-    served = studio.model(body.model)
-    source = studio.source(served, body.picture, body.text)
-    said = await _asked(request, lambda: studio.say(served, body.picture, source))
-    best = said.topk(min(TOP, len(said)))
+@router.post("/predict", response_model=schemas.PredictionResponse, tags=["models"], responses=_errors(404, 422, 503))
+async def predict(request: Request, body: schemas.InputRequest) -> Any:
+    """Return the classes with the highest probability."""
+    server = server_of(request)
+    served = server.model(body.model)
+    raw_input = server.raw_input(served, body.picture, body.text)
+    probabilities = await _run_query(request, lambda: server.probabilities(served, body.picture, raw_input))
+    best = probabilities.topk(min(TOP_CLASSES, len(probabilities)))
     top = [
-        {"index": int(i), "name": served.name_of(int(i)), "probability": float(p) if bool(p.isfinite()) else None}
+        {"index": int(i), "name": served.class_name(int(i)), "probability": float(p) if bool(p.isfinite()) else None}
         for p, i in zip(best.values, best.indices, strict=True)
     ]
     return {"top": top, "classes": served.class_count}
 
 
-@router.post("/attention", response_model=bodies.AttentionAnswer, tags=["models"], responses=_problems(404, 422, 503))
-async def attention(request: Request, body: bodies.AttentionBody) -> Any:
-    """What a patch or a token attends to, in every layer and head."""
-    studio = studio_of(request)
-    served = studio.model(body.model)
-    source = studio.source(served, body.picture, body.text)
-    return JSONResponse(await _asked(request, lambda: attention_of(served, source, body.token)))
+@router.post("/attention", response_model=schemas.AttentionResponse, tags=["models"], responses=_errors(404, 422, 503))
+async def attention(request: Request, body: schemas.AttentionRequest) -> Any:
+    """Return the attention from a patch or a token, for each layer and head."""
+    server = server_of(request)
+    served = server.model(body.model)
+    raw_input = server.raw_input(served, body.picture, body.text)
+    return JSONResponse(await _run_query(request, lambda: attention_from(served, raw_input, body.token)))
 
 
-async def _asked(request: Request, work: Any) -> Any:
-    """The answer to a quick question, in turn with everybody else's work."""
+async def _run_query(request: Request, work: Any) -> Any:
+    """Run a short function in the queue and return its result."""
     try:
-        return await asyncio.wrap_future(studio_of(request).queue.ask(client_of(request).key, work))
+        return await asyncio.wrap_future(server_of(request).queue.submit(client_of(request).key, work))
     except VitrailError as error:
-        raise refused(error) from error
+        raise to_api_error(error) from error
 
 
 # -- jobs --------------------------------------------------------------------------------------------------------------
 
 _JOB: dict[int | str, dict[str, Any]] = {
-    202: {"model": bodies.JobBody, "description": "Queued; follow /api/jobs/ID/events"},
-    200: {"model": bodies.JobBody, "description": "Finished, where wait=true"},
+    202: {"model": schemas.JobResponse, "description": "Queued; follow /api/jobs/ID/events"},
+    200: {"model": schemas.JobResponse, "description": "Finished, with wait=true"},
 }
-Wait = Annotated[bool, Query(description="Answer when the job is over; going away cancels it")]
+Wait = Annotated[bool, Query(description="Respond when the job is finished; disconnecting cancels it")]
 
 
-@router.post("/explain", status_code=202, tags=["jobs"], responses=_JOB | _problems(404, 422, 503))
-async def explain(request: Request, body: bodies.ExplainBody, wait: Wait = False) -> Response:
-    """Explain a picture or a text by several methods for several classes; cheap methods share a pass and come first."""
-    studio, client = studio_of(request), client_of(request)
-    served = studio.model(body.model)
-    source = studio.source(served, body.picture, body.text)
-    targets = plan.classes(body.targets, served, studio.limits) or studio.predicted(served, body.picture, source)
-    asked = plan.ask(body.methods, served, len(targets or [0]), body.seed, studio.limits)
-    methods = {one.label: dict(one.extra) for one in asked}
-    job = Job("explain", served, source, body.picture, methods, targets, body.seed, client.names)
-    return await _answer(request, studio.start(job, asked, client), wait)
+@router.post("/explain", status_code=202, tags=["jobs"], responses=_JOB | _errors(404, 422, 503))
+async def explain(request: Request, body: schemas.ExplainRequest, wait: Wait = False) -> Response:
+    """Explain an image or a text with several methods for several classes.
+
+    Methods that share a pass finish first.
+    """
+    server = server_of(request)
+    served = server.model(body.model)
+    raw_input = server.raw_input(served, body.picture, body.text)
+    targets = check_targets(body.targets, served, server.limits)
+    targets = targets or server.cached_prediction(served, body.picture, raw_input)
+    methods = check_methods(body.methods, served, len(targets or [0]), body.seed, server.limits)
+    options = {method.label: dict(method.extra_options) for method in methods}
+    client = client_of(request)
+    job = Job("explain", served, raw_input, body.picture, options, targets, body.seed, client.identities)
+    return await _respond(request, server.start(job, methods, client), wait)
 
 
-@router.post("/curves", status_code=202, tags=["jobs"], responses=_JOB | _problems(404, 422, 503))
-async def curves(request: Request, body: bodies.CurvesBody, wait: Wait = False) -> Response:
-    """Deletion and insertion curves of methods for one picture and class, beside the random control."""
-    studio, client = studio_of(request), client_of(request)
-    served = _image_model(studio, body.model)
-    source = studio.source(served, body.picture, None)
+@router.post("/curves", status_code=202, tags=["jobs"], responses=_JOB | _errors(404, 422, 503))
+async def curves(request: Request, body: schemas.CurvesRequest, wait: Wait = False) -> Response:
+    """Compute deletion and insertion curves of methods and the random control for one image and class."""
+    server = server_of(request)
+    served = _image_model(server, body.model)
+    raw_input = server.raw_input(served, body.picture, None)
     if served.class_count < 2:
-        raise ApiError(422, f"{served.title} has a single output", "Curves need a model of several classes.")
-    chosen = None if body.target is None else [body.target]
-    targets = plan.classes(chosen, served, studio.limits) or studio.predicted(served, body.picture, source)
-    asked = plan.ask([*body.methods, CONTROL], served, 1, body.seed, studio.limits)
-    methods = {one.label: dict(one.extra) for one in asked}
-    job = Job("curves", served, source, body.picture, methods, targets, body.seed, client.names, body.steps)
-    return await _answer(request, studio.start(job, asked, client), wait)
+        raise ApiError(422, f"{served.title} has a single output", "Curves need a model with several classes.")
+    targets = check_targets(None if body.target is None else [body.target], served, server.limits)
+    targets = targets or server.cached_prediction(served, body.picture, raw_input)
+    methods = check_methods([*body.methods, CONTROL], served, 1, body.seed, server.limits)
+    options = {method.label: dict(method.extra_options) for method in methods}
+    client = client_of(request)
+    job = Job("curves", served, raw_input, body.picture, options, targets, body.seed, client.identities, body.steps)
+    return await _respond(request, server.start(job, methods, client), wait)
 
 
-async def _answer(request: Request, job: Job, wait: bool) -> Response:
-    studio = studio_of(request)
+async def _respond(request: Request, job: Job, wait: bool) -> Response:
+    server = server_of(request)
     if wait:
-        await finished(studio, job, request)
-    return JSONResponse(studio.show(job), 200 if wait else 202)
+        await wait_until_finished(server, job, request)
+    return JSONResponse(server.job_json(job), 200 if wait else 202)
 
 
-@router.get("/jobs/{job}", response_model=bodies.JobBody, tags=["jobs"], responses=_problems(404))
-async def show_job(request: Request, job: str) -> Any:
-    """A job with all that is finished of it; anybody who knows its id may look."""
-    studio = studio_of(request)
-    return JSONResponse(studio.show(studio.job(job)))
+@router.get("/jobs/{job}", response_model=schemas.JobResponse, tags=["jobs"], responses=_errors(404))
+async def get_job(request: Request, job: str) -> Any:
+    """Return a job with its finished results; the id is enough to access it."""
+    server = server_of(request)
+    return JSONResponse(server.job_json(server.job(job)))
 
 
-@router.delete("/jobs/{job}", status_code=204, tags=["jobs"], responses=_problems(403, 404))
+@router.delete("/jobs/{job}", status_code=204, tags=["jobs"], responses=_errors(403, 404))
 async def cancel_job(request: Request, job: str) -> Response:
-    """Cancel a job; only who made it may."""
-    studio = studio_of(request)
-    found = studio.job(job)
-    if not client_of(request).names & found.owners:
-        raise ApiError(403, "this job was made by somebody else", "Only its maker can cancel it.")
-    studio.cancel(found)
+    """Cancel a job; only the client that started it may."""
+    server = server_of(request)
+    found = server.job(job)
+    if not client_of(request).identities & found.owners:
+        raise ApiError(403, "this job belongs to another client", "Only the client that started it can cancel it.")
+    server.cancel(found)
     return Response(status_code=204)
 
 
 _EVENTS: dict[int | str, dict[str, Any]] = {
-    200: {"content": {"text/event-stream": {}}, "description": "Events job, item and end"}
+    200: {"content": {"text/event-stream": {}}, "description": "The events job, item and end"}
 }
 
 
-@router.get("/jobs/{job}/events", tags=["jobs"], response_class=Response, responses=_EVENTS | _problems(404))
+@router.get("/jobs/{job}/events", tags=["jobs"], response_class=Response, responses=_EVENTS | _errors(404))
 async def job_events(request: Request, job: str) -> Response:
-    """News of a job as they happen. When its maker has closed all streams of it, it is cancelled after a while."""
-    studio = studio_of(request)
-    news = stream(studio, studio.job(job), client_of(request))
-    return StreamingResponse(news, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+    """Stream the changes of a job as server-sent events.
+
+    The job is cancelled a few seconds after the client that started it has closed all its streams.
+    """
+    server = server_of(request)
+    events = event_stream(server, server.job(job), client_of(request))
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
 _FILE: dict[int | str, dict[str, Any]] = {200: {"content": {"*/*": {}}, "description": "The file"}}
 
 
-@router.get("/jobs/{job}/{name}", tags=["jobs"], response_class=Response, responses=_FILE | _problems(404, 409, 503))
+@router.get("/jobs/{job}/{name}", tags=["jobs"], response_class=Response, responses=_FILE | _errors(404, 409, 503))
 async def job_file(request: Request, job: str, name: str) -> Response:
-    """What a job made: figure.png, figure.pdf, maps.safetensors, manifest.json, code.py; curves.csv of curves."""
-    studio = studio_of(request)
-    found = studio.job(job)
-    file = file_of(found, name)
-    make = (lambda: studio.drawn(lambda: file.make(found))) if file.drawn else (lambda: file.make(found))
+    """Download figure.png, figure.pdf, maps.safetensors, manifest.json or code.py; for curves also curves.csv."""
+    server = server_of(request)
+    found = server.job(job)
+    file = find_file(found, name)
+
+    def create() -> bytes:
+        return server.draw(lambda: file.create(found)) if file.uses_matplotlib else file.create(found)
+
     try:
-        data = await asyncio.wrap_future(studio.chore(make))
+        data = await asyncio.wrap_future(server.run_in_background(create))
     except VitrailError as error:
-        raise refused(error) from error
-    disposition = f'attachment; filename="{name_of(found, name)}"'
-    return Response(data, media_type=file.media, headers={"Content-Disposition": disposition})
+        raise to_api_error(error) from error
+    disposition = f'attachment; filename="{download_name(found, name)}"'
+    return Response(data, media_type=file.media_type, headers={"Content-Disposition": disposition})

@@ -1,4 +1,4 @@
-"""Jobs done: every map by `vitrail.explain`, every curve by `vitrail.scores`; nothing is computed here."""
+"""Runs jobs: maps with `vitrail.explain`, curves with `vitrail.scores`."""
 
 from __future__ import annotations
 
@@ -16,235 +16,239 @@ from vitrail.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, LevelGrid, Preset
-from vitrail.web.cache import MapCache, at_home
-from vitrail.web.encoding import map_of, words_of
-from vitrail.web.errors import told
-from vitrail.web.jobs import Item, Job
+from vitrail.web.cache import MapCache, to_cpu
+from vitrail.web.encoding import map_json, words_json
+from vitrail.web.errors import split_message
+from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import Limits
-from vitrail.web.queue import CancelledWork, Queue, Step, log
-from vitrail.web.validation import Asked
+from vitrail.web.queue import JobCancelled, Queue, Step, log
+from vitrail.web.validation import RequestedMethod
 
-#: News of progress come no more often than this, in seconds.
-OFTEN = 0.15
-#: Levels of a curve that are looked at before they are shown.
-LEVELS = 5
+#: Minimum time between two progress updates, in seconds.
+PROGRESS_INTERVAL = 0.15
+#: Levels of a curve that are computed before an update.
+LEVELS_PER_UPDATE = 5
 FILLS = {"deletion": "mean", "insertion": "blur"}
 
 
 class JobRunner:
-    """A job's steps.
+    """Creates the items of a job and the steps that compute them.
 
     Args:
-        job: The job; its items are made here.
-        asked: Its methods.
-        queue: Where short steps of others are let in from.
-        limits: How much time a method, and all of them together, may take.
-        made: Maps that were made before.
+        job: The job.
+        methods: Its methods.
+        queue: The queue whose short steps run between two batches of a long method.
+        limits: How much time one method, and all together, may take.
+        cache: Maps that are already computed.
     """
 
-    def __init__(self, job: Job, asked: Sequence[Asked], queue: Queue, limits: Limits, made: MapCache) -> None:
-        self.job, self.asked, self.queue, self.limits, self.made = job, list(asked), queue, limits, made
-        self._spent = 0.0
-        self._name_items()
+    def __init__(
+        self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, cache: MapCache
+    ) -> None:
+        self.job, self.methods, self.queue, self.limits, self.cache = job, list(methods), queue, limits, cache
+        self._total_seconds = 0.0
+        self._create_items()
 
     @property
     def steps(self) -> list[Step]:
-        """What is to be done, cheap methods first."""
-        cheap = [one for one in self.asked if one.cheap]
-        rest = sorted((one for one in self.asked if not one.cheap), key=lambda one: one.looks)
-        first = [Step(lambda: self._make(cheap), short=True)] if cheap else []
-        made = [*first, *(Step(lambda one=one: self._make([one]), one.short) for one in rest)]  # type: ignore[misc]
-        if self.job.kind == "explain":
-            return made
-        return [*made, *(Step(lambda one=one: self._curve(one), short=False) for one in self.asked)]  # type: ignore[misc]
+        """The steps: methods that share a pass first, then the others by increasing cost, then curves."""
+        shared = [method for method in self.methods if method.shares_pass]
+        others = sorted((m for m in self.methods if not m.shares_pass), key=lambda m: m.evaluations)
+        steps = [Step(lambda: self._compute_maps(shared), can_interleave=True)] if shared else []
+        steps += [Step(lambda m=m: self._compute_maps([m]), m.can_interleave) for m in others]  # type: ignore[misc]
+        if self.job.kind == "curves":
+            steps += [Step(lambda m=m: self._compute_curves(m), can_interleave=False) for m in self.methods]  # type: ignore[misc]
+        return steps
 
     # -- items ---------------------------------------------------------------------------------------------------
 
-    def _name_items(self) -> None:
-        """Items as far as they are known: while the predicted class is not, one for each method."""
+    def _create_items(self) -> None:
+        """Create the items: one per method and class, or one per method until the predicted class is known."""
         job = self.job
         if job.kind == "curves":
             target = job.targets[0] if job.targets else None
-            job.items = [Item(one.label, one.label, target) for one in self.asked]
+            job.items = [JobItem(method.label, method.label, target) for method in self.methods]
             return
         targets: Sequence[int | None] = job.targets or [None]
         job.items = [
-            Item(f"{one.label}|{'' if target is None else target}", one.label, target)
-            for one in self.asked
+            JobItem(f"{method.label}|{'' if target is None else target}", method.label, target)
+            for method in self.methods
             for target in targets
         ]
 
-    def _items(self, asked: Sequence[Asked]) -> list[Item]:
-        labels = {one.label for one in asked}
+    def _items(self, methods: Sequence[RequestedMethod]) -> list[JobItem]:
+        labels = {method.label for method in methods}
         return [item for item in self.job.items if item.method in labels]
 
-    def _aim(self) -> None:
-        """Find out the predicted class, if that is what was asked for."""
+    def _resolve_targets(self) -> None:
+        """Set the targets to the predicted class if none were given."""
         if self.job.targets is None:
-            self.job.targets = [int(self.job.served.logits(self.job.source).argmax())]
-            self._name_items()
+            self.job.targets = [int(self.job.served.logits(self.job.raw_input).argmax())]
+            self._create_items()
         self.job.state = "running"
 
     # -- maps ----------------------------------------------------------------------------------------------------
 
-    def _make(self, asked: Sequence[Asked]) -> None:
-        """Maps of some methods in one pass; where that fails, one by one, so that one failure spoils no other map."""
-        self._check()
-        self._aim()
-        items = self._items(asked)
+    def _compute_maps(self, methods: Sequence[RequestedMethod]) -> None:
+        """Compute the maps of some methods in one pass; if that fails, one by one, so that only one method fails."""
+        self._check_cancelled()
+        self._resolve_targets()
+        items = self._items(methods)
         for item in items:
             item.state = "running"
-        self.job.changed(*items)
-        known = {one.label: e for one in asked if (e := self.made.find(self.job, one)) is not None}
-        missing = [one for one in asked if one.label not in known]
+        self.job.notify(*items)
+        cached = {m.label: e for m in methods if (e := self.cache.get(self.job, m)) is not None}
+        missing = [method for method in methods if method.label not in cached]
         try:
-            made = self._explain(missing, self._looked(items, missing)) if missing else {}
-        except CancelledWork:
+            computed = self._explain(missing, self._map_progress(items, missing)) if missing else {}
+        except JobCancelled:
             raise
-        except Exception as error:  # noqa: BLE001 - any failure is the item's, and is told
-            if len(asked) > 1:
-                for one in asked:
-                    self._make([one])
+        except Exception as error:  # noqa: BLE001 - any failure is reported by the item
+            if len(methods) > 1:
+                for method in methods:
+                    self._compute_maps([method])
                 return
-            self._failed(items, error)
+            self._fail(items, error)
             return
-        for one in missing:
-            self.made.keep(self.job, one, made[one.label])
-        self._take(known | {label: at_home(e) for label, e in made.items()})
+        for method in missing:
+            self.cache.put(self.job, method, computed[method.label])
+        self._add_explanations(cached | {label: to_cpu(e) for label, e in computed.items()})
         for item in items:
-            explanation = self.job.found[item.method]
+            explanation = self.job.explanations[item.method]
             item.seconds = explanation.seconds
             if self.job.kind == "explain":
-                self._fill(item, explanation)
+                self._set_map(item, explanation)
                 item.progress, item.state = 1.0, "done"
-            else:  # its curves are still to come
+            else:  # the curves are computed in a later step
                 item.progress = 0.0
-        self.job.changed(*items)
+        self.job.notify(*items)
 
-    def _take(self, found: dict[str, Explanation]) -> None:
-        """Add to what the job has; all its explanations share one picture, and none is kept where the model is."""
-        images = next((e.images for e in self.job.found.values()), None)
+    def _add_explanations(self, explanations: dict[str, Explanation]) -> None:
+        """Add explanations to the job; all share one image tensor, on the CPU."""
+        images = next((e.images for e in self.job.explanations.values()), None)
         if images is None and self.job.served.reading is None:
-            images = self.job.served.model_inputs(self.job.source).image
+            images = self.job.served.model_inputs(self.job.raw_input).image
         images = None if images is None else images.cpu()
-        self.job.found |= {label: replace(e, images=images) for label, e in found.items()}
+        self.job.explanations |= {label: replace(e, images=images) for label, e in explanations.items()}
 
-    def _explain(self, asked: Sequence[Asked], advance: Callable[[int], None]) -> Explanations:
+    def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
         job, served = self.job, self.job.served
-        methods = {one.label: dict(one.extra) for one in asked}
-        more: dict[str, Any] = {"preprocess": served.as_it_is} if served.reading is None else {}
-        source = job.source
+        inputs, keywords = job.raw_input, dict[str, Any]()
         if served.reading is None:
             from PIL import Image
 
-            source = Image.fromarray(job.source)
+            inputs, keywords["preprocess"] = Image.fromarray(job.raw_input), served.preprocess_resized
         else:
-            more["tokenizer"] = served.reading
+            keywords["tokenizer"] = served.reading
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the item says that its map is flat
+            warnings.simplefilter("ignore")  # the item reports a constant map
             return explain(
-                served.about, source, methods=methods, target=[job.targets], advance=advance,
-                batch_size=served.batch, **more,
+                served.loaded, inputs, methods={m.label: dict(m.extra_options) for m in methods},
+                target=[job.targets], advance=advance, batch_size=served.batch_size, **keywords,
             )  # fmt: skip
 
-    def _fill(self, item: Item, explanation: Explanation) -> None:
+    def _set_map(self, item: JobItem, explanation: Explanation) -> None:
         assert self.job.targets is not None
         assert item.target is not None
         k = self.job.targets.index(item.target)
-        item.more = {"flat": bool(explanation.flat[0, k]), "map": map_of(explanation, k),
-                     "words": words_of(explanation, k)}  # fmt: skip
+        item.result = {"flat": bool(explanation.flat[0, k]), "map": map_json(explanation, k),
+                       "words": words_json(explanation, k)}  # fmt: skip
 
-    def _failed(self, items: Sequence[Item], error: Exception) -> None:
+    def _fail(self, items: Sequence[JobItem], error: Exception) -> None:
         if isinstance(error, VitrailError):
-            said = told(error)
+            message = split_message(error)
         else:
             log.exception("a method failed", exc_info=error)
-            said = {"what": f"{items[0].method} could not be made ({type(error).__name__})",
-                    "fix": "Check its options; the server's log says more."}  # fmt: skip
+            message = {"what": f"{items[0].method} failed ({type(error).__name__})",
+                       "fix": "Check its options; see the server's log for details."}  # fmt: skip
         for item in items:
-            item.state, item.error = "failed", said
-        self.job.changed(*items)
+            item.state, item.error = "failed", message
+        self.job.notify(*items)
 
-    # -- how far it is -------------------------------------------------------------------------------------------
+    # -- progress, cancelling, time limits -----------------------------------------------------------------------
 
-    def _check(self) -> None:
+    def _check_cancelled(self) -> None:
         if self.job.cancelled.is_set():
-            raise CancelledWork
+            raise JobCancelled
 
-    def _looked(self, items: Sequence[Item], asked: Sequence[Asked]) -> Callable[[int], None]:
-        """What is called after each look at the model: progress, an end to what nobody wants, and a turn for others."""
-        total, long = max(1, sum(one.looks for one in asked)), not all(one.short for one in asked)
-        return self._clock(items, total, long)
+    def _map_progress(self, items: Sequence[JobItem], methods: Sequence[RequestedMethod]) -> Callable[[int], None]:
+        total = max(1, sum(method.evaluations for method in methods))
+        return self._progress(items, total, is_long=not all(method.can_interleave for method in methods))
 
-    def _clock(self, items: Sequence[Item], total: int, long: bool) -> Callable[[int], None]:
-        done, last, own, before = 0, 0.0, 0.0, monotonic()
+    def _progress(self, items: Sequence[JobItem], total: int, is_long: bool) -> Callable[[int], None]:
+        """Build the function called after each batch: it reports progress, and raises if the job must stop.
 
-        def looked(pictures: int) -> None:
-            nonlocal done, last, own, before
-            self._check()
-            done += pictures
+        In a long method it also runs short steps of other clients; their time is not counted.
+        """
+        done, last_update, seconds, start = 0, 0.0, 0.0, monotonic()
+
+        def advance(images: int) -> None:
+            nonlocal done, last_update, seconds, start
+            self._check_cancelled()
+            done += images
             now = monotonic()
-            own, self._spent = own + now - before, self._spent + now - before
-            self._in_time(items[0].method, own)
-            if now - last > OFTEN:
-                last = now
+            seconds, self._total_seconds = seconds + now - start, self._total_seconds + now - start
+            self._check_time(items[0].method, seconds)
+            if now - last_update > PROGRESS_INTERVAL:
+                last_update = now
                 for item in items:
                     item.progress = min(0.99, done / total)
-                self.job.changed(*items)
-            if long:
-                self.queue.let_in()
-                self._check()
-            before = monotonic()  # the time that others took is not counted
+                self.job.notify(*items)
+            if is_long:
+                self.queue.run_short_steps()
+                self._check_cancelled()
+            start = monotonic()
 
-        return looked
+        return advance
 
-    def _in_time(self, method: str, own: float) -> None:
-        most = self.limits.seconds
-        if own > most:
-            raise VitrailError(f"{method} took more than {most:.0f} s: ask for fewer masks, samples or steps")
-        if self._spent > self.limits.altogether * most:
-            raise VitrailError(
-                f"all methods together took more than {self.limits.altogether * most:.0f} s: ask for fewer at a time"
-            )
+    def _check_time(self, method: str, seconds: float) -> None:
+        maximum = self.limits.seconds
+        if seconds > maximum:
+            raise VitrailError(f"{method} took more than {maximum:.0f} s: use fewer masks, samples or steps")
+        maximum *= self.limits.request_factor
+        if self._total_seconds > maximum:
+            raise VitrailError(f"the methods together took more than {maximum:.0f} s: use fewer at a time")
 
     # -- curves --------------------------------------------------------------------------------------------------
 
-    def _curve(self, one: Asked) -> None:
-        """Deletion and insertion of one method, a few levels at a time."""
-        self._check()
-        job = self.job
-        (item,) = self._items([one])
+    def _compute_curves(self, method: RequestedMethod) -> None:
+        """Compute the deletion and insertion curves of one method, a few levels at a time."""
+        self._check_cancelled()
+        job, label = self.job, method.label
+        (item,) = self._items([method])
         if item.state == "failed":
             return
         assert job.targets is not None
-        e = job.found[one.label]
-        assert e.images is not None
-        steps, began = job.steps, monotonic()
-        percents = [round(100 * i / steps) for i in range(steps + 1)]
-        item.more = {"fractions": [], "deletion": [], "insertion": []}
-        clock = self._clock([item], 2 * len(percents), long=True)
+        explanation = job.explanations[label]
+        assert explanation.images is not None
+        start = monotonic()
+        percents = [round(100 * i / job.steps) for i in range(job.steps + 1)]
+        item.result = {"fractions": [], "deletion": [], "insertion": []}
+        advance = self._progress([item], 2 * len(percents), is_long=True)
         try:
-            for start in range(0, len(percents), LEVELS):
-                some = tuple(percents[start : start + LEVELS])
-                preset = _preset(some)
-                evaluate = Evaluator(job.served.about, preset, batch=job.served.batch, seed=job.seed, advance=clock)
-                records = evaluate(e.images, {one.label: e.maps[:, 0]}, predicted=torch.tensor(job.targets[:1]))
-                item.more["fractions"] += [p / 100 for p in some]
+            for first in range(0, len(percents), LEVELS_PER_UPDATE):
+                levels = tuple(percents[first : first + LEVELS_PER_UPDATE])
+                preset = _preset(levels)
+                evaluate = Evaluator(
+                    job.served.loaded, preset, batch=job.served.batch_size, seed=job.seed, advance=advance
+                )
+                maps, predicted = {label: explanation.maps[:, 0]}, torch.tensor(job.targets[:1])
+                records = evaluate(explanation.images, maps, predicted=predicted)
+                item.result["fractions"] += [p / 100 for p in levels]
                 for curve in preset.curves:
-                    _, values = records.curve(curve, one.label, "predicted", preset.quantity)
-                    item.more[curve.name] += values[0].tolist()
-                job.changed(item)
-        except CancelledWork:
+                    _, values = records.curve(curve, label, "predicted", preset.quantity)
+                    item.result[curve.name] += values[0].tolist()
+                job.notify(item)
+        except JobCancelled:
             raise
         except Exception as error:  # noqa: BLE001 - as for maps
-            self._failed([item], error)
+            self._fail([item], error)
             return
-        areas = {"deletion": deletion_area, "insertion": insertion_area}
-        for name, area in areas.items():
-            item.more[f"{name}_auc"] = float(area(torch.tensor(item.more[name], dtype=torch.float64)))
+        for name, area in {"deletion": deletion_area, "insertion": insertion_area}.items():
+            item.result[f"{name}_auc"] = float(area(torch.tensor(item.result[name], dtype=torch.float64)))
         item.state, item.progress = "done", 1.0
-        item.seconds = (item.seconds or 0.0) + monotonic() - began
-        job.changed(item)
+        item.seconds = (item.seconds or 0.0) + monotonic() - start
+        job.notify(item)
 
 
 def _preset(percents: tuple[int, ...]) -> Preset:

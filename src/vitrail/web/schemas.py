@@ -1,4 +1,4 @@
-"""What clients send and get, for checking and for the API's description."""
+"""Schemas of requests and responses, for validation and for the OpenAPI description."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SCENE: dict[str, Any] = {"model": "scenes", "picture": "5f0c6f1b2a9d4e8c7b3a1d2e"}
+EXAMPLE: dict[str, Any] = {"model": "scenes", "picture": "5f0c6f1b2a9d4e8c7b3a1d2e"}
 
 Name = Annotated[str, Field(min_length=1, max_length=100)]
 Spec = Annotated[str, Field(min_length=1, max_length=200)]
@@ -14,45 +14,45 @@ Index = Annotated[int, Field(ge=0, le=10_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-class BaseSchema(BaseModel):
-    """Base of requests: nothing unknown, nothing of another type."""
+class RequestSchema(BaseModel):
+    """Base class of requests: unknown fields and other types are rejected."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class SampleBody(BaseSchema):
-    """An embedded scene as a picture."""
+class SampleRequest(RequestSchema):
+    """Use an embedded scene as the image."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "scenes", "sample": "pair-1"}]})
     model: Name
     sample: Name
 
 
-class InputSource(BaseSchema):
-    """A picture that was sent before, by its id, or a text, for a model."""
+class InputRequest(RequestSchema):
+    """A model and its input: the id of an uploaded image, or a text."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [SCENE]})
+    model_config = ConfigDict(json_schema_extra={"examples": [EXAMPLE]})
     model: Name
     picture: Name | None = None
     text: str | None = Field(None, max_length=100_000)
 
 
-class ExplainBody(InputSource):
-    """Methods as the command line takes them, and classes by index; null for the predicted one."""
+class ExplainRequest(InputRequest):
+    """Methods with their options as on the command line, and class indices; null for the predicted class."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{**SCENE, "methods": ["vtranm", "rise:masks=500"], "targets": [2, 5]}]}
+        json_schema_extra={"examples": [{**EXAMPLE, "methods": ["vtranm", "rise:masks=500"], "targets": [2, 5]}]}
     )
     methods: list[Spec] = Field(min_length=1, max_length=100)
     targets: list[Index] | None = Field(None, max_length=100)
     seed: Seed = 0
 
 
-class CurvesBody(BaseSchema):
-    """Methods whose maps are tested by deletion and insertion; the random control is always added."""
+class CurvesRequest(RequestSchema):
+    """Methods to evaluate by deletion and insertion; the random control is always added."""
 
     model_config = ConfigDict(
-        json_schema_extra={"examples": [{**SCENE, "methods": ["vtranm"], "target": None, "steps": 20}]}
+        json_schema_extra={"examples": [{**EXAMPLE, "methods": ["vtranm"], "target": None, "steps": 20}]}
     )
     model: Name
     picture: Name
@@ -62,28 +62,28 @@ class CurvesBody(BaseSchema):
     seed: Seed = 0
 
 
-class AttentionBody(InputSource):
-    """A patch, counted row by row, or a token of a text, by its index."""
+class AttentionRequest(InputRequest):
+    """The index of a patch, row by row, or of a token of a text."""
 
-    model_config = ConfigDict(json_schema_extra={"examples": [{**SCENE, "token": 120}]})
+    model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "token": 120}]})
     token: Index
 
 
-class ProblemSchema(BaseModel):
-    """What is wrong and what to do."""
+class ErrorMessage(BaseModel):
+    """What is wrong and how to fix it."""
 
     what: str
     fix: str
 
 
-class ProblemBody(BaseModel):
-    """Every answer that refuses."""
+class ErrorResponse(BaseModel):
+    """The body of every error response."""
 
-    error: ProblemSchema
+    error: ErrorMessage
 
 
-class MapBody(BaseModel):
-    """A map: little-endian 16-bit integers in base64, row by row; a value is data × scale."""
+class EncodedMap(BaseModel):
+    """A map: little-endian 16-bit integers in base64, row by row; a value is its integer times the scale."""
 
     shape: list[int]
     scale: float
@@ -93,8 +93,8 @@ class MapBody(BaseModel):
     high: float
 
 
-class WordBody(BaseModel):
-    """A word of a text: its characters, its score scaled for colours, and as it is."""
+class WordScore(BaseModel):
+    """A word of a text: its characters, its score scaled to [-1, 1], and its raw score."""
 
     text: str
     start: int
@@ -104,8 +104,8 @@ class WordBody(BaseModel):
     seen: bool
 
 
-class ItemBody(BaseModel):
-    """One method's map for one class, or one method's curves."""
+class ItemResponse(BaseModel):
+    """The map of one method for one class, or the curves of one method."""
 
     key: str
     method: str
@@ -114,10 +114,10 @@ class ItemBody(BaseModel):
     state: str
     progress: float
     seconds: float | None
-    error: ProblemSchema | None
+    error: ErrorMessage | None
     flat: bool | None = None
-    map: MapBody | None = None
-    words: list[WordBody] | None = None
+    map: EncodedMap | None = None
+    words: list[WordScore] | None = None
     fractions: list[float] | None = None
     deletion: list[float | None] | None = None
     insertion: list[float | None] | None = None
@@ -125,8 +125,8 @@ class ItemBody(BaseModel):
     insertion_auc: float | None = None
 
 
-class JobBody(BaseModel):
-    """A job: queued, running, done, cancelled or failed."""
+class JobResponse(BaseModel):
+    """A job; its state is queued, running, done, cancelled or failed."""
 
     id: str
     kind: str
@@ -138,12 +138,12 @@ class JobBody(BaseModel):
     state: str
     ahead: int
     seed: int
-    items: list[ItemBody]
+    items: list[ItemResponse]
     url: str
 
 
-class PictureBody(BaseModel):
-    """A picture that is kept, by its id; size and notes are of what was sent."""
+class ImageResponse(BaseModel):
+    """The id of a stored image, with the size of the uploaded file and notes on its conversion."""
 
     picture: str
     width: int
@@ -151,22 +151,22 @@ class PictureBody(BaseModel):
     notes: list[str]
 
 
-class MethodCard(BaseModel):
-    """A method, and whether and why not it applies to the model."""
+class MethodInfo(BaseModel):
+    """A method, and whether it applies to the model; if not, the reason."""
 
     name: str
     title: str
     family: str
     class_specific: bool
     signed: bool
-    cheap: bool
+    shared_pass: bool
     works: bool
     reason: str | None
     forwards: int | None
 
 
-class ModelCard(BaseModel):
-    """A model that can be asked for."""
+class ModelInfo(BaseModel):
+    """A model and its methods."""
 
     id: str
     title: str
@@ -178,11 +178,11 @@ class ModelCard(BaseModel):
     classes: list[str] | None
     class_count: int
     default: str
-    methods: list[MethodCard]
+    methods: list[MethodInfo]
 
 
-class SampleCard(BaseModel):
-    """Something to try."""
+class SampleInfo(BaseModel):
+    """A sample image or text."""
 
     id: str
     title: str
@@ -191,7 +191,7 @@ class SampleCard(BaseModel):
     text: str | None
 
 
-class Guess(BaseModel):
+class ClassProbability(BaseModel):
     """A class and its probability."""
 
     index: int
@@ -199,23 +199,23 @@ class Guess(BaseModel):
     probability: float | None
 
 
-class PredictionBody(BaseModel):
-    """The likeliest classes."""
+class PredictionResponse(BaseModel):
+    """The classes with the highest probability."""
 
-    top: list[Guess]
+    top: list[ClassProbability]
     classes: int
 
 
-class LayerBody(BaseModel):
-    """A layer's heads, a map each."""
+class LayerAttention(BaseModel):
+    """The attention maps of a layer, one for each head."""
 
-    heads: list[MapBody]
+    heads: list[EncodedMap]
 
 
-class AttentionAnswer(BaseModel):
-    """What one token attends to, by layer and head."""
+class AttentionResponse(BaseModel):
+    """The attention from one token, for each layer and head."""
 
     grid: list[int] | None
     tokens: list[str] | None
-    layers: list[LayerBody]
+    layers: list[LayerAttention]
     prefix: int

@@ -1,39 +1,39 @@
-"""The Python program that makes what is on the screen."""
+"""Python code that reproduces a job."""
 
 from __future__ import annotations
 
 from vitrail.web.jobs import Job
 from vitrail.web.runner import FILLS
 
-_PICTURE = '''"""Maps by Vitrail, as the page showed them.
+_IMAGE = '''"""Relevance maps computed with Vitrail.
 
-picture.png is the picture as the model sees it, cut and resized; the page's server has it at
-/api/pictures/{picture}.png?model={model}
-For a photograph of your own, give its path and leave preprocess out.
+image.png is the image at the model's input size. The server provides it at
+/api/pictures/{image_id}.png?model={model}
+For an image file of your own, give its path and leave out preprocess.
 """
 
 from dataclasses import replace
 
 import vitrail
 
-model = vitrail.load({source})
-seen = replace(model.preprocess, squash=True)  # the picture is cut and resized already
-found = vitrail.explain(model, "picture.png", methods={methods}, target=[{targets}], preprocess=seen)
+model = vitrail.load({load_arguments})
+preprocess = replace(model.preprocess, squash=True)  # the image is already cropped and resized
+explanations = vitrail.explain(model, "image.png", methods={methods}, target=[{targets}], preprocess=preprocess)
 '''
-_TEXT = '''"""Scores of words by Vitrail, as the page showed them."""
+_TEXT = '''"""Word scores computed with Vitrail."""
 
 from transformers import AutoTokenizer
 
 import vitrail
 
 text = {text}
-model = vitrail.load({source})
-tokenizer = AutoTokenizer.from_pretrained({reader})
-found = vitrail.explain(model, text, methods={methods}, target=[{targets}], tokenizer=tokenizer)
+model = vitrail.load({load_arguments})
+tokenizer = AutoTokenizer.from_pretrained({tokenizer_name})
+explanations = vitrail.explain(model, text, methods={methods}, target=[{targets}], tokenizer=tokenizer)
 '''
-_SAVE = """for name, explanation in found.items():
+_SAVE = """for name, explanation in explanations.items():
     print(name, explanation.label(0, 0), tuple(explanation.maps.shape))
-found.figure().savefig("figure.png")
+explanations.figure().savefig("figure.png")
 """
 _CURVES = """
 import torch
@@ -43,25 +43,25 @@ from vitrail.scores import Curve, Evaluator, LevelGrid, Preset
 grid = LevelGrid({percents})
 curves = (Curve("deletion", "morf", "{deletion}", grid), Curve("insertion", "lerf", "{insertion}", grid))
 preset = Preset("page", "the page's curves", curves, "predicted", "unit")
-maps = {{name: explanation.maps[:, 0] for name, explanation in found.items()}}
-images = next(iter(found.values())).images
+maps = {{name: explanation.maps[:, 0] for name, explanation in explanations.items()}}
+images = next(iter(explanations.values())).images
 records = Evaluator(model, preset, seed={seed})(images, maps, predicted=torch.tensor({targets}))
-for name in found:
+for name in explanations:
     scores = records.scores(preset, name)
     print(name, {{score: round(float(value), 4) for score, value in scores.items()}})
 """
 
 
-def code_of(job: Job) -> str:
-    """A program that makes a job's maps, and its curves if it has any."""
-    made = [label for label in job.methods if label in job.found] or list(job.methods)
-    methods = "{" + "".join(f"\n    {label!r}: {dict(job.methods[label])!r}," for label in made) + "\n}"
+def python_code(job: Job) -> str:
+    """Generate a program that computes a job's maps, and its curves if it has any."""
+    labels = [label for label in job.methods if label in job.explanations] or list(job.methods)
+    methods = "{" + "".join(f"\n    {label!r}: {dict(job.methods[label])!r}," for label in labels) + "\n}"
     served, targets = job.served, repr(job.targets or [])
-    common = {"source": served.source, "methods": methods, "targets": targets}
-    if job.picture is None:
-        return _TEXT.format(text=repr(job.source), reader=served.reader, **common) + _SAVE
-    made_maps = _PICTURE.format(picture=job.picture, model=served.id, **common)
+    common = {"load_arguments": served.load_arguments, "methods": methods, "targets": targets}
+    if job.image_id is None:
+        return _TEXT.format(text=repr(job.raw_input), tokenizer_name=served.tokenizer_name, **common) + _SAVE
+    maps = _IMAGE.format(image_id=job.image_id, model=served.id, **common)
     if job.kind != "curves":
-        return made_maps + _SAVE
+        return maps + _SAVE
     percents = tuple(round(100 * i / job.steps) for i in range(job.steps + 1))
-    return made_maps + _CURVES.format(percents=percents, seed=job.seed, targets=targets, **FILLS)
+    return maps + _CURVES.format(percents=percents, seed=job.seed, targets=targets, **FILLS)

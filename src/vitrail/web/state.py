@@ -1,4 +1,4 @@
-"""All a server has: its models, the pictures and jobs it keeps, and who may use them."""
+"""The state of a server: its models, images, jobs and caches."""
 
 from __future__ import annotations
 
@@ -16,191 +16,188 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.web import validation as plan
-from vitrail.web.bounded_store import BoundedStore
-from vitrail.web.cache import MapCache
-from vitrail.web.errors import ApiError, missing
+from vitrail.targets import class_scores
+from vitrail.web.cache import BoundedStore, MapCache
+from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
-from vitrail.web.limits import Limits
+from vitrail.web.limits import MEGABYTE, Limits
 from vitrail.web.model import ServedModel
-from vitrail.web.queue import CancelledWork, Queue, QueuedTask, log
+from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
 from vitrail.web.runner import JobRunner
-from vitrail.web.samples import pixels_of
+from vitrail.web.samples import sample_pixels
 from vitrail.web.uploads import Upload, read_upload
+from vitrail.web.validation import RequestedMethod, check_text
 
 T = TypeVar("T")
 
-#: Pieces of work beside the models' (decoding, drawing) that may wait.
-CHORES = 32
-HANDS = 2
+#: Maximum number of background tasks (decoding, drawing) that are queued or running.
+MAX_BACKGROUND_TASKS = 32
+BACKGROUND_THREADS = 2
 
 
 @dataclass(frozen=True)
 class Client:
-    """Who asks.
+    """The client of a request.
 
     Attributes:
-        key: By what clients take turns: the cookie, or the address of who has none.
-        names: Under what the client will be known again.
+        key: The key for taking turns: the cookie, or the address of a client without one.
+        identities: The values by which the client is recognised later.
     """
 
     key: str
-    names: frozenset[str]
+    identities: frozenset[str]
 
 
 @dataclass(frozen=True, eq=False)
 class StoredImage:
-    """A picture as each model sees it; what was uploaded is not kept.
+    """An image at the input size of each model; the uploaded file is not kept.
 
     Attributes:
-        id: Its name.
-        width: Of what was uploaded, upright.
-        height: The same.
-        notes: What was done to it.
-        seen: By model, bytes of shape (height, width, 3).
+        id: Its id.
+        width: Width of the uploaded image, after EXIF rotation.
+        height: Height of the uploaded image.
+        notes: Conversions that were applied.
+        pixels: For each model id, bytes of shape (height, width, 3).
     """
 
     id: str
     width: int
     height: int
     notes: tuple[str, ...]
-    seen: Mapping[str, np.ndarray[Any, Any]]
+    pixels: Mapping[str, np.ndarray[Any, Any]]
 
 
 class ServerState:
-    """Models, pictures, jobs.
+    """Models, images, jobs and caches of a server.
 
     Args:
-        models: What clients may use.
-        limits: How much.
+        models: The models clients may use.
+        limits: The limits of requests.
     """
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
         self.models = {served.id: served for served in models}
         self.limits = limits or Limits()
         self.queue = Queue(self.limits)
-        self.pictures: BoundedStore[StoredImage] = BoundedStore(self.limits.pictures, self.limits.picture_bytes)
-        self.finished: BoundedStore[Job] = BoundedStore(self.limits.kept, self.limits.kept_bytes)
-        self.made = MapCache(4 * self.limits.kept, self.limits.kept_bytes // 2)
-        self._said: BoundedStore[torch.Tensor] = BoundedStore(1000, 64 << 20)
+        self.images: BoundedStore[StoredImage] = BoundedStore(self.limits.images, self.limits.image_bytes)
+        self.finished_jobs: BoundedStore[Job] = BoundedStore(self.limits.jobs, self.limits.job_bytes)
+        self.map_cache = MapCache(4 * self.limits.jobs, self.limits.job_bytes // 2)
+        self._probabilities: BoundedStore[torch.Tensor] = BoundedStore(1000, 64 * MEGABYTE)
         self._active: dict[str, tuple[Job, QueuedTask]] = {}
-        self._lock, self._drawing = Lock(), Lock()
+        self._lock, self._draw_lock = Lock(), Lock()
         self._secret = secrets.token_bytes(32)
-        self._hands = ThreadPoolExecutor(HANDS, "vitrail-chores")
-        self._chores = BoundedSemaphore(CHORES)
+        self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "vitrail-background")
+        self._background_slots = BoundedSemaphore(MAX_BACKGROUND_TASKS)
 
-    # -- what there is ---------------------------------------------------------------------------------------------
+    # -- models and inputs -----------------------------------------------------------------------------------------
 
-    def model(self, name: str) -> ServedModel:
-        """A model by id."""
-        if name not in self.models:
-            raise missing(f"model {name[:60]!r}", f"Choose one of {', '.join(self.models)}.")
-        return self.models[name]
+    def model(self, model_id: str) -> ServedModel:
+        """Return a model by its id."""
+        if model_id not in self.models:
+            raise not_found(f"model {model_id[:60]!r}", f"Choose one of {', '.join(self.models)}.")
+        return self.models[model_id]
 
-    def picture(self, name: str) -> StoredImage:
-        """A picture by id."""
-        found = self.pictures.get(name)
+    def image(self, image_id: str) -> StoredImage:
+        """Return an image by its id."""
+        found = self.images.get(image_id)
         if found is None:
-            raise missing("such picture", "It may have been dropped to make room: send it again.")
+            raise not_found("image", "It may have expired: upload it again.")
         return found
 
-    def source(self, served: ServedModel, picture: str | None, text: str | None) -> Any:
-        """What a request is about: a picture's bytes as the model sees it, or a text."""
+    def raw_input(self, served: ServedModel, image_id: str | None, text: str | None) -> Any:
+        """The input of a request: the image's pixels at the model's input size, or the text."""
         if served.kind == "text":
-            if text is None or picture is not None:
-                raise ApiError(422, f"{served.title} reads texts", "Send a text instead of a picture.")
-            return plan.text(text, self.limits)
-        if picture is None or text is not None:
-            raise ApiError(422, f"{served.title} looks at pictures", "Send a picture's id instead of a text.")
-        return self.picture(picture).seen[served.id]
+            if text is None or image_id is not None:
+                raise ApiError(422, f"{served.title} is a text model", "Send a text instead of an image.")
+            return check_text(text, self.limits)
+        if image_id is None or text is not None:
+            raise ApiError(422, f"{served.title} is an image model", "Send the id of an image instead of a text.")
+        return self.image(image_id).pixels[served.id]
 
-    # -- pictures --------------------------------------------------------------------------------------------------
+    # -- images ----------------------------------------------------------------------------------------------------
 
-    def chore(self, work: Callable[[], T]) -> Any:
-        """Do something beside the models, in a thread; bounded, so that nobody can pile work up."""
-        if not self._chores.acquire(blocking=False):
+    def run_in_background(self, work: Callable[[], T]) -> Any:
+        """Run a function in a background thread and return its future; the number of such tasks is bounded."""
+        if not self._background_slots.acquire(blocking=False):
             raise ApiError(503, "too many files are being read or drawn", "Try again.", {"Retry-After": "2"})
 
         def run() -> T:
             try:
                 return work()
             finally:
-                self._chores.release()
+                self._background_slots.release()
 
         try:
-            return self._hands.submit(run)
+            return self._background.submit(run)
         except RuntimeError as error:  # the server is shutting down
-            self._chores.release()
+            self._background_slots.release()
             raise ApiError(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"}) from error
 
     def add_upload(self, data: bytes) -> StoredImage:
-        """A file from a client."""
-        name = self._name(data)
-        known = self.pictures.get(name)
-        return known or self._add(name, read_upload(data, self.limits))
+        """Decode and store an uploaded file."""
+        image_id = self._image_id(data)
+        return self.images.get(image_id) or self._add_image(image_id, read_upload(data, self.limits))
 
     def add_sample(self, served: ServedModel, sample: str) -> StoredImage:
-        """An embedded scene."""
-        pixels = pixels_of(sample, served)
+        """Store an embedded scene."""
+        pixels = sample_pixels(sample, served)
         if pixels is None:
-            raise missing(f"sample {sample[:60]!r}", f"See /api/samples?model={served.id}.")
-        name = self._name(pixels.tobytes())
-        return self.pictures.get(name) or self._add(name, Upload(Image.fromarray(pixels), ()))
+            raise not_found(f"sample {sample[:60]!r}", f"See /api/samples?model={served.id}.")
+        image_id = self._image_id(pixels.tobytes())
+        return self.images.get(image_id) or self._add_image(image_id, Upload(Image.fromarray(pixels), ()))
 
-    def _name(self, data: bytes) -> str:
-        """The same for the same file, and not to be guessed by who has not the file."""
+    def _image_id(self, data: bytes) -> str:
+        """An id that is equal for equal files and cannot be guessed without the file."""
         return hmac.new(self._secret, data, hashlib.sha256).hexdigest()[:24]
 
-    def _add(self, name: str, upload: Upload) -> StoredImage:
-        seen = {served.id: served.seen(upload.image) for served in self.models.values() if served.kind == "image"}
+    def _add_image(self, image_id: str, upload: Upload) -> StoredImage:
+        pixels = {served.id: served.pixels(upload.image) for served in self.models.values() if served.kind == "image"}
         width, height = upload.image.size
-        picture = StoredImage(name, width, height, upload.notes, seen)
-        self.pictures.put(name, picture, sum(a.nbytes for a in seen.values()) + 1024)
-        return picture
+        image = StoredImage(image_id, width, height, upload.notes, pixels)
+        self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + 1024)
+        return image
 
-    # -- what the model says ---------------------------------------------------------------------------------------
+    # -- predictions -----------------------------------------------------------------------------------------------
 
-    def predicted(self, served: ServedModel, picture: str | None, source: Any) -> list[int] | None:
-        """The predicted class, if the model was asked before; None if it has to be found out."""
-        known = self._said.get(_question(served, picture, source))
-        return None if known is None else [int(known.argmax())]
+    def cached_prediction(self, served: ServedModel, image_id: str | None, raw_input: Any) -> list[int] | None:
+        """The predicted class if it is already known, else None."""
+        cached = self._probabilities.get(_input_key(served, image_id, raw_input))
+        return None if cached is None else [int(cached.argmax())]
 
-    def say(self, served: ServedModel, picture: str | None, source: Any) -> torch.Tensor:
-        """Probabilities of the classes, shape (C,); to be called by the thread that uses the models."""
-        from vitrail.targets import class_scores
-
-        key = _question(served, picture, source)
-        known = self._said.get(key)
-        if known is None:
-            known = class_scores(served.logits(source)[None], "prob")[0].cpu()
-            self._said.put(key, known, known.numel() * 4 + len(key))
-        return known
+    def probabilities(self, served: ServedModel, image_id: str | None, raw_input: Any) -> torch.Tensor:
+        """Compute the class probabilities, shape (C,); called from the thread that runs the models."""
+        key = _input_key(served, image_id, raw_input)
+        cached = self._probabilities.get(key)
+        if cached is None:
+            cached = class_scores(served.logits(raw_input)[None], "prob")[0].cpu()
+            self._probabilities.put(key, cached, cached.numel() * 4 + len(key))
+        return cached
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def job(self, name: str) -> Job:
-        """A job by id, at work or kept."""
+    def job(self, job_id: str) -> Job:
+        """Return an active or finished job by its id."""
         with self._lock:
-            active = self._active.get(name)
-        found = active[0] if active else self.finished.get(name)
+            active = self._active.get(job_id)
+        found = active[0] if active else self.finished_jobs.get(job_id)
         if found is None:
-            raise missing("such job")
+            raise not_found("job")
         return found
 
-    def show(self, job: Job) -> dict[str, Any]:
-        """A job as JSON."""
+    def job_json(self, job: Job) -> dict[str, Any]:
+        """Convert a job to JSON, with its position in the queue."""
         with self._lock:
             active = self._active.get(job.id)
-        return job.show(self.queue.ahead(active[1]) if active else 0)
+        return job.to_json(self.queue.ahead(active[1]) if active else 0)
 
-    def start(self, job: Job, asked: Sequence[plan.Asked], client: Client) -> Job:
+    def start(self, job: Job, methods: Sequence[RequestedMethod], client: Client) -> Job:
         """Queue a job.
 
         Raises:
-            Refusal: 503, the queue is full.
+            ApiError: 503, the queue is full.
         """
-        work = JobRunner(job, asked, self.queue, self.limits, self.made)
-        task = QueuedTask(client.key, deque(work.steps), lambda problem: self._ended(job, problem))
+        runner = JobRunner(job, methods, self.queue, self.limits, self.map_cache)
+        task = QueuedTask(client.key, deque(runner.steps), lambda problem: self._finish(job, problem))
         with self._lock:
             self._active[job.id] = (job, task)
         try:
@@ -212,58 +209,58 @@ class ServerState:
         return job
 
     def cancel(self, job: Job) -> None:
-        """Stop a job: at once if it waits, else after its next look at the model."""
+        """Cancel a job: a queued one at once, a running one after the current batch."""
         job.cancelled.set()
         with self._lock:
             active = self._active.get(job.id)
-        if active and self.queue.withdraw(active[1]):
-            self._ended(job, CancelledWork())
+        if active and self.queue.remove(active[1]):
+            self._finish(job, JobCancelled())
 
-    def _ended(self, job: Job, problem: BaseException | None) -> None:
-        if isinstance(problem, CancelledWork) or (problem is None and job.cancelled.is_set() and not _whole(job)):
+    def _finish(self, job: Job, problem: BaseException | None) -> None:
+        if isinstance(problem, JobCancelled) or (problem is None and job.cancelled.is_set() and not _is_complete(job)):
             state = "cancelled"
         elif problem is not None:
             log.error("a job failed", exc_info=problem)
             state = "failed"
         else:
             state = "failed" if all(item.state == "failed" for item in job.items) else "done"
-        job.end(state)
-        self.finished.put(job.id, job, job.size)
+        job.finish(state)
+        self.finished_jobs.put(job.id, job, job.size)
         with self._lock:
             self._active.pop(job.id, None)
 
     @property
-    def busy(self) -> int:
-        """How many jobs wait or run."""
+    def active_jobs(self) -> int:
+        """Number of queued and running jobs."""
         return len(self._active)
 
-    def drawn(self, work: Callable[[], T]) -> T:
-        """Draw something; one at a time, since matplotlib is not made for several threads."""
-        with self._drawing:
+    def draw(self, work: Callable[[], T]) -> T:
+        """Run a drawing function, one at a time: matplotlib is not thread-safe."""
+        with self._draw_lock:
             return work()
 
     def open(self) -> None:
-        """Take work again after having been closed."""
+        """Accept work again after `close`."""
         if self.queue.closed:
             self.queue = Queue(self.limits)
-            self._hands = ThreadPoolExecutor(HANDS, "vitrail-chores")
+            self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "vitrail-background")
 
     def close(self) -> None:
-        """Stop everything."""
+        """Cancel all jobs and stop all threads."""
         with self._lock:
             active = [job for job, _ in self._active.values()]
         for job in active:
             job.cancelled.set()
         self.queue.close()
         for job in active:
-            if not job.over:
-                self._ended(job, CancelledWork())
-        self._hands.shutdown(wait=False, cancel_futures=True)
+            if not job.finished:
+                self._finish(job, JobCancelled())
+        self._background.shutdown(wait=False, cancel_futures=True)
 
 
-def _question(served: ServedModel, picture: str | None, source: Any) -> str:
-    return f"{served.id}|{picture}|{source if picture is None else ''}"
+def _input_key(served: ServedModel, image_id: str | None, raw_input: Any) -> str:
+    return f"{served.id}|{image_id}|{raw_input if image_id is None else ''}"
 
 
-def _whole(job: Job) -> bool:
+def _is_complete(job: Job) -> bool:
     return all(item.state in ("done", "failed") for item in job.items)

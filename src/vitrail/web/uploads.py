@@ -1,4 +1,4 @@
-"""Files from strangers to pictures: content decides, and everything is checked before it is decoded."""
+"""Decoding of uploaded files; size and format are checked before anything is decoded."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 
 from vitrail.models.preprocess import upright
 from vitrail.web.errors import ApiError
-from vitrail.web.limits import Limits
+from vitrail.web.limits import MEGABYTE, Limits
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: What is decoded, by Pillow's names. Other decoders stay shut: some start programs or were never meant for strangers.
+#: Supported formats, by Pillow's names. Other decoders are disabled: some start programs, some are unsafe on untrusted
+#: files.
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
-#: How files of these formats begin.
-SIGNS = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-ORIENTATION = 0x0112
-NAMES = ", ".join(FORMATS)
+#: The first bytes of files in these formats.
+SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+EXIF_ORIENTATION = 0x0112
 
 
 @dataclass(frozen=True)
 class Upload:
-    """A picture that was read.
+    """A decoded image.
 
     Attributes:
-        image: Upright, in RGB.
-        notes: What was done to it that its owner should know.
+        image: The image after EXIF rotation, in RGB.
+        notes: Conversions the user should know about.
     """
 
     image: Image
@@ -35,18 +35,18 @@ class Upload:
 
 
 def read_upload(data: bytes, limits: Limits) -> Upload:
-    """Decode a file.
+    """Decode an image file.
 
     Args:
         data: The file's bytes.
-        limits: What is refused.
+        limits: The limits of size and shape.
 
     Raises:
-        Refusal: 413 for too many bytes, 415 for what is no picture, 422 for damaged or far too large pictures.
+        ApiError: 413 for too many bytes, 415 for an unsupported format, 422 for a damaged image or a wrong shape.
     """
     from PIL import Image, UnidentifiedImageError
 
-    if len(data) > limits.upload:
+    if len(data) > limits.upload_bytes:
         raise too_large(limits)
     if not data:
         raise ApiError(422, "the file is empty", "Choose another file.")
@@ -56,62 +56,64 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
             notes = _notes(image)
             image.seek(0)
             image.load()
-            found = upright(image)
+            return Upload(upright(image), notes)
     except ApiError:
         raise
     except UnidentifiedImageError as error:
-        if data.startswith(SIGNS):
+        if data.startswith(SIGNATURES):
             raise _damaged(error) from error
-        fix = f"Send a picture as one of {NAMES}; what counts is the content, not the file's name."
-        raise ApiError(415, "the file is not a picture of a kind that is read here", fix) from error
+        what = f"unsupported image format (supported: {', '.join(FORMATS)})"
+        fix = "Convert the image to a supported format. The content of the file counts, not its name."
+        raise ApiError(415, what, fix) from error
     except Image.DecompressionBombError as error:
-        raise _too_many_pixels("more pixels than Pillow opens", limits) from error
-    except Exception as error:  # decoders raise whatever they stumble over; the server must live on
+        raise _too_many_pixels("too many pixels for Pillow", limits) from error
+    except Exception as error:  # decoders raise all kinds of exceptions on damaged files
         raise _damaged(error) from error
-    return Upload(found, notes)
 
 
 def too_large(limits: Limits) -> ApiError:
-    """The answer to a file with too many bytes."""
-    most = limits.upload / (1 << 20)
-    return ApiError(413, f"the file is larger than {most:.3g} MB", "Shrink it: the model sees a few hundred pixels.")
+    """Build the error response for a file with too many bytes."""
+    maximum = limits.upload_bytes / MEGABYTE
+    return ApiError(
+        413, f"the file is larger than {maximum:.3g} MB", "Shrink it: the model's input is a few hundred pixels wide."
+    )
 
 
 def _check_size(image: Image, limits: Limits) -> None:
     width, height = image.size
     if width * height > limits.pixels:
         raise _too_many_pixels(f"{width}×{height} pixels", limits)
-    if min(width, height) < 1 or max(width, height) > limits.slender * min(width, height):
+    if min(width, height) < 1 or max(width, height) > limits.aspect_ratio * min(width, height):
         raise ApiError(
-            422, f"the picture is {width}×{height}, more than {limits.slender} times as long as it is wide",
-            "Cut out the part that matters.",
+            422, f"the image is {width}×{height}, an aspect ratio above {limits.aspect_ratio}",
+            "Crop it to the relevant part.",
         )  # fmt: skip
     if image.mode == "F":
-        raise ApiError(422, "the picture's values are floating-point numbers", "Save it with 8 or 16 bits a channel.")
+        raise ApiError(422, "the image has floating-point values", "Save it with 8 or 16 bits per channel.")
 
 
 def _too_many_pixels(what: str, limits: Limits) -> ApiError:
-    fix = f"Shrink it to {limits.pixels / 1e6:.3g} million pixels at most; the model sees a few hundred a side."
-    return ApiError(422, f"the picture has {what}, too many to decode", fix)
+    fix = f"Shrink it to at most {limits.pixels / 1e6:.3g} million pixels; the model's input is a few hundred wide."
+    return ApiError(422, f"the image is too large to decode: {what}", fix)
 
 
 def _damaged(error: Exception) -> ApiError:
     reason = " ".join(str(error).split())[:120] or type(error).__name__
     if "BytesIO" in reason:
-        reason = "its beginning cannot be read"
-    return ApiError(422, f"the picture is damaged or cut short ({reason})", "Open it in a viewer and save it again.")
+        reason = "its header cannot be read"
+    return ApiError(422, f"the image is damaged or truncated ({reason})", "Open it in a viewer and save it again.")
 
 
 def _notes(image: Image) -> tuple[str, ...]:
     notes = []
-    if image.getexif().get(ORIENTATION, 1) not in (1, None):
-        notes.append("rotated as its EXIF says")
+    if image.getexif().get(EXIF_ORIENTATION, 1) not in (1, None):
+        notes.append("rotated according to its EXIF orientation")
     if getattr(image, "is_animated", False):
-        notes.append("several frames: the first is used")
+        notes.append("animated: the first frame is used")
     if image.mode.startswith("I"):
-        notes.append("16 bits a pixel: scaled to 8")
+        notes.append("16 bits per pixel: scaled to 8")
     if image.mode == "CMYK":
         notes.append("CMYK: converted to RGB without its colour profile")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        notes.append("transparency: laid on white")
+        notes.append("transparent: placed on a white background")
     return tuple(notes)

@@ -1,115 +1,138 @@
-"""What a request asks for, checked before any of it is done: methods, options and classes."""
+"""Validation of requests before any work is done: methods, options, classes and texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 from vitrail.methods import Method, find
-from vitrail.web.costs import SHORT, allow
-from vitrail.web.errors import refused
-from vitrail.web.limits import Limits
+from vitrail.methods.cost import size_of
+from vitrail.web.errors import to_api_error
+from vitrail.web.limits import (
+    MAX_INTERLEAVED_EVALUATIONS,
+    MAX_OPTION_CHARACTERS,
+    MAX_OPTION_NUMBER,
+    MAX_OPTION_VALUES,
+    MAX_SPEC_CHARACTERS,
+    Limits,
+)
 from vitrail.web.model import ServedModel
-
-SPEC = 200
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A method that was asked for.
+class RequestedMethod:
+    """A method of a request.
 
     Attributes:
-        label: The spec without blanks.
-        method: Its registry line.
-        extra: Options beyond the spec: the request's seed, for methods that draw numbers.
-        looks: How many pictures it will show the model.
+        label: The method and its options as given, without spaces.
+        method: Its registry entry.
+        extra_options: Options beyond the label: the request's seed, for methods that draw random numbers.
+        evaluations: Images it evaluates beyond the shared pass, at most.
     """
 
     label: str
     method: Method
-    extra: Mapping[str, Any]
-    looks: int
+    extra_options: Mapping[str, Any]
+    evaluations: int
 
     @property
-    def cheap(self) -> bool:
-        """Whether it shares the common pass."""
-        return self.looks == 0
+    def shares_pass(self) -> bool:
+        """Whether it only reads the pass that such methods share."""
+        return self.evaluations == 0
 
     @property
-    def short(self) -> bool:
-        """Whether it may be let in while another method is at work."""
-        return self.looks <= SHORT
+    def can_interleave(self) -> bool:
+        """Whether it is short enough to run between two batches of a longer method."""
+        return self.evaluations <= MAX_INTERLEAVED_EVALUATIONS
 
 
-def ask(specs: Sequence[str], served: ServedModel, targets: int, seed: int, limits: Limits) -> list[Asked]:
-    """Methods as users type them, each once, in the order given.
+def check_methods(
+    specs: Sequence[str], served: ServedModel, target_count: int, seed: int, limits: Limits
+) -> list[RequestedMethod]:
+    """Parse and check the methods of a request; duplicates are removed, the order is kept.
 
     Raises:
-        Refusal: 422, a method is unknown, does not apply, or would take too long.
+        ApiError: 422, a method is unknown, does not apply to the model, or costs too much.
     """
     try:
         if not 1 <= len(specs) <= limits.methods:
-            raise OptionError(f"{len(specs)} methods were asked for: give from 1 to {limits.methods}")
-        found = {one.label: one for one in (_one(spec, served, targets, seed, limits) for spec in specs)}
-        total, most = sum(one.looks for one in found.values()), limits.altogether * limits.looks
-        if total > most:
+            raise OptionError(f"{len(specs)} methods given: give 1 to {limits.methods}")
+        methods = {m.label: m for m in (_check_method(spec, served, target_count, seed, limits) for spec in specs)}
+        total, maximum = sum(m.evaluations for m in methods.values()), limits.request_factor * limits.evaluations
+        if total > maximum:
             raise OptionError(
-                f"all methods together would show the model {total} pictures, and this server allows {most} for a "
-                "request: ask for fewer methods at a time"
+                f"the methods together evaluate {total} perturbed images, more than the {maximum} this server allows "
+                "per request: use fewer methods at a time"
             )
     except VitrailError as error:
-        raise refused(error) from error
-    return list(found.values())
+        raise to_api_error(error) from error
+    return list(methods.values())
 
 
-def _one(spec: str, served: ServedModel, targets: int, seed: int, limits: Limits) -> Asked:
-    if len(spec) > SPEC:
-        raise OptionError(f"a method's name and options took {len(spec)} characters: {SPEC} are allowed")
+def _check_method(spec: str, served: ServedModel, target_count: int, seed: int, limits: Limits) -> RequestedMethod:
+    if len(spec) > MAX_SPEC_CHARACTERS:
+        raise OptionError(f"a method with its options has {len(spec)} characters: use at most {MAX_SPEC_CHARACTERS}")
     try:
         label, method, options = find(spec)
     except RecursionError as error:
         raise OptionError(f"{spec[:30]}… is nested too deeply: name the method itself") from error
-    extra = {"seed": seed} if "seed" in options and "seed=" not in label else {}
-    looks = allow(label, {**options, **extra}, served.structure, targets, limits)
-    method.check(served.structure, options)
-    if served.reading is not None and (against := method.reason_against("text")) is not None:
-        raise OptionError(f"{method.name} does not apply to texts: {against}")
-    return Asked(label, method, extra, looks)
+    extra_options = {"seed": seed} if "seed" in options and "seed=" not in label else {}
+    options = {**options, **extra_options}
+    for name, value in options.items():
+        _check_option(method.name, name, value)
+    evaluations = method.cost(options, size_of(served.structure), target_count).evaluations
+    if evaluations > limits.evaluations:
+        raise OptionError(
+            f"{label} evaluates {evaluations} perturbed images, more than the {limits.evaluations} this server allows "
+            "per method: use fewer masks, samples, steps or classes"
+        )
+    served.check_method(method, options)
+    return RequestedMethod(label, method, extra_options, evaluations)
 
 
-def classes(targets: Sequence[int] | None, served: ServedModel, limits: Limits) -> list[int] | None:
-    """Classes asked for, each once, or None for the predicted one.
+def _check_option(method: str, name: str, value: Any) -> None:
+    if isinstance(value, str) and len(value) > MAX_OPTION_CHARACTERS:
+        raise OptionError(f"{name} of {method} is too long: use at most {MAX_OPTION_CHARACTERS} characters")
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        maximum = MAX_OPTION_VALUES.get(name, MAX_OPTION_NUMBER)
+        if not isfinite(value) or abs(value) > maximum:
+            raise OptionError(f"{name}={value} of {method} is too large for this server: use at most {maximum}")
+
+
+def check_targets(targets: Sequence[int] | None, served: ServedModel, limits: Limits) -> list[int] | None:
+    """Check the classes of a request; duplicates are removed, None stands for the predicted class.
 
     Raises:
-        Refusal: 422, a class does not exist, or there are too many.
+        ApiError: 422, a class does not exist, or there are too many.
     """
     if targets is None:
         return None
     try:
         if not 1 <= len(targets) <= limits.targets:
-            raise TargetError(f"{len(targets)} classes were asked for: give from 1 to {limits.targets}, or null")
+            raise TargetError(f"{len(targets)} classes given: give 1 to {limits.targets}, or null")
         for index in targets:
             if not 0 <= index < served.class_count:
                 count = served.class_count
                 raise TargetError(f"class {index} does not exist: the model has {count} classes, 0 to {count - 1}")
     except VitrailError as error:
-        raise refused(error) from error
+        raise to_api_error(error) from error
     return list(dict.fromkeys(targets))
 
 
-def text(given: str, limits: Limits) -> str:
-    """A text that is not empty and not too long.
+def check_text(text: str, limits: Limits) -> str:
+    """Check that a text is neither empty nor too long.
 
     Raises:
-        Refusal: 422.
+        ApiError: 422.
     """
     try:
-        if not given.strip():
-            raise InputError("the text is empty: write something to explain")
-        if len(given) > limits.characters:
-            raise InputError(f"the text has {len(given)} characters: {limits.characters} are allowed")
+        if not text.strip():
+            raise InputError("the text is empty: enter a text to explain")
+        if len(text) > limits.characters:
+            raise InputError(f"the text has {len(text)} characters: use at most {limits.characters}")
     except VitrailError as error:
-        raise refused(error) from error
-    return given
+        raise to_api_error(error) from error
+    return text

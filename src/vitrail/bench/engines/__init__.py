@@ -1,1 +1,55 @@
-"""Engines that run the chunks of a benchmark: local processes, Ray actors, shards of a cluster."""
+"""Engines run the tasks of a benchmark: processes of this machine, Ray actors, or shards of a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from vitrail.errors import VitrailError
+
+
+class WorkerError(VitrailError, RuntimeError):
+    """Workers died repeatedly, or one met an error that concerns more than a single image."""
+
+
+class BenchTask(Protocol):
+    """A task that can be sent to another process and knows the file of its result."""
+
+    @property
+    def name(self) -> str:
+        """Name of its file, without suffix."""
+
+    @property
+    def maps(self) -> int:
+        """Number of maps it computes, for progress."""
+
+    def perform(self, device: str) -> Path:
+        """Do the work and return the file that was written."""
+
+
+TaskCallback = Callable[[BenchTask], None]
+
+
+class Engine(Protocol):
+    """Runs tasks."""
+
+    def run(self, tasks: Sequence[BenchTask], done: TaskCallback = ...) -> None:
+        """Run all tasks; call ``done`` with each that is finished."""
+
+
+def run_task(task: BenchTask, device: str = "cpu") -> Path:
+    """Run one task, in whatever process an engine chose.
+
+    On a CPU without bfloat16, torch disables its oneDNN kernels for the rest of the process at the first bfloat16
+    product, and the other kernels differ in the last bits, in float32 too. Every task therefore starts with oneDNN
+    enabled, so that its numbers do not depend on what its process did before.
+    """
+    mkldnn: Any = torch.backends.mkldnn
+    before = mkldnn.set_flags(True)[0]
+    try:
+        return task.perform(device)
+    finally:
+        mkldnn.set_flags(before)

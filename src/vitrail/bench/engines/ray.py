@@ -1,4 +1,4 @@
-"""The engine for many machines: Ray actors, each with one loaded model, over a folder all of them see."""
+"""The engine for many machines: Ray actors that share a folder, each with its models loaded."""
 
 from __future__ import annotations
 
@@ -6,17 +6,16 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from vitrail.bench.chunk import BenchTask, run_chunk
-from vitrail.bench.engines.local import Done, WorkerError
-from vitrail.bench.explainer import reason
+from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, run_task
+from vitrail.bench.explainer import error_line
 from vitrail.errors import OutputError, require
 
-#: How often Ray does a piece of work again whose actor died under it.
+#: Number of times Ray repeats a task whose actor died.
 RETRIES = 3
 
 
-class Actor:
-    """A worker: a process that keeps its models loaded between pieces of work."""
+class RayWorker:
+    """An actor: a process that keeps its models loaded between tasks."""
 
     def __init__(self, device: str, threads: int) -> None:
         import torch
@@ -26,30 +25,31 @@ class Actor:
             torch.set_num_threads(threads)
 
     def run(self, task: BenchTask) -> tuple[str, str] | None:
-        """Do a piece of work; None, or what went wrong. Errors travel as words: their classes may not be there."""
+        """Run a task; return None, or the failure as text, because its class may not exist in the driver."""
         try:
-            run_chunk(task, self.device)
+            run_task(task, self.device)
         except OutputError as error:
             return "output", str(error)
-        except Exception as error:  # noqa: BLE001 - told to the driver, which raises it
-            return "other", f"{task.name}: {reason(error)}"
+        except Exception as error:  # noqa: BLE001 - sent to the driver, which raises it
+            return "other", f"{task.name}: {error_line(error)}"
         return None
 
     def pid(self) -> int:
-        """The process."""
+        """Return the process id."""
         return os.getpid()
 
 
 class RayEngine:
-    """Runs pieces of work on a Ray cluster, or on this machine where there is none.
+    """Run tasks on a Ray cluster, or on this machine if there is none.
 
-    An actor that dies is started again and its work done again; as a part appears whole or not at all, that is safe.
+    An actor that dies is restarted and its task repeated. That is safe because parts are written atomically.
 
     Args:
-        workers: How many actors; by default one for each GPU of the cluster, or for each pair of core and thread.
-        device: "cpu" or "cuda": what an actor takes for itself.
-        threads: Of torch in each actor on the CPU.
-        address: Of a running cluster: "auto", a host and port, or ``ray://…``. Else RAY_ADDRESS, else a local one.
+        workers: Number of actors. Default: one per GPU of the cluster, or one per ``threads`` cores.
+        device: "cpu" or "cuda": what each actor reserves.
+        threads: Torch threads of each CPU actor.
+        address: Address of a running cluster: "auto", a host and port, or ``ray://…``. Default: RAY_ADDRESS, else a
+            cluster on this machine.
     """
 
     def __init__(
@@ -59,17 +59,17 @@ class RayEngine:
         self.address = address or os.environ.get("RAY_ADDRESS")
         self.actors: list[Any] = []
 
-    def run(self, tasks: Sequence[BenchTask], done: Done = lambda _: None) -> None:
-        """Do all of them; ``done`` is called with each that is finished.
+    def run(self, tasks: Sequence[BenchTask], done: TaskCallback = lambda _: None) -> None:
+        """Run all tasks; call ``done`` with each that is finished.
 
         Raises:
-            VitrailError: A piece of work cannot be done. What is done stays done.
+            VitrailError: A task cannot be done. Results of finished tasks remain.
         """
         if not tasks:
             return
         ray = require("ray", "ray", "run on a cluster")
-        ours = not ray.is_initialized()
-        if ours:
+        started_here = not ray.is_initialized()
+        if started_here:
             self._connect(ray)
         try:
             self._run(ray, list(tasks), done)
@@ -77,7 +77,7 @@ class RayEngine:
             for actor in self.actors:
                 ray.kill(actor)
             self.actors = []
-            if ours:
+            if started_here:
                 ray.shutdown()
 
     def _connect(self, ray: Any) -> None:
@@ -88,37 +88,36 @@ class RayEngine:
             cores = self.workers * self.threads if self.workers and self.device == "cpu" else None
             ray.init(num_cpus=cores, include_dashboard=False, **quiet)
 
-    def _run(self, ray: Any, tasks: list[BenchTask], done: Done) -> None:
+    def _run(self, ray: Any, tasks: list[BenchTask], done: TaskCallback) -> None:
         gpu = self.device != "cpu"
-        there = ray.cluster_resources()
-        count = self.workers or int(there.get("GPU", 1) if gpu else there.get("CPU", 1) // self.threads) or 1
-        kind = ray.remote(
+        resources = ray.cluster_resources()
+        count = self.workers or int(resources.get("GPU", 1) if gpu else resources.get("CPU", 1) // self.threads) or 1
+        actor_class = ray.remote(
             num_gpus=1 if gpu else 0, num_cpus=1 if gpu else self.threads, max_restarts=-1, max_task_retries=RETRIES
-        )(Actor)
+        )(RayWorker)
         # Ray shows an actor its own GPU only, which is then the first it sees.
         device = "cuda:0" if gpu else "cpu"
-        self.actors = [kind.remote(device, self.threads) for _ in range(min(count, len(tasks)))]
+        self.actors = [actor_class.remote(device, self.threads) for _ in range(min(count, len(tasks)))]
         todo = list(reversed(tasks))
         busy: dict[Any, tuple[Any, BenchTask]] = {}
 
-        def hand(actor: Any) -> None:
+        def assign(actor: Any) -> None:
             task = todo.pop()
             busy[actor.run.remote(task)] = (actor, task)
 
         for actor in self.actors:
-            hand(actor)
+            assign(actor)
         while busy:
             (ready,), _ = ray.wait(list(busy), num_returns=1)
             actor, task = busy.pop(ready)
             try:
-                trouble = ray.get(ready)
+                failure = ray.get(ready)
             except ray.exceptions.RayError as error:
                 raise WorkerError(
-                    f"{task.name} was given up after {RETRIES} more tries ({reason(error)}); the same command goes on "
-                    "from what is done"
+                    f"{task.name} failed after {RETRIES} retries ({error_line(error)}). Run it again to resume"
                 ) from error
-            if trouble is not None:
-                raise (OutputError if trouble[0] == "output" else WorkerError)(trouble[1])
+            if failure is not None:
+                raise (OutputError if failure[0] == "output" else WorkerError)(failure[1])
             done(task)
             if todo:
-                hand(actor)
+                assign(actor)

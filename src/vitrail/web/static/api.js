@@ -1,6 +1,6 @@
-/** The server, as functions: every call answers with data or throws a Trouble that says what and how to mend it. */
+/** Client of the HTTP API: each call returns data or throws an ApiError with the problem and a fix. */
 
-export class Trouble extends Error {
+export class ApiError extends Error {
   constructor(what, fix = "", status = 0) {
     super(what);
     this.what = what;
@@ -9,69 +9,70 @@ export class Trouble extends Error {
   }
 }
 
-async function ask(method, path, body, signal) {
-  const form = body instanceof FormData;
-  let answer;
+async function request(method, path, body, signal) {
+  const isForm = body instanceof FormData;
+  let response;
   try {
-    answer = await fetch(path, {
+    response = await fetch(path, {
       method,
       signal,
-      headers: body && !form ? { "Content-Type": "application/json" } : {},
-      body: form ? body : body && JSON.stringify(body),
+      headers: body && !isForm ? { "Content-Type": "application/json" } : {},
+      body: isForm ? body : body && JSON.stringify(body),
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Trouble("The server does not answer.", "See whether vitrail serve is still running, then try again.");
+    throw new ApiError("The server does not respond.", "Check that vitrail serve is still running, then try again.");
   }
-  if (answer.ok) return answer;
-  const told = await answer.json().catch(() => null);
-  const wait = answer.headers.get("Retry-After");
-  const fix = told?.error?.fix ?? "Try again.";
-  throw new Trouble(
-    told?.error?.what ?? `The server answered ${answer.status}.`,
+  if (response.ok) return response;
+  const content = await response.json().catch(() => null);
+  const wait = response.headers.get("Retry-After");
+  const fix = content?.error?.fix ?? "Try again.";
+  throw new ApiError(
+    content?.error?.what ?? `The server returned status ${response.status}.`,
     wait ? `${fix} (in about ${wait} s)` : fix,
-    answer.status,
+    response.status,
   );
 }
 
-const json = async (...given) => (await ask(...given)).json();
+const requestJson = async (...args) => (await request(...args)).json();
 
-export const models = () => json("GET", "/api/models");
-export const samples = (model) => json("GET", `/api/samples?model=${encodeURIComponent(model)}`);
-export const useSample = (model, sample) => json("POST", "/api/pictures/sample", { model, sample });
-export const predict = (subject, signal) => json("POST", "/api/predict", subject, signal);
-export const explain = (asked) => json("POST", "/api/explain", asked);
-export const curves = (asked) => json("POST", "/api/curves", asked);
-export const attention = (asked, signal) => json("POST", "/api/attention", asked, signal);
-export const job = (id) => json("GET", `/api/jobs/${id}`);
-export const cancel = (id) => ask("DELETE", `/api/jobs/${id}`);
-export const code = async (id) => (await ask("GET", `/api/jobs/${id}/code.py`)).text();
-export const pictureUrl = (model, picture) => `/api/pictures/${picture}.png?model=${encodeURIComponent(model)}`;
+export const models = () => requestJson("GET", "/api/models");
+export const samples = (model) => requestJson("GET", `/api/samples?model=${encodeURIComponent(model)}`);
+export const useSample = (model, sample) => requestJson("POST", "/api/pictures/sample", { model, sample });
+export const predict = (input, signal) => requestJson("POST", "/api/predict", input, signal);
+export const explain = (body) => requestJson("POST", "/api/explain", body);
+export const curves = (body) => requestJson("POST", "/api/curves", body);
+export const attention = (body, signal) => requestJson("POST", "/api/attention", body, signal);
+export const job = (id) => requestJson("GET", `/api/jobs/${id}`);
+export const cancel = (id) => request("DELETE", `/api/jobs/${id}`);
+export const code = async (id) => (await request("GET", `/api/jobs/${id}/code.py`)).text();
+export const imageUrl = (model, image) => `/api/pictures/${image}.png?model=${encodeURIComponent(model)}`;
 export const fileUrl = (id, name) => `/api/jobs/${id}/${name}`;
 
 export function upload(model, file) {
   const form = new FormData();
-  form.append("file", file, file.name || "picture");
-  return json("POST", `/api/pictures?model=${encodeURIComponent(model)}`, form);
+  form.append("file", file, file.name || "image");
+  return requestJson("POST", `/api/pictures?model=${encodeURIComponent(model)}`, form);
 }
 
 /**
- * Follow a job to its end.
+ * Follow a job until it ends.
  *
  * @param id the job
- * @param on {job, item, end, lost}: called with the whole job, each changed item, at the end, or when the line is lost
+ * @param on {job, item, end, lost}: called with the whole job, with each changed item, at the end, or when the
+ *   connection is lost
  * @returns a function that stops following
  */
 export function follow(id, on) {
   const source = new EventSource(`/api/jobs/${id}/events`);
-  let broken = 0;
+  let failures = 0;
   const close = () => source.close();
   source.addEventListener("job", (event) => {
-    broken = 0;
+    failures = 0;
     on.job(JSON.parse(event.data));
   });
   source.addEventListener("item", (event) => {
-    broken = 0;
+    failures = 0;
     on.item(JSON.parse(event.data));
   });
   source.addEventListener("end", () => {
@@ -79,10 +80,10 @@ export function follow(id, on) {
     on.end();
   });
   source.onerror = () => {
-    broken += 1;
-    if (source.readyState !== EventSource.CLOSED && broken < 4) return;
+    failures += 1;
+    if (source.readyState !== EventSource.CLOSED && failures < 4) return;
     close();
-    on.lost(new Trouble("The line to the server broke before the job was done.", "Reload the page to try again."));
+    on.lost(new ApiError("Connection lost before the job was finished.", "Reload the page to try again."));
   };
   return close;
 }

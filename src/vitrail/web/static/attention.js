@@ -1,81 +1,81 @@
-/** What a patch or a piece of a word attends to: every layer and head small, one of them large. */
+/** The attention dialog: the attention from one patch or token, for each layer and head. */
 
 import * as api from "./api.js";
-import { place } from "./captions.js";
-import { paint, paintCells } from "./colour.js";
-import { alarm, el, write } from "./dom.js";
-import { average, decode, percent } from "./maps.js";
-import { pieceOf, shade } from "./words.js";
+import { placeCursor } from "./captions.js";
+import { drawCells, drawMap } from "./colour.js";
+import { el, setText, showAlert } from "./dom.js";
+import { averageMaps, decodeMap, formatPercent } from "./maps.js";
+import { firstToken, shade } from "./words.js";
 
 const COLOURS = "glow";
 
-export class Attention {
+export class AttentionDialog {
   constructor() {
     this.dialog = document.getElementById("attention");
     this.heading = document.getElementById("attention-title");
-    this.lens = document.getElementById("lens");
-    this.pieces = document.getElementById("pieces");
-    this.reading = document.getElementById("lens-reading");
+    this.map = document.getElementById("attention-map");
+    this.tokens = document.getElementById("attention-tokens");
+    this.readout = document.getElementById("attention-readout");
     this.heads = document.getElementById("heads");
-    this.ask = 0;
+    this.requests = 0;
     document.getElementById("attention-close").addEventListener("click", () => this.dialog.close());
     this.dialog.addEventListener("click", (event) => {
       if (event.target === this.dialog) this.dialog.close();
     });
-    this.#walk();
+    this.#addMapEvents();
   }
 
   /**
-   * @param subject {model, picture} or {model, text}
-   * @param token which patch, counted row by row, or which piece of a word
-   * @param scene {picture, grid, size} of a picture, nothing for a text
-   * @param words of a text, all its words: then the token is the number of a word, and its first piece is shown
+   * @param input {model, picture} or {model, text}
+   * @param token the index of a patch, row by row, or of a token
+   * @param scene {image, grid, size} of an image, null for a text
+   * @param words the words of a text; then `token` is the index of a word, and its first token is shown
    */
-  async open(subject, token, scene = null, words = null) {
-    Object.assign(this, { subject, scene });
-    this.lens.hidden = !scene;
-    this.pieces.hidden = Boolean(scene);
-    this.chosen = null;
+  async open(input, token, scene = null, words = null) {
+    Object.assign(this, { input, scene });
+    this.map.hidden = !scene;
+    this.tokens.hidden = Boolean(scene);
+    this.selected = null;
     if (!this.dialog.open) this.dialog.showModal();
     await this.#load(token);
-    const piece = words && this.found?.tokens ? pieceOf(this.found.tokens, words, token) : token;
-    if (piece !== this.token && this.dialog.open) await this.#load(piece);
+    const first = words && this.response?.tokens ? firstToken(this.response.tokens, words, token) : token;
+    if (first !== this.token && this.dialog.open) await this.#load(first);
   }
 
   async #load(token) {
-    const ask = (this.ask += 1);
+    const request = (this.requests += 1);
     this.token = token;
     this.dialog.setAttribute("aria-busy", "true");
-    let found;
+    let response;
     try {
-      found = await api.attention({ ...this.subject, token });
+      response = await api.attention({ ...this.input, token });
     } catch (error) {
-      if (ask !== this.ask) return;
+      if (request !== this.requests) return;
       this.dialog.close();
-      alarm(error);
+      showAlert(error);
       return;
     }
-    if (ask !== this.ask) return;
-    this.found = found;
-    this.layers = found.layers.map((layer) => layer.heads.map(decode));
-    this.means = this.layers.map(average);
-    const alike = this.means.every((map) => map.values.length === this.means[0].values.length);
-    this.mean = alike ? average(this.means) : this.means.at(-1);
-    this.#title();
-    this.#grid();
-    this.#choose(this.chosen ?? "mean");
+    if (request !== this.requests) return;
+    this.response = response;
+    this.layers = response.layers.map((layer) => layer.heads.map(decodeMap));
+    this.means = this.layers.map(averageMaps);
+    const sameSize = this.means.every((map) => map.values.length === this.means[0].values.length);
+    this.mean = sameSize ? averageMaps(this.means) : this.means.at(-1);
+    this.#drawTitle();
+    this.#drawTable();
+    this.#select(this.selected ?? "mean");
     this.dialog.setAttribute("aria-busy", "false");
   }
 
-  #title() {
+  #drawTitle() {
     if (this.scene) {
       const [, columns] = this.scene.grid;
       const [row, column] = [Math.floor(this.token / columns) + 1, (this.token % columns) + 1];
-      write(this.heading, `What the patch in row ${row}, column ${column} attends to`);
-    } else write(this.heading, `What “${this.found.tokens?.[this.token] ?? this.token}” attends to`);
+      setText(this.heading, `Attention from the patch in row ${row}, column ${column}`);
+    } else setText(this.heading, `Attention from “${this.response.tokens?.[this.token] ?? this.token}”`);
   }
 
-  #grid() {
+  #drawTable() {
     const columns = Math.max(...this.layers.map((heads) => heads.length));
     const rows = [
       el(
@@ -95,12 +95,12 @@ export class Attention {
       );
       rows.push(el("tr", {}, el("th", { scope: "row" }, String(l + 1)), mean, ...cells));
     });
-    const whole = el("td", { class: "mean" }, this.#cell(this.mean, "mean", "Mean of all layers"));
-    rows.push(el("tr", { class: "all" }, el("th", { scope: "row" }, "all"), whole));
+    const overall = el("td", { class: "mean" }, this.#cell(this.mean, "mean", "Mean of all layers"));
+    rows.push(el("tr", { class: "all" }, el("th", { scope: "row" }, "all"), overall));
     const table = el(
       "table",
       {},
-      el("caption", {}, "Layers downwards, heads across; each map by its own maximum"),
+      el("caption", {}, "Rows: layers. Columns: heads. Each map is scaled to its own maximum."),
       ...rows,
     );
     this.heads.style.setProperty("--cell", `clamp(2.1rem, calc(min(36rem, 100vw - 6rem) / ${columns + 1.5}), 5rem)`);
@@ -110,13 +110,13 @@ export class Attention {
 
   #cell(map, key, label) {
     const canvas = el("canvas", { class: "cell" });
-    paintCells(canvas, { ...map, unit: upTo(map) }, COLOURS);
+    drawCells(canvas, { ...map, unit: fractionsOfMaximum(map) }, COLOURS);
     const button = el(
       "button",
       { type: "button", class: "cell", "aria-label": label, "aria-pressed": "false", data: { key } },
       canvas,
     );
-    const show = () => this.#choose(key);
+    const show = () => this.#select(key);
     button.addEventListener("click", show);
     button.addEventListener("pointerenter", (event) => {
       if (event.pointerType === "mouse") show();
@@ -125,49 +125,49 @@ export class Attention {
     return button;
   }
 
-  #map(key) {
+  #find(key) {
     if (key === "mean") return [this.mean, "Mean of all layers"];
     const [l, h] = key.split(" ");
     if (h === "mean") return [this.means[l], `Layer ${Number(l) + 1}, mean of its heads`];
     return [this.layers[l][h], `Layer ${Number(l) + 1}, head ${Number(h) + 1}`];
   }
 
-  #choose(key) {
-    this.chosen = key;
+  #select(key) {
+    this.selected = key;
     for (const button of this.heads.querySelectorAll("button"))
       button.setAttribute("aria-pressed", String(button.dataset.key === key));
-    const [map, label] = this.#map(key);
+    const [map, label] = this.#find(key);
     const total = map.values.reduce((sum, v) => sum + v, 0);
-    const strongest = Math.max(...map.values);
+    const maximum = Math.max(...map.values);
     if (this.scene) {
-      const canvas = this.lens.querySelector("canvas");
+      const canvas = this.map.querySelector("canvas");
       const [height, width] = this.scene.size;
       canvas.height = Math.round((canvas.width * height) / width);
-      const look = { opacity: 0.85, smooth: false, alone: false, sequential: COLOURS, diverging: "coldwarm" };
-      paint(canvas, this.scene.picture, { ...map, signed: false, unit: upTo(map) }, look);
-      place(this.lens.querySelector(".origin"), this.token, this.scene.grid);
-      const rest = total < 0.995 ? `, ${percent(1 - total)} goes elsewhere (class token)` : "";
-      write(
-        this.reading,
-        `${label}: the strongest patch gets ${percent(strongest)}${rest}. Click the picture for another patch.`,
+      const style = { opacity: 0.85, smooth: false, mapOnly: false, sequential: COLOURS, diverging: "coldwarm" };
+      drawMap(canvas, this.scene.image, { ...map, signed: false, unit: fractionsOfMaximum(map) }, style);
+      placeCursor(this.map.querySelector(".origin"), this.token, this.scene.grid);
+      const rest = total < 0.995 ? `, ${formatPercent(1 - total)} on other tokens (class token)` : "";
+      setText(
+        this.readout,
+        `${label}: at most ${formatPercent(maximum)} on one patch${rest}. Click the image to choose another patch.`,
       );
     } else {
-      this.#words(map);
-      write(this.reading, `${label}: the strongest piece gets ${percent(strongest)}. Click another piece to go on.`);
+      this.#drawTokens(map);
+      setText(this.readout, `${label}: at most ${formatPercent(maximum)} on one token. Click a token to choose it.`);
     }
   }
 
-  #words(map) {
-    const tokens = this.found.tokens ?? [];
-    const unit = upTo(map);
-    this.pieces.replaceChildren(
+  #drawTokens(map) {
+    const tokens = this.response.tokens ?? [];
+    const unit = fractionsOfMaximum(map);
+    this.tokens.replaceChildren(
       ...tokens.flatMap((token, i) => {
         const button = el(
           "button",
           {
             type: "button",
-            class: i === this.token ? "piece here" : "piece",
-            title: percent(map.values[i] ?? 0),
+            class: i === this.token ? "token current" : "token",
+            title: formatPercent(map.values[i] ?? 0),
           },
           token,
         );
@@ -178,44 +178,44 @@ export class Attention {
     );
   }
 
-  /** Choosing another patch in the lens, by pointer and by keys. */
-  #walk() {
-    const cursor = this.lens.querySelector(".cursor:not(.origin)");
-    let at = null;
-    const put = (patch) => {
-      at = patch;
-      place(cursor, patch, this.scene?.grid);
+  /** Choose another patch by pointer or by keys. */
+  #addMapEvents() {
+    const cursor = this.map.querySelector(".cursor:not(.origin)");
+    let hovered = null;
+    const hover = (patch) => {
+      hovered = patch;
+      placeCursor(cursor, patch, this.scene?.grid);
     };
-    this.lens.addEventListener("pointermove", (event) => {
-      const box = this.lens.getBoundingClientRect();
+    this.map.addEventListener("pointermove", (event) => {
+      const box = this.map.getBoundingClientRect();
       const [rows, columns] = this.scene.grid;
       const row = Math.min(rows - 1, Math.max(0, Math.floor(((event.clientY - box.top) / box.height) * rows)));
       const column = Math.min(columns - 1, Math.max(0, Math.floor(((event.clientX - box.left) / box.width) * columns)));
-      put(row * columns + column);
+      hover(row * columns + column);
     });
-    this.lens.addEventListener("pointerleave", () => put(null));
-    this.lens.addEventListener("click", () => {
-      if (at !== null) this.#load(at);
+    this.map.addEventListener("pointerleave", () => hover(null));
+    this.map.addEventListener("click", () => {
+      if (hovered !== null) this.#load(hovered);
     });
-    this.lens.addEventListener("keydown", (event) => {
+    this.map.addEventListener("keydown", (event) => {
       const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
       const [rows, columns] = this.scene.grid;
-      const now = at ?? this.token;
+      const current = hovered ?? this.token;
       if (event.key in steps) {
         event.preventDefault();
         const [dr, dc] = steps[event.key];
-        const row = Math.min(rows - 1, Math.max(0, Math.floor(now / columns) + dr));
-        put(row * columns + Math.min(columns - 1, Math.max(0, (now % columns) + dc)));
-      } else if (event.key === "Enter" && at !== null) {
+        const row = Math.min(rows - 1, Math.max(0, Math.floor(current / columns) + dr));
+        hover(row * columns + Math.min(columns - 1, Math.max(0, (current % columns) + dc)));
+      } else if (event.key === "Enter" && hovered !== null) {
         event.preventDefault();
-        this.#load(at);
+        this.#load(hovered);
       }
     });
   }
 }
 
-/** Shares from nothing to the strongest. */
-function upTo(map) {
-  const most = Math.max(...map.values, 1e-12);
-  return map.values.map((v) => Math.max(0, v) / most);
+/** The values of a map divided by its maximum. */
+function fractionsOfMaximum(map) {
+  const maximum = Math.max(...map.values, 1e-12);
+  return map.values.map((v) => Math.max(0, v) / maximum);
 }

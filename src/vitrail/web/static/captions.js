@@ -1,19 +1,19 @@
-/** What stands beside a map: its name, its state, its colours, where the cursor is. */
+/** Titles, states, legends, readouts and cursors of maps. */
 
-import { bar } from "./colour.js";
-import { el, write } from "./dom.js";
-import { seconds } from "./maps.js";
+import { drawColourBar } from "./colour.js";
+import { el, setText } from "./dom.js";
+import { formatSeconds } from "./maps.js";
 
-/** A line of reading for each class; of two, each with its colour. */
-export function lines(place, told) {
-  while (place.children.length > told.length) place.lastChild.remove();
-  while (place.children.length < told.length) place.append(el("span", {}));
-  told.forEach((text, i) => write(place.children[i], text));
-  place.classList.toggle("two", told.length > 1);
+/** Write one line of a readout for each class; two lines are marked with the colours of their classes. */
+export function setLines(element, lines) {
+  while (element.children.length > lines.length) element.lastChild.remove();
+  while (element.children.length < lines.length) element.append(el("span", {}));
+  lines.forEach((text, i) => setText(element.children[i], text));
+  element.classList.toggle("two", lines.length > 1);
 }
 
-/** A cursor's frame on a patch. */
-export function place(cursor, patch, grid) {
+/** Move a cursor's frame to a patch, or hide it. */
+export function placeCursor(cursor, patch, grid) {
   cursor.hidden = patch === null || patch === undefined || !grid;
   if (cursor.hidden) return;
   const [rows, columns] = grid;
@@ -23,51 +23,51 @@ export function place(cursor, patch, grid) {
   cursor.style.height = `${100 / rows}%`;
 }
 
-/** Size a canvas like the model's input, enlarged up to eight times. */
-export function fit(canvas, [height, width], longest) {
+/** Resize a canvas to the shape of the model's input, enlarged up to eight times. */
+export function resizeCanvas(canvas, [height, width], longest) {
   const factor = Math.max(longest / Math.max(height, width), 1);
   const [w, h] = [Math.round(width * Math.min(factor, 8)), Math.round(height * Math.min(factor, 8))];
   if (canvas.width === w && canvas.height === h) return;
   canvas.width = w;
   canvas.height = h;
-  canvas.sign = "";
+  canvas.drawnKey = "";
 }
 
-/** A method's name with its options. */
-export function title(method) {
+/** The name of a method with its options. */
+export function methodTitle(method) {
   return method.options ? `${method.title} ${method.options}` : method.title;
 }
 
-/** The state of several items as one. */
-export function states(items) {
+/** The combined state of several items. */
+export function combinedState(items) {
   for (const state of ["failed", "running", "queued", "cancelled"])
     if (items.some((item) => item.state === state)) return state;
   return items.length ? "done" : "queued";
 }
 
-/** What is worth knowing of a map: how long it took, whether it is signed or blind to the class. */
-export function remarks(method, item) {
-  const known = [];
-  if (item?.state === "done") known.push(seconds(item.seconds));
-  if (item?.map?.signed ?? method.signed) known.push("signed");
-  if (!method.class_specific) known.push("blind to the class");
-  return known.filter(Boolean);
+/** Properties of a map: its time, and whether it is signed or class-agnostic. */
+export function mapProperties(method, item) {
+  const properties = [];
+  if (item?.state === "done") properties.push(formatSeconds(item.seconds));
+  if (item?.map?.signed ?? method.signed) properties.push("signed");
+  if (!method.class_specific) properties.push("class-agnostic");
+  return properties.filter(Boolean);
 }
 
-/** A bar of colours between words. */
-export function scale(name, words, names) {
+/** A colour bar with labels at its ends and, for signed maps, in the middle. */
+export function colourLegend(name, labels, names) {
   const canvas = el("canvas", {
-    class: "ramp",
+    class: "colour-bar",
     role: "img",
-    "aria-label": `Colours ${names[name]}: ${words.join(", ")}`,
+    "aria-label": `Colours ${names[name]}: ${labels.join(", ")}`,
   });
-  bar(canvas, name);
-  const middle = words.length > 2 ? el("span", { class: "zero", "aria-hidden": "true" }, words[1]) : "";
+  drawColourBar(canvas, name);
+  const middle = labels.length > 2 ? el("span", { class: "zero", "aria-hidden": "true" }, labels[1]) : "";
   return el(
     "span",
     { class: "legend" },
-    el("span", {}, words[0]),
+    el("span", {}, labels[0]),
     el("span", { class: "scale" }, canvas, middle),
-    el("span", {}, words.at(-1)),
+    el("span", {}, labels.at(-1)),
   );
 }

@@ -1,37 +1,37 @@
-/** The classes: the likeliest as buttons, any other by typing, and a second one to compare with. */
+/** The class picker: the most probable classes as buttons, any other by typing, and a second one to compare with. */
 
 import { el } from "./dom.js";
-import { percent } from "./maps.js";
+import { formatPercent } from "./maps.js";
 
-const MOST_OFFERED = 40;
+const MAX_OPTIONS = 40;
 let count = 0;
 
-export class Classes {
+export class ClassPicker {
   /**
    * @param root the section to fill
-   * @param chosen called with the list of one or two class indices
-   * @param pairs whether a second class can be chosen
+   * @param onChange called with the list of one or two class indices
+   * @param canCompare whether a second class can be chosen
    */
-  constructor(root, chosen, pairs = true) {
-    this.chosen = chosen;
-    this.pairs = pairs;
+  constructor(root, onChange, canCompare = true) {
+    this.onChange = onChange;
+    this.canCompare = canCompare;
     this.targets = [];
     this.top = [];
     this.model = null;
-    this.list = el("ul", { class: "classes", "aria-label": "Likeliest classes" });
-    this.#combobox();
+    this.list = el("ul", { class: "classes", "aria-label": "Most probable classes" });
+    this.#createCombobox();
     root.append(this.list, this.field);
   }
 
-  /** Which model's names to offer. */
-  of(model) {
+  /** Offer the classes of a model. */
+  setModel(model) {
     this.model = model;
     this.input.value = "";
   }
 
   name(index) {
-    const known = this.model?.classes?.[index] ?? this.top.find((one) => one.index === index)?.name;
-    return (known ?? `class ${index}`).split(",")[0];
+    const name = this.model?.classes?.[index] ?? this.top.find((one) => one.index === index)?.name;
+    return (name ?? `class ${index}`).split(",")[0];
   }
 
   probability(index) {
@@ -53,94 +53,101 @@ export class Classes {
   }
 
   #row(index) {
-    const place = this.targets.indexOf(index);
+    const position = this.targets.indexOf(index);
     const p = this.probability(index);
-    const bar = el("span", { class: "amount", "aria-hidden": "true" });
-    bar.style.setProperty("--amount", String(p ?? 0));
-    const value = p === undefined ? "below the first ten" : percent(p);
+    const bar = el("span", { class: "probability-bar", "aria-hidden": "true" });
+    bar.style.setProperty("--probability", String(p ?? 0));
+    const value = p === undefined ? "not in the top 10" : formatPercent(p);
     const button = el(
       "button",
-      { type: "button", class: "class", data: { role: `ask-${index}` }, "aria-pressed": String(place === 0) },
+      {
+        type: "button",
+        class: "class-button",
+        data: { role: `class-${index}` },
+        "aria-pressed": String(position === 0),
+      },
       el("span", { class: "name" }, this.name(index)),
       el("span", { class: "value" }, value),
       bar,
     );
-    button.addEventListener("click", () => this.#ask(index));
-    const row = el("li", { class: place === 0 ? "first" : place === 1 ? "second" : "" }, button);
-    if (this.pairs && place !== 0) {
-      const label = `${place === 1 ? "Stop comparing" : "Compare"} with ${this.name(index)}`;
-      const other = el(
+    button.addEventListener("click", () => this.#choose(index));
+    const row = el("li", { class: position === 0 ? "first" : position === 1 ? "second" : "" }, button);
+    if (this.canCompare && position !== 0) {
+      const label = `${position === 1 ? "Stop comparing" : "Compare"} with ${this.name(index)}`;
+      const compare = el(
         "button",
         {
           type: "button",
-          class: "versus",
-          data: { role: `versus-${index}` },
-          "aria-pressed": String(place === 1),
+          class: "compare",
+          data: { role: `compare-${index}` },
+          "aria-pressed": String(position === 1),
           title: label,
           "aria-label": label,
         },
         "vs",
       );
-      other.addEventListener("click", () => this.#set(place === 1 ? [this.targets[0]] : [this.targets[0], index]));
-      row.append(other);
+      compare.addEventListener("click", () =>
+        this.#select(position === 1 ? [this.targets[0]] : [this.targets[0], index]),
+      );
+      row.append(compare);
     }
     return row;
   }
 
-  #ask(index) {
+  #choose(index) {
     const [first, second] = this.targets;
-    // Asking for the other of a pair turns the pair around.
-    this.#set(index === second ? [second, first] : second === undefined ? [index] : [index, second]);
+    // Choosing the second class of a pair swaps the two.
+    this.#select(index === second ? [second, first] : second === undefined ? [index] : [index, second]);
   }
 
-  #set(targets) {
+  #select(targets) {
     this.targets = targets;
     this.draw();
-    this.chosen(targets);
+    this.onChange(targets);
   }
 
-  #combobox() {
+  #createCombobox() {
     const id = `any-class-${(count += 1)}`;
     this.input = el("input", {
       type: "text",
       id,
-      class: "any",
-      placeholder: "Any class by name or number",
+      class: "field",
+      placeholder: "Any class by name or index",
       autocomplete: "off",
       role: "combobox",
       "aria-expanded": "false",
       "aria-controls": `${id}-list`,
       "aria-autocomplete": "list",
-      "aria-label": "Any class by name or number",
+      "aria-label": "Any class by name or index",
     });
     this.popup = el("ul", { class: "popup", id: `${id}-list`, role: "listbox", "aria-label": "Classes", hidden: true });
     this.field = el("div", { class: "combobox" }, this.input, this.popup);
-    this.at = -1;
-    this.input.addEventListener("input", () => this.#offer());
-    this.input.addEventListener("focus", () => this.#offer());
-    this.input.addEventListener("blur", () => this.#close());
-    this.input.addEventListener("keydown", (event) => this.#key(event));
+    this.active = -1;
+    this.input.addEventListener("input", () => this.#openPopup());
+    this.input.addEventListener("focus", () => this.#openPopup());
+    this.input.addEventListener("blur", () => this.#closePopup());
+    this.input.addEventListener("keydown", (event) => this.#onKey(event));
     this.popup.addEventListener("pointerdown", (event) => {
       event.preventDefault();
       const option = event.target.closest("[role=option]");
-      if (option) this.#take(Number(option.dataset.index));
+      if (option) this.#chooseOption(Number(option.dataset.index));
     });
   }
 
-  #offer() {
+  #openPopup() {
     if (!this.model) return;
     const typed = this.input.value.trim().toLowerCase();
     const names = this.model.classes ?? Array.from({ length: this.model.class_count }, (_, i) => `class ${i}`);
-    const found = [];
+    const matches = [];
     names.forEach((name, index) => {
       const at = name.toLowerCase().indexOf(typed);
-      if (at >= 0 || String(index) === typed) found.push({ index, name, at: String(index) === typed ? -1 : at });
+      if (at >= 0 || String(index) === typed) matches.push({ index, name, at: String(index) === typed ? -1 : at });
     });
-    if (typed) found.sort((a, b) => (a.at > 0) - (b.at > 0) || a.index - b.index);
-    this.at = typed && found.length ? 0 : -1;
+    if (typed) matches.sort((a, b) => (a.at > 0) - (b.at > 0) || a.index - b.index);
+    this.active = typed && matches.length ? 0 : -1;
     this.popup.replaceChildren(
-      ...found
-        .slice(0, MOST_OFFERED)
+      ...matches
+        .slice(0, MAX_OPTIONS)
         .map(({ index, name }) =>
           el(
             "li",
@@ -150,45 +157,45 @@ export class Classes {
           ),
         ),
     );
-    if (!found.length) this.popup.append(el("li", { class: "none" }, "No class of this name"));
+    if (!matches.length) this.popup.append(el("li", { class: "none" }, "No matching class"));
     this.popup.hidden = false;
     this.input.setAttribute("aria-expanded", "true");
-    this.#mark();
+    this.#markActive();
   }
 
-  #mark() {
+  #markActive() {
     const options = [...this.popup.querySelectorAll("[role=option]")];
-    options.forEach((option, i) => option.setAttribute("aria-selected", String(i === this.at)));
-    const option = options[this.at];
+    options.forEach((option, i) => option.setAttribute("aria-selected", String(i === this.active)));
+    const option = options[this.active];
     if (option) {
       this.input.setAttribute("aria-activedescendant", option.id);
       option.scrollIntoView({ block: "nearest" });
     } else this.input.removeAttribute("aria-activedescendant");
   }
 
-  #key(event) {
+  #onKey(event) {
     const options = this.popup.querySelectorAll("[role=option]");
     if (event.key === "ArrowDown" || event.key === "ArrowUp") {
       event.preventDefault();
-      if (this.popup.hidden) this.#offer();
+      if (this.popup.hidden) this.#openPopup();
       const step = event.key === "ArrowDown" ? 1 : -1;
-      if (options.length) this.at = (this.at + step + options.length) % options.length;
-      this.#mark();
-    } else if (event.key === "Enter" && options[this.at]) {
+      if (options.length) this.active = (this.active + step + options.length) % options.length;
+      this.#markActive();
+    } else if (event.key === "Enter" && options[this.active]) {
       event.preventDefault();
-      this.#take(Number(options[this.at].dataset.index));
+      this.#chooseOption(Number(options[this.active].dataset.index));
     } else if (event.key === "Escape") {
-      this.#close();
+      this.#closePopup();
     }
   }
 
-  #take(index) {
+  #chooseOption(index) {
     this.input.value = "";
-    this.#close();
-    this.#ask(index);
+    this.#closePopup();
+    this.#choose(index);
   }
 
-  #close() {
+  #closePopup() {
     this.popup.hidden = true;
     this.input.setAttribute("aria-expanded", "false");
     this.input.removeAttribute("aria-activedescendant");

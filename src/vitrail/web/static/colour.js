@@ -1,9 +1,9 @@
-/** Colour for relevance, and maps laid over pictures, drawn on canvas. */
+/** Colour maps, and maps drawn over images on a canvas. */
 
-// Corner colours in Oklab (lightness, green-red, blue-yellow). In the sequential tables lightness rises in equal steps,
-// so equal steps of relevance look equal, also in grey print and to colour-blind eyes; in the diverging ones it falls
-// alike on both sides of the middle.
-const CORNERS = {
+// Control points in Oklab (lightness, green-red, blue-yellow). Sequential maps have linear lightness, so that equal
+// differences of relevance look equal, also in greyscale and with colour blindness. The diverging maps are symmetric
+// in lightness.
+const CONTROL_POINTS = {
   glow: [
     [0.16, 0.02, -0.07],
     [0.34, 0.11, -0.13],
@@ -47,34 +47,34 @@ const CORNERS = {
 };
 export const SEQUENTIAL = { glow: "Glow", meadow: "Meadow", frost: "Frost", ash: "Ash" };
 export const DIVERGING = { coldwarm: "Cold and warm", plumfern: "Plum and fern" };
-/** The two classes of a pair: the asked one and the other. */
+/** The colours of two compared classes. */
 export const PAIR = [
   [255, 168, 38],
   [48, 140, 255],
 ];
-/** Lines of curves, readable on light and on dark ground, apart from each other for colour-blind eyes as well. */
+/** Line colours of curves, readable on light and dark backgrounds and distinguishable with colour blindness. */
 export const LINES = ["#c8641b", "#2f6fd0", "#1d8f78", "#a8479b", "#8a7a14", "#c23a4b", "#5b62b8", "#3f8fa8"];
 
 const tables = new Map();
 
-/** 256 colours as bytes, red, green, blue after one another. */
-export function table(name) {
-  if (!tables.has(name)) tables.set(name, make(CORNERS[name]));
+/** The 256 colours of a colour map as RGB bytes. */
+function colourTable(name) {
+  if (!tables.has(name)) tables.set(name, interpolate(CONTROL_POINTS[name]));
   return tables.get(name);
 }
 
-function make(corners) {
+function interpolate(points) {
   const colours = new Uint8ClampedArray(256 * 3);
   for (let i = 0; i < 256; i++) {
-    const at = (i / 255) * (corners.length - 1);
-    const low = Math.min(Math.floor(at), corners.length - 2);
-    const lab = corners[low].map((v, k) => v + (corners[low + 1][k] - v) * (at - low));
-    colours.set(srgb(lab), 3 * i);
+    const at = (i / 255) * (points.length - 1);
+    const low = Math.min(Math.floor(at), points.length - 2);
+    const lab = points[low].map((v, k) => v + (points[low + 1][k] - v) * (at - low));
+    colours.set(oklabToSrgb(lab), 3 * i);
   }
   return colours;
 }
 
-function srgb([lightness, a, b]) {
+function oklabToSrgb([lightness, a, b]) {
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
   const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
@@ -89,12 +89,12 @@ function srgb([lightness, a, b]) {
   });
 }
 
-/** A bar of all colours of a table on a canvas. */
-export function bar(canvas, name) {
+/** Draw a bar of all colours of a colour map. */
+export function drawColourBar(canvas, name) {
   canvas.width = 128;
   canvas.height = 1;
   const pixels = new ImageData(128, 1);
-  const colours = table(name);
+  const colours = colourTable(name);
   for (let x = 0; x < 128; x++) {
     const at = 3 * Math.round((x * 255) / 127);
     pixels.data.set([colours[at], colours[at + 1], colours[at + 2], 255], 4 * x);
@@ -102,24 +102,24 @@ export function bar(canvas, name) {
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
-/** The picture's pixels at the size of a canvas, kept for the next time. */
-function ground(picture, width, height) {
-  picture.sizes ??= new Map();
+/** The pixels of the image at the size of a canvas; computed once for each size. */
+function imagePixels(image, width, height) {
+  image.sizes ??= new Map();
   const key = `${width}x${height}`;
-  if (!picture.sizes.has(key)) {
+  if (!image.sizes.has(key)) {
     const canvas = new OffscreenCanvas(width, height);
     const context = canvas.getContext("2d", { willReadFrequently: true });
     context.imageSmoothingQuality = "high";
-    context.drawImage(picture.image, 0, 0, width, height);
-    picture.sizes.set(key, context.getImageData(0, 0, width, height).data);
+    context.drawImage(image.element, 0, 0, width, height);
+    image.sizes.set(key, context.getImageData(0, 0, width, height).data);
   }
-  return picture.sizes.get(key);
+  return image.sizes.get(key);
 }
 
-/** A map's unit values stretched over width × height: bilinear with corners not aligned, or patch by patch. */
-export function stretch(map, width, height, smooth) {
-  const across = places(map.columns, width, smooth);
-  const down = places(map.rows, height, smooth);
+/** Resize the unit values of a map to width × height: bilinear without aligned corners, or nearest patch. */
+function resizeMap(map, width, height, smooth) {
+  const across = sampleWeights(map.columns, width, smooth);
+  const down = sampleWeights(map.rows, height, smooth);
   const out = new Float32Array(width * height);
   for (let y = 0; y < height; y++) {
     const [top, bottom, dy] = [down.low[y] * map.columns, down.high[y] * map.columns, down.part[y]];
@@ -133,7 +133,7 @@ export function stretch(map, width, height, smooth) {
   return out;
 }
 
-function places(count, size, smooth) {
+function sampleWeights(count, size, smooth) {
   const low = new Int32Array(size);
   const high = new Int32Array(size);
   const part = new Float32Array(size);
@@ -147,73 +147,73 @@ function places(count, size, smooth) {
 }
 
 /**
- * Draw one map over its picture: the picture in quiet greys shows through, most where there is little relevance.
+ * Draw one map over its image. The image is desaturated, and covered least where relevance is low.
  *
- * @param look {opacity 0..1, smooth, alone, sequential, diverging}
+ * @param style {opacity 0..1, smooth, mapOnly, sequential, diverging}
  */
-export function paint(canvas, picture, map, look) {
+export function drawMap(canvas, image, map, style) {
   const { width, height } = canvas;
-  const base = ground(picture, width, height);
-  const unit = stretch(map, width, height, look.smooth);
-  const colours = table(map.signed ? look.diverging : look.sequential);
+  const base = imagePixels(image, width, height);
+  const unit = resizeMap(map, width, height, style.smooth);
+  const colours = colourTable(map.signed ? style.diverging : style.sequential);
   const pixels = new ImageData(width, height);
-  const hush = Math.min(1, look.opacity * 3);
+  const desaturation = Math.min(1, style.opacity * 3);
   for (let i = 0; i < unit.length; i++) {
     const u = unit[i];
     const at = 3 * Math.round(255 * Math.min(1, Math.max(0, map.signed ? (u + 1) / 2 : u)));
     const root = Math.sqrt(Math.abs(u));
-    const cover = look.alone ? 1 : look.opacity * (map.signed ? root : 0.25 + 0.75 * root);
+    const cover = style.mapOnly ? 1 : style.opacity * (map.signed ? root : 0.25 + 0.75 * root);
     const grey = (base[4 * i] + base[4 * i + 1] + base[4 * i + 2]) / 3;
     for (let k = 0; k < 3; k++) {
       const own = base[4 * i + k];
-      const quiet = map.signed ? 64 + 0.7 * grey : 0.55 * grey + 0.25 * own;
-      pixels.data[4 * i + k] = (1 - cover) * (own + hush * (quiet - own)) + cover * colours[at + k];
+      const muted = map.signed ? 64 + 0.7 * grey : 0.55 * grey + 0.25 * own;
+      pixels.data[4 * i + k] = (1 - cover) * (own + desaturation * (muted - own)) + cover * colours[at + k];
     }
     pixels.data[4 * i + 3] = 255;
   }
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
-/** Two maps at once, each in its colour; where both are strong the colours meet in white. */
-export function paintPair(canvas, picture, [first, second], look) {
+/** Draw the maps of two classes, each in its colour; where both are high the colour turns white. */
+export function drawPair(canvas, image, [first, second], style) {
   const { width, height } = canvas;
-  const base = ground(picture, width, height);
-  const a = stretch(first, width, height, look.smooth);
-  const b = stretch(second, width, height, look.smooth);
+  const base = imagePixels(image, width, height);
+  const a = resizeMap(first, width, height, style.smooth);
+  const b = resizeMap(second, width, height, style.smooth);
   const pixels = new ImageData(width, height);
-  const hush = Math.min(1, look.opacity * 3);
+  const desaturation = Math.min(1, style.opacity * 3);
   for (let i = 0; i < a.length; i++) {
-    const [one, two] = [Math.max(0, a[i]) ** 0.7, Math.max(0, b[i]) ** 0.7];
-    const strength = Math.max(one, two);
-    const cover = look.alone ? strength : look.opacity * strength;
-    const meet = strength > 0 ? Math.min(one, two) / strength : 0;
-    const share = one + two > 0 ? one ** 2 / (one ** 2 + two ** 2) : 0.5;
+    const [u, v] = [Math.max(0, a[i]) ** 0.7, Math.max(0, b[i]) ** 0.7];
+    const strength = Math.max(u, v);
+    const cover = style.mapOnly ? strength : style.opacity * strength;
+    const overlap = strength > 0 ? Math.min(u, v) / strength : 0;
+    const share = u + v > 0 ? u ** 2 / (u ** 2 + v ** 2) : 0.5;
     const grey = (base[4 * i] + base[4 * i + 1] + base[4 * i + 2]) / 3;
     for (let k = 0; k < 3; k++) {
       const own = base[4 * i + k];
-      const quiet = look.alone ? 18 : own + hush * (0.42 * grey + 0.12 * own - own);
+      const muted = style.mapOnly ? 18 : own + desaturation * (0.42 * grey + 0.12 * own - own);
       const hue = share * PAIR[0][k] + (1 - share) * PAIR[1][k];
-      const colour = hue + meet ** 3 * 0.7 * (255 - hue);
-      pixels.data[4 * i + k] = (1 - cover) * quiet + cover * colour;
+      const colour = hue + overlap ** 3 * 0.7 * (255 - hue);
+      pixels.data[4 * i + k] = (1 - cover) * muted + cover * colour;
     }
     pixels.data[4 * i + 3] = 255;
   }
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
-/** The picture alone. */
-export function paintPicture(canvas, picture) {
+/** Draw the image without a map. */
+export function drawImage(canvas, image) {
   const { width, height } = canvas;
-  const pixels = new ImageData(new Uint8ClampedArray(ground(picture, width, height)), width, height);
+  const pixels = new ImageData(new Uint8ClampedArray(imagePixels(image, width, height)), width, height);
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
-/** A map alone at its own resolution, one pixel for each value. */
-export function paintCells(canvas, map, name) {
+/** Draw a map without the image at its own resolution, one pixel for each value. */
+export function drawCells(canvas, map, name) {
   canvas.width = map.columns;
   canvas.height = map.rows;
   const pixels = new ImageData(map.columns, map.rows);
-  const colours = table(name);
+  const colours = colourTable(name);
   map.unit.forEach((u, i) => {
     const at = 3 * Math.round(255 * (map.signed ? (u + 1) / 2 : u));
     pixels.data.set([colours[at], colours[at + 1], colours[at + 2], 255], 4 * i);

@@ -1,73 +1,73 @@
-/** How good is it? Deletion and insertion curves of the chosen methods beside the random order. */
+/** Deletion and insertion curves of the selected methods and the random control. */
 
 import * as api from "./api.js";
-import { title } from "./captions.js";
+import { methodTitle } from "./captions.js";
 import { LINES } from "./colour.js";
-import { alarm, el, svg, trouble, write } from "./dom.js";
+import { el, errorMessage, setText, showAlert, svg } from "./dom.js";
 
 const SIZE = { width: 420, height: 250, left: 38, right: 10, top: 12, bottom: 34 };
 const RANDOM = "random";
 
 export class Curves {
-  /** @param about from a method's spec to its line of the registry */
-  constructor(about) {
-    this.about = about;
-    this.place = document.getElementById("curves");
+  /** @param methodInfo returns the registry entry of a method */
+  constructor(methodInfo) {
+    this.methodInfo = methodInfo;
+    this.root = document.getElementById("curves");
     this.start = document.getElementById("measure");
-    this.halt = document.getElementById("measure-stop");
-    this.status = document.getElementById("good-status");
-    this.halt.addEventListener("click", () => this.clear("Stopped."));
+    this.stop = document.getElementById("measure-stop");
+    this.status = document.getElementById("measure-status");
+    this.stop.addEventListener("click", () => this.clear("Stopped."));
     this.items = [];
-    this.turn = 0;
+    this.session = 0;
   }
 
-  /** Forget what was measured, and stop measuring. */
-  clear(word = "") {
-    this.turn += 1;
+  /** Stop measuring and hide the curves; with a message, curves measured so far stay. */
+  clear(message = "") {
+    this.session += 1;
     if (this.close) {
       this.close();
-      api.cancel(this.id).catch(() => {}); // it may be over already
+      api.cancel(this.id).catch(() => {}); // it may be finished
     }
     this.close = null;
-    this.halt.hidden = true;
+    this.stop.hidden = true;
     this.start.disabled = false;
-    write(this.status, word);
-    if (!word || !this.items.length) {
+    setText(this.status, message);
+    if (!message || !this.items.length) {
       this.items = [];
-      this.place.hidden = true;
+      this.root.hidden = true;
     }
   }
 
-  async measure(subject, methods, target) {
+  async measure(input, methods, target) {
     this.clear();
-    const turn = this.turn;
+    const session = this.session;
     this.start.disabled = true;
-    write(this.status, "Asking …");
+    setText(this.status, "Starting …");
     let job;
     try {
-      job = await api.curves({ ...subject, methods, target, steps: 20 });
+      job = await api.curves({ ...input, methods, target, steps: 20 });
     } catch (error) {
-      if (turn !== this.turn) return;
+      if (session !== this.session) return;
       this.clear();
-      alarm(error);
+      showAlert(error);
       return;
     }
-    if (turn === this.turn) this.follow(job);
+    if (session === this.session) this.follow(job);
     else api.cancel(job.id).catch(() => {});
   }
 
-  /** Show a job, and follow it if it is not over. */
+  /** Show a job, and follow it if it is not finished. */
   follow(job) {
     this.id = job.id;
     this.items = job.items;
-    this.place.hidden = false;
-    this.place.dataset.state = "running";
+    this.root.hidden = false;
+    this.root.dataset.state = "running";
     this.#draw();
     if (!["queued", "running"].includes(job.state)) {
-      this.#over();
+      this.#finish();
       return;
     }
-    this.halt.hidden = false;
+    this.stop.hidden = false;
     this.start.disabled = true;
     this.close = api.follow(job.id, {
       job: (whole) => {
@@ -80,56 +80,56 @@ export class Curves {
         else this.items.push(item);
         this.#draw();
       },
-      end: () => this.#over(),
+      end: () => this.#finish(),
       lost: (error) => {
         this.clear("Stopped.");
-        alarm(error);
+        showAlert(error);
       },
     });
   }
 
-  #over() {
+  #finish() {
     this.close = null;
-    this.halt.hidden = true;
+    this.stop.hidden = true;
     this.start.disabled = false;
-    this.place.dataset.state = "done";
-    write(this.status, "Measured.");
+    this.root.dataset.state = "done";
+    setText(this.status, "Done.");
     this.#draw();
   }
 
   #draw() {
     const done = this.items.filter((item) => item.state === "done").length;
-    if (this.close) write(this.status, `${done} of ${this.items.length} measured …`);
+    if (this.close) setText(this.status, `${done} of ${this.items.length} measured …`);
     const shown = this.items.map((item, i) => ({
       ...item,
       colour: item.method === RANDOM ? null : LINES[i % LINES.length],
     }));
     const files =
-      this.place.dataset.state === "done"
+      this.root.dataset.state === "done"
         ? el(
             "p",
             { class: "row" },
-            download("Curves, PNG", api.fileUrl(this.id, "figure.png")),
-            download("Curves, PDF", api.fileUrl(this.id, "figure.pdf")),
-            download("Numbers, CSV", api.fileUrl(this.id, "curves.csv")),
+            download("Curves (PNG)", api.fileUrl(this.id, "figure.png")),
+            download("Curves (PDF)", api.fileUrl(this.id, "figure.pdf")),
+            download("Values (CSV)", api.fileUrl(this.id, "curves.csv")),
             el("a", { class: "button", href: `/r/${this.id}` }, "Link to these curves"),
           )
         : "";
-    this.place.replaceChildren(
+    this.root.replaceChildren(
       el(
         "div",
         { class: "charts" },
-        this.#chart("Deletion", "deletion", "pixels taken away", shown),
-        this.#chart("Insertion", "insertion", "pixels put back", shown),
+        this.#chart("Deletion", "deletion", "pixels removed", shown),
+        this.#chart("Insertion", "insertion", "pixels inserted", shown),
       ),
       this.#table(shown),
       files,
     );
   }
 
-  #chart(heading, field, across, items) {
+  #chart(heading, field, xLabel, items) {
     const { width, height, left, right, top, bottom } = SIZE;
-    // Both charts share a scale, which the whole picture's probability sets from the start.
+    // Both charts share a scale; the probability of the unchanged image sets it from the start.
     const values = items
       .flatMap((item) => [...(item.deletion ?? []), ...(item.insertion ?? [])])
       .filter((v) => v !== null);
@@ -145,26 +145,26 @@ export class Curves {
         label(x(part), height - bottom + 16, `${100 * part} %`, part === 0 ? "start" : part === 1 ? "end" : "middle"),
       );
     }
-    parts.push(label(x(0.5), height - 3, across, "middle"));
+    parts.push(label(x(0.5), height - 3, xLabel, "middle"));
     for (const item of items) {
-      const known = (item[field] ?? [])
+      const points = (item[field] ?? [])
         .map((v, i) => [item.fractions?.[i], v])
         .filter(([f, v]) => f !== undefined && v !== null);
-      if (!known.length) continue;
+      if (!points.length) continue;
       const line = svg("path", {
         class: item.colour ? "curve" : "curve random",
-        d: known.map(([f, v], i) => `${i ? "L" : "M"}${x(f).toFixed(1)} ${y(v).toFixed(1)}`).join(""),
+        d: points.map(([f, v], i) => `${i ? "L" : "M"}${x(f).toFixed(1)} ${y(v).toFixed(1)}`).join(""),
         "data-method": item.method,
       });
       if (item.colour) line.style.stroke = item.colour;
       parts.push(line);
     }
-    const words = `${heading} curves: probability of the class against the share of ${across}`;
+    const description = `${heading} curves: probability of the class against the fraction of ${xLabel}`;
     return el(
       "figure",
       { class: "chart" },
       el("figcaption", {}, heading, el("small", {}, "probability of the class")),
-      svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": words }, ...parts),
+      svg("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": description }, ...parts),
     );
   }
 
@@ -172,19 +172,19 @@ export class Curves {
     const random = items.find((item) => item.method === RANDOM);
     const best = (field, sign) =>
       Math.max(...items.filter((i) => i.method !== RANDOM && i[field] != null).map((i) => sign * i[field]));
-    const least = best("deletion_auc", -1);
-    const most = best("insertion_auc", 1);
-    const many = items.length > 2;
+    const bestDeletion = best("deletion_auc", -1);
+    const bestInsertion = best("insertion_auc", 1);
+    const several = items.length > 2;
     const rows = items.map((item) => {
       const chip = el("span", { class: item.colour ? "stroke" : "stroke random", "aria-hidden": "true" });
       if (item.colour) chip.style.borderColor = item.colour;
-      const method = this.about(item.method);
-      const name = el("th", { scope: "row" }, chip, item.method === RANDOM ? "Random order" : title(method));
-      if (item.error) return el("tr", {}, name, el("td", { colSpan: 3 }, trouble(item.error)));
+      const method = this.methodInfo(item.method);
+      const name = el("th", { scope: "row" }, chip, item.method === RANDOM ? "Random order" : methodTitle(method));
+      if (item.error) return el("tr", {}, name, el("td", { colSpan: 3 }, errorMessage(item.error)));
       if (item.state !== "done") {
-        const meter = el("progress", { max: 1, "aria-label": `${title(method)}: progress` });
+        const meter = el("progress", { max: 1, "aria-label": `${methodTitle(method)}: progress` });
         if (item.progress) meter.value = item.progress;
-        return el("tr", {}, name, el("td", { colSpan: 3 }, item.state === "cancelled" ? "stopped" : meter));
+        return el("tr", {}, name, el("td", { colSpan: 3 }, item.state === "cancelled" ? "cancelled" : meter));
       }
       const gain =
         random?.deletion_auc != null && item !== random
@@ -194,8 +194,8 @@ export class Curves {
         "tr",
         {},
         name,
-        el("td", { class: many && -item.deletion_auc === least ? "best" : "" }, area(item.deletion_auc)),
-        el("td", { class: many && item.insertion_auc === most ? "best" : "" }, area(item.insertion_auc)),
+        el("td", { class: several && -item.deletion_auc === bestDeletion ? "best" : "" }, area(item.deletion_auc)),
+        el("td", { class: several && item.insertion_auc === bestInsertion ? "best" : "" }, area(item.insertion_auc)),
         el("td", {}, gain === null ? "" : (gain >= 0 ? "+" : "−") + Math.abs(gain).toFixed(3)),
       );
     });
@@ -209,9 +209,9 @@ export class Curves {
           "tr",
           {},
           el("th", { scope: "col" }, "Method"),
-          head("Deletion", "area, less is better"),
-          head("Insertion", "area, more is better"),
-          head("Over random", "insertion − deletion"),
+          head("Deletion", "AUC, ↓ better"),
+          head("Insertion", "AUC, ↑ better"),
+          head("Gain over random", "insertion − deletion, ↑ better"),
         ),
       ),
       el("tbody", {}, ...rows),
@@ -219,7 +219,7 @@ export class Curves {
   }
 }
 
-const head = (name, words) => el("th", { scope: "col" }, name, el("small", {}, words));
+const head = (name, note) => el("th", { scope: "col" }, name, el("small", {}, note));
 const area = (value) => (value == null ? "–" : value.toFixed(3));
 const label = (x, y, text, anchor) => svg("text", { x, y, "text-anchor": anchor }, text);
 const download = (name, href) => el("a", { class: "button", href, download: "" }, name);

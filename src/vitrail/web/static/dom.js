@@ -1,81 +1,82 @@
-/** Small helpers for building the page. */
+/** Helpers for building the page. */
 
-/** An element with properties, attributes (names with a dash, or role, for, list) and children. */
+/** Create an element with properties, attributes (names with a dash, role, for) and children. */
 export function el(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name === "class") made.className = value;
-    else if (name === "data") Object.assign(made.dataset, value);
-    else if (name.includes("-") || name === "role" || name === "for") made.setAttribute(name, value);
-    else made[name] = value;
+    if (name === "class") element.className = value;
+    else if (name === "data") Object.assign(element.dataset, value);
+    else if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
+    else element[name] = value;
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
-  return made;
+  element.append(...children.filter((child) => child !== null && child !== undefined && child !== ""));
+  return element;
 }
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** An element of a drawing. */
+/** Create an SVG element. */
 export function svg(tag, attributes = {}, ...children) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const element = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+  element.append(...children);
+  return element;
 }
 
 export function icon(name) {
   return svg("svg", { "aria-hidden": "true" }, svg("use", { href: `/static/icons.svg#${name}` }));
 }
 
-/** A button with a drawing and a name. */
-export function iconButton(name, label, act, kind = "icon") {
-  const button = el("button", { type: "button", class: kind, "aria-label": label, title: label }, icon(name));
-  button.addEventListener("click", act);
+/** Create a button that shows an icon and has a label for screen readers. */
+export function iconButton(name, label, onClick, className = "icon") {
+  const button = el("button", { type: "button", class: className, "aria-label": label, title: label }, icon(name));
+  button.addEventListener("click", onClick);
   return button;
 }
 
-/** What went wrong and how to mend it, as sentences. */
-export function trouble(error) {
+/** Render an error, the problem and its fix, as sentences. */
+export function errorMessage(error) {
   const what = sentence(error.what ?? error.message ?? String(error));
-  return el("p", { class: "trouble" }, el("strong", {}, what), " ", error.fix ? sentence(error.fix) : "");
+  return el("p", { class: "error-message" }, el("strong", {}, what), " ", error.fix ? sentence(error.fix) : "");
 }
 
-export function sentence(words) {
-  const text = words.trim();
+/** Capitalise a text and end it with a full stop. */
+export function sentence(string) {
+  const text = string.trim();
   return text.charAt(0).toUpperCase() + text.slice(1) + (/[.!?)…]$/.test(text) ? "" : ".");
 }
 
-/** Tell of a failure at the top of the page until it is put away. */
-export function alarm(error) {
+/** Show an error at the top of the page until it is dismissed. */
+export function showAlert(error) {
   if (error?.name === "AbortError") return;
-  const place = document.getElementById("alert");
-  place.replaceChildren(
-    trouble(error),
-    iconButton("close", "Put this message away", () => {
-      place.hidden = true;
+  const alert = document.getElementById("alert");
+  alert.replaceChildren(
+    errorMessage(error),
+    iconButton("close", "Dismiss this message", () => {
+      alert.hidden = true;
     }),
   );
-  place.hidden = false;
+  alert.hidden = false;
 }
 
-export function calm() {
+export function hideAlert() {
   document.getElementById("alert").hidden = true;
 }
 
-/** Call at most once a frame. */
-export function oncePerFrame(act) {
-  let due = false;
+/** Wrap a function so that it runs at most once per frame. */
+export function oncePerFrame(run) {
+  let scheduled = false;
   return () => {
-    if (due) return;
-    due = true;
+    if (scheduled) return;
+    scheduled = true;
     requestAnimationFrame(() => {
-      due = false;
-      act();
+      scheduled = false;
+      run();
     });
   };
 }
 
-/** Put text into an element only if it changes, so that nothing is announced or laid out twice. */
-export function write(element, text) {
+/** Set the text of an element only if it changes, so that nothing is announced or laid out twice. */
+export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }

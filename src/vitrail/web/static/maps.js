@@ -1,40 +1,40 @@
-/** Relevance as numbers: reading the server's maps, and asking a map about its patches. */
+/** Maps as numbers: decoding, patch values and ranks, number formats. */
 
 /**
- * A map as the server sends it, decoded.
+ * Decode a map from the server.
  *
- * @returns {{rows, columns, values, unit, signed, low, high}} `values` as computed, `unit` the same
- *   from 0 to 1, or from -1 to 1 if signed; a map without contrast becomes zeros.
+ * @returns {{rows, columns, values, unit, signed, low, high}} `values` as computed, `unit` scaled to [0, 1], or to
+ *   [-1, 1] if signed; a constant map becomes zeros.
  */
-export function decode(sent) {
-  const bytes = Uint8Array.from(atob(sent.data), (c) => c.charCodeAt(0));
-  const whole = new Int16Array(bytes.buffer);
-  const values = Float32Array.from(whole, (v) => v * sent.scale);
-  const [rows, columns] = sent.shape;
-  return { rows, columns, values, signed: sent.signed, ...spread(values, sent.signed) };
+export function decodeMap(encoded) {
+  const bytes = Uint8Array.from(atob(encoded.data), (c) => c.charCodeAt(0));
+  const integers = new Int16Array(bytes.buffer);
+  const values = Float32Array.from(integers, (v) => v * encoded.scale);
+  const [rows, columns] = encoded.shape;
+  return { rows, columns, values, signed: encoded.signed, ...scaleValues(values, encoded.signed) };
 }
 
-export function spread(values, signed) {
+export function scaleValues(values, signed) {
   let low = Infinity;
   let high = -Infinity;
   for (const v of values) {
     if (v < low) low = v;
     if (v > high) high = v;
   }
-  const span = signed ? Math.max(Math.abs(low), Math.abs(high)) : high - low;
+  const range = signed ? Math.max(Math.abs(low), Math.abs(high)) : high - low;
   const zero = signed ? 0 : low;
-  return { low, high, unit: values.map((v) => (span > 0 ? (v - zero) / span : 0)) };
+  return { low, high, unit: values.map((v) => (range > 0 ? (v - zero) / range : 0)) };
 }
 
-/** The decoded map of an item, kept with it. */
+/** The decoded map of an item; decoded once. */
 export function mapOf(item) {
   if (!item?.map) return null;
-  item.decoded ??= decode(item.map);
+  item.decoded ??= decodeMap(item.map);
   return item.decoded;
 }
 
-/** Mean value of each patch, row by row; and for each patch its place when sorted, 1 for the most relevant. */
-export function byPatch(map, grid) {
+/** The mean value of each patch, row by row, and its rank; rank 1 is the most relevant. */
+export function patchValues(map, grid) {
   if (map.patches?.grid === String(grid)) return map.patches;
   const [rows, columns] = grid;
   const means = new Float32Array(rows * columns);
@@ -58,23 +58,23 @@ export function byPatch(map, grid) {
       units[r * columns + c] = unit / count;
     }
   }
-  map.patches = { grid: String(grid), means, units, ranks: ranked(means) };
+  map.patches = { grid: String(grid), means, units, ranks: ranksOf(means) };
   return map.patches;
 }
 
-/** Place of each value, 1 for the highest; equal values share the better place. */
-export function ranked(values) {
+/** The rank of each value, 1 for the highest; equal values share the better rank. */
+export function ranksOf(values) {
   const order = Array.from(values.keys()).sort((a, b) => values[b] - values[a]);
   const ranks = new Int32Array(order.length);
-  order.forEach((at, place) => {
-    const before = order[place - 1];
-    ranks[at] = place > 0 && values[before] === values[at] ? ranks[before] : place + 1;
+  order.forEach((at, position) => {
+    const before = order[position - 1];
+    ranks[at] = position > 0 && values[before] === values[at] ? ranks[before] : position + 1;
   });
   return ranks;
 }
 
 /** The mean of several maps of one shape. */
-export function average(maps) {
+export function averageMaps(maps) {
   const values = new Float32Array(maps[0].values.length);
   for (const map of maps)
     map.values.forEach((v, i) => {
@@ -85,12 +85,12 @@ export function average(maps) {
     columns: maps[0].columns,
     values,
     signed: maps[0].signed,
-    ...spread(values, maps[0].signed),
+    ...scaleValues(values, maps[0].signed),
   };
 }
 
-/** A number short enough for a caption, with three figures. */
-export function figures(value) {
+/** Format a number with three significant digits. */
+export function formatNumber(value) {
   if (!Number.isFinite(value)) return "–";
   if (value === 0) return "0";
   const size = Math.abs(value);
@@ -98,12 +98,12 @@ export function figures(value) {
   return text.replaceAll("-", "−");
 }
 
-export function percent(p) {
+export function formatPercent(p) {
   if (p === null || p === undefined) return "";
   return `${p >= 0.9995 ? "100" : p >= 0.001 ? (100 * p).toFixed(1) : "<0.1"}\u00a0%`;
 }
 
-export function seconds(s) {
+export function formatSeconds(s) {
   if (s === null || s === undefined) return "";
   return s < 0.095 ? `${Math.max(1, Math.round(1000 * s))} ms` : s < 9.95 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`;
 }

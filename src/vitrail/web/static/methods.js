@@ -1,104 +1,114 @@
-/** The methods: which are shown, by family, with what each costs and whether it works on this model. */
+/** The method picker: methods by family, their cost, and whether they apply to the model. */
 
 import { el } from "./dom.js";
 
 const FAMILIES = {
   attention: "Attention",
   gradient: "Attention and gradient",
-  path: "Along a path",
+  path: "Path integration",
   relevance: "Relevance propagation",
-  input: "Gradient of the input",
-  perturbation: "By covering parts",
+  input: "Input gradient",
+  perturbation: "Perturbation",
   control: "Controls",
 };
 
-/** Shown beside the default at first: one pass makes them all, and a map alone tells little. */
-const COMPANIONS = ["vtranm", "transformer_mm", "gradtoken", "rollout"];
+/** Shown with the default method at first: all are computed in one pass. */
+const INITIAL_METHODS = ["vtranm", "transformer_mm", "gradtoken", "rollout"];
 
-export class Methods {
+/** Methods with fewer forward passes than this have no badge for their cost. */
+const MIN_PASSES_SHOWN = 10;
+
+export class MethodPicker {
   /**
    * @param root the section to fill
-   * @param chosen called when the choice has changed
+   * @param onChange called when the selection has changed
    */
-  constructor(root, chosen) {
-    this.chosen = chosen;
+  constructor(root, onChange) {
+    this.onChange = onChange;
     this.specs = [];
     this.model = null;
     this.summary = el("summary", {}, el("span", {}, "Choose"));
     this.filter = el("input", {
       type: "search",
-      class: "any",
+      class: "field",
       placeholder: "Find a method",
       "aria-label": "Find a method",
     });
-    this.filter.addEventListener("input", () => this.#sift());
+    this.filter.addEventListener("input", () => this.#applyFilter());
     this.list = el("div", { class: "methods", role: "group", "aria-label": "Methods" });
-    this.extra = el("input", {
+    this.specInput = el("input", {
       type: "text",
-      class: "any",
+      class: "field",
       placeholder: "With options: rise:masks=500",
       "aria-label": "Add a method with options",
       autocomplete: "off",
       spellcheck: false,
     });
-    this.extra.addEventListener("keydown", (event) => {
-      if (event.key !== "Enter" || !this.extra.value.trim()) return;
-      this.add(this.extra.value.trim().replaceAll(/\s+/g, ""));
-      this.extra.value = "";
+    this.specInput.addEventListener("keydown", (event) => {
+      if (event.key !== "Enter" || !this.specInput.value.trim()) return;
+      this.add(this.specInput.value.trim().replaceAll(/\s+/g, ""));
+      this.specInput.value = "";
     });
-    const quick = el("button", { type: "button", class: "quiet" }, "All quick ones");
-    quick.addEventListener("click", () =>
-      this.#set(this.model.methods.filter((m) => m.works && m.cheap && m.family !== "control").map((m) => m.name)),
+    const fast = el("button", { type: "button", class: "secondary" }, "All fast methods");
+    fast.addEventListener("click", () =>
+      this.#select(
+        this.model.methods.filter((m) => m.works && m.shared_pass && m.family !== "control").map((m) => m.name),
+      ),
     );
-    const one = el("button", { type: "button", class: "quiet" }, "Only the default");
-    one.addEventListener("click", () => this.#set([this.model.default]));
-    this.fold = el(
+    const defaultOnly = el("button", { type: "button", class: "secondary" }, "Default only");
+    defaultOnly.addEventListener("click", () => this.#select([this.model.default]));
+    this.collapsible = el(
       "details",
-      { class: "fold", open: true },
+      { class: "collapsible", open: true },
       this.summary,
       this.filter,
       this.list,
-      this.extra,
-      el("div", { class: "row" }, quick, one),
+      this.specInput,
+      el("div", { class: "row" }, fast, defaultOnly),
     );
-    root.append(this.fold);
-    // On a phone the list would push the picture off the screen.
-    if (matchMedia("(max-width: 46rem)").matches) this.fold.open = false;
+    root.append(this.collapsible);
+    // On a phone, the open list would push the image off the screen.
+    if (matchMedia("(max-width: 46rem)").matches) this.collapsible.open = false;
   }
 
-  of(model, specs) {
+  /** Show the methods of a model; keep the selection where the methods apply. */
+  setModel(model, specs) {
     this.model = model;
-    const fits = (spec) => model.methods.some((m) => m.name === spec.split(":")[0] && m.works);
-    const asked = specs ?? (this.specs.length ? this.specs : [model.default, ...COMPANIONS]);
-    const kept = [...new Set(asked)].filter(fits);
+    const applies = (spec) => model.methods.some((m) => m.name === spec.split(":")[0] && m.works);
+    const requested = specs ?? (this.specs.length ? this.specs : [model.default, ...INITIAL_METHODS]);
+    const kept = [...new Set(requested)].filter(applies);
     this.specs = kept.length ? kept : [model.default];
     this.#draw();
   }
 
-  /** A spec's line of the registry, with its options in words. */
-  about(spec) {
+  /** The registry entry of a method, with its options as text. */
+  info(spec) {
     const [name, ...rest] = spec.split(":");
-    const line = this.model?.methods.find((m) => m.name === name);
-    return { title: name, cheap: false, class_specific: true, ...line, spec, options: rest.join(":") };
+    const entry = this.model?.methods.find((m) => m.name === name);
+    return { title: name, shared_pass: false, class_specific: true, ...entry, spec, options: rest.join(":") };
   }
 
-  get wanted() {
-    return this.specs.map((spec) => ({ spec, cheap: this.about(spec).cheap && !this.about(spec).options }));
+  /** The selected methods, and whether each shares the common pass. */
+  get selected() {
+    return this.specs.map((spec) => {
+      const { shared_pass: sharedPass, options } = this.info(spec);
+      return { spec, sharedPass: sharedPass && !options };
+    });
   }
 
   add(spec) {
-    if (!this.specs.includes(spec)) this.#set([...this.specs, spec]);
+    if (!this.specs.includes(spec)) this.#select([...this.specs, spec]);
   }
 
   remove(spec) {
     const left = this.specs.filter((one) => one !== spec);
-    if (left.length) this.#set(left);
+    if (left.length) this.#select(left);
   }
 
-  #set(specs) {
+  #select(specs) {
     this.specs = specs.length ? specs : [this.model.default];
-    this.#tick();
-    this.chosen(this.specs);
+    this.#updateChecks();
+    this.onChange(this.specs);
   }
 
   #draw() {
@@ -112,51 +122,51 @@ export class Methods {
         el("fieldset", {}, el("legend", {}, FAMILIES[family] ?? family), ...methods.map((method) => this.#row(method))),
       ),
     );
-    this.#sift();
-    this.#tick();
+    this.#applyFilter();
+    this.#updateChecks();
   }
 
   #row(method) {
     const box = el("input", { type: "checkbox", value: method.name, disabled: !method.works });
     box.addEventListener("change", () => {
       if (box.checked) this.add(method.name);
-      else this.#set(this.specs.filter((spec) => spec !== method.name));
+      else this.#select(this.specs.filter((spec) => spec !== method.name));
     });
-    const marks = [];
-    if (!method.works) marks.push(["not here", method.reason ?? "does not apply to this model"]);
+    const badges = [];
+    if (!method.works) badges.push(["n/a", method.reason ?? "does not apply to this model"]);
     else {
-      if (!method.class_specific) marks.push(["blind", "the same map for every class"]);
-      if (method.signed) marks.push(["±", "tells for and against apart"]);
-      if (!method.cheap && !(method.forwards < 10))
-        marks.push([passes(method.forwards), "looks at the picture many times"]);
+      if (!method.class_specific) badges.push(["class-agnostic", "the same map for every class"]);
+      if (method.signed) badges.push(["±", "signed: separates evidence for and against the class"]);
+      if (!method.shared_pass && !(method.forwards < MIN_PASSES_SHOWN)) badges.push(costBadge(method.forwards));
     }
     const row = el(
       "label",
-      { class: method.works ? "method" : "method off", title: method.works ? "" : (method.reason ?? "") },
+      { class: method.works ? "method" : "method unavailable", title: method.works ? "" : (method.reason ?? "") },
       box,
       el("span", { class: "name" }, method.title),
-      ...marks.map(([mark, words]) => el("span", { class: "mark", title: words }, mark)),
+      ...badges.map(([text, tooltip]) => el("span", { class: "badge", title: tooltip }, text)),
     );
-    row.dataset.words = `${method.name} ${method.title} ${method.family}`.toLowerCase();
+    row.dataset.search = `${method.name} ${method.title} ${method.family}`.toLowerCase();
     return row;
   }
 
-  #sift() {
+  #applyFilter() {
     const typed = this.filter.value.trim().toLowerCase();
-    for (const row of this.list.querySelectorAll("label")) row.hidden = !row.dataset.words.includes(typed);
+    for (const row of this.list.querySelectorAll("label")) row.hidden = !row.dataset.search.includes(typed);
     for (const group of this.list.querySelectorAll("fieldset"))
       group.hidden = !group.querySelector("label:not([hidden])");
   }
 
-  #tick() {
+  #updateChecks() {
     for (const box of this.list.querySelectorAll("input")) box.checked = this.specs.includes(box.value);
     const [first] = this.specs;
     const rest = this.specs.length - 1;
-    this.summary.firstChild.textContent = this.about(first).title + (rest ? ` and ${rest} more` : "");
+    this.summary.firstChild.textContent = this.info(first).title + (rest ? ` and ${rest} more` : "");
   }
 }
 
-function passes(count) {
-  if (!count) return "slow";
-  return count >= 1000 ? `${Math.round(count / 100) / 10}k looks` : `${count} looks`;
+function costBadge(forwards) {
+  if (!forwards) return ["slow", "evaluates many perturbed images"];
+  const count = forwards >= 1000 ? `${Math.round(forwards / 100) / 10}k` : String(forwards);
+  return [`${count} passes`, `evaluates ${forwards - 1} perturbed images`];
 }

@@ -1,142 +1,141 @@
-/** The page: which bench is shown, which model, light or dark, and where to begin. */
+/** The page: tabs, model selection, theme, and start-up. */
 
 import * as api from "./api.js";
-import { Attention } from "./attention.js";
-import { alarm, el } from "./dom.js";
-import { PictureBench } from "./picture.js";
-import { TextBench } from "./text.js";
+import { AttentionDialog } from "./attention.js";
+import { el, showAlert } from "./dom.js";
+import { ImagePanel } from "./image.js";
+import { TextPanel } from "./text.js";
 import { reshade } from "./words.js";
 
 const find = (id) => document.getElementById(id);
-const KINDS = { picture: "image", text: "text" };
-const started = performance.now();
+const scriptStart = performance.now();
 
 let models = [];
-let tab = "picture";
-const used = {};
-const attention = new Attention();
-const benches = { picture: new PictureBench(attention), text: new TextBench(attention) };
+let tab = "image";
+const selectedModels = {};
+const attention = new AttentionDialog();
+const panels = { image: new ImagePanel(attention), text: new TextPanel(attention) };
 
-function offered(name) {
-  return models.filter((model) => model.kind === KINDS[name]);
+function modelsFor(name) {
+  return models.filter((model) => model.kind === name);
 }
 
-/** Show a bench; the first time, with its first model. */
-async function turn(name) {
+/** Show a tab; the first time, with its first model. */
+async function openTab(name) {
   tab = name;
-  for (const one of Object.keys(benches)) {
-    const on = one === name;
-    find(`tab-${one}`).setAttribute("aria-selected", String(on));
-    find(`tab-${one}`).tabIndex = on ? 0 : -1;
-    find(one).hidden = !on;
+  for (const other of Object.keys(panels)) {
+    const on = other === name;
+    find(`tab-${other}`).setAttribute("aria-selected", String(on));
+    find(`tab-${other}`).tabIndex = on ? 0 : -1;
+    find(`${other}-panel`).hidden = !on;
   }
   const select = find("model");
-  select.replaceChildren(...offered(name).map((model) => el("option", { value: model.id }, model.title)));
+  select.replaceChildren(...modelsFor(name).map((model) => el("option", { value: model.id }, model.title)));
   select.disabled = select.options.length < 2;
   select.closest("label").hidden = !select.options.length;
-  if (used[name]) select.value = used[name].id;
-  else if (offered(name).length) await use(offered(name)[0]);
-  else if (name === "text") benches.text.absent();
+  if (selectedModels[name]) select.value = selectedModels[name].id;
+  else if (modelsFor(name).length) await selectModel(modelsFor(name)[0]);
+  else if (name === "text") panels.text.showNoModel();
 }
 
-async function use(model) {
-  used[tab] = model;
+async function selectModel(model) {
+  selectedModels[tab] = model;
   find("model").value = model.id;
   try {
-    await benches[tab].use(model);
+    await panels[tab].setModel(model);
   } catch (error) {
-    alarm(error);
+    showAlert(error);
   }
 }
 
-/** A link's result, exactly as it was made. */
-async function recall(id) {
+/** Show the result of a permalink. */
+async function openJob(id) {
   const job = await api.job(id);
   const model = models.find((one) => one.id === job.model);
   if (!model)
-    throw new api.Trouble("The model of this result is no longer served.", `Start vitrail serve with ${job.model}.`);
-  const name = model.kind === "text" ? "text" : "picture";
-  used[name] = model;
-  await turn(name);
+    throw new api.ApiError("The model of this result is no longer served.", `Start vitrail serve with ${job.model}.`);
+  selectedModels[model.kind] = model;
+  await openTab(model.kind);
   find("model").value = model.id;
-  await benches[name].recall(model, job);
+  await panels[model.kind].loadJob(model, job);
 }
 
-function dress() {
-  const kept = document.documentElement.dataset.theme;
-  const dark = kept ? kept === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+function applyTheme() {
+  const chosen = document.documentElement.dataset.theme;
+  const dark = chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
   find("theme").setAttribute("aria-pressed", String(dark));
   document.documentElement.classList.toggle("dark", dark);
   reshade();
 }
 
-function surroundings() {
-  const kept = sessionStorage.getItem("theme");
-  if (kept) document.documentElement.dataset.theme = kept;
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", dress);
+function addThemeButton() {
+  const chosen = sessionStorage.getItem("theme");
+  if (chosen) document.documentElement.dataset.theme = chosen;
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", applyTheme);
   find("theme").addEventListener("click", () => {
     const theme = document.documentElement.classList.contains("dark") ? "light" : "dark";
     document.documentElement.dataset.theme = theme;
     sessionStorage.setItem("theme", theme);
-    dress();
+    applyTheme();
   });
-  dress();
+  applyTheme();
 }
 
-function tabs() {
-  const names = Object.keys(benches);
+function addTabEvents() {
+  const names = Object.keys(panels);
   for (const name of names) {
     const button = find(`tab-${name}`);
-    button.addEventListener("click", () => turn(name));
+    button.addEventListener("click", () => openTab(name));
     button.addEventListener("keydown", (event) => {
       if (event.key !== "ArrowRight" && event.key !== "ArrowLeft") return;
       const other = names[(names.indexOf(name) + 1) % names.length];
       find(`tab-${other}`).focus();
-      turn(other);
+      openTab(other);
     });
   }
-  find("model").addEventListener("change", (event) => use(models.find((model) => model.id === event.target.value)));
+  find("model").addEventListener("change", (event) =>
+    selectModel(models.find((model) => model.id === event.target.value)),
+  );
 }
 
-/** When the first map is on the plate, note how long it took: performance.getEntriesByName("first-picture"). */
-function watch() {
-  const canvas = find("glass").querySelector("canvas");
+/** Measure the time until the first map is drawn: performance.getEntriesByName("first-map"). */
+function measureFirstMap() {
+  const canvas = find("main-map").querySelector("canvas");
   const observer = new MutationObserver(() => {
-    if (!canvas.dataset.shows || canvas.dataset.shows === "picture") return;
+    if (!canvas.dataset.shows || canvas.dataset.shows === "image") return;
     observer.disconnect();
-    performance.measure("first-picture", { start: 0, end: performance.now(), detail: { script: started } });
+    performance.measure("first-map", { start: 0, end: performance.now(), detail: { script: scriptStart } });
   });
   observer.observe(canvas, { attributes: true, attributeFilter: ["data-shows"] });
 }
 
-async function begin() {
-  surroundings();
-  tabs();
-  watch();
+async function start() {
+  addThemeButton();
+  addTabEvents();
+  measureFirstMap();
   try {
     models = await api.models();
   } catch (error) {
-    alarm(error);
+    showAlert(error);
     return;
   }
   const { job } = document.body.dataset;
+  let problem = null;
   if (job) {
     try {
-      await recall(job);
+      await openJob(job);
       return;
     } catch (error) {
-      alarm(
-        error.status === 404
-          ? {
-              what: "This result is no longer held here.",
-              fix: "Results are kept for a while; below is a fresh start.",
-            }
-          : error,
-      );
+      const expired = {
+        what: "This result has expired or does not exist.",
+        fix: "Results are kept for a limited time. The page shows a sample instead.",
+      };
+      problem = error.status === 404 ? expired : error;
     }
   }
-  delete used.picture;
-  await turn(offered("picture").length || !models.length ? "picture" : "text");
+  delete selectedModels.image;
+  await openTab(modelsFor("image").length || !models.length ? "image" : "text");
+  if (problem) showAlert(problem); // after the tab: opening a sample hides earlier messages
 }
 
-begin();
+start();

@@ -1,222 +1,220 @@
-/** The text bench: the same for a text, its words shaded. */
+/** The text panel: a text, a class, methods, and the words coloured by their scores. */
 
 import * as api from "./api.js";
-import { remarks, states, title } from "./captions.js";
-import { Classes } from "./classes.js";
-import { alarm, calm, el, iconButton, oncePerFrame, trouble, write } from "./dom.js";
-import { figures, ordinal, percent, ranked } from "./maps.js";
-import { Methods } from "./methods.js";
-import { Run } from "./run.js";
-import { Takeaway } from "./takeaway.js";
+import { combinedState, mapProperties, methodTitle } from "./captions.js";
+import { ClassPicker } from "./classes.js";
+import { el, errorMessage, hideAlert, iconButton, oncePerFrame, setText, showAlert } from "./dom.js";
+import { Downloads } from "./downloads.js";
+import { JobManager } from "./jobs.js";
+import { formatNumber, formatPercent, ordinal, ranksOf } from "./maps.js";
+import { MethodPicker } from "./methods.js";
 import { paragraph } from "./words.js";
 
 const find = (id) => document.getElementById(id);
 
-export class TextBench {
+export class TextPanel {
   constructor(attention) {
-    this.root = find("text");
+    this.root = find("text-panel");
     const part = (name) => this.root.querySelector(`[data-part=${name}]`);
-    this.classes = new Classes(
+    this.classes = new ClassPicker(
       part("classes"),
       (targets) => {
         this.targets = targets;
-        this.#ask();
+        this.#request();
       },
       false,
     );
-    this.methods = new Methods(part("methods"), () => this.#ask());
+    this.methods = new MethodPicker(part("methods"), () => this.#request());
     this.draw = oncePerFrame(() => this.#draw());
-    this.run = new Run(this.draw);
-    this.takeaway = new Takeaway(part("takeaway"), (progress) =>
-      this.run.job(this.methods.specs, this.targets, progress),
+    this.jobs = new JobManager(this.draw);
+    this.downloads = new Downloads(part("downloads"), (onProgress) =>
+      this.jobs.completeJob(this.methods.specs, this.targets, onProgress),
     );
     this.attention = attention;
-    this.pages = find("pages");
-    this.made = new Map();
+    this.list = find("text-cards");
+    this.cards = new Map();
     this.targets = [];
-    this.turn = 0;
+    this.session = 0;
     this.word = null;
-    find("read").addEventListener("click", () => this.read(find("words").value));
-    find("words").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.read(find("words").value);
+    find("explain-text").addEventListener("click", () => this.explain(find("text-input").value));
+    find("text-input").addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.explain(find("text-input").value);
     });
-    this.#hover();
+    this.#addEvents();
   }
 
-  /** No text model is served: say how to start one. */
-  absent() {
-    for (const child of this.root.children) child.hidden = child.id !== "absent";
+  /** Say that no text model is available, and how to start the server with one. */
+  showNoModel() {
+    for (const child of this.root.children) child.hidden = child.id !== "no-text-model";
   }
 
-  async use(model) {
+  async setModel(model) {
     this.model = model;
-    this.classes.of(model);
-    this.methods.of(model);
+    this.classes.setModel(model);
+    this.methods.setModel(model);
     const samples = (await api.samples(model.id)).filter((sample) => sample.text);
-    find("quotes").replaceChildren(
+    find("sample-texts").replaceChildren(
       ...samples.map((sample) => {
-        const button = el("button", { type: "button", class: "quote" }, sample.text);
-        button.addEventListener("click", () => this.read(sample.text));
+        const button = el("button", { type: "button", class: "sample-text" }, sample.text);
+        button.addEventListener("click", () => this.explain(sample.text));
         return el("li", {}, button);
       }),
     );
     const first = this.text ?? samples[0]?.text;
-    if (first) await this.read(first);
+    if (first) await this.explain(first);
   }
 
-  async recall(model, job) {
+  /** Show a finished or running job, as from a link. */
+  async loadJob(model, job) {
     this.model = model;
-    this.classes.of(model);
-    this.methods.of(model, [...new Set(job.items.map((item) => item.method))]);
-    await this.read(job.text, job);
+    this.classes.setModel(model);
+    this.methods.setModel(model, [...new Set(job.items.map((item) => item.method))]);
+    await this.explain(job.text, job);
   }
 
-  async read(text, job = null) {
-    const turn = (this.turn += 1);
-    calm();
-    find("words").value = text;
+  async explain(text, job = null) {
+    const session = (this.session += 1);
+    hideAlert();
+    find("text-input").value = text;
     if (!text.trim()) {
-      alarm({ what: "There is no text.", fix: "Type a sentence or choose one of the samples." });
+      showAlert({ what: "The text is empty.", fix: "Type a sentence or choose one of the samples." });
       return;
     }
     this.root.setAttribute("aria-busy", "true");
-    write(find("text-status"), "Reading …");
-    const subject = { model: this.model.id, text };
+    setText(find("text-status"), "Loading …");
+    const input = { model: this.model.id, text };
     try {
-      const answer = await api.predict(subject);
-      if (turn !== this.turn) return;
-      Object.assign(this, { text, subject });
-      this.run.about(subject);
-      this.targets = job?.targets?.length ? job.targets.slice(0, 1) : [answer.top[0].index];
-      this.classes.show(answer.top, this.targets);
-      if (job) this.run.adopt(job);
-      this.#ask(false);
+      const prediction = await api.predict(input);
+      if (session !== this.session) return;
+      Object.assign(this, { text, input });
+      this.jobs.setInput(input);
+      this.targets = job?.targets?.length ? job.targets.slice(0, 1) : [prediction.top[0].index];
+      this.classes.show(prediction.top, this.targets);
+      if (job) this.jobs.load(job);
+      this.#request(false);
     } catch (error) {
-      if (turn !== this.turn) return;
+      if (session !== this.session) return;
       this.root.setAttribute("aria-busy", "false");
-      write(find("text-status"), "");
-      alarm(error);
+      setText(find("text-status"), "");
+      showAlert(error);
     }
   }
 
-  #ask(changed = true) {
-    if (!this.subject) return;
-    if (changed) this.takeaway.changed();
-    this.run.want(this.methods.wanted, this.targets);
+  #request(changed = true) {
+    if (!this.input) return;
+    if (changed) this.downloads.reset();
+    this.jobs.request(this.methods.selected, this.targets);
     this.draw();
   }
 
   #draw() {
-    if (!this.subject) return;
+    if (!this.input) return;
     const [target] = this.targets;
     const p = this.classes.probability(target);
-    find("text-why").replaceChildren(
+    find("text-question").replaceChildren(
       "Why ",
       el("em", {}, this.classes.name(target)),
       "?",
-      p === undefined ? "" : el("small", {}, percent(p)),
+      p === undefined ? "" : el("small", {}, formatPercent(p)),
     );
-    const methods = this.methods.specs.map((spec) => this.methods.about(spec));
-    for (const [spec, page] of this.made) {
+    const methods = this.methods.specs.map((spec) => this.methods.info(spec));
+    for (const [spec, card] of this.cards) {
       if (this.methods.specs.includes(spec)) continue;
-      page.root.remove();
-      this.made.delete(spec);
+      card.root.remove();
+      this.cards.delete(spec);
     }
-    methods.forEach((method, place) => {
-      const page = this.made.get(method.spec) ?? this.#make(method);
-      if (this.pages.children[place] !== page.root)
-        this.pages.insertBefore(page.root, this.pages.children[place] ?? null);
-      page.close.hidden = methods.length < 2;
-      this.#fill(page, method, this.run.item(method.spec, target));
+    methods.forEach((method, position) => {
+      const card = this.cards.get(method.spec) ?? this.#createCard(method);
+      if (this.list.children[position] !== card.root)
+        this.list.insertBefore(card.root, this.list.children[position] ?? null);
+      card.remove.hidden = methods.length < 2;
+      this.#drawCard(card, method, this.jobs.item(method.spec, target));
     });
-    const all = methods.map((m) => this.run.item(m.spec, target)?.state ?? "queued");
-    const open = all.filter((state) => state === "running" || state === "queued").length;
-    write(find("text-status"), open ? `${all.length - open} of ${all.length} ready` : "");
+    const states = methods.map((m) => this.jobs.item(m.spec, target)?.state ?? "queued");
+    const open = states.filter((state) => state === "running" || state === "queued").length;
+    setText(find("text-status"), open ? `${states.length - open} of ${states.length} ready` : "");
     this.root.setAttribute("aria-busy", String(open > 0));
   }
 
-  #make(method) {
-    const words = title(method);
-    const close = iconButton("close", `Remove ${words}`, () => this.methods.remove(method.spec), "icon small");
+  #createCard(method) {
+    const title = methodTitle(method);
+    const remove = iconButton("close", `Remove ${title}`, () => this.methods.remove(method.spec), "icon small");
     const meta = el("span", { class: "meta" });
-    const reading = el("span", { class: "reading" });
-    const body = el("div", { class: "page-body" });
-    const head = el("div", { class: "slide-head" }, el("h3", { class: "name" }, words), meta, reading, close);
-    const root = el("article", { class: "page", role: "listitem", data: { method: method.spec } }, head, body);
-    const page = { root, close, meta, reading, body, item: null };
-    this.made.set(method.spec, page);
-    return page;
+    const readout = el("span", { class: "readout" });
+    const body = el("div", { class: "card-body" });
+    const head = el("div", { class: "card-head" }, el("h3", { class: "name" }, title), meta, readout, remove);
+    const root = el("article", { class: "text-card", role: "listitem", data: { method: method.spec } }, head, body);
+    const card = { root, remove, meta, readout, body, item: null };
+    this.cards.set(method.spec, card);
+    return card;
   }
 
-  #fill(page, method, item) {
-    const state = states(item ? [item] : []);
-    page.root.dataset.state = state;
-    if (page.item === item && page.text === this.text) return;
-    Object.assign(page, { item, text: this.text });
-    write(page.meta, remarks(method, item).join(" · "));
+  #drawCard(card, method, item) {
+    const state = combinedState(item ? [item] : []);
+    card.root.dataset.state = state;
+    if (card.item === item && card.text === this.text) return;
+    Object.assign(card, { item, text: this.text });
+    setText(card.meta, mapProperties(method, item).join(" · "));
+    const title = methodTitle(method);
     if (state === "done") {
-      page.words = item.words ?? [];
-      page.ranks = ranked(page.words.map((word) => word.score ?? 0));
-      page.body.replaceChildren(
-        paragraph(this.text, page.words, `Words by ${title(method)}: arrow keys read them, Enter shows attention`),
-      );
-      if (item.flat) page.body.append(el("span", { class: "warn" }, "Flat: all words alike, this says nothing"));
+      card.words = item.words ?? [];
+      card.ranks = ranksOf(card.words.map((word) => word.score ?? 0));
+      const label = `Word scores by ${title}: arrow keys read them, Enter shows the attention`;
+      card.body.replaceChildren(paragraph(this.text, card.words, label));
+      if (item.flat) card.body.append(el("span", { class: "warning" }, "Constant: all words have the same score"));
     } else if (state === "failed" || state === "cancelled") {
-      const again = el("button", { type: "button", class: "quiet" }, "Try again");
-      again.addEventListener("click", () => {
-        this.run.forget(method.spec);
-        this.#ask();
+      const retry = el("button", { type: "button", class: "secondary" }, "Try again");
+      retry.addEventListener("click", () => {
+        this.jobs.reset(method.spec);
+        this.#request();
       });
-      page.body.replaceChildren(state === "failed" ? trouble(item.error) : el("span", {}, "Cancelled"), again);
+      card.body.replaceChildren(state === "failed" ? errorMessage(item.error) : el("span", {}, "Cancelled"), retry);
     } else {
-      const meter = el("progress", { max: 1, "aria-label": `${title(method)}: progress` });
+      const meter = el("progress", { max: 1, "aria-label": `${title}: progress` });
       if (item?.progress) meter.value = item.progress;
-      const stop = el("button", { type: "button", class: "quiet", "aria-label": `Cancel ${title(method)}` }, "Cancel");
-      stop.addEventListener("click", () => this.run.stop(method.spec));
-      page.body.replaceChildren(el("div", { class: "slide-note" }, meter, stop));
+      const cancel = el("button", { type: "button", class: "secondary", "aria-label": `Cancel ${title}` }, "Cancel");
+      cancel.addEventListener("click", () => this.jobs.cancel(method.spec));
+      card.body.replaceChildren(el("div", { class: "card-note" }, meter, cancel));
     }
   }
 
-  /** One cursor over all pages: pointing at a word reads it in every method, clicking shows what it attends to. */
-  #hover() {
-    const of = (event) => event.target.closest?.("[data-word]")?.dataset.word;
-    this.pages.addEventListener("pointerover", (event) => this.point(of(event) ?? null));
-    this.pages.addEventListener("pointerleave", () => this.point(null));
-    this.pages.addEventListener("keydown", (event) => {
-      const page = event.target.closest(".page");
-      const words = this.made.get(page?.dataset.method)?.words;
+  /** Pointing at a word reads its score in every method; clicking it shows its attention. */
+  #addEvents() {
+    const wordOf = (event) => event.target.closest?.("[data-word]")?.dataset.word;
+    this.list.addEventListener("pointerover", (event) => this.setWord(wordOf(event) ?? null));
+    this.list.addEventListener("pointerleave", () => this.setWord(null));
+    this.list.addEventListener("keydown", (event) => {
+      const card = event.target.closest(".text-card");
+      const words = this.cards.get(card?.dataset.method)?.words;
       if (!words?.length || !event.target.matches(".words")) return;
       const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
       if (step) {
         event.preventDefault();
-        const now = this.word === null ? (step > 0 ? -1 : 0) : Number(this.word);
-        this.point(String((now + step + words.length) % words.length));
-        write(find("text-live"), this.made.get(page.dataset.method).reading.textContent);
-      } else if (event.key === "Enter" && this.word !== null) this.#attend(Number(this.word), page.dataset.method);
+        const current = this.word === null ? (step > 0 ? -1 : 0) : Number(this.word);
+        this.setWord(String((current + step + words.length) % words.length));
+        setText(find("text-live"), this.cards.get(card.dataset.method).readout.textContent);
+      } else if (event.key === "Enter" && this.word !== null)
+        this.#openAttention(Number(this.word), card.dataset.method);
     });
-    this.pages.addEventListener("click", (event) => {
-      const word = of(event);
-      if (word !== undefined) this.#attend(Number(word), event.target.closest(".page").dataset.method);
+    this.list.addEventListener("click", (event) => {
+      const word = wordOf(event);
+      if (word !== undefined) this.#openAttention(Number(word), event.target.closest(".text-card").dataset.method);
     });
   }
 
-  point(word) {
+  setWord(word) {
     this.word = word;
-    for (const span of this.pages.querySelectorAll(".word.here")) span.classList.remove("here");
-    for (const page of this.made.values()) {
-      const known = word === null ? null : page.words?.[word];
-      write(
-        page.reading,
-        known
-          ? `${known.text}: ${figures(known.raw ?? known.score)} · ${ordinal(page.ranks[word])} of ${page.words.length}`
-          : "",
-      );
-      if (known) page.body.querySelector(`[data-word="${word}"]`)?.classList.add("here");
+    for (const span of this.list.querySelectorAll(".word.current")) span.classList.remove("current");
+    for (const card of this.cards.values()) {
+      const known = word === null ? null : card.words?.[word];
+      const rank = known && `${ordinal(card.ranks[word])} of ${card.words.length}`;
+      setText(card.readout, known ? `${known.text}: ${formatNumber(known.raw ?? known.score)} · ${rank}` : "");
+      if (known) card.body.querySelector(`[data-word="${word}"]`)?.classList.add("current");
     }
   }
 
-  #attend(word, spec) {
-    const { words } = this.made.get(spec);
-    this.attention.open(this.subject, word, null, words);
+  #openAttention(word, spec) {
+    const { words } = this.cards.get(spec);
+    this.attention.open(this.input, word, null, words);
   }
 }

@@ -1,82 +1,85 @@
-/** Words in colour: warm ones speak for a class, cold ones against. */
+/** Words coloured by their score: warm colours for the class, cold colours against it. */
 
 import { el } from "./dom.js";
 
 const FOR = [232, 93, 36];
 const AGAINST = [40, 110, 190];
-/** Below this share of the strongest word a word stays without colour. */
-const FAINT = 0.02;
+/** Words below this fraction of the maximum are not coloured. */
+const MIN_FRACTION = 0.02;
 
-const light = (c) => {
+const linear = (c) => {
   const v = c / 255;
   return v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
 };
-const luminance = ([r, g, b]) => 0.2126 * light(r) + 0.7152 * light(g) + 0.0722 * light(b);
+const luminance = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
 
-let surface = null;
+let background = null;
 
-/** The ground words stand on, as three bytes. */
-function ground() {
-  surface ??= getComputedStyle(document.querySelector(".bar")).backgroundColor.match(/\d+/g).slice(0, 3).map(Number);
-  return surface;
+/** The background colour of the words, as three bytes. */
+function backgroundColour() {
+  background ??= getComputedStyle(document.querySelector(".page-header"))
+    .backgroundColor.match(/\d+/g)
+    .slice(0, 3)
+    .map(Number);
+  return background;
 }
 
-/** Colour an element by a share from -1 to 1, with ink that can be read on it. */
-export function shade(element, share) {
-  element.dataset.share = String(share);
-  if (Math.abs(share) < FAINT) {
+/** Colour an element by a value from -1 to 1, with a text colour that is readable on it. */
+export function shade(element, value) {
+  element.dataset.value = String(value);
+  if (Math.abs(value) < MIN_FRACTION) {
     element.style.removeProperty("background-color");
     element.style.removeProperty("color");
     return;
   }
-  const weight = 0.88 * Math.min(1, Math.abs(share));
-  const hue = share > 0 ? FOR : AGAINST;
-  const mixed = ground().map((c, k) => Math.round(c + weight * (hue[k] - c)));
+  const weight = 0.88 * Math.min(1, Math.abs(value));
+  const hue = value > 0 ? FOR : AGAINST;
+  const mixed = backgroundColour().map((c, k) => Math.round(c + weight * (hue[k] - c)));
   element.style.backgroundColor = `rgb(${mixed})`;
   element.style.color = luminance(mixed) > 0.179 ? "#0d0f11" : "#ffffff";
 }
 
-/** Colour again what was coloured for other surroundings. */
+/** Colour all words again after the theme has changed. */
 export function reshade() {
-  surface = null;
-  for (const element of document.querySelectorAll("[data-share]")) shade(element, Number(element.dataset.share));
+  background = null;
+  for (const element of document.querySelectorAll("[data-value]")) shade(element, Number(element.dataset.value));
 }
 
 /**
- * A text with its words shaded.
+ * Create a paragraph with coloured words.
  *
  * @param text the whole text
  * @param words [{text, start, end, score}]
- * @param label what it is, for who does not see it
- * @returns a paragraph whose spans carry the number of their word in data-word
+ * @param label the label for screen readers
+ * @returns a paragraph whose spans have the index of their word in data-word
  */
 export function paragraph(text, words, label) {
-  const most = Math.max(...words.map((word) => Math.abs(word.score ?? 0)), 1e-12);
+  const maximum = Math.max(...words.map((word) => Math.abs(word.score ?? 0)), 1e-12);
   const line = el("p", { class: "words", tabIndex: 0, role: "group", "aria-label": label });
-  let done = 0;
+  let end = 0;
   words.forEach((word, i) => {
-    if (word.start > done) line.append(text.slice(done, word.start));
+    if (word.start > end) line.append(text.slice(end, word.start));
     const span = el("span", { class: "word", data: { word: String(i) } }, text.slice(word.start, word.end));
-    shade(span, (word.score ?? 0) / most);
+    shade(span, (word.score ?? 0) / maximum);
     line.append(span);
-    done = word.end;
+    end = word.end;
   });
-  if (done < text.length) line.append(text.slice(done));
+  if (end < text.length) line.append(text.slice(end));
   return line;
 }
 
-/** Which piece of a tokenizer begins a word: pieces are counted off against the words' letters. */
-export function pieceOf(tokens, words, word) {
+/** The index of the first token of a word, found by counting the characters of tokens and words. */
+export function firstToken(tokens, words, word) {
   let at = 0;
-  let letters = 0;
+  let characters = 0;
   for (let i = 0; i < tokens.length; i++) {
     const unknown = /^(\[UNK\]|<unk>)$/i.test(tokens[i]);
     if (!unknown && /^(\[[A-Z]+\]|<\/?[a-z]+>)$/.test(tokens[i])) continue;
     if (at === word) return i;
-    letters += tokens[i].replace(/^(##|▁|Ġ)/, "").length;
-    if (unknown || letters >= words[at].text.length) {
+    characters += tokens[i].replace(/^(##|▁|Ġ)/, "").length;
+    if (unknown || characters >= words[at].text.length) {
       at += 1;
-      letters = 0;
+      characters = 0;
     }
   }
   return word;

@@ -1,0 +1,298 @@
+/** The maps: one large, all of them as cards beside it, and one cursor over all. */
+
+import {
+  colourLegend,
+  combinedState,
+  mapProperties,
+  methodTitle,
+  placeCursor,
+  resizeCanvas,
+  setLines,
+} from "./captions.js";
+import { DIVERGING, PAIR, SEQUENTIAL, drawImage, drawMap, drawPair } from "./colour.js";
+import { el, errorMessage, iconButton, oncePerFrame, setText } from "./dom.js";
+import { formatNumber, mapOf, ordinal, patchValues } from "./maps.js";
+
+const LARGE_SIZE = 512;
+const CARD_SIZE = 256;
+/** The key of the card that shows the image. */
+const IMAGE = "image";
+
+export class MapComparison {
+  /**
+   * @param on {focus(spec), remove(spec), cancel(spec), retry(spec), attention(patch)}
+   */
+  constructor(on) {
+    this.on = on;
+    this.figure = document.getElementById("main-figure");
+    this.mainMap = document.getElementById("main-map");
+    this.readout = document.getElementById("readout");
+    this.live = document.getElementById("main-map-live");
+    this.grid = document.getElementById("map-grid");
+    this.legends = document.getElementById("legends");
+    this.cards = new Map();
+    this.patch = null;
+    this.update = oncePerFrame(() => this.#draw());
+    this.#addPointerEvents(this.mainMap);
+    this.#addKeyEvents();
+    this.attentionButton = el("button", { type: "button", class: "secondary" }, "Show attention");
+    this.attentionButton.addEventListener("click", () => this.on.attention(this.patch));
+    this.readoutText = el("span", {});
+    this.readout.append(this.readoutText, this.attentionButton);
+    this.#drawReadouts();
+  }
+
+  /**
+   * @param scene {image, grid, size: [h, w], methods: [info, …], item(spec, target), targets, className(index),
+   *   style, shownClasses, focus}
+   */
+  show(scene) {
+    if (this.scene && scene.image !== this.scene.image) this.patch = null;
+    this.scene = scene;
+    this.update();
+  }
+
+  #draw() {
+    const { scene } = this;
+    if (!scene?.image) return;
+    const canvas = this.mainMap.querySelector("canvas");
+    resizeCanvas(canvas, scene.size, LARGE_SIZE);
+    const focus = scene.methods.find((m) => m.spec === scene.focus) ?? scene.methods[0];
+    this.#drawCanvas(canvas, focus.spec, true);
+    this.#drawCaption(focus);
+    const keys = [IMAGE, ...scene.methods.map((m) => m.spec)];
+    for (const [key, card] of this.cards) {
+      if (keys.includes(key)) continue;
+      card.root.remove();
+      this.cards.delete(key);
+    }
+    keys.forEach((key, position) => {
+      const card = this.cards.get(key) ?? this.#createCard(key);
+      if (this.grid.children[position] !== card.root)
+        this.grid.insertBefore(card.root, this.grid.children[position] ?? null);
+      this.#drawCard(card, key, scene.methods[position - 1], focus.spec);
+    });
+    this.grid.dataset.count = String(keys.length);
+    this.grid.parentElement.classList.toggle("pair", scene.targets.length > 1);
+    this.#drawLegends();
+    this.#drawReadouts();
+  }
+
+  /** Draw a method's map, or the image until it is ready; a canvas that already shows it is not redrawn. */
+  #drawCanvas(canvas, spec, isMain = false) {
+    const { scene } = this;
+    const { style, shownClasses, targets, image } = scene;
+    const maps = targets.map((target) => mapOf(scene.item(spec, target)));
+    const which = targets.length < 2 ? 0 : { both: 2, first: 0, second: 1 }[shownClasses];
+    const chosen = which === 2 ? maps : [maps[which]];
+    const ready = chosen.every(Boolean);
+    const state = ready ? [which, JSON.stringify(style)] : [];
+    const drawnKey = [image.id, spec, ...state].join(" ");
+    const same = canvas.drawnKey === drawnKey && chosen.every((map, i) => map === canvas.maps?.[i]);
+    if (same && canvas.drawnWidth === canvas.width) return;
+    Object.assign(canvas, { drawnKey, maps: chosen, drawnWidth: canvas.width });
+    if (!ready) drawImage(canvas, image);
+    else if (which === 2) drawPair(canvas, image, maps, style);
+    else drawMap(canvas, image, chosen[0], style);
+    if (isMain) canvas.dataset.shows = ready ? spec : IMAGE;
+    else canvas.dataset.ready = String(ready);
+  }
+
+  #drawCaption(method) {
+    const caption = this.figure.querySelector("figcaption");
+    const item = this.scene.item(method.spec, this.scene.targets[0]);
+    setText(caption, [methodTitle(method), ...mapProperties(method, item)].join("  ·  "));
+    const classes = this.scene.targets.map((t) => this.scene.className(t)).join(" and ");
+    this.mainMap.setAttribute("aria-label", `${method.title} map for ${classes} over the image`);
+  }
+
+  #createCard(key) {
+    const canvas = el("canvas", { width: CARD_SIZE, height: CARD_SIZE });
+    const cursor = el("span", { class: "cursor", hidden: true });
+    const map = el("div", { class: "map" }, canvas, cursor);
+    const head = el("div", { class: "card-head" });
+    const note = el("div", { class: "card-note" });
+    const readout = el("p", { class: "readout" });
+    const root = el("div", { class: "map-card", role: "listitem", data: { method: key } }, head, map, note, readout);
+    const card = { root, canvas, note, readout, noteKey: "" };
+    if (key === IMAGE) head.append(el("span", { class: "name" }, "Image"));
+    else {
+      card.title = el("button", { type: "button", class: "name", "aria-pressed": "false" });
+      card.title.addEventListener("click", () => this.on.focus(key));
+      card.remove = iconButton("close", "", () => this.on.remove(key), "icon small");
+      head.append(card.title, card.remove);
+    }
+    this.#addPointerEvents(map);
+    this.cards.set(key, card);
+    return card;
+  }
+
+  #drawCard(card, key, method, focus) {
+    resizeCanvas(card.canvas, this.scene.size, CARD_SIZE);
+    if (key === IMAGE) {
+      if (card.canvas.drawnKey !== this.scene.image.id) drawImage(card.canvas, this.scene.image);
+      card.canvas.drawnKey = this.scene.image.id;
+      return;
+    }
+    const items = this.scene.targets.map((target) => this.scene.item(key, target)).filter(Boolean);
+    setText(card.title, methodTitle(method));
+    card.title.title = `${method.title}: show large`;
+    card.title.setAttribute("aria-pressed", String(key === focus));
+    card.remove.setAttribute("aria-label", `Remove ${methodTitle(method)}`);
+    card.remove.title = `Remove ${methodTitle(method)}`;
+    card.remove.hidden = this.scene.methods.length < 2;
+    card.root.classList.toggle("focus", key === focus && this.scene.methods.length > 1);
+    this.#drawCanvas(card.canvas, key);
+    this.#drawNote(card, method, items);
+  }
+
+  /** Draw the note of a card: progress, an error, or the properties of the map. */
+  #drawNote(card, method, items) {
+    const state = combinedState(items);
+    card.root.dataset.state = state;
+    const progress = items.length
+      ? items.reduce((sum, item) => sum + (item.state === "done" ? 1 : (item.progress ?? 0)), 0) / items.length
+      : 0;
+    if (state === "running" || state === "queued") {
+      if (card.noteKey !== "open") {
+        const meter = el("progress", { max: 1, "aria-label": `${methodTitle(method)}: progress` });
+        const cancel = el(
+          "button",
+          { type: "button", class: "secondary", "aria-label": `Cancel ${methodTitle(method)}` },
+          "Cancel",
+        );
+        cancel.addEventListener("click", () => this.on.cancel(card.root.dataset.method));
+        card.note.replaceChildren(meter, cancel);
+      }
+      const meter = card.note.querySelector("progress");
+      if (state === "running" && progress > 0) meter.value = progress;
+      else meter.removeAttribute("value");
+      card.noteKey = "open";
+      return;
+    }
+    const noteKey = JSON.stringify([state, items.map((item) => [item.seconds, item.flat, item.error])]);
+    if (card.noteKey === noteKey) return;
+    card.noteKey = noteKey;
+    const retry = el("button", { type: "button", class: "secondary" }, "Try again");
+    retry.addEventListener("click", () => this.on.retry(card.root.dataset.method));
+    if (state === "failed") {
+      const error = items.find((item) => item.error)?.error ?? { what: "The method failed." };
+      card.note.replaceChildren(errorMessage(error), retry);
+    } else if (state === "cancelled") card.note.replaceChildren(el("span", {}, "Cancelled"), retry);
+    else {
+      const constant = items.some((item) => item.flat);
+      card.note.replaceChildren(
+        el("span", { class: "meta" }, mapProperties(method, items[0]).join(" · ")),
+        constant ? el("span", { class: "warning" }, "Constant map: all patches have the same relevance") : "",
+      );
+    }
+  }
+
+  #drawLegends() {
+    const { scene } = this;
+    const pair = scene.targets.length > 1 && scene.shownClasses === "both";
+    const signs = new Set(
+      scene.methods.map((m) => mapOf(scene.item(m.spec, scene.targets[0]))?.signed).filter((s) => s !== undefined),
+    );
+    const drawnKey = JSON.stringify([pair && scene.targets, [...signs], scene.style.sequential, scene.style.diverging]);
+    if (this.legends.drawnKey === drawnKey) return;
+    this.legends.drawnKey = drawnKey;
+    const legends = [];
+    if (pair)
+      scene.targets.forEach((target, i) => {
+        const dot = el("span", { class: "dot", "aria-hidden": "true" });
+        dot.style.background = `rgb(${PAIR[i]})`;
+        legends.push(el("span", { class: "legend" }, dot, scene.className(target)));
+      });
+    else {
+      if (signs.has(false)) legends.push(colourLegend(scene.style.sequential, ["least", "most relevant"], SEQUENTIAL));
+      if (signs.has(true)) legends.push(colourLegend(scene.style.diverging, ["against", "0", "for"], DIVERGING));
+    }
+    this.legends.replaceChildren(...legends);
+  }
+
+  #addPointerEvents(map) {
+    const patchAt = (event) => {
+      const box = map.getBoundingClientRect();
+      const [rows, columns] = this.scene.grid;
+      const cell = (v, n) => Math.min(n - 1, Math.max(0, Math.floor(v * n)));
+      return (
+        cell((event.clientY - box.top) / box.height, rows) * columns +
+        cell((event.clientX - box.left) / box.width, columns)
+      );
+    };
+    map.addEventListener("pointermove", (event) => {
+      if (this.scene) this.setPatch(patchAt(event));
+    });
+    map.addEventListener("pointerleave", (event) => {
+      if (event.pointerType === "mouse") this.setPatch(null);
+    });
+    map.addEventListener("click", (event) => {
+      if (!this.scene) return;
+      this.setPatch(patchAt(event));
+      // Touch has no hover: a tap shows the readout, and the button beside it opens the attention.
+      if (event.pointerType !== "touch") this.on.attention(this.patch);
+    });
+  }
+
+  #addKeyEvents() {
+    this.mainMap.addEventListener("keydown", (event) => {
+      const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
+      if (!this.scene) return;
+      const [rows, columns] = this.scene.grid;
+      const current = this.patch ?? Math.floor(rows / 2) * columns + Math.floor(columns / 2);
+      if (event.key in steps) {
+        event.preventDefault();
+        const [dr, dc] = steps[event.key];
+        const row = Math.min(rows - 1, Math.max(0, Math.floor(current / columns) + dr));
+        const column = Math.min(columns - 1, Math.max(0, (current % columns) + dc));
+        this.setPatch(row * columns + column);
+        clearTimeout(this.announcement);
+        this.announcement = setTimeout(() => setText(this.live, this.readoutText.textContent), 250);
+      } else if (event.key === "Enter" || event.key === " ") {
+        event.preventDefault();
+        this.setPatch(current);
+        this.on.attention(current);
+      } else if (event.key === "Escape") this.setPatch(null);
+    });
+  }
+
+  /** Move the cursor of all maps to a patch, or hide it. */
+  setPatch(patch) {
+    if (patch === this.patch) return;
+    this.patch = patch;
+    this.#drawReadouts();
+  }
+
+  #drawReadouts() {
+    const { scene, patch } = this;
+    for (const cursor of document.querySelectorAll("#main-figure .cursor, #map-grid .cursor"))
+      placeCursor(cursor, patch, scene?.grid);
+    this.attentionButton.disabled = patch === null;
+    if (!scene || patch === null) {
+      setText(this.readoutText, scene ? "Point at a patch to read its relevance; click it to see its attention." : "");
+      for (const card of this.cards.values()) setLines(card.readout, []);
+      return;
+    }
+    const [, columns] = scene.grid;
+    const where = `Row ${Math.floor(patch / columns) + 1}, column ${(patch % columns) + 1}`;
+    const focus = scene.methods.find((m) => m.spec === scene.focus) ?? scene.methods[0];
+    const values = this.#values(focus.spec, patch, true);
+    setText(this.readoutText, values.length > 1 ? [where, ...values].join("\n") : `${where}: ${values[0]}`);
+    for (const [key, card] of this.cards) setLines(card.readout, key === IMAGE ? [where] : this.#values(key, patch));
+  }
+
+  #values(spec, patch, long = false) {
+    const { scene } = this;
+    return scene.targets.map((target) => {
+      const map = mapOf(scene.item(spec, target));
+      if (!map) return "–";
+      const { means, units, ranks } = patchValues(map, scene.grid);
+      if (!long) return `${formatNumber(means[patch])} · ${ordinal(ranks[patch])}`;
+      const name = scene.targets.length > 1 ? `${scene.className(target)} ` : "";
+      const percent = `${Math.round(100 * units[patch])}\u00a0%`.replace("-", "−");
+      const strength = name ? percent : `${percent} of the maximum`;
+      return `${name}${formatNumber(means[patch])}, ${strength}, ${ordinal(ranks[patch])} of ${ranks.length}`;
+    });
+  }
+}
