@@ -104,9 +104,7 @@ def test_readouts_are_found_on_trained_weights():
 
 def per_pixel(relevance, scene, label):
     """Mean relevance on a class and off it."""
-    from vitrail.cli.demo import mask_of
-
-    mask = torch.from_numpy(mask_of(scene, label).copy())
+    mask = torch.from_numpy(scene.class_mask(label).copy())
     return relevance[mask].mean(), relevance[~mask].mean()
 
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
@@ -52,19 +50,8 @@ class DemoScene:
     def on_object(self, method: str, k: int) -> float:
         """Share of the relevance that lies on the asked object."""
         relevance = self.explanations[method].maps[0, k].clamp_min(0)
-        mask = torch.from_numpy(mask_of(self.scene, self.targets[k]).copy()).to(relevance.device)
+        mask = torch.from_numpy(self.scene.class_mask(self.targets[k]).copy()).to(relevance.device)
         return float((relevance * mask).sum() / relevance.sum().clamp_min(1e-12))
-
-
-def mask_of(scene: Scene, label: int) -> NDArray[np.bool_]:
-    """Where a class is seen, shape (height, width)."""
-    hits = [mask for mask, c in zip(scene.masks, scene.classes, strict=True) if c == label]
-    return np.logical_or.reduce(hits) if hits else np.zeros(scene.image.shape[:2], bool)
-
-
-def pixels(scene: Scene) -> Tensor:
-    """A scene's image as the embedded models want it, shape (3, height, width)."""
-    return torch.from_numpy(scene.image.copy()).permute(2, 0, 1).float() / 127.5 - 1
 
 
 def run(
@@ -83,7 +70,7 @@ def run(
     for pairs, index in SHOWN:
         scene = Scenes(split="test", objects=1, pairs=pairs)[index]
         targets = tuple(dict.fromkeys(scene.classes))
-        found = explain(about, pixels(scene), methods=names, target=[list(targets)])
+        found = explain(about, scene.to_tensor(), methods=names, target=[list(targets)])
         shown.append(DemoScene(scene, targets, found))
         advance()
     return shown

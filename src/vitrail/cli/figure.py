@@ -149,6 +149,6 @@ class _Shown(Progress):
     def step(self) -> None:
         self.bar.advance(self.task)
 
-    def looked(self, pictures: int) -> None:
-        self.looks += pictures
+    def evaluated(self, images: int) -> None:
+        self.looks += images
         self.bar.update(self.task, looks=f"{self.looks} pictures shown to the model")

@@ -89,6 +89,17 @@ class Scene:
         seen: NDArray[np.float64] = self.masks.sum((1, 2)) / self.areas
         return seen
 
+    def class_mask(self, label: int) -> NDArray[np.bool_]:
+        """Visible pixels of all objects of a class, shape (size, size); all False if the class is absent."""
+        own = [mask for mask, kind in zip(self.masks, self.classes, strict=True) if kind == label]
+        return np.logical_or.reduce(own) if own else np.zeros(self.image.shape[:2], bool)
+
+    def to_tensor(self) -> Tensor:
+        """The image as input of the embedded models: values from -1 to 1, shape (3, size, size)."""
+        import torch
+
+        return torch.from_numpy(self.image.copy()).permute(2, 0, 1).float() / 127.5 - 1
+
 
 def render(
     seed: int,

@@ -1,7 +1,7 @@
-"""The papers' figures, drawn for any model and images from what methods compute on the way."""
+"""The papers' figures, drawn for any model and images."""
 
 # isort: off
-from vitrail.figures import vtranm, gradtoken, vitcx
+from vitrail.figures import vtranm, gradtoken, vitcx  # the order of the registry
 from vitrail.figures.registry import FIGURES, FigureEntry, Progress, draw, find_figure
 # isort: on
 

@@ -1,6 +1,6 @@
-"""A page measured in inches: pictures, words, colour bars and small charts where one says, so that nothing overlaps.
+"""Figure layout in inches: images, text, colour bars and small charts at given positions.
 
-Boxes are (left, top, width, height), counted from the upper left corner.
+Boxes are (left, top, width, height) in inches, from the upper left corner.
 """
 
 from __future__ import annotations
@@ -22,24 +22,25 @@ if TYPE_CHECKING:
 
 Box = tuple[float, float, float, float]
 
-#: Points of headings and of all other words.
+#: Font sizes of headings and of all other text, in points.
 HEADING, SMALL = 7.5, 6.5
+#: Colours of text, secondary text and grid lines.
 INK, QUIET, LIGHT = "#1c1c1c", "#6a6a6a", "#d4d4d4"
-#: Colours of two kinds of bars or lines that stay apart in grey print: violet and orange of the house.
-FIRST, SECOND, THIRD = "#53338c", "#e07a1f", "#2a7f86"
-#: Width of a picture, space between pictures, margin, and height of a line of small words.
+#: Colours of curves and bars; they differ in grey print.
+CHART_COLOURS = ("#53338c", "#e07a1f", "#2a7f86")
+#: Width of an image, space between images, margin, and height of a line of small text.
 CELL, GAP, MARGIN, LINE = 1.2, 0.06, 0.08, 0.125
-#: Width of a column for a rotated label of up to three lines, and of a colour bar with its words.
-SIDE, BAR = 0.34, 0.55
-#: Width of a page that is printed without shrinking its words much, and the least width of a picture on it.
-PAGE, LEAST = 8.2, 0.75
-#: Inches a side that one can still print and open.
-LARGEST = 60
+#: Width of a rotated label of up to three lines, and of a colour bar with its tick labels.
+LABEL_WIDTH, BAR_WIDTH = 0.34, 0.55
+#: Width of a printed page, and the smallest width of an image on it.
+PAGE_WIDTH, MIN_CELL = 8.2, 0.75
+#: Largest height or width of a figure.
+MAX_SIZE = 60
 
 
 @dataclass(frozen=True)
 class CanvasGrid:
-    """Boxes of one size in rows and columns.
+    """A grid of boxes of equal size.
 
     Attributes:
         left: Left edge.
@@ -48,11 +49,11 @@ class CanvasGrid:
         columns: Number of columns.
         wide: Width of a box.
         tall: Height of a box.
-        across: Space between columns.
-        down: Space between rows.
+        column_gap: Space between columns.
+        row_gap: Space between rows.
 
     Example:
-        >>> grid = CanvasGrid(0.5, 0.25, 2, 3, 1.0, 1.0, across=0.5, down=0.5)
+        >>> grid = CanvasGrid(0.5, 0.25, 2, 3, 1.0, 1.0, column_gap=0.5, row_gap=0.5)
         >>> grid[1, 2], grid.right, grid.bottom
         ((3.5, 1.75, 1.0, 1.0), 4.5, 2.75)
     """
@@ -63,13 +64,13 @@ class CanvasGrid:
     columns: int
     wide: float
     tall: float
-    across: float = GAP
-    down: float = GAP
+    column_gap: float = GAP
+    row_gap: float = GAP
 
     def __getitem__(self, at: tuple[int, int]) -> Box:
         row, column = at
-        left = self.left + column * (self.wide + self.across)
-        return left, self.top + row * (self.tall + self.down), self.wide, self.tall
+        left = self.left + column * (self.wide + self.column_gap)
+        return left, self.top + row * (self.tall + self.row_gap), self.wide, self.tall
 
     def __iter__(self) -> Iterator[Box]:
         """All boxes, row by row."""
@@ -78,16 +79,16 @@ class CanvasGrid:
     @property
     def right(self) -> float:
         """Right edge."""
-        return self.left + self.columns * (self.wide + self.across) - self.across
+        return self.left + self.columns * (self.wide + self.column_gap) - self.column_gap
 
     @property
     def bottom(self) -> float:
         """Lower edge."""
-        return self.top + self.rows * (self.tall + self.down) - self.down
+        return self.top + self.rows * (self.tall + self.row_gap) - self.row_gap
 
 
 class Canvas:
-    """A matplotlib figure of 200 dots an inch that belongs to no window.
+    """A matplotlib figure of 200 dots per inch, drawn without a window.
 
     Args:
         width: In inches.
@@ -96,53 +97,56 @@ class Canvas:
 
     def __init__(self, width: float, height: float) -> None:
         require("matplotlib", "plot", "draw figures")
-        from matplotlib.figure import Figure as Canvas
+        from matplotlib.figure import Figure
 
-        if max(width, height) > LARGEST:
-            raise InputError(f"a figure of {width:.0f}×{height:.0f} inches is too large: give fewer images or classes")
+        if max(width, height) > MAX_SIZE:
+            raise InputError(
+                f"the figure would be {width:.0f}×{height:.0f} inches, at most {MAX_SIZE} are allowed: "
+                "pass fewer images or classes"
+            )
         self.width, self.height = width, height
-        self.figure: Figure = Canvas(figsize=(width, height), dpi=200, facecolor="white")
+        self.figure: Figure = Figure(figsize=(width, height), dpi=200, facecolor="white")
 
     def axes(self, box: Box, label: str) -> Any:
-        """Axes in a box."""
+        """Add matplotlib axes in a box."""
         left, top, wide, tall = box
-        place = (left / self.width, 1 - (top + tall) / self.height, wide / self.width, tall / self.height)
-        return self.figure.add_axes(place, label=label)
+        position = (left / self.width, 1 - (top + tall) / self.height, wide / self.width, tall / self.height)
+        return self.figure.add_axes(position, label=label)
 
-    def picture(self, box: Box, pixels: Array, remark: str = "") -> Any:
-        """A picture that fills a box, or stands in its middle if it is of another shape."""
-        axes = self.axes(box, "picture")
+    def image(self, box: Box, pixels: Array, note: str = "") -> Any:
+        """Draw an image in a box, centred if its aspect ratio differs, with an optional note on top of it."""
+        axes = self.axes(box, "image")
         axes.imshow(pixels, interpolation="nearest")
         axes.set_axis_off()
-        if remark:
-            where = {"ha": "center", "va": "center", "transform": axes.transAxes}
-            shade = {"facecolor": "black", "alpha": 0.55, "lw": 0, "pad": 2}
-            axes.text(0.5, 0.5, remark, fontsize=SMALL, color="white", bbox=shade, **where)
+        if note:
+            centred = {"ha": "center", "va": "center", "transform": axes.transAxes}
+            background = {"facecolor": "black", "alpha": 0.55, "lw": 0, "pad": 2}
+            axes.text(0.5, 0.5, note, fontsize=SMALL, color="white", bbox=background, **centred)
         return axes
 
-    def words(self, x: float, y: float, text: str, size: float = SMALL, **how: Any) -> None:
-        """Words at a point."""
-        how = {"ha": "center", "va": "center", "color": INK, "linespacing": 1.1, "parse_math": False, **how}
-        self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, **how)
+    def text(self, x: float, y: float, text: str, size: float = SMALL, **style: Any) -> None:
+        """Write text at a point; ``style`` goes to matplotlib."""
+        style = {"ha": "center", "va": "center", "color": INK, "linespacing": 1.1, "parse_math": False, **style}
+        self.figure.text(x / self.width, 1 - y / self.height, text, fontsize=size, **style)
 
-    def over(self, box: Box, text: str, size: float = SMALL, lines: int = 2, **how: Any) -> None:
-        """Words above a box, in the middle, cut to its width; last lines of neighbours stand on one line."""
+    def text_above(self, box: Box, text: str, size: float = SMALL, lines: int = 2, **style: Any) -> None:
+        """Write text above a box, centred and cut to its width; the last lines of neighbours share a baseline."""
         left, top, wide, _ = box
-        for i, line in enumerate(reversed(fit(text, wide, size, lines).split("\n"))):
-            self.words(left + wide / 2, top - 0.055 - i * 1.2 * size / 72, line, size, va="baseline", **how)
+        for i, line in enumerate(reversed(wrap_text(text, wide, size, lines).split("\n"))):
+            self.text(left + wide / 2, top - 0.055 - i * 1.2 * size / 72, line, size, va="baseline", **style)
 
-    def under(self, box: Box, text: str, size: float = SMALL, **how: Any) -> None:
-        """Words below a box, in the middle, cut to its width."""
+    def text_below(self, box: Box, text: str, size: float = SMALL, **style: Any) -> None:
+        """Write text below a box, centred and cut to its width."""
         left, top, wide, tall = box
-        self.words(left + wide / 2, top + tall + 0.03, fit(text, wide, size), size, va="top", **how)
+        self.text(left + wide / 2, top + tall + 0.03, wrap_text(text, wide, size), size, va="top", **style)
 
-    def beside(self, box: Box, text: str, size: float = SMALL, **how: Any) -> None:
-        """Words to the left of a box, reading upwards, cut to its height."""
+    def row_label(self, box: Box, text: str, size: float = SMALL, **style: Any) -> None:
+        """Write text left of a box, rotated by 90° and cut to its height."""
         left, top, _, tall = box
-        self.words(left - 0.05, top + tall / 2, fit(text, tall, size, 3), size, ha="right", rotation=90, **how)
+        self.text(left - 0.05, top + tall / 2, wrap_text(text, tall, size, 3), size, ha="right", rotation=90, **style)
 
-    def bar(self, box: Box, signed: bool, names: Sequence[str] = ()) -> None:
-        """A colour bar in a box; names from low to high."""
+    def colour_bar(self, box: Box, signed: bool, names: Sequence[str] = ()) -> None:
+        """Draw a colour bar in a box; names of its ticks from low to high."""
         axes = self.axes(box, "bar")
         axes.imshow(np.flipud(colours(signed)[:, None]), aspect="auto", extent=(0, 1, 0, 1))
         axes.set_xticks([])
@@ -153,15 +157,15 @@ class Canvas:
         for side in axes.spines.values():
             side.set_linewidth(0.4)
 
-    def bars(self, right: float, top: float, tall: float, kinds: Sequence[bool]) -> None:
-        """Bars one below the other, right of the pictures; one for each of signed and not, as far as they occur."""
-        shown = [kind for kind in (False, True) if kind in kinds]
+    def colour_bars(self, right: float, top: float, tall: float, signed: Sequence[bool]) -> None:
+        """Draw the colour bars of unsigned and signed maps, as far as they occur, in a column right of the images."""
+        shown = [kind for kind in (False, True) if kind in signed]
         each = (tall - 0.16 * (len(shown) - 1)) / max(1, len(shown))
         for i, kind in enumerate(shown):
-            self.bar((right + 0.08, top + i * (each + 0.16), 0.08, each), kind)
+            self.colour_bar((right + 0.08, top + i * (each + 0.16), 0.08, each), kind)
 
     def chart(self, box: Box, title: str = "", x: str = "", y: str = "") -> Any:
-        """Axes for curves and bars, in the same small type as all the rest."""
+        """Add axes for curves or bars, in small type."""
         axes = self.axes(box, "chart")
         axes.set_title(title, fontsize=HEADING, color=INK, pad=4)
         axes.set_xlabel(x, fontsize=SMALL, color=INK, labelpad=2)
@@ -175,58 +179,58 @@ class Canvas:
         return axes
 
 
-def overlaid(picture: Array, relevance: Tensor, signed: bool = False) -> Array:
-    """A map on any scale and of any size over a picture, as bytes; a constant one leaves the picture grey."""
-    big = upsample(relevance.detach().float().cpu(), (picture.shape[0], picture.shape[1]))
-    return overlay(picture, normalise(big, signed).numpy(), signed)
+def overlay_map(image: Array, relevance: Tensor, signed: bool = False) -> Array:
+    """Overlay a map of any scale and size on an image, as bytes; a constant map leaves the image grey."""
+    upsampled = upsample(relevance.detach().float().cpu(), (image.shape[0], image.shape[1]))
+    return overlay(image, normalise(upsampled, signed).numpy(), signed)
 
 
-def painted(relevance: Tensor, signed: bool = False, most: float | None = None) -> Array:
-    """A map by itself, cell by cell; ``most`` is what counts as full colour, the map's own extreme by default."""
+def colour_map(relevance: Tensor, signed: bool = False, scale: float | None = None) -> Array:
+    """Colour a map without an image, cell by cell; ``scale`` is the value of full colour, by default the maximum."""
     grid = relevance.detach().float().cpu()
-    return paint((normalise(grid, signed) if most is None else grid / (most or 1)).numpy(), signed)
+    return paint((normalise(grid, signed) if scale is None else grid / (scale or 1)).numpy(), signed)
 
 
-def remark_on(relevance: Tensor) -> str:
-    """What to write over a map that says nothing."""
+def empty_map_note(relevance: Tensor) -> str:
+    """Note for a map without relevance, "" for others."""
     return "no relevance" if bool(flat(relevance.detach().float()).all()) else ""
 
 
-def fit(text: str, room: float, size: float, lines: int = 2) -> str:
-    r"""Words broken at blanks into lines of at most ``room`` inches, and cut with an ellipsis if there are too many.
+def wrap_text(text: str, room: float, size: float, lines: int = 2) -> str:
+    r"""Wrap text into lines of at most ``room`` inches; further lines are cut, marked by an ellipsis.
 
     Example:
-        >>> fit("soft-coated wheaten terrier (12.3 %)", 1.2, 6.5)
+        >>> wrap_text("soft-coated wheaten terrier (12.3 %)", 1.2, 6.5)
         'soft-coated wheaten\nterrier (12.3 %)'
-        >>> fit("unbreakable", 0.3, 6.5)
+        >>> wrap_text("unbreakable", 0.3, 6.5)
         'unbr…'
     """
-    found: list[str] = []
-    for part in text.split("\n"):
+    wrapped: list[str] = []
+    for paragraph in text.split("\n"):
         line = ""
-        for word in _words(part, room, size):
+        for word in _words(paragraph, room, size):
             longer = f"{line}{'' if line.endswith('-') else ' '}{word}" if line else word
             if not line or _width(longer, size) <= room:
                 line = longer
             else:
-                found.append(line)
+                wrapped.append(line)
                 line = word
-        found.append(line)
-    cut = found[:lines]
-    if len(found) > lines:
-        cut[-1] += "…"
-    return "\n".join(_shortened(line, room, size) for line in cut).replace("\u00a0", " ")
+        wrapped.append(line)
+    kept = wrapped[:lines]
+    if len(wrapped) > lines:
+        kept[-1] += "…"
+    return "\n".join(_truncate(line, room, size) for line in kept).replace("\u00a0", " ")
 
 
 def _words(text: str, room: float, size: float) -> Iterator[str]:
-    """Words of a text; one that is too long by itself is taken apart behind its hyphens."""
+    """Words of a text; one that is longer than a line is split after its hyphens."""
     for word in text.replace(" %", "\u00a0%").split(" "):
         parts = word.split("-") if _width(word, size) > room else [word]
         yield from (f"{part}-" for part in parts[:-1])
         yield parts[-1]
 
 
-def _shortened(line: str, room: float, size: float) -> str:
+def _truncate(line: str, room: float, size: float) -> str:
     if _width(line, size) <= room:
         return line
     line = line.rstrip("…")
@@ -237,7 +241,7 @@ def _shortened(line: str, room: float, size: float) -> str:
 
 @lru_cache(maxsize=4096)
 def _width(text: str, size: float) -> float:
-    """Inches a line takes."""
+    """Width of a line of text in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import TextPath
 

@@ -1,4 +1,4 @@
-"""What all figures do first: settle the targets, leave out methods that do not apply, explain image by image."""
+"""Common first steps of all figures: resolve targets, select applicable methods, explain image by image."""
 
 from __future__ import annotations
 
@@ -23,83 +23,85 @@ from vitrail.targets import Target, resolve_target
 from vitrail.viz.colormap import Array
 
 
-def asked(about: LoadedModel, images: Tensor, targets: Target, count: int | None = None) -> list[Any]:
-    """The targets of each image as ``explain`` takes them for that image alone.
+def resolve_targets(about: LoadedModel, images: Tensor, targets: Target, count: int | None = None) -> list[Any]:
+    """Resolve the targets of each image to the form that ``explain`` takes for that image alone.
 
     Args:
         about: The model.
         images: Shape (b, 3, height, width).
         targets: As for ``explain``.
-        count: How many targets an image the figure has room for; None for any number.
+        count: Number of targets per image that the figure needs; None for any number.
 
     Raises:
-        TargetError: A class does not exist, or there are more or fewer than ``count``.
+        TargetError: A class does not exist, or an image has more or fewer than ``count`` targets.
     """
     _check_images(images)
     model = unwrap(about.module)
     with frozen(model), torch.no_grad():
-        aimed = resolve_target(targets, ModelInputs((images,)).into(model), len(images), about.classes)
-    if count is not None and aimed.count != count:
-        want = {1: "one class", 2: "two classes"}.get(count, f"{count} classes")
-        raise TargetError(f"this figure is about {want} of each image, not {aimed.count}")
-    if aimed.classes is None:
+        resolved = resolve_target(targets, ModelInputs((images,)).into(model), len(images), about.classes)
+    if count is not None and resolved.count != count:
+        needed = {1: "one class", 2: "two classes"}.get(count, f"{count} classes")
+        raise TargetError(f"this figure needs {needed} per image, got {resolved.count}: change target=")
+    if resolved.classes is None:
         return [targets] * len(images)
-    return [[row] for row in aimed.classes.tolist()]
+    return [[row] for row in resolved.classes.tolist()]
 
 
 def _check_images(images: Tensor) -> None:
     if images.dim() != 4 or not len(images) or not images.is_floating_point():
-        raise InputError(f"images have shape (b, 3, height, width), not {tuple(images.shape)}")
+        raise InputError(f"images must be floats of shape (b, 3, height, width), got {tuple(images.shape)}")
 
 
-def whole_number(option: str, value: object, least: int | None = None) -> int:
-    """An option that must be a whole number, of at least so much.
+def check_integer(option: str, value: object, least: int | None = None) -> int:
+    """Return an option that must be an integer of at least ``least``.
 
     Example:
-        >>> whole_number("step", "many", 1)
+        >>> check_integer("step", "many", 1)
         Traceback (most recent call last):
         ...
-        vitrail.errors.OptionError: step='many' must be a whole number of at least 1
+        vitrail.errors.OptionError: step='many' must be an integer of at least 1
     """
     if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-        more = "" if least is None else f" of at least {least}"
-        raise OptionError(f"{option}={value!r} must be a whole number{more}")
+        bound = "" if least is None else f" of at least {least}"
+        raise OptionError(f"{option}={value!r} must be an integer{bound}")
     return value
 
 
-def applicable(about: LoadedModel, images: Tensor, methods: Sequence[str] | str | None, usual: Sequence[str],
-               quick: bool = False) -> dict[str, dict[str, Any]]:  # fmt: skip
-    """The methods of a comparison with their options.
+def select_methods(about: LoadedModel, images: Tensor, methods: Sequence[str] | str | None, defaults: Sequence[str],
+                   quick: bool = False) -> dict[str, dict[str, Any]]:  # fmt: skip
+    """Select the methods of a comparison, with their options.
 
     Args:
         about: The model.
         images: Some images.
-        methods: What the user wants, a sequence or words with commas or blanks between; these must apply.
-        usual: What the paper compares; of these, those that are there and apply.
-        quick: With the options that make slow methods quick.
+        methods: The user's choice, a sequence or a string separated by commas or spaces; all of them must apply.
+        defaults: The methods that the paper compares, used without a choice; those that do not apply are left out.
+        quick: Use the options that make slow methods quick.
     """
-    wanted = methods.replace(",", " ").split() if isinstance(methods, str) else methods
-    if wanted is not None and not (isinstance(wanted, Sequence) and wanted and all(isinstance(w, str) for w in wanted)):
-        raise OptionError(f"methods={methods!r} are no methods: write their names with commas between")
+    chosen = methods.replace(",", " ").split() if isinstance(methods, str) else methods
+    if chosen is not None and not (isinstance(chosen, Sequence) and chosen and all(isinstance(c, str) for c in chosen)):
+        raise OptionError(f"methods={methods!r} must be method names, separated by commas")
     structure = read_structure(unwrap(about.module), ModelInputs((images[:1],)))
-    chosen: dict[str, dict[str, Any]] = {}
-    for spec in usual if wanted is None else wanted:
-        if wanted is None and spec.partition(":")[0] not in METHODS:
+    selected: dict[str, dict[str, Any]] = {}
+    for spec in defaults if chosen is None else chosen:
+        if chosen is None and spec.partition(":")[0] not in METHODS:
             continue
         _, method, options = find(spec)
         try:
             method.check(structure, options)
         except NotApplicableError:
-            if wanted is not None:
+            if chosen is not None:
                 raise
             continue
-        chosen[spec] = dict(method.quick) if quick else {}
-    if not chosen:
-        raise NotApplicableError(f"none of {', '.join(usual)} applies to {structure.model}: name others with methods=")
-    return chosen
+        selected[spec] = dict(method.quick) if quick else {}
+    if not selected:
+        raise NotApplicableError(
+            f"none of {', '.join(defaults)} applies to {structure.model}: choose others with methods="
+        )
+    return selected
 
 
-def explained(
+def explain_images(
     about: LoadedModel,
     images: Tensor,
     targets: Sequence[Any],
@@ -107,45 +109,42 @@ def explained(
     progress: Progress,
     keep: bool = False,
 ) -> list[Explanations]:
-    """All methods on each image by itself, so that memory stays small and progress shows."""
+    """Explain each image by itself with all methods, to bound memory and report progress."""
     progress.begin("Explaining", len(images))
-    found = []
+    explanations = []
     for image, target in zip(images, targets, strict=True):
-        found.append(explain(about, image[None], methods=methods, target=target, keep=keep, advance=progress.looked))
+        explanations.append(
+            explain(about, image[None], methods=methods, target=target, keep=keep, advance=progress.evaluated)
+        )
         progress.step()
-    return found
+    return explanations
 
 
-def explained_by(
+def explain_with_parts(
     about: LoadedModel, images: Tensor, targets: Sequence[Any], method: str, progress: Progress, **options: Any
 ) -> list[Explanation]:
-    """One method on each image, with what it computed on the way."""
-    return [e[method] for e in explained(about, images, targets, {method: options}, progress, keep=True)]
+    """Explain each image with one method and keep its intermediate results in ``Explanation.parts``."""
+    return [e[method] for e in explain_images(about, images, targets, {method: options}, progress, keep=True)]
 
 
-def probe(about: LoadedModel, images: Tensor) -> Probe:
-    """Looks at the model that need no target."""
+def probe_without_target(about: LoadedModel, images: Tensor) -> Probe:
+    """Probe a model for quantities that need no target."""
     model, model_inputs = unwrap(about.module), ModelInputs((images,))
 
-    def nothing(output: Any, owner: Tensor, kind: str) -> Tensor:
+    def no_target(output: Any, owner: Tensor, kind: str) -> Tensor:
         raise OptionError(f"no target was given to score {owner.numel()} outputs by {kind}: {type(output).__name__}")
 
-    return Probe(model, model_inputs, read_structure(model, model_inputs), nothing, 1)
+    return Probe(model, model_inputs, read_structure(model, model_inputs), no_target, 1)
 
 
-def picture_of(explanation: Explanation) -> Array:
+def input_image(explanation: Explanation) -> Array:
     """The first image as bytes, shape (height, width, 3)."""
     assert explanation.pictures is not None
-    picture: Array = explanation.pictures[0]
-    return picture
+    image: Array = explanation.pictures[0]
+    return image
 
 
-def on_grid(explanation: Explanation, patches: Tensor) -> Tensor:
-    """Values of patches, shape (…, S), as a grid of the shape of the explanation's."""
+def to_grid(explanation: Explanation, patches: Tensor) -> Tensor:
+    """Reshape values of patches, shape (…, S), to the explanation's grid, shape (…, rows, columns)."""
     rows, columns = explanation.grid.shape[2:]
     return patches.reshape(*patches.shape[:-1], rows, columns)
-
-
-def label_of(explanation: Explanation, k: int) -> str:
-    """The k-th target in words."""
-    return explanation.label(0, k)

@@ -1,4 +1,4 @@
-"""The figures by name: what each shows, whom to cite, and what it wants to be drawn from."""
+"""Registry of figures, and `draw`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.figures.scene_inputs import example_scenes
+from vitrail.inputs import to_model_inputs
+from vitrail.models import describe
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,37 +22,37 @@ if TYPE_CHECKING:
     from vitrail.models import LoadedModel
     from vitrail.targets import Target
 
-Drawing = Callable[..., "Figure"]
+DrawFunction = Callable[..., "Figure"]
 
 
 class Progress:
-    """What a drawing tells while it works; this one keeps it to itself."""
+    """Progress callbacks of a figure; the base class ignores them."""
 
     def begin(self, what: str, total: int) -> None:
-        """So many steps are to come."""
+        """Begin a task of ``total`` steps."""
 
     def step(self) -> None:
-        """One of them is done."""
+        """Finish a step."""
 
-    def looked(self, pictures: int) -> None:
-        """The model has been shown so many more pictures."""
+    def evaluated(self, images: int) -> None:
+        """Count images that the model has evaluated since the last call."""
 
 
 @dataclass(frozen=True)
 class FigureEntry:
-    """A registry line.
+    """A figure of the registry.
 
     Attributes:
-        name: What users type: the paper and the number of the figure there.
-        drawing: From a model, images, targets and options to a figure.
-        title: What it shows, in a line.
+        name: Name of the paper and number of the figure there, such as "gradtoken-10".
+        function: From a model, images, targets and options to a figure.
+        title: What it shows, in one line.
         cite: BibTeX key in ``docs/bibliography.bib``.
-        pairs: Whether it is about several classes of one image, so that scenes with two things suit it.
-        scenes: How many of the embedded scenes it is drawn from where no images are given.
+        pairs: Whether it shows several classes of one image; without images, scenes with two objects are used.
+        scenes: Number of embedded scenes that are drawn where no images are given.
     """
 
     name: str
-    drawing: Drawing
+    function: DrawFunction
     title: str
     cite: str
     pairs: bool = False
@@ -56,27 +60,27 @@ class FigureEntry:
 
     @property
     def options(self) -> dict[str, Any]:
-        """Its options with their defaults."""
-        hidden = ("about", "images", "targets", "progress")
-        parameters = inspect.signature(self.drawing).parameters.values()
-        return {p.name: p.default for p in parameters if p.name not in hidden}
+        """Options with their defaults."""
+        common = ("about", "images", "targets", "progress")
+        parameters = inspect.signature(self.function).parameters.values()
+        return {p.name: p.default for p in parameters if p.name not in common}
 
 
 FIGURES: dict[str, FigureEntry] = {}
 
 
-def figure(name: str, title: str, cite: str, **line: Any) -> Callable[[Drawing], Drawing]:
-    """Add a drawing function to the registry; the arguments are the fields of `FigureEntry`."""
+def register_figure(name: str, title: str, cite: str, **fields: Any) -> Callable[[DrawFunction], DrawFunction]:
+    """Register a drawing function; the arguments are the fields of `FigureEntry`."""
 
-    def add(drawing: Drawing) -> Drawing:
-        FIGURES[name] = FigureEntry(name, drawing, title, cite, **line)
-        return drawing
+    def register(function: DrawFunction) -> DrawFunction:
+        FIGURES[name] = FigureEntry(name, function, title, cite, **fields)
+        return function
 
-    return add
+    return register
 
 
 def find_figure(name: str) -> FigureEntry:
-    """A figure by name.
+    """Find a figure by name.
 
     Example:
         >>> find_figure("gradtoken-10").cite
@@ -90,7 +94,7 @@ def find_figure(name: str) -> FigureEntry:
         return FIGURES[name]
     near = get_close_matches(name, FIGURES, n=2, cutoff=0.7)
     hint = f"did you mean {', '.join(near)}? " if near else ""
-    raise OptionError(f"unknown figure {name!r}: {hint}There are {', '.join(FIGURES)}")
+    raise OptionError(f"unknown figure {name!r}: {hint}Available: {', '.join(FIGURES)}")
 
 
 def draw(
@@ -105,44 +109,38 @@ def draw(
 
     Args:
         name: A key of ``FIGURES``.
-        model: Your model, or what ``load`` returned.
-        inputs: Images, as ``explain`` takes them; without any, embedded scenes, for which the model must be one of
-            those that were trained on them.
-        target: What to explain, as for ``explain``. Without it, the predicted class, or the two likeliest in figures
-            about several classes; in embedded scenes, what is seen there.
-        progress: Is told how far the work is.
+        model: A model, or what ``load`` returned.
+        inputs: Images, as for ``explain``. Without them, embedded scenes, for models that were trained on scenes.
+        target: What to explain, as for ``explain``. By default the predicted class, or the two most probable classes in
+            figures about several classes; for embedded scenes, the classes present.
+        progress: Progress callbacks.
         **options: Options of the figure; the documentation lists them.
 
     Returns:
-        A matplotlib figure, to be saved with ``savefig``; it belongs to no window.
+        A matplotlib figure without a window; save it with ``savefig``.
 
     Example:
         >>> from vitrail.testing import tiny_vit
         >>> import torch
-        >>> drawn = draw("gradtoken-9", tiny_vit(), torch.randn(1, 3, 32, 32), target=2)
-        >>> sum(axes.get_label() == "picture" for axes in drawn.axes)
+        >>> figure = draw("gradtoken-9", tiny_vit(), torch.randn(1, 3, 32, 32), target=2)
+        >>> sum(axes.get_label() == "image" for axes in figure.axes)
         6
     """
-    from vitrail.capture.inputs import ModelInputs
-    from vitrail.figures.scene_inputs import scenes_for
-    from vitrail.inputs import to_model_inputs
-    from vitrail.models import describe
-
-    line, about = find_figure(name), describe(model)
-    unknown = [key for key in options if key not in line.options]
+    entry, about = find_figure(name), describe(model)
+    unknown = [key for key in options if key not in entry.options]
     if unknown:
-        takes = ", ".join(f"{k}={v!r}" for k, v in line.options.items()) or "no options"
-        raise OptionError(f"{name} does not take {', '.join(unknown)}; it takes {takes}")
+        known = ", ".join(f"{k}={v!r}" for k, v in entry.options.items()) or "no options"
+        raise OptionError(f"{name} does not take {', '.join(unknown)}; it takes {known}")
     if inputs is None:
-        images, known = scenes_for(about, line)
-        target = known if target is None else target
+        images, classes = example_scenes(about, entry.scenes, entry.pairs)
+        target = classes if target is None else target
     else:
-        found = to_model_inputs(inputs, about).image
-        if found is None:
-            raise InputError("a text has no pictures, and figures are made of them")
-        images = found
+        given = to_model_inputs(inputs, about).image
+        if given is None:
+            raise InputError("figures need images, got text")
+        images = given
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
-    target = "top2" if target is None and line.pairs else target
-    ready = ModelInputs((images,)).onto(about.module).args[0]
-    return line.drawing(about, ready, target, progress=progress or Progress(), **options)
+    target = "top2" if target is None and entry.pairs else target
+    on_device = ModelInputs((images,)).onto(about.module).args[0]
+    return entry.function(about, on_device, target, progress=progress or Progress(), **options)

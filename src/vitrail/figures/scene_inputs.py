@@ -1,4 +1,4 @@
-"""Embedded scenes to draw figures from where no images are given: pictures, what is seen there, and where."""
+"""Embedded scenes as inputs of figures: images, their classes, and masks."""
 
 from __future__ import annotations
 
@@ -8,59 +8,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.cli.demo import mask_of, pixels
 from vitrail.data.scenes import CLASSES, Scene, Scenes
 from vitrail.errors import InputError
-from vitrail.figures.registry import FigureEntry
 from vitrail.models import LoadedModel
 
-#: Held-out scenes shown first, of one thing and of two; if more are wanted, others follow in order.
-FIRST = {False: (9, 1), True: (5, 11)}
+#: Indices of the test scenes shown first, with one object and with two; further scenes follow from index 20.
+FIRST_SCENES = {False: (9, 1), True: (5, 11)}
 
-#: Pictures in batches: images, shape (b, 3, height, width), their classes, shape (b,), and masks, (b, height, width).
-Truth = Iterator[tuple[Tensor, Tensor, Tensor]]
+#: Batches of images, shape (b, 3, height, width), their classes, shape (b,), and object masks, (b, height, width).
+LabelledBatches = Iterator[tuple[Tensor, Tensor, Tensor]]
 
 
-def scenes_for(about: LoadedModel, line: FigureEntry) -> tuple[Tensor, list[list[int]]]:
-    """Scenes for a figure.
+def example_scenes(about: LoadedModel, count: int, pairs: bool) -> tuple[Tensor, list[list[int]]]:
+    """Render the scenes that a figure shows where no images are given.
+
+    Args:
+        about: A model that was trained on scenes.
+        count: Number of scenes.
+        pairs: Whether scenes have two objects of different classes.
 
     Returns:
-        Images, shape (b, 3, height, width), and for each the classes that are seen.
+        Images, shape (b, 3, height, width), and the classes present in each.
     """
     _check(about)
-    scenes = _scenes(about, line.pairs)
-    order = [*FIRST[line.pairs], *(i for i in range(20, 20 + line.scenes))][: line.scenes]
-    shown = [scenes[i] for i in order]
-    return torch.stack([pixels(scene) for scene in shown]), [list(dict.fromkeys(scene.classes)) for scene in shown]
+    scenes = _test_scenes(about, pairs)
+    indices = [*FIRST_SCENES[pairs], *range(20, 20 + count)][:count]
+    shown = [scenes[i] for i in indices]
+    return torch.stack([scene.to_tensor() for scene in shown]), [list(dict.fromkeys(s.classes)) for s in shown]
 
 
-def truth_of(about: LoadedModel, count: int, batch: int = 16) -> Truth:
-    """Held-out scenes of one thing with its mask, in batches."""
+def scenes_with_masks(about: LoadedModel, count: int, batch: int = 16) -> LabelledBatches:
+    """Render test scenes of one object with its class and mask, in batches."""
     _check(about)
-    scenes = _scenes(about, False)
+    scenes = _test_scenes(about, False)
     if count > len(scenes):
-        raise InputError(f"scenes={count} is more than the {len(scenes)} held-out scenes there are")
+        raise InputError(f"scenes={count} is more than the {len(scenes)} test scenes")
 
-    def batches() -> Truth:
+    def batches() -> LabelledBatches:
         for start in range(0, count, batch):
-            some: list[Scene] = scenes[start : min(count, start + batch)]
-            masks = torch.stack([torch.from_numpy(mask_of(s, s.classes[0]).copy()) for s in some])
-            yield torch.stack([pixels(s) for s in some]), torch.tensor([s.classes[0] for s in some]), masks
+            rendered: list[Scene] = scenes[start : min(count, start + batch)]
+            masks = torch.stack([torch.from_numpy(s.class_mask(s.classes[0]).copy()) for s in rendered])
+            yield torch.stack([s.to_tensor() for s in rendered]), torch.tensor([s.classes[0] for s in rendered]), masks
 
     return batches()
 
 
-def _scenes(about: LoadedModel, pairs: bool) -> Scenes:
+def _test_scenes(about: LoadedModel, pairs: bool) -> Scenes:
     size: Any = getattr(about.preprocess, "size", (128, 128))
     return Scenes(split="test", objects=1, pairs=pairs, size=int(size[0]))
 
 
-def knows_scenes(about: LoadedModel) -> bool:
-    """Whether a model was trained on them."""
+def trained_on_scenes(about: LoadedModel) -> bool:
+    """Whether a model was trained on the embedded scenes."""
     return about.classes == CLASSES
 
 
 def _check(about: LoadedModel) -> None:
-    if not knows_scenes(about):
+    if not trained_on_scenes(about):
         name = about.name or "this model"
-        raise InputError(f"{name} was not trained on the embedded scenes: say which images to draw from")
+        raise InputError(f"{name} was not trained on the embedded scenes: pass images")

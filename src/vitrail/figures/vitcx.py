@@ -1,4 +1,4 @@
-"""The figures of ViT-CX: comparison by deletion and insertion, masks and where they come from, and its corrections."""
+"""Figures of ViT-CX: deletion and insertion scores, masks and their features, impacts and coverage."""
 
 from __future__ import annotations
 
@@ -11,37 +11,44 @@ from torch import Tensor
 
 from vitrail.errors import NotApplicableError, OptionError, TargetError
 from vitrail.figures.canvas import (
-    BAR,
+    BAR_WIDTH,
     CELL,
-    FIRST,
+    CHART_COLOURS,
     GAP,
     HEADING,
     INK,
+    LABEL_WIDTH,
     LINE,
     MARGIN,
     QUIET,
-    SECOND,
-    SIDE,
     SMALL,
     Canvas,
     CanvasGrid,
-    overlaid,
-    painted,
-    remark_on,
+    colour_map,
+    empty_map_note,
+    overlay_map,
 )
-from vitrail.figures.compare import comparison
-from vitrail.figures.faithfulness import CANVASES, deletion_insertion
-from vitrail.figures.prepare import applicable, asked, explained, label_of, picture_of, probe, whole_number
-from vitrail.figures.registry import Progress, figure
-from vitrail.figures.vitcx_masks import (
-    FIVE,
+from vitrail.figures.comparison import draw_comparison
+from vitrail.figures.prepare import (
+    check_integer,
+    explain_images,
+    input_image,
+    probe_without_target,
+    resolve_targets,
+    select_methods,
+)
+from vitrail.figures.registry import Progress, register_figure
+from vitrail.figures.vitcx_data import (
+    INSERTION_STARTS,
+    MAPS_PER_ROW,
+    apply_mask,
     attention_maps,
-    kind_of_features,
-    masked,
-    masks_of,
-    most_like,
-    numbered,
-    telling,
+    deletion_insertion,
+    explain_vit_cx,
+    feature_kind,
+    mask_index,
+    most_similar_feature,
+    select_masks,
 )
 from vitrail.methods.registry import choose, within
 from vitrail.models import LoadedModel
@@ -55,8 +62,8 @@ CITE = "xie2023vitcx"
 COMPARED = ("transformer_attribution", "transformer_mm", "tam", "scorecam", "vit_cx")
 
 
-@figure("vitcx-1", "ViT-CX beside other methods, with deletion and insertion below each map", CITE)
-def compared(
+@register_figure("vitcx-1", "ViT-CX and other methods, with deletion and insertion scores", CITE)
+def draw_methods(
     about: LoadedModel,
     images: Tensor,
     targets: Target = None,
@@ -67,47 +74,49 @@ def compared(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Figure:
-    """Maps of several methods, each with the areas under its deletion and insertion curve; the best ones are marked.
+    """Draw maps of several methods with the areas under their deletion and insertion curves; the best are marked.
 
     Args:
         about: The model.
-        images: As the model takes them, shape (b, 3, height, width).
+        images: Model input, shape (b, 3, height, width).
         targets: Classes, as for ``explain``.
-        methods: Which methods; by default those of the paper that apply to the model.
-        step: Pixels removed or put back at a time, of a picture of 224×224; of others the same share.
-        canvas: What pixels are put back into: the picture under a "blur", or the "mean" colour.
-        quick: With the options that make slow methods quick.
-        progress: Is told how far the work is.
+        methods: Methods to compare; by default those of the paper that apply to the model.
+        step: Pixels deleted or inserted at a time in an image of 224×224; the same share in images of other sizes.
+        canvas: Image that pixels are inserted into: the image under a "blur", or its "mean" colour.
+        quick: Use the options that make slow methods quick.
+        progress: Progress callbacks.
     """
     progress = progress or Progress()
-    whole_number("step", step, 1)
-    choose("canvas", canvas, CANVASES)
+    check_integer("step", step, 1)
+    choose("canvas", canvas, INSERTION_STARTS)
     if callable(targets):
-        raise TargetError("deletion and insertion follow the probability of a class: give classes, not a function")
-    rows = asked(about, images, targets)
-    found = explained(about, images, rows, applicable(about, images, methods, COMPARED, quick), progress)
+        raise TargetError("deletion and insertion need classes as targets, got a function")
+    rows = resolve_targets(about, images, targets)
+    chosen = select_methods(about, images, methods, COMPARED, quick)
+    explanations = explain_images(about, images, rows, chosen, progress)
     scores: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
-    progress.begin("Deleting and inserting", sum(e[next(iter(e))].maps.shape[1] for e in found))
-    for i, group in enumerate(found):
+    progress.begin("Deletion and insertion", sum(e[next(iter(e))].maps.shape[1] for e in explanations))
+    for i, group in enumerate(explanations):
         for k in range(next(iter(group.values())).maps.shape[1]):
-            settings: dict[str, Any] = {"step": step, "canvas": canvas, "advance": progress.looked}
+            settings: dict[str, Any] = {"step": step, "canvas": canvas, "advance": progress.evaluated}
             scores[i, k] = deletion_insertion(about, images[i : i + 1], group, k, **settings)
             progress.step()
 
-    def remark(i: int, k: int, name: str) -> str:
-        shown = {other: (f"{d:.2f}", f"{n:.2f}") for other, (d, n) in scores[i, k].items()}  # equal if they look equal
+    def caption(i: int, k: int, name: str) -> str:
+        # Ties are decided on rounded values, as printed.
+        shown = {other: (f"{d:.2f}", f"{n:.2f}") for other, (d, n) in scores[i, k].items()}
         deletion, insertion = shown[name]
         lowest = "↓" if float(deletion) == min(float(s[0]) for s in shown.values()) else ""
         highest = "↑" if float(insertion) == max(float(s[1]) for s in shown.values()) else ""
         return f"Del {deletion}{lowest}  Ins {insertion}{highest}"
 
-    into = "a blurred picture" if canvas == "blur" else "the mean colour"
-    note = f"Del: area under deletion to the mean colour, ↓ lowest. Ins: area under insertion into {into}, ↑ highest."
-    return comparison(found, remark, note)
+    start = "the blurred image" if canvas == "blur" else "the mean colour"
+    note = f"Del: deletion AUC, mean colour (↓ lowest). Ins: insertion AUC into {start} (↑ highest)."
+    return draw_comparison(explanations, caption, note)
 
 
-@figure("vitcx-2", "attention maps, feature maps, and the masks made of these", CITE, scenes=1)
-def sources(
+@register_figure("vitcx-2", "attention maps, feature maps, and masks made from feature maps", CITE, scenes=1)
+def draw_masks(
     about: LoadedModel,
     images: Tensor,
     targets: Target = None,
@@ -115,55 +124,54 @@ def sources(
     method: str = "vit_cx",
     progress: Progress | None = None,
 ) -> Figure:
-    """Five maps of each kind: attention of the last heads, feature maps, and the masks these were joined into.
+    """Draw five attention maps of the last heads, five feature maps, and five masks.
 
-    The masks are spread evenly from the one with the highest impact to the one with the lowest; above each is the
-    feature map most like it.
+    The masks are evenly spaced in the order of impact, from highest to lowest; above each is the most similar feature
+    map.
 
     Args:
         about: The model.
-        images: As the model takes them, shape (b, 3, height, width).
-        targets: One class an image, as for ``explain``.
-        method: ViT-CX, with options if need be: "vit_cx:mode=paper".
-        progress: Is told how far the work is.
+        images: Model input, shape (b, 3, height, width).
+        targets: One class per image, as for ``explain``.
+        method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
+        progress: Progress callbacks.
     """
-    found = masks_of(about, images, targets, progress, 1, method)
+    explanations = explain_vit_cx(about, images, targets, progress, 1, method)
     tall = CELL * images.shape[2] / images.shape[3]
     line, head = LINE + 0.05, MARGIN + LINE + 0.05
-    left = MARGIN + SIDE + CELL + 0.12 + SIDE
+    left = MARGIN + LABEL_WIDTH + CELL + 0.12 + LABEL_WIDTH
     each = 3 * (tall + line)
-    height = head + len(found) * (each + 0.1) - 0.1 - LINE + MARGIN
-    sheet = Canvas(left + FIVE * (CELL + GAP) - GAP + BAR + MARGIN, height)
-    for i, e in enumerate(found):
-        grid = CanvasGrid(left, head + i * (each + 0.1), 3, FIVE, CELL, tall, down=line)
-        picture = picture_of(e)
-        box = (MARGIN + SIDE, grid[1, 0][1], CELL, tall)
-        sheet.picture(box, picture)
-        sheet.over(box, "Input", SMALL)
-        sheet.beside(box, label_of(e, 0))
+    height = head + len(explanations) * (each + 0.1) - 0.1 - LINE + MARGIN
+    canvas = Canvas(left + MAPS_PER_ROW * (CELL + GAP) - GAP + BAR_WIDTH + MARGIN, height)
+    for i, e in enumerate(explanations):
+        grid = CanvasGrid(left, head + i * (each + 0.1), 3, MAPS_PER_ROW, CELL, tall, row_gap=line)
+        image = input_image(e)
+        box = (MARGIN + LABEL_WIDTH, grid[1, 0][1], CELL, tall)
+        canvas.image(box, image)
+        canvas.text_above(box, "Input", SMALL)
+        canvas.row_label(box, e.label(0, 0))
         for row, name in enumerate(("attention", "feature maps", "masks")):
-            sheet.beside(grid[row, 0], name)
-        for column, (title, one) in enumerate(attention_maps(about, images[i : i + 1])):
-            sheet.picture(grid[0, column], painted(one))
-            sheet.over(grid[0, column], title, SMALL)
+            canvas.row_label(grid[row, 0], name)
+        for column, (title, attention) in enumerate(attention_maps(about, images[i : i + 1])):
+            canvas.image(grid[0, column], colour_map(attention))
+            canvas.text_above(grid[0, column], title, SMALL)
         masks, impact = e.parts["masks"][0][0], e.parts["impact"][0][0][0].cpu()
         order = impact.argsort(descending=True)
-        picked = order[torch.linspace(0, len(order) - 1, min(FIVE, len(order))).round().long()].tolist()
-        features = (
-            probe(about, images[i : i + 1]).features(kind_of_features(e.options["mode"]), stage=-2)[0].float().cpu()
-        )
+        picked = order[torch.linspace(0, len(order) - 1, min(MAPS_PER_ROW, len(order))).round().long()].tolist()
+        probe = probe_without_target(about, images[i : i + 1])
+        features = probe.features(feature_kind(e.options["mode"]), stage=-2)[0].float().cpu()
         for column, m in enumerate(picked):
-            channel = most_like(features, masks[m])
-            sheet.picture(grid[1, column], painted(features[channel]))
-            sheet.over(grid[1, column], f"channel {channel + 1}", SMALL)
-            sheet.picture(grid[2, column], painted(masks[m], most=1.0))
-            sheet.over(grid[2, column], f"impact {float(impact[m]):.2f}", SMALL)
-        sheet.bars(grid.right, grid.top, tall, [False])
-    return sheet.figure
+            channel = most_similar_feature(features, masks[m])
+            canvas.image(grid[1, column], colour_map(features[channel]))
+            canvas.text_above(grid[1, column], f"channel {channel + 1}", SMALL)
+            canvas.image(grid[2, column], colour_map(masks[m], scale=1.0))
+            canvas.text_above(grid[2, column], f"impact {float(impact[m]):.2f}", SMALL)
+        canvas.colour_bars(grid.right, grid.top, tall, [False])
+    return canvas.figure
 
 
-@figure("vitcx-4", "how alike masks are before clustering", CITE, scenes=16)
-def alike(
+@register_figure("vitcx-4", "similarity of masks before clustering", CITE, scenes=16)
+def draw_mask_similarity(
     about: LoadedModel,
     images: Tensor,
     targets: Target = None,  # noqa: ARG001
@@ -172,53 +180,56 @@ def alike(
     image: int = 0,
     progress: Progress | None = None,
 ) -> Figure:
-    """Cosines between every two masks of one image; of several images also their means, one for each.
+    """Draw a histogram of the cosines between all pairs of masks of one image, and of the means of several images.
 
     Args:
         about: The model.
-        images: As the model takes them, shape (b, 3, height, width).
-        targets: Not needed: masks do not depend on a class.
-        mode: Of ViT-CX: which feature map masks are made of.
-        image: Which image's pairs are shown.
-        progress: Is told how far the work is.
+        images: Model input, shape (b, 3, height, width).
+        targets: Not used: masks do not depend on a class.
+        mode: Mode of ViT-CX, which decides the features that masks are made from.
+        image: Index of the image whose pairs are shown.
+        progress: Progress callbacks.
     """
     from vitrail.methods._masks import similarity, stretched
 
     progress = progress or Progress()
-    within("image", whole_number("image", image), len(images), "images")
+    within("image", check_integer("image", image), len(images), "images")
     image = range(len(images))[image]
     size = (int(images.shape[2]), int(images.shape[3]))
     progress.begin("Comparing masks", len(images))
     pairs: list[Array] = []
     for one in images:
-        looking = probe(about, one[None])
-        cosines = similarity(stretched(looking.features(kind_of_features(mode), stage=-2)[0], size, looking.pieces))
+        probe = probe_without_target(about, one[None])
+        cosines = similarity(stretched(probe.features(feature_kind(mode), stage=-2)[0], size, probe.pieces))
         first, second = torch.triu_indices(len(cosines), len(cosines), 1)
         if not len(first):
-            raise NotApplicableError("an image has fewer than two feature maps that vary: nothing to compare")
+            raise NotApplicableError(
+                "an image has fewer than two feature maps that are not constant: no pairs to compare"
+            )
         pairs.append(cosines[first, second].cpu().numpy())
         progress.step()
     panels = 2 if len(pairs) > 1 else 1
     wide, tall, left = 2.5, 1.6, 0.5
-    sheet = Canvas(left + panels * (wide + 0.65) - 0.65 + 0.2, 0.32 + tall + 0.45)
+    canvas = Canvas(left + panels * (wide + 0.65) - 0.65 + 0.2, 0.32 + tall + 0.45)
     means = np.array([p.mean() for p in pairs])
     name = f"{len(pairs[image]):,} pairs of masks" + (f" of image {image + 1}" if panels > 1 else "")
-    shown = [(name, "cosine of two masks", "share of pairs (%)", pairs[image], FIRST)]
+    shown = [(name, "cosine of two masks", "share of pairs (%)", pairs[image], CHART_COLOURS[0])]
     if panels > 1:
-        shown += [(f"means of {len(pairs)} images", "mean cosine of an image's masks", "images (%)", means, SECOND)]
+        title = f"means of {len(pairs)} images"
+        shown += [(title, "mean cosine of an image's masks", "images (%)", means, CHART_COLOURS[1])]
     for i, (title, x, y, values, colour) in enumerate(shown):
-        axes = sheet.chart((left + i * (wide + 0.65), 0.32, wide, tall), f"{title}, mean {values.mean():.2f}", x, y)
+        axes = canvas.chart((left + i * (wide + 0.65), 0.32, wide, tall), f"{title}, mean {values.mean():.2f}", x, y)
         low = float(np.floor(10 * values.min() - 0.5) / 10)
         edges = np.linspace(low, 1, 1 + int(np.clip(len(values), 10, 40)))
         axes.hist(values, edges, weights=np.full(len(values), 100 / len(values)), color=colour, ec=colour, lw=0.3)
         axes.axvline(values.mean(), color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
         axes.set_xlim(low, 1)
         axes.locator_params(nbins=5)
-    return sheet.figure
+    return canvas.figure
 
 
-@figure("vitcx-5", "the plain and the debiased impact of a few masks", CITE, scenes=1)
-def impacts(
+@register_figure("vitcx-5", "plain and debiased impact of single masks", CITE, scenes=1)
+def draw_impacts(
     about: LoadedModel,
     images: Tensor,
     targets: Target = None,
@@ -227,41 +238,41 @@ def impacts(
     method: str = "vit_cx",
     progress: Progress | None = None,
 ) -> Figure:
-    """The picture behind each mask, and both scores as bars.
+    """Draw the masked image and both impacts of a few masks.
 
     Args:
         about: The model.
-        images: As the model takes them, shape (b, 3, height, width).
-        targets: One class an image, as for ``explain``.
-        masks: Which masks, by number from 0; by default those that debiasing lowers most and raises most, and among
-            the rest the ones with the highest and the lowest debiased impact.
-        method: ViT-CX, with options if need be: "vit_cx:mode=paper".
-        progress: Is told how far the work is.
+        images: Model input, shape (b, 3, height, width).
+        targets: One class per image, as for ``explain``.
+        masks: Indices of masks, from 0; by default those whose impact debiasing lowers most and raises most, and, of
+            the rest, those with the highest and the lowest debiased impact.
+        method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
+        progress: Progress callbacks.
     """
-    found = masks_of(about, images, targets, progress, 1, method)
+    explanations = explain_vit_cx(about, images, targets, progress, 1, method)
     tall = CELL * images.shape[2] / images.shape[3]
-    asked_for = masks if masks is None or isinstance(masks, Sequence) else [masks]
-    chosen = [telling(e) if asked_for is None else [numbered(m, e) for m in asked_for] for e in found]
+    given = masks if masks is None or isinstance(masks, Sequence) else [masks]
+    chosen = [select_masks(e) if given is None else [mask_index(m, e) for m in given] for e in explanations]
     columns = 1 + max(map(len, chosen))
     step, head, high = tall + LINE + 0.85, MARGIN + LINE + 0.05, 0.62
-    left = MARGIN + SIDE
-    sheet = Canvas(left + columns * (CELL + GAP) - GAP + 0.15, head + len(found) * step + 0.05)
-    for i, (e, picked) in enumerate(zip(found, chosen, strict=True)):
+    left = MARGIN + LABEL_WIDTH
+    canvas = Canvas(left + columns * (CELL + GAP) - GAP + 0.15, head + len(explanations) * step + 0.05)
+    for i, (e, picked) in enumerate(zip(explanations, chosen, strict=True)):
         grid = CanvasGrid(left, head + i * step, 1, columns, CELL, tall)
-        picture = picture_of(e)
-        sheet.beside(grid[0, 0], label_of(e, 0))
-        sheet.picture(grid[0, 0], picture)
-        sheet.over(grid[0, 0], "Input", SMALL)
+        image = input_image(e)
+        canvas.row_label(grid[0, 0], e.label(0, 0))
+        canvas.image(grid[0, 0], image)
+        canvas.text_above(grid[0, 0], "Input", SMALL)
         plain, debiased = (e.parts[name][0][0][0].cpu() for name in ("impact_plain", "impact"))
         low = min(0.0, float(plain.min()), float(debiased.min()))
         most = max(float(plain.max()), float(debiased.max()), 1e-6)
         for column, m in enumerate(picked, 1):
             box = grid[0, column]
-            sheet.picture(box, masked(picture, e.parts["masks"][0][0][m]))
-            sheet.over(box, f"mask {m + 1}", SMALL)
-            axes = sheet.chart((box[0] + 0.32, grid.bottom + 0.1, CELL - 0.36, high))
+            canvas.image(box, apply_mask(image, e.parts["masks"][0][0][m]))
+            canvas.text_above(box, f"mask {m + 1}", SMALL)
+            axes = canvas.chart((box[0] + 0.32, grid.bottom + 0.1, CELL - 0.36, high))
             values = [float(plain[m]), float(debiased[m])]
-            axes.bar((0, 1), values, width=0.6, color=(QUIET, SECOND))
+            axes.bar((0, 1), values, width=0.6, color=(QUIET, CHART_COLOURS[1]))
             for x, value in enumerate(values):
                 axes.annotate(f"{value:.2f}", (x, max(value, 0)), xytext=(0, 1.5), textcoords="offset points",
                               ha="center", fontsize=SMALL, color=INK)  # fmt: skip
@@ -269,12 +280,12 @@ def impacts(
             axes.set_xlim(-0.6, 1.6)
             axes.set_xticks((0, 1), ("plain", "debiased"))
         middle = grid.bottom + 0.1 + high / 2
-        sheet.words(left + CELL - 0.02, middle, "impact on\nthe class", SMALL, ha="right", color=QUIET)
-    return sheet.figure
+        canvas.text(left + CELL - 0.02, middle, "impact on\nthe class", SMALL, ha="right", color=QUIET)
+    return canvas.figure
 
 
-@figure("vitcx-6", "how often masks cover a pixel, and the map before and after that is corrected", CITE, scenes=2)
-def coverage(
+@register_figure("vitcx-6", "coverage of pixels by masks, and the map before and after its correction", CITE, scenes=2)
+def draw_coverage(
     about: LoadedModel,
     images: Tensor,
     targets: Target = None,
@@ -282,33 +293,33 @@ def coverage(
     method: str = "vit_cx",
     progress: Progress | None = None,
 ) -> Figure:
-    """Coverage of the pixels by all masks, the sum of masks by impact, and that sum divided by coverage.
+    """Draw the coverage of pixels by all masks, the impact-weighted sum of masks, and that sum divided by coverage.
 
     Args:
         about: The model.
-        images: As the model takes them, shape (b, 3, height, width).
+        images: Model input, shape (b, 3, height, width).
         targets: As for ``explain``.
-        method: ViT-CX, with options if need be: "vit_cx:mode=paper".
-        progress: Is told how far the work is.
+        method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
+        progress: Progress callbacks.
     """
-    found = masks_of(about, images, targets, progress, None, method)
-    if not found[0].options["coverage"]:
-        raise OptionError("with coverage=False there is no corrected map to show")
-    rows = [(e, k) for e in found for k in range(e.maps.shape[1])]
+    explanations = explain_vit_cx(about, images, targets, progress, None, method)
+    if not explanations[0].options["coverage"]:
+        raise OptionError("coverage=False has no corrected map: use a variant of vit_cx with coverage=True")
+    rows = [(e, k) for e in explanations for k in range(e.maps.shape[1])]
     cell = CELL + 0.2
     tall = cell * images.shape[2] / images.shape[3]
     head = MARGIN + LINE + 0.06
-    grid = CanvasGrid(MARGIN + SIDE, head, len(rows), 4, cell, tall)
-    sheet = Canvas(grid.right + BAR + MARGIN, grid.bottom + MARGIN)
+    grid = CanvasGrid(MARGIN + LABEL_WIDTH, head, len(rows), 4, cell, tall)
+    canvas = Canvas(grid.right + BAR_WIDTH + MARGIN, grid.bottom + MARGIN)
     for row, (e, k) in enumerate(rows):
-        picture = picture_of(e)
+        image = input_image(e)
         masks, weights = e.parts["masks"][0][0], e.parts["impact"][0][0][k].cpu()
-        bare = (weights[:, None, None] * masks).sum(0)
-        sheet.beside(grid[row, 0], label_of(e, k))
-        sheet.picture(grid[row, 0], picture)
-        for column, one in enumerate((e.parts["coverage"][0][0], bare, e.maps[0, k]), 1):
-            sheet.picture(grid[row, column], overlaid(picture, one), remark_on(one))
-    for box, title in zip(grid, ("Input", "Coverage", "Not corrected", "Corrected"), strict=False):
-        sheet.over(box, title, HEADING)
-    sheet.bars(grid.right, head, tall, [False])
-    return sheet.figure
+        uncorrected = (weights[:, None, None] * masks).sum(0)
+        canvas.row_label(grid[row, 0], e.label(0, k))
+        canvas.image(grid[row, 0], image)
+        for column, shown in enumerate((e.parts["coverage"][0][0], uncorrected, e.maps[0, k]), 1):
+            canvas.image(grid[row, column], overlay_map(image, shown), empty_map_note(shown))
+    for box, title in zip(grid, ("Input", "Coverage", "Uncorrected", "Corrected"), strict=False):
+        canvas.text_above(box, title, HEADING)
+    canvas.colour_bars(grid.right, head, tall, [False])
+    return canvas.figure

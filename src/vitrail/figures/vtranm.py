@@ -1,4 +1,4 @@
-"""The figures of VTranM: attention and transformation apart, and methods compared."""
+"""Figures of VTranM: attention and transformation weights, and a method comparison."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from torch import Tensor
 from vitrail.errors import OptionError
 from vitrail.explanation import Explanation
 from vitrail.figures.canvas import (
-    BAR,
+    BAR_WIDTH,
     GAP,
     HEADING,
+    LABEL_WIDTH,
     LINE,
     MARGIN,
-    SIDE,
     SMALL,
     Canvas,
     CanvasGrid,
-    overlaid,
-    painted,
-    remark_on,
+    colour_map,
+    empty_map_note,
+    overlay_map,
 )
-from vitrail.figures.compare import comparison
-from vitrail.figures.prepare import applicable, asked, explained, explained_by, label_of, on_grid, picture_of
-from vitrail.figures.registry import Progress, figure
+from vitrail.figures.comparison import draw_comparison
+from vitrail.figures.prepare import (
+    explain_images,
+    explain_with_parts,
+    input_image,
+    resolve_targets,
+    select_methods,
+    to_grid,
+)
+from vitrail.figures.registry import Progress, register_figure
 from vitrail.methods.registry import within
 from vitrail.models import LoadedModel
 from vitrail.targets import Target
@@ -48,18 +55,18 @@ COMPARED = (
     "transformer_mm",
     "vtranm",
 )
-#: What is noted block by block, and what to call it.
+#: Weights kept for each block, and their names.
 STRIPS = {
     "attention": "attention",
     "transformation": "transforma-\ntion",
     "transformation_mlp": "transforma-\ntion, MLP",
 }
-#: Most blocks in a line of a strip, width of the four large pictures, and of the words beside a strip.
-MOST, LARGE, LABEL = 12, 1.5, 0.55
+#: Most blocks per line of a strip, width of the four large images, and of the label of a strip.
+MAX_COLUMNS, LARGE, LABEL = 12, 1.5, 0.55
 
 
-@figure("vtranm-1", "attention weights, transformation weights, and the map made of both", CITE)
-def weights(
+@register_figure("vtranm-1", "attention weights, transformation weights, and the resulting map", CITE)
+def draw_weights(
     about: LoadedModel,
     images: Tensor,
     targets: Target = None,
@@ -68,77 +75,79 @@ def weights(
     strip: bool = True,
     progress: Progress | None = None,
 ) -> Figure:
-    """Input, attention weights and transformation weights of a block, and VTranM's map; below, every block in small.
+    """Draw the input, the attention and transformation weights of a block, and VTranM's map; below, every block.
 
     Args:
         about: The model.
-        images: As the model takes them, shape (b, 3, height, width).
+        images: Model input, shape (b, 3, height, width).
         targets: As for ``explain``.
-        block: The block whose weights are shown, counted from 0 or from the end, or "mean" for the mean of all.
-        strip: Whether to add the small maps of every block.
-        progress: Is told how far the work is.
+        block: Block whose weights are shown, counted from 0 or from the end, or "mean" for the mean over blocks.
+        strip: Whether to add small maps of every block.
+        progress: Progress callbacks.
     """
-    found = explained_by(about, images, asked(about, images, targets), "vtranm", progress or Progress())
-    layers = len(found[0].parts["attention"][0])
+    explanations = explain_with_parts(
+        about, images, resolve_targets(about, images, targets), "vtranm", progress or Progress()
+    )
+    layers = len(explanations[0].parts["attention"][0])
     if block != "mean":
         if not isinstance(block, int):
-            raise OptionError(f'block={block!r} is neither a number nor "mean"')
+            raise OptionError(f'block={block!r} must be an integer or "mean"')
         within("block", block, layers, "blocks")
-    rows = [(e, k) for e in found for k in range(e.maps.shape[1])]
+    rows = [(e, k) for e in explanations for k in range(e.maps.shape[1])]
     tall = LARGE * images.shape[2] / images.shape[3]
-    lines = ceil(layers / MOST)
+    lines = ceil(layers / MAX_COLUMNS)
     columns = ceil(layers / lines)
     wide = 4 * LARGE + 3 * GAP
     small = min(0.7, (wide - LABEL - (columns - 1) * 0.03) / columns)
     low = small * images.shape[2] / images.shape[3]
-    kinds = [name for name in STRIPS if name in found[0].parts] if strip else []
+    kinds = [name for name in STRIPS if name in explanations[0].parts] if strip else []
     each = lines * (low + 0.03) + 0.05
     below = LINE + 0.1 + len(kinds) * each if kinds else 0.0
     head = MARGIN + 2 * LINE + 0.04
     step = tall + below + 0.14
-    left = MARGIN + SIDE
-    sheet = Canvas(left + wide + BAR + MARGIN, head + len(rows) * step - 0.14 + MARGIN)
+    left = MARGIN + LABEL_WIDTH
+    canvas = Canvas(left + wide + BAR_WIDTH + MARGIN, head + len(rows) * step - 0.14 + MARGIN)
     for i, (e, k) in enumerate(rows):
         grid = CanvasGrid(left, head + i * step, 1, 4, LARGE, tall)
-        sheet.beside(grid[0, 0], label_of(e, k))
-        shown = [None, *(_chosen(e, name, k, block) for name in ("attention", "transformation")), e.grid[0, k]]
+        canvas.row_label(grid[0, 0], e.label(0, k))
+        shown = [None, *(_block_weights(e, name, k, block) for name in ("attention", "transformation")), e.grid[0, k]]
         for box, grid_map in zip(grid, shown, strict=True):
-            picture = picture_of(e)
-            pixels = picture if grid_map is None else overlaid(picture, grid_map)
-            sheet.picture(box, pixels, "" if grid_map is None else remark_on(grid_map))
+            image = input_image(e)
+            pixels = image if grid_map is None else overlay_map(image, grid_map)
+            canvas.image(box, pixels, "" if grid_map is None else empty_map_note(grid_map))
         if kinds:
             first = CanvasGrid(left + LABEL, grid.bottom + LINE + 0.1, lines, columns, small, low, 0.03, 0.03)
-            _strips(sheet, e, k, kinds, first)
+            _draw_strips(canvas, e, k, kinds, first)
     which = "mean of the blocks" if block == "mean" else f"block {range(layers)[int(block)] + 1}"
     titles = ("Input", f"Attention weights\n{which}", f"Transformation weights\n{which}", "VTranM")
     for box, title in zip(CanvasGrid(left, head, 1, 4, LARGE, tall), titles, strict=True):
-        sheet.over(box, title, HEADING)
-    sheet.bars(left + wide, head, tall, [False])
-    return sheet.figure
+        canvas.text_above(box, title, HEADING)
+    canvas.colour_bars(left + wide, head, tall, [False])
+    return canvas.figure
 
 
-def _chosen(e: Explanation, name: str, k: int, block: int | str) -> Tensor:
-    """The weights of a block, or their mean over blocks, as a grid."""
-    notes = e.parts[name][k]
-    patches = torch.stack(list(notes)).mean(0) if block == "mean" else notes[int(block)]
-    return on_grid(e, patches[0])
+def _block_weights(e: Explanation, name: str, k: int, block: int | str) -> Tensor:
+    """Weights of a block, or their mean over blocks, as a grid."""
+    weights = e.parts[name][k]
+    patches = torch.stack(list(weights)).mean(0) if block == "mean" else weights[int(block)]
+    return to_grid(e, patches[0])
 
 
-def _strips(sheet: Canvas, e: Explanation, k: int, kinds: Sequence[str], grid: CanvasGrid) -> None:
-    """Small maps of every block, a strip for each kind of weights."""
-    each = grid.rows * (grid.tall + grid.down) + 0.05
+def _draw_strips(canvas: Canvas, e: Explanation, k: int, kinds: Sequence[str], grid: CanvasGrid) -> None:
+    """Draw small maps of every block, a strip for each kind of weights."""
+    each = grid.rows * (grid.tall + grid.row_gap) + 0.05
     for row, name in enumerate(kinds):
         own = replace(grid, top=grid.top + row * each)
         middle = (own.top + own.bottom) / 2
-        sheet.words(own.left - 0.05, middle, STRIPS[name], SMALL - 1, ha="right")
+        canvas.text(own.left - 0.05, middle, STRIPS[name], SMALL - 1, ha="right")
         for index, (box, patches) in enumerate(zip(own, e.parts[name][k], strict=False)):
-            sheet.picture(box, painted(on_grid(e, patches[0])))
+            canvas.image(box, colour_map(to_grid(e, patches[0])))
             if row == 0 and index < grid.columns:
-                sheet.over(box, f"{index + 1}", SMALL - 1)
+                canvas.text_above(box, f"{index + 1}", SMALL - 1)
 
 
-@figure("vtranm-4", "VTranM beside other methods", CITE)
-def compared(
+@register_figure("vtranm-4", "VTranM and other methods", CITE)
+def draw_methods(
     about: LoadedModel,
     images: Tensor,
     targets: Target = None,
@@ -147,16 +156,16 @@ def compared(
     quick: bool = False,
     progress: Progress | None = None,
 ) -> Figure:
-    """Maps of several methods for the same images and classes.
+    """Draw maps of several methods for the same images and classes.
 
     Args:
         about: The model.
-        images: As the model takes them, shape (b, 3, height, width).
+        images: Model input, shape (b, 3, height, width).
         targets: As for ``explain``.
-        methods: Which methods; by default those of the paper that apply to the model.
-        quick: With the options that make slow methods quick.
-        progress: Is told how far the work is.
+        methods: Methods to compare; by default those of the paper that apply to the model.
+        quick: Use the options that make slow methods quick.
+        progress: Progress callbacks.
     """
-    rows = asked(about, images, targets)
-    chosen = applicable(about, images, methods, COMPARED, quick)
-    return comparison(explained(about, images, rows, chosen, progress or Progress()))
+    rows = resolve_targets(about, images, targets)
+    chosen = select_methods(about, images, methods, COMPARED, quick)
+    return draw_comparison(explain_images(about, images, rows, chosen, progress or Progress()))
