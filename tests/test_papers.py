@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow")
 
 from vitrail.bench.plan import parse_plan, plans  # noqa: E402
 from vitrail.methods import find  # noqa: E402
-from vitrail.papers import find_table, tables  # noqa: E402
+from vitrail.papers import find_table, paper_tables  # noqa: E402
 from vitrail.report.differs import match_data, match_models  # noqa: E402
 from vitrail.report.metric import measure  # noqa: E402
 from vitrail.report.paper_comparison import beside  # noqa: E402
@@ -27,7 +27,7 @@ ROWS = {
 
 
 def test_every_published_number_is_there():
-    assert {key: len(table.numbers) for key, table in tables().items()} == ROWS
+    assert {key: len(table.numbers) for key, table in paper_tables().items()} == ROWS
     table = find_table("vtranm_table2")
     found = {(n.method, n.metric): n.value for n in table.numbers}
     assert found["VTranM (Ours)", "mIoU (%)"] == 63.45
@@ -37,7 +37,7 @@ def test_every_published_number_is_there():
 
 
 def test_every_method_of_the_papers_is_one_of_ours():
-    for table in tables().values():
+    for table in paper_tables().values():
         for name, specs in table.methods.items():
             assert specs, f"{name} of {table.key} has no method"
             for spec in specs:
@@ -45,7 +45,7 @@ def test_every_method_of_the_papers_is_one_of_ours():
 
 
 def test_every_metric_is_a_score_that_a_protocol_yields_with_the_papers_direction():
-    for table in tables().values():
+    for table in paper_tables().values():
         for number in table.numbers:
             metric = table.metric(number)
             if metric.reason:
