@@ -275,7 +275,7 @@ def _block_range(first: int, total: int) -> str:
 def _score_depths(
     about: LoadedModel, truth: Iterable[tuple[Tensor, Tensor, Tensor]], progress: Progress, count: int
 ) -> list[SegmentationScores]:
-    """SegmentationScores scores of each depth, from no propagation to all blocks."""
+    """Segmentation scores of each depth, from no propagation to all blocks."""
     tallies: list[SegmentationScores] = []
     progress.begin("Scoring", max(1, ceil(count / 16)))
     for number, (images, classes, masks) in enumerate(truth):
