@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 from itertools import groupby
+from math import ceil
 from typing import Any
 
 from markupsafe import Markup
@@ -20,8 +21,8 @@ from vitrail.report.summary import ReportSummary
 from vitrail.scores.comparison import RankedMethod
 from vitrail.viz.templating import render
 
-#: Metrics side by side in a table of the paper comparison.
-METRICS_PER_TABLE = 4
+#: Most metrics side by side in a table of the paper comparison, which fit on the page.
+METRICS_PER_TABLE = 3
 
 
 def render_html(summary: ReportSummary) -> str:
@@ -161,7 +162,8 @@ def _paper_tables(
     for table in comparison.tables:
         reasons = {name: comparison.table.metrics[name].reason for name in table.directions}
         scored = [name for name, reason in reasons.items() if not reason]
-        groups = [scored[start : start + METRICS_PER_TABLE] for start in range(0, len(scored), METRICS_PER_TABLE)]
+        size = ceil(len(scored) / max(1, ceil(len(scored) / METRICS_PER_TABLE))) or 1
+        groups = [scored[start : start + size] for start in range(0, len(scored), size)]
         unscored = {reason: name for name, reason in reasons.items() if reason}
         chart = _paper_chart(comparison, table, scored[0]) if scored else None
         found.append((table, groups, [(name, reason) for reason, name in unscored.items()], chart))

@@ -47,7 +47,7 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
     "complexity": {
         "gini": ("Gini", "none", "Gini index of the patch grid", NO_THRESHOLD),
         "entropy": ("Entropy", "none", "entropy of the patch grid, natural logarithm", NO_THRESHOLD),
-        "used": ("Used", "none", "share of patches that carry relevance", NO_THRESHOLD),
+        "used": ("Used patches", "none", "share of patches that carry relevance", NO_THRESHOLD),
     },
     "sensitivity": {
         "max_over_map": ("Max. change", "down", "largest change of the map under small noise, relative to the map",
