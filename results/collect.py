@@ -28,10 +28,9 @@ import show
 from vitrail.bench.plan import CONTROLS, Plan
 from vitrail.bench.protocols import protocol_targets
 from vitrail.errors import DataError
-from vitrail.report.metric import MetricInfo, measures
-from vitrail.report.ranking import RankedMethod, standings
-from vitrail.report.values import Values, tallies, values
-from vitrail.scores import difference, holm, p_value
+from vitrail.report.metric import MetricInfo, protocol_metrics
+from vitrail.report.values import method_scores, metric_values
+from vitrail.scores.comparison import MethodValues, RankedMethod, paired_tests, rank_methods
 
 HERE = Path(__file__).resolve().parent
 NAME = show.NAME
@@ -99,60 +98,56 @@ def csv_rows(runs: Sequence[CollectedRun]) -> Iterator[dict[str, Any]]:
     for data in runs[0].plan.dataset:
         own = [d for run in runs for d in run.plan.dataset if d.title == data.title]
         names = list(dict.fromkeys(p for run, d in zip(runs, own, strict=True) for p in run.plan.protocols_of(d)))
-        predicted: dict[tuple[str, str], dict[str, Values]] = {}
+        predicted: dict[tuple[str, str], dict[str, MethodValues]] = {}
         for protocol, target in protocol_targets(names, ("predicted", "label")):
             where = {"dataset": data.title, "protocol": protocol, "target": target}
-            scores = tallies(rows.filter(*(pl.col(name) == value for name, value in where.items())), protocol)
-            for metric in measures(protocol, target):
-                given = {name: values(own_scores, metric) for name, own_scores in scores.items()}
+            scores = method_scores(rows.filter(*(pl.col(name) == value for name, value in where.items())), protocol)
+            for metric in protocol_metrics(protocol, target):
+                given = {name: metric_values(own_scores, metric) for name, own_scores in scores.items()}
                 by_method = {name: v for name, v in given.items() if v is not None}
                 differences = {}
                 if target == "predicted":
                     predicted[protocol, metric.score] = by_method
                 else:
                     differences = _label_minus_predicted(metric, by_method, predicted.get((protocol, metric.score), {}))
-                for ranked in standings(by_method, metric.direction, CONTROLS).values():
+                for ranked in rank_methods(by_method, metric.direction, CONTROLS).values():
                     cells = _cells(metric, ranked) | differences.get(ranked.method, {})
                     yield {**where, **cells, "run": source[ranked.method]}
 
 
 def _label_minus_predicted(
-    metric: MetricInfo, label: dict[str, Values], predicted: dict[str, Values]
+    metric: MetricInfo, label: dict[str, MethodValues], predicted: dict[str, MethodValues]
 ) -> dict[str, dict[str, str]]:
     """Difference between maps of the label and of the predicted class, by method, for scores of the same quantity."""
     if "explained class" in metric.quantity:
         return {}
-    found = {}
-    for name in label.keys() & predicted.keys():
-        one, two = label[name], predicted[name]
-        if one.ids == two.ids and not np.array_equal(one.table, two.table):  # equal for class-agnostic methods
-            gap = difference(one.table, two.table, one.score)
-            found[name] = gap.value, p_value(one.table, two.table, one.score)
-    corrected = holm([p for _, p in found.values()])
+    both = {name: (label[name], predicted[name]) for name in label.keys() & predicted.keys()}
+    differing = {
+        name: (one.table, two.table)
+        for name, (one, two) in both.items()
+        if one.ids == two.ids and not np.array_equal(one.table, two.table)  # equal for class-agnostic methods
+    }
+    tests = paired_tests(differing, label[next(iter(differing))].score) if differing else {}
     return {
-        name: {"to_predicted": _format(metric, gap), "p_to_predicted": f"{p:.4f}"}
-        for (name, (gap, _)), p in zip(found.items(), corrected, strict=True)
+        name: {"to_predicted": _format(metric, test.difference.value), "p_to_predicted": f"{test.p_holm:.4f}"}
+        for name, test in tests.items()
     }
 
 
 def _cells(metric: MetricInfo, ranked: RankedMethod) -> dict[str, Any]:
     value, low, high = (_format(metric, number) for number in ranked.value)
     return {
-        "score": metric.score, "better": metric.direction, "unit": "percent" if _is_percent(metric) else "",
+        "score": metric.score, "better": metric.direction, "unit": "percent" if metric.percent else "",
         "method": ranked.method, "control": ranked.control, "images": ranked.images, "value": value, "low": low,
-        "high": high, "to_best": _format(metric, ranked.behind and ranked.behind.value),
-        "p_to_best": "" if ranked.p is None else f"{ranked.p:.4f}",
-        "to_control": _format(metric, ranked.ahead and ranked.ahead.value),
-        "p_to_control": "" if ranked.p_control is None else f"{ranked.p_control:.4f}",
+        "high": high, "to_best": _format(metric, ranked.to_best and ranked.to_best.difference.value),
+        "p_to_best": f"{ranked.to_best.p_holm:.4f}" if ranked.to_best else "",
+        "to_control": _format(metric, ranked.to_control and ranked.to_control.difference.value),
+        "p_to_control": f"{ranked.to_control.p_holm:.4f}" if ranked.to_control else "",
     }  # fmt: skip
 
 
-def _is_percent(metric: MetricInfo) -> bool:
-    return metric.factor == 100 or "×100" in metric.rule
-
-
 def _format(metric: MetricInfo, value: float | None) -> str:
-    return "" if value is None else f"{value * metric.factor:.{3 if _is_percent(metric) else 5}f}"
+    return "" if value is None else f"{value * metric.factor:.{3 if metric.percent else 5}f}"
 
 
 def manifest(runs: Sequence[CollectedRun]) -> dict[str, Any]:

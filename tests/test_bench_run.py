@@ -139,8 +139,7 @@ def test_command_accepts_the_former_name_of_a_plan(tmp_path):
 
 def test_run_made_under_a_former_name_opens_resumes_and_reports(tmp_path):
     from vitrail.papers import find_table
-    from vitrail.report.run import Run
-    from vitrail.report.write import write_report
+    from vitrail.report import Run, write_report
 
     text = ONE.replace("SEED", "8").replace("count = 4", "count = 3")
     former = text.replace('name = "one"', 'name = "003_table3"\npaper = "003_table3"')

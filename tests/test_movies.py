@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from vitrail.methods import METHODS
-from vitrail.report.rationale import rationale_page, read_rationales
+from vitrail.report.rationale import rationale_html, read_rationale_results
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "benchmarks" / "results" / "movies.json"
@@ -47,8 +47,9 @@ def test_docs_page_matches_the_results_file(rows):
     assert "GradToken is fourth of 24" in text
 
 
-def test_report_page(rows):
-    page = rationale_page(*read_rationales(FILE))
+def test_the_report_draws_it(rows):
+    about, found = read_rationale_results(FILE)
+    page = rationale_html(about, found)
     assert all(f"<title>{name}</title>" in page for name in rows)
     assert "<b>94.5 %</b>accuracy" in page
     assert ">False<" not in page

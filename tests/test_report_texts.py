@@ -1,4 +1,4 @@
-"""The report of texts: token-F1 against the number of words, from what `benchmarks/movies.py` leaves."""
+"""Report of token-F1 against the number of top words, from a file that `benchmarks/movies.py` writes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from vitrail.errors import DataError
-from vitrail.report.write import write_rationales
+from vitrail.report import write_rationale_report
 
 
-def test_token_f1_against_k(tmp_path):
+def test_token_f1_report(tmp_path):
     def row(name, shift):
         at = {k: {"value": 0.1 + shift + k / 1000, "low": 0.05 + shift, "high": 0.3 + shift} for k in (10, 20, 80)}
         return {"method": name, "macro_f1_at": at, "micro_f1_at": at, "auprc": {"mean": 0.2, "low": 0.1, "high": 0.3}}
@@ -21,9 +21,9 @@ def test_token_f1_against_k(tmp_path):
     path = tmp_path / "movies.json"
     rows = [row("rollout", 0.0), row("gradtoken", 0.1), row("random", -0.05)]
     path.write_text(json.dumps({"manifest": {"reviews": 3, "versions": {"vitrail": "0"}}, "rows": rows}))
-    page_ = write_rationales(path)
-    assert page_.name == "movies-report.html"
-    text = page_.read_text(encoding="utf-8")
+    page = write_rationale_report(path)
+    assert page.name == "movies-report.html"
+    text = page.read_text(encoding="utf-8")
     tree = ET.fromstring(text.removeprefix("<!DOCTYPE html>\n"))  # noqa: S314 - our own page
     charts = list(tree.iter("svg"))
     assert len(charts) == 2
@@ -35,7 +35,7 @@ def test_token_f1_against_k(tmp_path):
     table = list(csv.DictReader(StringIO((tmp_path / "movies-report.csv").read_text())))
     assert len(table) == 3 * 2 * 3
     path.write_text(json.dumps({"rows": [{"method": "a", "macro_f1_at": {"10": 0.5}}]}))
-    assert "0.500" in write_rationales(path).read_text(encoding="utf-8")  # a number alone has no interval
+    assert "0.500" in write_rationale_report(path).read_text(encoding="utf-8")  # a plain number has no interval
     path.write_text("{}")
     with pytest.raises(DataError, match="token-F1"):
-        write_rationales(path)
+        write_rationale_report(path)

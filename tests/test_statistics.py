@@ -10,11 +10,12 @@ import pytest
 
 from score_helpers import image_ids, ten_maps, ten_masks
 from vitrail.errors import InputError
+from vitrail.scores.comparison import compare
 from vitrail.scores.segmentation import (
     SegmentationScores,
     score_segmentation,
 )
-from vitrail.scores.statistics import compare, difference, holm, interval, mean_ratio, p_value
+from vitrail.scores.statistics import difference, holm, interval, mean_ratio, p_value
 
 
 def test_holm_on_known_examples():

@@ -113,11 +113,11 @@ def _parse_targets(given: Any) -> Any:
 
 
 def _parse_paper(given: Any) -> Any:
-    from vitrail.papers import current_name, tables
+    from vitrail.papers import current_name, paper_tables
 
     name = current_name(given) if isinstance(given, str) else given
-    if name is not None and name not in tables():
-        raise ValueError(f"choose one of {', '.join(tables())}, or leave it out")
+    if name is not None and name not in paper_tables():
+        raise ValueError(f"choose one of {', '.join(paper_tables())}, or leave it out")
     return name
 
 

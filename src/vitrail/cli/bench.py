@@ -83,7 +83,7 @@ def bench(
     from vitrail.bench.plan import PlanError, PlanOverrides
     from vitrail.bench.progress import show_progress
     from vitrail.bench.run import make_engine, open_run, run_missing
-    from vitrail.report.write import write_report
+    from vitrail.report import write_report
 
     own_shard = parse_shard(shard) if shard else None
     if own_shard is not None and not resume:

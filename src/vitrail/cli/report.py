@@ -44,13 +44,12 @@ def report(
 
     For example: `vitrail report runs/1e84f672cc4edef5 --open`
     """
-    from vitrail.report.run import find_run
-    from vitrail.report.write import write_rationales, write_report
+    from vitrail.report import find_run, write_rationale_report, write_report
 
     if run is not None and Path(run).suffix == ".json":
-        page = write_rationales(run, to)
+        page = write_rationale_report(run, to)
     else:
-        page = write_report(find_run(run, runs), to, each=examples, device=device)
+        page = write_report(find_run(run, runs), to, examples=examples, device=device)
     out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     if browse:
         open_in_browser(page)

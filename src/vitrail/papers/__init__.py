@@ -1,6 +1,6 @@
-"""The numbers three papers published, as data, and what each of them is called here."""
+"""Published numbers of three papers, as data, mapped to this package's methods, models, data sets and scores."""
 
-from vitrail.papers.book import (
+from vitrail.papers.tables import (
     PaperMetric,
     PaperNumber,
     PaperSource,
@@ -8,7 +8,7 @@ from vitrail.papers.book import (
     current_name,
     find_table,
     former_name,
-    tables,
+    paper_tables,
 )
 
 __all__ = [
@@ -19,5 +19,5 @@ __all__ = [
     "current_name",
     "find_table",
     "former_name",
-    "tables",
+    "paper_tables",
 ]

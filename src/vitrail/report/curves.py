@@ -1,4 +1,4 @@
-"""Mean curves of perturbation tests: what the model says as more and more is removed, or put back."""
+"""Mean curves of perturbation tests: model output against the share of pixels removed or inserted."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitrail.report.metric import MetricInfo, measure
+from vitrail.report.metric import MetricInfo, metric_info
 from vitrail.report.run import Run
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import QUANTITIES, Curve, Preset, find_presets
@@ -15,36 +15,41 @@ from vitrail.scores.statistics import Array
 
 
 @dataclass(frozen=True, eq=False)
-class Curves:
+class MeanCurves:
     """One curve of a preset, for all methods.
 
     Attributes:
-        model: Its title.
-        dataset: Its title.
-        measure: The score that is this curve's area.
-        x: Share removed, or put back, at each level.
+        model: Title of the model.
+        dataset: Title of the data set.
+        metric: The score that is the area under this curve.
+        x: Share of pixels removed or inserted at each level.
         y: By method the mean over images at each level.
+        patches: Whether patches are removed instead of pixels.
     """
 
     model: str
     dataset: str
-    measure: MetricInfo
+    metric: MetricInfo
     x: tuple[float, ...]
     y: dict[str, tuple[float, ...]] = field(repr=False)
-    tokens: bool = False
+    patches: bool = False
 
     @property
-    def across(self) -> str:
-        """What the axis counts."""
-        what = "patches" if self.tokens else "pixels"
-        inserts = self.measure.name == "insertion"
-        first = {"positive": "most relevant first", "deletion": "most relevant first"}
-        order = "most relevant first" if inserts else first.get(self.measure.name, "least relevant first")
-        return f"share of {what} {'put back' if inserts else 'removed'}, {order}"
+    def x_label(self) -> str:
+        """Label of the horizontal axis."""
+        unit = "patches" if self.patches else "pixels"
+        most_relevant_first = self.metric.name in ("insertion", "positive", "deletion")
+        order = "most relevant first" if most_relevant_first else "least relevant first"
+        return f"share of {unit} {'inserted' if self.metric.name == 'insertion' else 'removed'}, {order}"
+
+    @property
+    def y_label(self) -> str:
+        """Label of the vertical axis."""
+        return QUANTITIES[find_presets(self.metric.protocol)[0].quantity]
 
 
-def curves(run: Run) -> Iterator[Curves]:
-    """Every curve of every preset of a run."""
+def mean_curves(run: Run) -> Iterator[MeanCurves]:
+    """Compute every curve of every preset of a run."""
     import polars as pl
 
     names = ("image", "method", "removed", "logp_predicted", "logp_label", "logp_first")
@@ -59,33 +64,39 @@ def curves(run: Run) -> Iterator[Curves]:
                             pl.col("score") == curve.score_name, pl.col("removed").is_not_null(),
                         ).select(names).collect()  # fmt: skip
                         if len(rows):
-                            score = measure(preset.name, target, curve.score_name)
-                            x = _levels(curve, rows["removed"][0].to_list())
                             means = {
                                 str(method): _mean(own, preset, target)
                                 for (method,), own in rows.group_by("method", maintain_order=True)
                             }
-                            order = [spec for spec in run.plan.specs() if means.get(spec)]
-                            y = {spec: means[spec] for spec in order}
-                            yield Curves(network.title, data.title, score, x, y, curve.fill == TOKENS)
+                            y = {spec: means[spec] for spec in run.plan.specs() if means.get(spec)}
+                            x = _levels(curve, rows["removed"][0].to_list())
+                            metric = metric_info(preset.name, target, curve.score_name)
+                            yield MeanCurves(network.title, data.title, metric, x, y, curve.fill == TOKENS)
 
 
-def read_curve(quantity: str, target: str, predicted: Array, label: Array, first: Array) -> Array:
-    """A quantity at every level of every image, shape (images, levels), from log-probabilities of that shape.
+def curve_values(quantity: str, target: str, predicted: Array, label: Array, first: Array) -> Array:
+    """Compute a quantity at every level of every image from log-probabilities, all of shape (images, levels).
 
-    A class won where its log-probability is the largest. NaN where there is no label.
+    A class is predicted where its log-probability equals the largest. NaN where there is no label.
+
+    Args:
+        quantity: A key of ``QUANTITIES``.
+        target: Explained class.
+        predicted: Log-probability of the class predicted on the unperturbed image.
+        label: Log-probability of the label.
+        first: Largest log-probability.
 
     Example:
         >>> log = np.log
-        >>> read_curve("accuracy", "predicted", log([[0.9, 0.2]]), log([[0.9, 0.2]]), log([[0.9, 0.7]])).tolist()
+        >>> curve_values("accuracy", "predicted", log([[0.9, 0.2]]), log([[0.9, 0.2]]), log([[0.9, 0.7]])).tolist()
         [[1.0, 0.0]]
     """
     if quantity == "accuracy":
         return np.where(np.isnan(label), np.nan, (label >= first).astype(np.float64))
     if quantity == "agreement":
         return np.asarray(predicted >= first, dtype=np.float64)
-    by_label = quantity == "label" or (quantity == "explained" and target == "label")
-    return np.asarray(np.exp(label if by_label else predicted), dtype=np.float64)
+    of_label = quantity == "label" or (quantity == "explained" and target == "label")
+    return np.asarray(np.exp(label if of_label else predicted), dtype=np.float64)
 
 
 def _presets(names: tuple[str, ...]) -> tuple[Preset, ...]:
@@ -103,13 +114,9 @@ def _levels(curve: Curve, removed: list[int]) -> tuple[float, ...]:
 
 
 def _mean(rows: object, preset: Preset, target: str) -> tuple[float, ...]:
-    """Mean over images, those without a label left out where one is needed; empty where none is left."""
-    wide = [np.array(rows[name].to_list(), dtype=np.float64) for name in ("logp_predicted", "logp_label", "logp_first")]  # type: ignore[index]
-    values = read_curve(preset.quantity, target, *wide)
+    """Mean over images, without those that lack a needed label; empty if none is left."""
+    columns = ("logp_predicted", "logp_label", "logp_first")
+    logs = [np.array(rows[name].to_list(), dtype=np.float64) for name in columns]  # type: ignore[index]
+    values = curve_values(preset.quantity, target, *logs)
     known = np.isfinite(values).all(1)
     return tuple(values[known].mean(0).tolist()) if known.any() else ()
-
-
-def quantity(preset: str) -> str:
-    """What the curves of a preset show, in words."""
-    return QUANTITIES[find_presets(preset)[0].quantity]

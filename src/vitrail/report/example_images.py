@@ -1,4 +1,4 @@
-"""Pictures of cases: read from the data set again, with their maps kept by the run or made anew."""
+"""Images of examples: read from the data set, with maps that the run kept or that are computed again."""
 
 from __future__ import annotations
 
@@ -16,115 +16,120 @@ from torch import Tensor
 
 from vitrail.errors import VitrailError
 from vitrail.methods import find
-from vitrail.report.examples import ExampleCase
+from vitrail.report.examples import SelectedExample
 from vitrail.report.run import Run
 from vitrail.viz.colormap import overlay, to_image
 
-#: Longest side of a picture on the page, in pixels.
-SIDE = 224
+#: Longest side of an image on the page, in pixels.
+MAX_SIDE = 224
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleImage:
-    """A case with its pictures, as JPEG files in memory.
+class ExampleImages:
+    """Images of an example as JPEG files in memory.
 
     Attributes:
-        case: Which.
-        says: What was explained, in words.
-        picture: The picture as the model sees it, the object outlined where it is known.
-        maps: By method the map over the picture; methods whose map could not be made are missing.
-        reason: Why there are no pictures, or "".
+        example: The example.
+        explained: Name and probability of the explained class.
+        image: The preprocessed image, with the object outlined where its mask is known.
+        maps: By method the map over the image; methods without a map are missing.
+        reason: Reason why there are no images, or "".
     """
 
-    case: ExampleCase
-    says: str = ""
-    picture: bytes = b""
+    example: SelectedExample
+    explained: str = ""
+    image: bytes = b""
     maps: dict[str, bytes] = field(default_factory=dict)
     reason: str = ""
 
 
-def show(
-    run: Run, cases: Sequence[ExampleCase], device: str = "cpu", advance: Callable[[], None] = lambda: None
-) -> list[ExampleImage]:
-    """Pictures of all cases; a case whose model or picture is not on this machine says so instead."""
+def render_examples(
+    run: Run, examples: Sequence[SelectedExample], device: str = "cpu", advance: Callable[[], None] = lambda: None
+) -> list[ExampleImages]:
+    """Render all examples; one whose model or data are not available has a reason instead of images."""
     from vitrail.bench.context import open_context
 
     context = open_context(run.plan.model_dump_json(), device)
-    found = []
-    for case in cases:
+    rendered = []
+    for example in examples:
         try:
-            found.append(_show(run, context, case))
+            rendered.append(_render(run, context, example))
         except (VitrailError, OSError) as error:
-            found.append(ExampleImage(case, reason=str(error).splitlines()[0]))
+            rendered.append(ExampleImages(example, reason=str(error).splitlines()[0]))
         advance()
-    return found
+    return rendered
 
 
-def _show(run: Run, context: Any, case: ExampleCase) -> ExampleImage:
+def _render(run: Run, context: Any, example: SelectedExample) -> ExampleImages:
     from vitrail.bench.explainer import Explainer
     from vitrail.bench.ground_truth import prepare_ground_truth
 
     plan = run.plan
-    numbers = {network.title: i for i, network in enumerate(plan.models)}
-    model = context.model(numbers[case.model])
-    if model.weights_hash != run.manifest["weights"][case.model]:
-        return ExampleImage(case, reason=f"{case.model} has other weights on this machine than in the run")
-    data = next(i for i, d in enumerate(plan.dataset) if d.title == case.dataset)
+    indices = {network.title: i for i, network in enumerate(plan.models)}
+    model = context.model(indices[example.model])
+    if model.weights_hash != run.manifest["weights"][example.model]:
+        return ExampleImages(example, reason=f"the weights of {example.model} differ from those of the run")
+    data = next(i for i, d in enumerate(plan.dataset) if d.title == example.dataset)
     images = context.images(data)
-    truth = prepare_ground_truth(images.dataset, images.dataset.ids.index(case.image), model.preprocess,
-                    context.same_classes(numbers[case.model], data))  # fmt: skip
-    explained, probability = _explained(run, case)
-    image = truth.image[None].to(context.device)
-    seen: NDArray[np.uint8] = model.preprocess.denormalise(truth.image[None])[0]
-    maps = {name: _kept(run, case, name, seen.shape[:2]) for name in case.scores}
-    todo = [name for name, relevance in maps.items() if relevance is None]
-    if todo:
-        made, _ = Explainer(context, model, run.manifest["key"])([case.image], image, torch.tensor([[explained]]), todo)
-        maps |= {name: one.maps[0, 0].float().cpu() for name, one in made.items()}
-    files = {
-        name: jpeg(overlay(seen, relevance.numpy(), _signed(name)))
-        for name, relevance in maps.items() if relevance is not None
-    }  # fmt: skip
+    truth = prepare_ground_truth(
+        images.dataset,
+        images.dataset.ids.index(example.image),
+        model.preprocess,
+        context.same_classes(indices[example.model], data),
+    )
+    label, probability = _explained_class(run, example)
+    pixels: NDArray[np.uint8] = model.preprocess.picture(truth.image[None])[0]
+    maps = {name: _stored_map(run, example, name, pixels.shape[:2]) for name in example.scores}
+    missing = [name for name, relevance in maps.items() if relevance is None]
+    if missing:
+        explain = Explainer(context, model, run.manifest["key"])
+        image = truth.image[None].to(context.device)
+        explanations, _ = explain([example.image], image, torch.tensor([[label]]), missing)
+        maps |= {name: one.maps[0, 0].float().cpu() for name, one in explanations.items()}
+    overlays = {
+        name: encode_jpeg(overlay(pixels, relevance.numpy(), _signed(name)))
+        for name, relevance in maps.items()
+        if relevance is not None
+    }
     names = model.loaded.classes
-    known = names[explained].split(",")[0] if names and explained < len(names) else f"class {explained}"
-    mask = truth.mask_of(explained)
-    return ExampleImage(case, f"{known} ({100 * probability:.0f} %)", jpeg(outlined(seen, mask)), files)
+    name = names[label].split(",")[0] if names and label < len(names) else f"class {label}"
+    outlined = draw_outline(pixels, truth.mask_of(label))
+    return ExampleImages(example, f"{name} ({100 * probability:.0f} %)", encode_jpeg(outlined), overlays)
 
 
-def _explained(run: Run, case: ExampleCase) -> tuple[int, float]:
-    """The class that was explained, and its probability."""
+def _explained_class(run: Run, example: SelectedExample) -> tuple[int, float]:
+    """The explained class and its probability."""
     import polars as pl
 
     row = run.scores().filter(
-        pl.col("model") == case.model, pl.col("dataset") == case.dataset, pl.col("image") == case.image,
-        pl.col("target") == case.target, pl.col("protocol") == "explain", pl.col("score") == "probability",
+        pl.col("model") == example.model, pl.col("dataset") == example.dataset, pl.col("image") == example.image,
+        pl.col("target") == example.target, pl.col("protocol") == "explain", pl.col("score") == "probability",
     ).select("explained", "value").head(1).collect()  # fmt: skip
     return int(row["explained"][0]), float(row["value"][0])
 
 
-def _kept(run: Run, case: ExampleCase, method: str, size: tuple[int, ...]) -> Tensor | None:
-    """A map the run kept, at the picture's size; None where there is none."""
+def _stored_map(run: Run, example: SelectedExample, method: str, size: tuple[int, ...]) -> Tensor | None:
+    """A map that the run kept, upsampled to the image; None where there is none."""
     if not run.plan.keep_maps:
         return None
     from safetensors import safe_open
 
     for path in sorted((run.folder / "parts").glob("part-*.safetensors")):
         with safe_open(str(path), framework="pt") as file:
-            note = file.metadata()
-            name = f"{method}/{case.target}"
-            images = json.loads(note["images"])
-            if case.image in images and name in file.keys() and _of(run, path.stem, case):  # noqa: SIM118
-                grid = file.get_slice(name)[images.index(case.image)].float()
+            name = f"{method}/{example.target}"
+            images = json.loads(file.metadata()["images"])
+            if example.image in images and name in file.keys() and _concerns(run, path.stem, example):  # noqa: SIM118
+                grid = file.get_slice(name)[images.index(example.image)].float()
                 if not bool(torch.isfinite(grid).all()):
                     return None
                 return F.interpolate(grid[None, None], size=size[:2], mode="bilinear", align_corners=False)[0, 0]
     return None
 
 
-def _of(run: Run, part: str, case: ExampleCase) -> bool:
-    """Whether a part is about a case's model and data set."""
-    model, data = (int(word[1:]) for word in part.split("-")[1:3])
-    return run.plan.models[model].title == case.model and run.plan.dataset[data].title == case.dataset
+def _concerns(run: Run, chunk: str, example: SelectedExample) -> bool:
+    """Whether a chunk, given by its file name, concerns the model and data set of an example."""
+    model, data = (int(word[1:]) for word in chunk.split("-")[1:3])
+    return run.plan.models[model].title == example.model and run.plan.dataset[data].title == example.dataset
 
 
 def _signed(spec: str) -> bool:
@@ -132,26 +137,27 @@ def _signed(spec: str) -> bool:
     return method.is_signed(options)
 
 
-def outlined(picture: NDArray[np.uint8], mask: Tensor | None) -> NDArray[np.uint8]:
-    """A picture with the edge of an object drawn in white on black.
+def draw_outline(image: NDArray[np.uint8], mask: Tensor | None) -> NDArray[np.uint8]:
+    """Draw the outline of an object in white on black.
 
     Args:
-        picture: Bytes, shape (height, width, 3).
-        mask: 0 ground, 255 ignore, anything else the object, shape (height, width); None draws nothing.
+        image: Bytes, shape (height, width, 3).
+        mask: 0 for background, 255 for ignored pixels, other values for the object, shape (height, width); None draws
+            nothing.
     """
     if mask is None:
-        return picture
+        return image
     inside = ((mask != 0) & (mask != 255)).float()[None, None]
     near, far = (F.max_pool2d(inside, 2 * r + 1, 1, r)[0, 0].bool().numpy() for r in (1, 2))
-    drawn = picture.copy()
-    drawn[far & ~near], drawn[near & ~inside[0, 0].bool().numpy()] = 0, 255
-    return drawn
+    outlined = image.copy()
+    outlined[far & ~near], outlined[near & ~inside[0, 0].bool().numpy()] = 0, 255
+    return outlined
 
 
-def jpeg(pixels: NDArray[np.uint8]) -> bytes:
-    """Bytes of shape (height, width, 3) as a small JPEG file."""
+def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
+    """Encode an image of shape (height, width, 3) as a small JPEG file."""
     image = to_image(pixels)
-    image.thumbnail((SIDE, SIDE))
-    held = BytesIO()
-    image.save(held, format="JPEG", quality=88, subsampling=0)
-    return held.getvalue()
+    image.thumbnail((MAX_SIDE, MAX_SIDE))
+    buffer = BytesIO()
+    image.save(buffer, format="JPEG", quality=88, subsampling=0)
+    return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Pictures worth looking at: where methods do best, where worst, and where they disagree most."""
+"""Selection of example images: best, worst and largest disagreement between methods."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ import numpy as np
 
 from vitrail.report.metric import MetricInfo
 from vitrail.report.run import Run
-from vitrail.report.section import Column, ReportSection, per_image
+from vitrail.report.section import MetricColumn, ReportSection, image_scores
 from vitrail.scores.statistics import Array
 
-#: At most so many pairs of model and data set are shown, and so many maps a picture.
-PAIRS, MAPS = 6, 8
+#: Largest numbers of pairs of model and data set, and of maps per image.
+MAX_PAIRS, MAX_MAPS = 6, 8
 
 
 @dataclass(frozen=True, eq=False)
-class ExampleCase:
-    """A picture and the methods shown on it.
+class SelectedExample:
+    """An image and the methods shown on it.
 
     Attributes:
-        kind: Why it is shown.
+        kind: "best", "worst" or "disagreement".
         model: Title of the model.
         dataset: Title of the data set.
-        image: The picture's id.
-        target: Whose class is explained.
-        measure: What it was chosen by.
+        image: Id of the image.
+        target: Explained class.
+        metric: Score by which it was selected.
         scores: By method, best first, in the score's own units.
-        left_out: How many methods are not shown.
+        left_out: Number of methods that are not shown.
     """
 
     kind: str
@@ -36,61 +36,65 @@ class ExampleCase:
     dataset: str
     image: str
     target: str
-    measure: MetricInfo
+    metric: MetricInfo
     scores: dict[str, float]
     left_out: int = 0
 
 
-def choose(values: Array, each: int) -> dict[int, str]:
-    """Which images to show: highest and lowest mean over methods, then greatest spread, none twice.
+def select_images(values: Array, count: int) -> dict[int, str]:
+    """Select images with the highest and lowest mean over methods and the largest spread, each image once.
 
     Args:
-        values: Scores, more being better, shape (methods, images).
-        each: How many of each kind at most.
+        values: Scores, higher being better, shape (methods, images).
+        count: Largest number of images of each kind.
 
     Example:
-        >>> choose(np.array([[0.9, 0.1, 0.5, 1.0], [0.8, 0.1, 0.5, 0.0]]), 1)
+        >>> select_images(np.array([[0.9, 0.1, 0.5, 1.0], [0.8, 0.1, 0.5, 0.0]]), 1)
         {0: 'best', 1: 'worst', 3: 'disagreement'}
     """
-    kinds = {"best": -values.mean(0), "worst": values.mean(0), "disagreement": -values.std(0)}
-    found: dict[int, str] = {}
-    for kind, key in kinds.items():
-        order = [int(i) for i in np.argsort(key, kind="stable") if int(i) not in found]
-        found |= dict.fromkeys(order[:each], kind)
-    return found
+    keys = {"best": -values.mean(0), "worst": values.mean(0), "disagreement": -values.std(0)}
+    selected: dict[int, str] = {}
+    for kind, key in keys.items():
+        order = [int(i) for i in np.argsort(key, kind="stable") if int(i) not in selected]
+        selected |= dict.fromkeys(order[:count], kind)
+    return selected
 
 
-def cases(run: Run, blocks: Sequence[ReportSection], each: int) -> list[ExampleCase]:
-    """Cases of every model and data set, by the score that tells their pictures apart best."""
-    pairs: dict[tuple[str, str], list[tuple[ReportSection, Column]]] = {}
-    for block in blocks:
-        if block.target in run.plan.targets:
-            fit = [(block, column) for column in block.columns if column.measure.direction != "none"]
-            pairs.setdefault((block.model, block.dataset), []).extend(fit)
-    found: list[ExampleCase] = []
-    for own in [own for own in pairs.values() if own][:PAIRS]:
-        block, column = max(own, key=lambda pair: distinct(pair[1]))
-        found += _cases(run, block, column, each)
-    return found
+def select_examples(run: Run, sections: Sequence[ReportSection], count: int) -> list[SelectedExample]:
+    """Select examples of every model and data set, by the score that takes most distinct values on single images."""
+    pairs: dict[tuple[str, str], list[tuple[ReportSection, MetricColumn]]] = {}
+    for section in sections:
+        if section.target in run.plan.targets:
+            columns = [(section, column) for column in section.columns if column.metric.direction != "none"]
+            pairs.setdefault((section.model, section.dataset), []).extend(columns)
+    examples: list[SelectedExample] = []
+    for candidates in [own for own in pairs.values() if own][:MAX_PAIRS]:
+        section, column = max(candidates, key=lambda pair: count_distinct(pair[1]))
+        examples += _examples(run, section, column, count)
+    return examples
 
 
-def distinct(column: Column) -> int:
-    """How many different values single pictures have: an accuracy at ten levels has few, and says little of one."""
-    return sum(len({round(value, 9) for value in own.each().values()}) for own in column.values.values())
+def count_distinct(column: MetricColumn) -> int:
+    """Number of distinct values on single images, summed over methods; an accuracy at ten levels has few."""
+    return sum(len({round(value, 9) for value in own.per_sample().values()}) for own in column.values.values())
 
 
-def _cases(run: Run, block: ReportSection, column: Column, each: int) -> list[ExampleCase]:
-    methods = [name for name in column.standings if name not in run.controls]
-    ids, values = per_image(column, methods)
+def _examples(run: Run, section: ReportSection, column: MetricColumn, count: int) -> list[SelectedExample]:
+    methods = [name for name in column.ranking if name not in run.controls]
+    ids, values = image_scores(column, methods)
     if not ids:
         return []
-    sign = 1 if column.measure.direction == "up" else -1
-    found = []
-    for at, kind in choose(sign * values, each).items():
-        order = np.argsort(-sign * values[:, at], kind="stable")
-        shown = order if len(order) <= MAPS else [*order[: MAPS // 2], *order[-MAPS // 2 :]]
-        scores = {methods[i]: float(values[i, at]) for i in shown}
-        found.append(ExampleCase(kind, block.model, block.dataset, ids[at], block.target, column.measure, scores,
-                          len(order) - len(scores)))  # fmt: skip
-    order_of = ("best", "worst", "disagreement")
-    return sorted(found, key=lambda case: order_of.index(case.kind))
+    sign = 1 if column.metric.direction == "up" else -1
+    examples = []
+    for index, kind in select_images(sign * values, count).items():
+        order = np.argsort(-sign * values[:, index], kind="stable")
+        shown = order if len(order) <= MAX_MAPS else [*order[: MAX_MAPS // 2], *order[-MAX_MAPS // 2 :]]
+        scores = {methods[i]: float(values[i, index]) for i in shown}
+        examples.append(
+            SelectedExample(
+                kind, section.model, section.dataset, ids[index], section.target, column.metric, scores,
+                len(order) - len(scores),
+            )
+        )  # fmt: skip
+    kinds = ("best", "worst", "disagreement")
+    return sorted(examples, key=lambda example: kinds.index(example.kind))

@@ -1,4 +1,4 @@
-"""Scores as a report prints them: which way is better, in what units, and what must stand beside every number."""
+"""Metrics as a report prints them: name, direction, units, and the settings that a number depends on."""
 
 from __future__ import annotations
 
@@ -9,56 +9,69 @@ from vitrail.errors import OptionError
 from vitrail.scores.curves import find_area
 from vitrail.scores.presets import EXTRAS, QUANTITIES, Preset, find_presets
 
-MEAN = "threshold: the map's mean"
-BEST = "threshold: the best of ten for mIoU, chosen on these pictures"
-FOLD = "threshold: the best of ten for mIoU on the other half of the pictures"
-NONE = "no threshold"
-#: By protocol, for each score: a short name, the way to better, what it is, and how a map becomes it.
-PLAIN: dict[str, dict[str, tuple[str, str, str, str]]] = {
+MEAN_THRESHOLD = "threshold: the map's mean"
+BEST_THRESHOLD = "threshold: best of ten by mIoU on these images"
+TWO_FOLD_THRESHOLD = "threshold: best of ten by mIoU on the other half of the images"
+NO_THRESHOLD = "no threshold"
+#: By protocol and score: short name, direction of better values, description, and how a map becomes the number.
+PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
     "segmentation": {
-        "pixel_accuracy": ("Pixel acc.", "up", "pixels labelled rightly", MEAN),
-        "miou": ("mIoU", "up", "mean IoU of object and ground over the whole set", MEAN),
-        "map": ("mAP", "up", "average precision of both classes at once", NONE),
-        "best_pixel_accuracy": ("Pixel acc., best of 10", "up", "pixels labelled rightly", BEST),
-        "best_miou": ("mIoU, best of 10", "up", "mean IoU of object and ground over the whole set", BEST),
-        "two_fold_miou": ("mIoU, two-fold", "up", "mean IoU of object and ground over the whole set", FOLD),
-        "ap_foreground": ("AP of the object", "up", "average precision of the object alone, ranks only", NONE),
-        "auroc": ("AUROC", "up", "chance that a pixel of the object ranks above one outside", NONE),
+        "pixel_accuracy": ("Pixel acc.", "up", "share of pixels labelled correctly", MEAN_THRESHOLD),
+        "miou": ("mIoU", "up", "mean IoU of object and background over all images", MEAN_THRESHOLD),
+        "map": ("mAP", "up", "average precision of object and background jointly", NO_THRESHOLD),
+        "best_pixel_accuracy": ("Pixel acc., best of 10", "up", "share of pixels labelled correctly", BEST_THRESHOLD),
+        "best_miou": ("mIoU, best of 10", "up", "mean IoU of object and background over all images", BEST_THRESHOLD),
+        "two_fold_miou": ("mIoU, two-fold", "up", "mean IoU of object and background over all images",
+                          TWO_FOLD_THRESHOLD),
+        "ap_foreground": ("AP of the object", "up", "average precision of the object", NO_THRESHOLD),
+        "auroc": ("AUROC", "up", "probability that an object pixel ranks above a background pixel", NO_THRESHOLD),
     },
     "pointing": {
-        "hit@0": ("Hit", "up", "highest point on the object", "tolerance 0 px"),
-        "hit@15": ("Hit, 15 px", "up", "highest point on the object or nearer than 15 px", "tolerance 15 px"),
-        "energy": ("Energy", "up", "share of the positive relevance on the object", NONE),
-        "rank": ("Rank acc.", "up", "share of the object among as many highest pixels", NONE),
-        "auroc": ("AUROC", "up", "chance that a pixel inside ranks above one outside", NONE),
+        "hit@0": ("Pointing game", "up", "maximum of the map on the object", "tolerance 0 px"),
+        "hit@15": ("Pointing game, 15 px", "up", "maximum of the map within 15 px of the object", "tolerance 15 px"),
+        "energy": ("Energy PG", "up", "energy-based pointing game: share of positive relevance on the object",
+                   NO_THRESHOLD),
+        "rank": ("Rank acc.", "up", "relevance rank accuracy: share of the n highest pixels on the object of n pixels",
+                 NO_THRESHOLD),
+        "auroc": ("AUROC", "up", "probability that an object pixel ranks above a background pixel", NO_THRESHOLD),
     },
     "selectivity": {
-        "share": ("Right thing", "up", "the thing asked for gets more relevance a pixel than the other", NONE),
-        "both": ("Both right", "up", "both of a picture's two questions answered rightly", NONE),
-        "mass": ("Mass", "up", "share of the positive relevance on the thing asked for", NONE),
-        "mass_between": ("Mass between", "up", "the same, of the relevance on the two things", NONE),
+        "share": ("Discr. acc.", "up",
+                  "class-discrimination accuracy: more relevance per pixel on the target object than on the other",
+                  NO_THRESHOLD),
+        "both": ("Both correct", "up", "class discrimination correct for both objects of an image", NO_THRESHOLD),
+        "mass": ("Relevance mass", "up", "share of positive relevance on the target object", NO_THRESHOLD),
+        "mass_between": ("Mass, two objects", "up",
+                         "share of positive relevance on the target object, of that on both objects", NO_THRESHOLD),
     },
     "complexity": {
-        "gini": ("Gini", "none", "sparseness of the grid of patches", NONE),
-        "entropy": ("Entropy", "none", "entropy of the grid of patches, natural log", NONE),
-        "used": ("Used", "none", "share of the patches that carry relevance", NONE),
+        "gini": ("Gini", "none", "Gini index of the patch grid", NO_THRESHOLD),
+        "entropy": ("Entropy", "none", "entropy of the patch grid, natural logarithm", NO_THRESHOLD),
+        "used": ("Used patches", "none", "share of patches that carry relevance", NO_THRESHOLD),
     },
     "sensitivity": {
-        "max_over_map": ("Max. change", "down", "largest change of the map under small noise, over its size", NONE),
-        "mean_over_map": ("Mean change", "down", "mean change of the map under small noise, over its size", NONE),
-        "ratio": ("Ratio", "down", "relative change of the map over that of the picture", NONE),
+        "max_over_map": ("Max. change", "down", "largest change of the map under small noise, relative to the map",
+                         NO_THRESHOLD),
+        "mean_over_map": ("Mean change", "down", "mean change of the map under small noise, relative to the map",
+                          NO_THRESHOLD),
+        "ratio": ("Ratio", "down", "relative change of the map divided by that of the image", NO_THRESHOLD),
     },
     "multiclass": {
-        "best_pixel_accuracy": ("Pixel acc., best of 10", "up", "pixels given the right one of all classes", BEST),
-        "best_miou": ("mIoU, best of 10", "up", "mean IoU of all classes over the whole set", BEST),
+        "best_pixel_accuracy": ("Pixel acc., best of 10", "up", "share of pixels labelled correctly",
+                                BEST_THRESHOLD),
+        "best_miou": ("mIoU, best of 10", "up", "mean IoU of all classes over all images", BEST_THRESHOLD),
     },
+}  # fmt: skip
+#: Protocols whose scores are printed in percent.
+PERCENT_PROTOCOLS = ("segmentation", "pointing", "selectivity", "multiclass")
+#: The protocol whose scores are named after a model's layers, and the similarity of it that is printed.
+SANITY, SANITY_SIMILARITY = "sanity", "spearman"
+#: Explained classes in words.
+TARGET_NAMES = {
+    "predicted": "maps of the predicted class",
+    "label": "maps of the label",
+    "things": "a map for each class of an image",
 }
-#: Protocols whose scores are shares, printed in percent.
-SHARES = ("segmentation", "pointing", "selectivity", "multiclass")
-#: The protocol whose scores are named after a model's stages, and which of its likenesses is printed.
-SANITY, ALIKE = "sanity", "spearman"
-#: Targets in words.
-WHOSE = {"predicted": "maps of the predicted class", "label": "maps of the label", "things": "two maps a picture"}
 
 
 @dataclass(frozen=True)
@@ -66,16 +79,16 @@ class MetricInfo:
     """A score of a protocol.
 
     Attributes:
-        protocol: A preset's or protocol's name.
-        target: Whose class is explained.
-        score: As tables and tallies name it.
-        direction: "up", "down", or "none" where neither is better.
-        short: For the head of a column, units included.
-        quantity: What is read off.
-        fill: What stands in removed places, "" where nothing is removed.
-        rule: How a curve or map becomes a number: the area rule, or the threshold.
-        factor: What values are multiplied by for print.
-        digits: After the point.
+        protocol: Name of a preset or protocol.
+        target: Explained class.
+        score: Name of the score in results.
+        direction: "up" if higher is better, "down" if lower is better, "none" if neither.
+        short: Column heading, with units.
+        quantity: What is measured.
+        fill: Fill of removed pixels, "" where nothing is removed.
+        rule: How a curve or map becomes a number: area rule or threshold.
+        factor: Factor from stored to printed values.
+        digits: Decimal places.
     """
 
     protocol: str
@@ -91,16 +104,17 @@ class MetricInfo:
 
     @property
     def label(self) -> str:
-        """What must stand beside every number of this score.
+        """Full description: protocol, score, fill, quantity, rule and explained class.
 
         Example:
-            >>> measure("chefer21", "predicted", "positive(black)").label
-            'chefer21 positive, fill black, top-1 accuracy against the label, trapezoid over the levels,
-            ×100; maps of the predicted class'
+            >>> metric_info("chefer21", "predicted", "positive(black)").label
+            'chefer21 positive, fill black, top-1 accuracy against the label, trapezoid over the levels, ×100;
+            maps of the predicted class'
         """
         fill = f", fill {self.fill}" if self.fill else ""
-        rule = f", {self.rule}" if self.rule != NONE else ""
-        return f"{self.protocol} {self.name}{fill}, {self.quantity}{rule}; {WHOSE.get(self.target, self.target)}"
+        rule = f", {self.rule}" if self.rule != NO_THRESHOLD else ""
+        target = TARGET_NAMES.get(self.target, self.target)
+        return f"{self.protocol} {self.name}{fill}, {self.quantity}{rule}; {target}"
 
     @property
     def name(self) -> str:
@@ -109,68 +123,73 @@ class MetricInfo:
 
     @property
     def arrow(self) -> str:
-        """The way to better."""
+        """Direction of better values."""
         return {"up": "↑", "down": "↓"}.get(self.direction, "")
 
-    def text(self, value: float) -> str:
-        """A value as it is printed, in this score's units.
+    @property
+    def percent(self) -> bool:
+        """Whether printed values are percentages."""
+        return self.factor == 100 or "×100" in self.rule
+
+    def format(self, value: float) -> str:
+        """Format a stored value for print, in this metric's units.
 
         Example:
-            >>> measure("segmentation", "predicted", "miou").text(0.6195)
+            >>> metric_info("segmentation", "predicted", "miou").format(0.6195)
             '61.95'
         """
         return f"{value * self.factor:.{self.digits}f}"
 
 
-def measure(protocol: str, target: str, score: str) -> MetricInfo:
-    """One score by name.
+def metric_info(protocol: str, target: str, score: str) -> MetricInfo:
+    """Describe one score of a protocol or preset.
 
     Raises:
         OptionError: The protocol has no such score.
     """
     if protocol == SANITY:
-        stage, _, kind = score.partition("|")
-        what = f"{kind} of the map with itself once the weights down to {stage} are random"
-        return MetricInfo(protocol, target, score, "none", f"{stage}, {kind}", what, "", NONE)
-    if protocol in PLAIN:
-        if score not in PLAIN[protocol]:
-            raise OptionError(f"{protocol} has no score {score!r}: it has {', '.join(PLAIN[protocol])}")
-        short, direction, quantity, rule = PLAIN[protocol][score]
-        if protocol in SHARES:
+        layer, _, similarity = score.partition("|")
+        quantity = f"{similarity} similarity to the original map after randomising the weights down to {layer}"
+        return MetricInfo(protocol, target, score, "none", f"{layer}, {similarity}", quantity, "", NO_THRESHOLD)
+    if protocol in PROTOCOL_METRICS:
+        if score not in PROTOCOL_METRICS[protocol]:
+            raise OptionError(f"{protocol} has no score {score!r}: it has {', '.join(PROTOCOL_METRICS[protocol])}")
+        short, direction, quantity, rule = PROTOCOL_METRICS[protocol][score]
+        if protocol in PERCENT_PROTOCOLS:
             return MetricInfo(protocol, target, score, direction, f"{short}, %", quantity, "", rule, 100.0, 2)
         return MetricInfo(protocol, target, score, direction, short, quantity, "", rule)
     preset = find_presets(protocol)[0]
     if score not in preset.scores:
         raise OptionError(f"{protocol} has no score {score!r}: it has {', '.join(preset.scores)}")
-    return _of_preset(preset, target, score)
+    return _preset_metric(preset, target, score)
 
 
-def measures(protocol: str, target: str, columns: Iterable[str] = ()) -> list[MetricInfo]:
-    """All scores a protocol or preset gives.
+def protocol_metrics(protocol: str, target: str, columns: Iterable[str] = ()) -> list[MetricInfo]:
+    """Describe all scores of a protocol or preset.
 
     Args:
         protocol: Its name.
-        target: Whose class is explained.
-        columns: What a run has of it, for scores that are named after a model's stages.
+        target: Explained class.
+        columns: Scores that a run has, for protocols whose scores are named after a model's layers.
     """
     if protocol == SANITY:
-        names: Iterable[str] = [name for name in columns if name.endswith(f"|{ALIKE}")]
+        names: Iterable[str] = [name for name in columns if name.endswith(f"|{SANITY_SIMILARITY}")]
     else:
-        names = PLAIN[protocol] if protocol in PLAIN else find_presets(protocol)[0].scores
-    return [measure(protocol, target, name) for name in names]
+        names = PROTOCOL_METRICS[protocol] if protocol in PROTOCOL_METRICS else find_presets(protocol)[0].scores
+    return [metric_info(protocol, target, name) for name in names]
 
 
-def _of_preset(preset: Preset, target: str, score: str) -> MetricInfo:
+def _preset_metric(preset: Preset, target: str, score: str) -> MetricInfo:
     name, fill = score.removesuffix(")").split("(")
     rule, quantity = find_area(preset.area), QUANTITIES[preset.quantity]
     direction, percent = preset.scores[score], rule.factor == 100
-    canvas = f" ({fill})" if len(preset.fills) > 1 else ""
     if name in ("aopc", "lodds"):
         title, _, quantity = EXTRAS[name]
         return MetricInfo(preset.name, target, score, direction, title, quantity, fill, "plain mean over the levels")
     if name in EXTRAS:
         quantity = f"{quantity}, {EXTRAS[name][2]}"
-    short = (EXTRAS[name][0] if name in EXTRAS else name.capitalize()) + canvas + (", %" if percent else "")
+    fill_suffix = f" ({fill})" if len(preset.fills) > 1 else ""
+    short = (EXTRAS[name][0] if name in EXTRAS else name.capitalize()) + fill_suffix + (", %" if percent else "")
     return MetricInfo(
         preset.name, target, score, direction, short, quantity, fill, rule.title, 1.0, 2 if percent else 3
     )

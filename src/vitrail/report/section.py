@@ -1,4 +1,4 @@
-"""The scores of one model, data set, protocol and target: methods down, scores across."""
+"""Sections of a report: the scores of one model, data set, protocol and target, with methods as rows."""
 
 from __future__ import annotations
 
@@ -7,33 +7,61 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from vitrail.report.metric import WHOSE, MetricInfo, measures
-from vitrail.report.ranking import RankedMethod, standings
+from vitrail.report.metric import TARGET_NAMES, MetricInfo, protocol_metrics
 from vitrail.report.run import Run
-from vitrail.report.values import Values, tallies, threshold, values
+from vitrail.report.values import chosen_threshold, method_scores, metric_values
+from vitrail.scores.comparison import ALPHA, MethodValues, RankedMethod, rank_methods
 from vitrail.scores.presets import find_presets
 from vitrail.scores.segmentation import MultiClassSegmentationScores, SegmentationScores
 from vitrail.scores.statistics import Array
 
+#: Mark of a method that is not significantly different from the best.
+TIED = "="
+#: Mark of a method that is not significantly better than the strongest control.
+WEAK = "○"
+#: How to read the tables.
+LEGEND = tuple(
+    f"""
+Best in bold, second best underlined; equal values share a rank. Controls are listed below the methods and not ranked.
+`{TIED}` not significantly different from the best; `{WEAK}` not significantly better than the strongest control.
+Brackets: 95 % intervals, percentile bootstrap over images, 2,000 resamples. For "best of 10" the threshold is chosen \
+once on all images; the interval does not include the uncertainty of this choice.
+Tests: paired over the images that two methods share (random swaps of the two methods, 2,000 draws), corrected by Holm \
+for the number of methods in the column; significant below {ALPHA}.
+""".strip().splitlines()
+)
+#: Descriptions of the protocols that are not perturbation presets.
+DESCRIPTIONS = {
+    "segmentation": "Maps, binarised by a threshold, against the object's mask.",
+    "pointing": "Position of the map's maximum, and share of relevance on the object.",
+    "selectivity": "Images with two objects of different classes: does the map of a class highlight its object? "
+    "A class-agnostic method is correct half the time.",
+    "complexity": "Number of patches that carry the relevance. A property of maps alone: neither direction is better.",
+    "sensitivity": "Change of the map under small changes of the image.",
+    "sanity": "Similarity of a map to the original while the weights are randomised from the head down, cumulatively. "
+    "A map that does not change does not depend on those weights. Neither direction is better by itself.",
+    "multiclass": "Maps of all classes of an image, combined into one label map, against the mask.",
+}
+
 
 @dataclass(frozen=True, eq=False)
-class Column:
+class MetricColumn:
     """One score of all methods.
 
     Attributes:
-        measure: Which score.
-        values: By method, those of each image.
-        standings: By method, best first, controls last.
+        metric: The score.
+        values: By method, the values of each image.
+        ranking: By method, best first, controls last.
     """
 
-    measure: MetricInfo
-    values: dict[str, Values] = field(repr=False)
-    standings: dict[str, RankedMethod] = field(repr=False)
+    metric: MetricInfo
+    values: dict[str, MethodValues] = field(repr=False)
+    ranking: dict[str, RankedMethod] = field(repr=False)
 
     @property
-    def strongest(self) -> str | None:
-        """The best of the controls."""
-        return next((name for name, one in self.standings.items() if one.control), None)
+    def strongest_control(self) -> RankedMethod | None:
+        """The control with the best score."""
+        return next((ranked for ranked in self.ranking.values() if ranked.control), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,68 +69,59 @@ class ReportSection:
     """The scores of one model, data set, protocol and target.
 
     Attributes:
-        model: Its title.
-        dataset: Its title.
-        protocol: A preset's or protocol's name.
-        target: Whose class is explained.
-        columns: The scores that are there.
-        thresholds: By method, the one "best of ten" took; of segmentation only.
+        model: Title of the model.
+        dataset: Title of the data set.
+        protocol: Name of a preset or protocol.
+        target: Explained class.
+        columns: The scores that the run has.
+        thresholds: By method, the threshold of the scores "best of 10"; for segmentation only.
     """
 
     model: str
     dataset: str
     protocol: str
     target: str
-    columns: tuple[Column, ...]
+    columns: tuple[MetricColumn, ...]
     thresholds: dict[str, float] = field(default_factory=dict)
 
     @property
     def methods(self) -> list[str]:
-        """All methods, best by the first score first, controls last."""
-        names = dict.fromkeys(name for column in self.columns for name in column.standings)
-        controls = {name for column in self.columns for name, one in column.standings.items() if one.control}
-        return sorted(names, key=lambda name: name in controls)
+        """All methods, best by the first score first, then the controls."""
+        names = dict.fromkeys(name for column in self.columns for name in column.ranking)
+        return sorted(names, key=lambda name: name in self.controls)
+
+    @property
+    def controls(self) -> dict[str, None]:
+        """Controls, in the order of ``methods``."""
+        ranked = [one for column in self.columns for one in column.ranking.values()]
+        return dict.fromkeys(one.method for one in ranked if one.control)
 
     @property
     def images(self) -> int:
-        """Most pictures any method has a value for."""
-        return max(one.images for column in self.columns for one in column.standings.values())
+        """Largest number of images that a method has values for."""
+        return max(ranked.images for column in self.columns for ranked in column.ranking.values())
 
     @property
     def title(self) -> str:
-        """The protocol and whose maps it scores."""
-        return f"{self.protocol}, {WHOSE.get(self.target, self.target)}"
+        """Protocol and explained class."""
+        return f"{self.protocol}, {TARGET_NAMES.get(self.target, self.target)}"
 
     @property
-    def about(self) -> str:
-        """What the protocol does, in words."""
-        if self.protocol in ABOUT:
-            return ABOUT[self.protocol]
+    def description(self) -> str:
+        """What the protocol does."""
+        if self.protocol in DESCRIPTIONS:
+            return DESCRIPTIONS[self.protocol]
         preset = find_presets(self.protocol)[0]
         levels = "; ".join(dict.fromkeys(str(curve.grid) for curve in preset.curves))
-        return f"Pixels are removed by relevance and the model is asked again. After {preset.source}; levels {levels}."
+        return f"Pixels are removed in order of relevance. After {preset.source}; levels {levels}."
 
-    def column(self, score: str) -> Column | None:
-        """A score's column, if it is there."""
-        return next((column for column in self.columns if column.measure.score == score), None)
-
-
-#: The protocols that are not presets, in a sentence.
-ABOUT = {
-    "segmentation": "Maps, cut at a threshold, against the object's mask.",
-    "pointing": "Does the highest point, and the relevance as a whole, lie on the object?",
-    "selectivity": "Asked for one of two things in a picture, does the map show that one? A method blind to classes "
-    "is right half the time.",
-    "complexity": "How few patches carry the relevance. This is about maps alone: neither way is better.",
-    "sensitivity": "Does the map stay the same when the picture hardly changes?",
-    "sanity": "How alike a map stays while the weights are made random from the head down, each stage on top of those "
-    "before. A map that does not change does not depend on what was learnt there: neither way is better by itself.",
-    "multiclass": "The maps of a picture's classes, joined into one map of labels, against the mask.",
-}
+    def column(self, score: str) -> MetricColumn | None:
+        """Column of a score, if the run has it."""
+        return next((column for column in self.columns if column.metric.score == score), None)
 
 
-def blocks(run: Run) -> Iterator[ReportSection]:
-    """All blocks of a run, in the plan's order; those without a single value are left out."""
+def report_sections(run: Run) -> Iterator[ReportSection]:
+    """Compute all sections of a run in the plan's order; sections without values are left out."""
     import polars as pl
 
     from vitrail.bench.protocols import protocol_targets
@@ -112,32 +131,38 @@ def blocks(run: Run) -> Iterator[ReportSection]:
     for network in plan.models:
         for data in plan.dataset:
             for protocol, target in protocol_targets(plan.protocols_of(data), plan.targets):
-                where = {"model": network.title, "dataset": data.title, "protocol": protocol, "target": target}
-                own = rows.filter(*(pl.col(name) == value for name, value in where.items())).collect()
-                block = _block(own, where, run)
-                if block.columns:
-                    yield block
+                keys = {"model": network.title, "dataset": data.title, "protocol": protocol, "target": target}
+                own = rows.filter(*(pl.col(name) == value for name, value in keys.items())).collect()
+                section = _section(own, keys, run)
+                if section.columns:
+                    yield section
 
 
-def _block(rows: object, where: dict[str, str], run: Run) -> ReportSection:
-    found = tallies(rows, where["protocol"])  # type: ignore[arg-type]
+def _section(rows: object, keys: dict[str, str], run: Run) -> ReportSection:
+    scores = method_scores(rows, keys["protocol"])  # type: ignore[arg-type]
+    names = next(iter(scores.values())).columns if scores else ()
     columns = []
-    known = next(iter(found.values())).columns if found else ()
-    for one in measures(where["protocol"], where["target"], known):
-        given = {name: values(found[name], one) for name in run.plan.specs() if name in found}
-        there = {name: v for name, v in given.items() if v is not None}
-        if there:
-            columns.append(Column(one, there, standings(there, one.direction, run.controls)))
-    cuts = {
-        name: threshold(t)
-        for name, t in found.items()
-        if isinstance(t, SegmentationScores | MultiClassSegmentationScores) and len(t)
+    for metric in protocol_metrics(keys["protocol"], keys["target"], names):
+        values = {spec: metric_values(scores[spec], metric) for spec in run.plan.specs() if spec in scores}
+        known = {spec: own for spec, own in values.items() if own is not None}
+        if known:
+            columns.append(MetricColumn(metric, known, rank_methods(known, metric.direction, run.controls)))
+    thresholds = {
+        spec: chosen_threshold(own)
+        for spec, own in scores.items()
+        if isinstance(own, SegmentationScores | MultiClassSegmentationScores) and len(own)
     }
-    return ReportSection(**where, columns=tuple(columns), thresholds=cuts)
+    return ReportSection(**keys, columns=tuple(columns), thresholds=thresholds)
 
 
-def per_image(column: Column, methods: list[str]) -> tuple[list[str], Array]:
-    """Scores of single images that all of some methods have: ids, and values of shape (methods, images)."""
-    each = [column.values[name].each() for name in methods]
-    ids = sorted(set.intersection(*(set(own) for own in each))) if each else []
-    return ids, np.array([[own[name] for name in ids] for own in each]).reshape(len(each), len(ids))
+def significance_marks(ranked: RankedMethod, direction: str) -> str:
+    """Marks after a number; `LEGEND` explains them."""
+    tied = TIED if ranked.rank != 1 and ranked.tied_with_best else ""
+    return tied + (WEAK if ranked.better_than_control(direction) is False else "")
+
+
+def image_scores(column: MetricColumn, methods: list[str]) -> tuple[list[str], Array]:
+    """Scores of the single images that all given methods have: ids, and values of shape (methods, images)."""
+    scores = [column.values[name].per_sample() for name in methods]
+    ids = sorted(set.intersection(*(set(own) for own in scores))) if scores else []
+    return ids, np.array([[own[name] for name in ids] for own in scores]).reshape(len(scores), len(ids))

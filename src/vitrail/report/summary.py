@@ -1,4 +1,4 @@
-"""All that a report says, before it is written down in any form."""
+"""Summary of a run: the content of a report, before it is rendered."""
 
 from __future__ import annotations
 
@@ -6,75 +6,83 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from vitrail.report.costs import Cost, Failure, NotApplicableRow, costs, failures, refusals
-from vitrail.report.curves import Curves, curves
-from vitrail.report.example_images import ExampleImage, show
-from vitrail.report.examples import cases
-from vitrail.report.paper_comparison import PaperComparison, beside
+from vitrail.report.costs import (
+    FailureCount,
+    MethodCost,
+    NotApplicableRow,
+    failure_counts,
+    method_costs,
+    not_applicable_methods,
+)
+from vitrail.report.curves import MeanCurves, mean_curves
+from vitrail.report.example_images import ExampleImages, render_examples
+from vitrail.report.examples import select_examples
+from vitrail.report.paper_comparison import PaperComparison, compare_with_paper
 from vitrail.report.run import Run
-from vitrail.report.section import ReportSection, blocks
+from vitrail.report.section import ReportSection, report_sections
 
 
 @dataclass(frozen=True, eq=False)
 class ReportSummary:
-    """A run, summed up.
+    """Content of a report.
 
     Attributes:
-        name: The plan's.
-        manifest: As the run's folder has it.
-        missing: Parts that are still to be done.
-        blocks: Scores by model, data set, protocol and target.
-        beside: The paper's table, or None.
-        curves: Of perturbation tests.
-        shown: Pictures.
-        costs: By model and method.
-        refused: Methods that do not apply.
-        failed: Reasons in place of scores.
+        name: Name of the plan.
+        manifest: Manifest of the run.
+        missing_chunks: Number of chunks that are not done.
+        sections: Scores by model, data set, protocol and target.
+        paper_comparison: Comparison with a paper's table, or None.
+        curves: Curves of perturbation tests.
+        examples: Example images.
+        costs: Costs by model and method.
+        not_applicable: Methods that do not apply to a model.
+        failures: Reasons for missing scores.
     """
 
     name: str
     manifest: dict[str, Any] = field(repr=False)
-    missing: int
-    blocks: tuple[ReportSection, ...]
-    beside: PaperComparison | None
-    curves: tuple[Curves, ...]
-    shown: tuple[ExampleImage, ...]
-    costs: tuple[Cost, ...]
-    refused: tuple[NotApplicableRow, ...]
-    failed: tuple[Failure, ...]
+    missing_chunks: int
+    sections: tuple[ReportSection, ...]
+    paper_comparison: PaperComparison | None
+    curves: tuple[MeanCurves, ...]
+    examples: tuple[ExampleImages, ...]
+    costs: tuple[MethodCost, ...]
+    not_applicable: tuple[NotApplicableRow, ...]
+    failures: tuple[FailureCount, ...]
 
     @property
-    def unfinished(self) -> str:
-        """What is missing, in a sentence, or ""."""
-        if not self.missing:
+    def unfinished_warning(self) -> str:
+        """Warning about missing chunks, or ""."""
+        if not self.missing_chunks:
             return ""
         total = self.manifest["parts"]
         return (
-            f"This run is not finished: {self.missing:,} of {total:,} parts are missing. What follows is about the "
-            "pictures that are done; methods may have different ones, and are compared on those they share. Run the "
-            "plan again to go on."
+            f"This run is not finished: {self.missing_chunks:,} of {total:,} chunks are missing. The numbers below "
+            "are for the images that are done. Methods may have different images and are compared on those they "
+            "share. Run the plan again to finish it."
         )
 
 
-def make_sheet(
-    run: Run, each: int = 1, device: str = "cpu", advance: Callable[[], None] = lambda: None
+def summarise(
+    run: Run, examples: int = 1, device: str = "cpu", advance: Callable[[], None] = lambda: None
 ) -> ReportSummary:
-    """Sum up a run.
+    """Compute the content of a report.
 
     Args:
         run: The run.
-        each: How many best, worst and disagreement cases are shown of each model and data set; with 0 no picture is
-            read and no model loaded.
-        device: Where maps of these are made.
-        advance: Called after each step.
+        examples: Number of best, of worst and of disagreement images for each model and data set; with 0 no data are
+            read and no model is loaded.
+        device: Device of the maps that are computed again for examples.
+        advance: Called after each section and each example.
     """
-    found = []
-    for block in blocks(run):
-        found.append(block)
+    sections = []
+    for section in report_sections(run):
+        sections.append(section)
         advance()
-    chosen = cases(run, found, each) if each else []
-    shown = show(run, chosen, device, advance) if chosen else []
+    selected = select_examples(run, sections, examples) if examples else []
+    images = render_examples(run, selected, device, advance) if selected else []
     return ReportSummary(
-        run.plan.name, run.manifest, run.missing, tuple(found), beside(run, found), tuple(curves(run)), tuple(shown),
-        tuple(costs(run)), tuple(refusals(run)), tuple(failures(run)),
+        run.plan.name, run.manifest, run.missing_chunks, tuple(sections), compare_with_paper(run, sections),
+        tuple(mean_curves(run)), tuple(images), tuple(method_costs(run)), tuple(not_applicable_methods(run)),
+        tuple(failure_counts(run)),
     )  # fmt: skip

@@ -11,6 +11,7 @@ run the model: `Evaluator` takes images and maps and returns `PerturbationRecord
 """
 
 from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
+from vitrail.scores.comparison import ComparedMethod, MethodValues, PairedTest, RankedMethod, compare, rank_methods
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
 from vitrail.scores.curves import AREAS, AreaRule, aopc, deletion_area, find_area, insertion_area, lodds, srg
 from vitrail.scores.evaluator import Evaluator
@@ -61,10 +62,8 @@ from vitrail.scores.segmentation import (
 from vitrail.scores.selectivity import SelectivityScores, score_selectivity
 from vitrail.scores.sensitivity import score_sensitivity
 from vitrail.scores.statistics import (
-    ComparedMethod,
     Interval,
     SampleScores,
-    compare,
     difference,
     holm,
     interval,
@@ -91,13 +90,16 @@ __all__ = [
     "ForwardCounts",
     "Interval",
     "LevelGrid",
+    "MethodValues",
     "MultiClassSegmentationScores",
     "Normalisation",
+    "PairedTest",
     "PerturbationRecords",
     "PointingScores",
     "Preset",
     "RandomisationStep",
     "RankedMaps",
+    "RankedMethod",
     "RationaleScores",
     "RecordedCurve",
     "RegionCounts",
@@ -141,6 +143,7 @@ __all__ = [
     "randomisation_steps",
     "randomised",
     "rank",
+    "rank_methods",
     "rank_words",
     "relevance_rank_accuracy",
     "score_agreement",

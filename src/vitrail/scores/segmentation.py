@@ -54,7 +54,7 @@ def scale_to_unit(maps: Tensor) -> tuple[Tensor, Tensor]:
     if maps.dim() != 3:
         raise InputError(
             f"maps must have shape (images, height, width), got {tuple(maps.shape)}: "
-            "see vitrail.integrations.as_maps for maps of other libraries"
+            "see vitrail.integrations.adapters for other libraries' maps"
         )
     finite, constant = sanitise_maps(maps)
     return normalise(finite), constant[:, 0, 0]
@@ -239,6 +239,11 @@ class SegmentationScores(SampleScores):
         n1, n0 = self.column("foreground")[:, None], self.column("background")[:, None]
         return RegionCounts(np.stack([n0 - false, true], 2), np.stack([n0 + n1 - true, n1 + false], 2), (n0 + n1)[:, 0])
 
+    def sweep(self) -> RegionCounts:
+        """Counts for each of ``THRESHOLDS``, without the mean."""
+        counts = self.regions()
+        return RegionCounts(counts.intersection[:, 1:], counts.union[:, 1:], counts.labelled)
+
     def ratios(self, threshold: float | None = None) -> Array:
         """Intersections and unions, from which `mean_ratio` computes the mIoU, shape (images, 4); None is the mean."""
         return _ratios(self.regions().at(0 if threshold is None else 1 + THRESHOLDS.index(threshold)))
@@ -246,14 +251,13 @@ class SegmentationScores(SampleScores):
     def summary(self) -> dict[str, Any]:
         """Scores with the mean as threshold, the best threshold and the two-fold one; mAP, foreground AP and AUROC."""
         everything = self.regions()
-        sweep = RegionCounts(everything.intersection[:, 1:], everything.union[:, 1:], everything.labelled)
         return {
             "images": len(self),
             "flat": int(self.column("flat").sum()),
             "pixel_accuracy": float(everything.accuracy()[0]),
             "miou": float(everything.miou()[0]),
             "map": self.mean("ap"),
-            **_search_threshold(sweep, self.ids),
+            **_search_threshold(self.sweep(), self.ids),
             "ap_foreground": self.mean("ap_foreground"),
             "auroc": self.mean("auroc"),
         }
@@ -272,6 +276,10 @@ class MultiClassSegmentationScores(SampleScores):
         each = self._each()
         intersection = np.diagonal(each, axis1=2, axis2=3)
         return RegionCounts(intersection, each.sum(2) + each.sum(3) - intersection, each[:, 0].sum((1, 2)))
+
+    def sweep(self) -> RegionCounts:
+        """Counts for each of ``THRESHOLDS``."""
+        return self.regions()
 
     def ratios(self, threshold: float) -> Array:
         """Intersections and unions, from which `mean_ratio` computes the mIoU, shape (images, 2·C)."""
@@ -305,24 +313,47 @@ def fold_of(image: str) -> int:
     return hashlib.sha256(image.encode()).digest()[0] & 1
 
 
+def best_threshold(counts: RegionCounts) -> int:
+    """Index of the lowest threshold with the highest mIoU."""
+    return int(np.argmax(counts.miou()))
+
+
+def two_fold(counts: RegionCounts, ids: Sequence[str]) -> tuple[RegionCounts, list[int]] | None:
+    """Take each fold of the images at the threshold that is best on the other fold; see `fold_of`.
+
+    Args:
+        counts: Counts at several thresholds.
+        ids: Ids of the images.
+
+    Returns:
+        Counts of all images, each at the threshold of its fold, and the indices of the two thresholds; None if a fold
+        is empty.
+    """
+    fold = np.array([fold_of(i) for i in ids])
+    folds = [np.flatnonzero(fold == k) for k in (0, 1)]
+    if min(map(len, folds)) == 0:  # no images to choose the threshold on
+        return None
+    chosen = [best_threshold(counts.of(other)) for other in reversed(folds)]
+    image, at = np.arange(len(ids)), np.array(chosen)[fold]
+    intersection, union = counts.intersection[image, at], counts.union[image, at]
+    return RegionCounts(intersection[:, None], union[:, None], counts.labelled), chosen
+
+
 def _search_threshold(sweep: RegionCounts, ids: Sequence[str]) -> dict[str, Any]:
     """Scores at the lowest threshold that maximises mIoU: chosen on all images, and chosen on the other fold."""
-    best = int(np.argmax(sweep.miou()))
+    best = best_threshold(sweep)
     own = sweep.at(best)
     found: dict[str, Any] = {
         "best_threshold": THRESHOLDS[best],
         "best_pixel_accuracy": float(own.accuracy()[0]),
         "best_miou": float(own.miou()[0]),
     }
-    side = np.array([fold_of(i) for i in ids])
-    halves = [np.flatnonzero(side == k) for k in (0, 1)]
-    if min(map(len, halves)) == 0:  # no images to choose the threshold on
+    folds = two_fold(sweep, ids)
+    if folds is None:
         return found | {"two_fold_thresholds": None, "two_fold_pixel_accuracy": np.nan, "two_fold_miou": np.nan}
-    picks = [int(np.argmax(sweep.of(other).miou())) for other in reversed(halves)]
-    parts = [sweep.of(images).at(pick) for images, pick in zip(halves, picks, strict=True)]
-    joined = RegionCounts(*(np.concatenate(counts) for counts in zip(*parts, strict=True)))
+    joined, chosen = folds
     return found | {
-        "two_fold_thresholds": [THRESHOLDS[pick] for pick in picks],
+        "two_fold_thresholds": [THRESHOLDS[index] for index in chosen],
         "two_fold_pixel_accuracy": float(joined.accuracy()[0]),
         "two_fold_miou": float(joined.miou()[0]),
     }

@@ -111,20 +111,6 @@ class Interval(NamedTuple):
     high: float
 
 
-class ComparedMethod(NamedTuple):
-    """A method in a comparison; differences are this method minus the best one, on the same images."""
-
-    name: str
-    mean: float
-    low: float
-    high: float
-    difference: float
-    difference_low: float
-    difference_high: float
-    p: float
-    p_holm: float
-
-
 def single_mean(means: Array) -> Array:
     """Score of a single column: its mean."""
     return np.asarray(means[..., 0])
@@ -162,7 +148,7 @@ def interval(
         >>> interval([0.0, 1.0] * 50)
         Interval(value=0.5, low=0.4..., high=0.6)
     """
-    table = _table(values)
+    table = as_table(values)
     drawn = score(_resampled(table, resamples, seed))
     return Interval(float(score(table.mean(0))), *_percentiles(drawn, level))
 
@@ -230,61 +216,6 @@ def holm(p: ArrayLike) -> Array:
     return corrected
 
 
-def compare(
-    values: Mapping[str, ArrayLike],
-    score: ScoreFunction = single_mean,
-    *,
-    higher: bool = True,
-    level: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> list[ComparedMethod]:
-    """Compare methods: intervals, and paired differences to the best method with Holm-corrected p-values.
-
-    Images for which any method has no value (NaN) are excluded for all methods.
-
-    Args:
-        values: For each method its values, shape (n,) or (n, M), the images in the same order.
-        score: See `interval`.
-        higher: Whether higher is better.
-        level: Confidence level of the intervals, which are not corrected for their number.
-        resamples: Number of draws for intervals and p-values.
-        seed: Seed of the draws.
-
-    Returns:
-        One row per method, best first. The best has no p-value (NaN).
-
-    Example:
-        >>> rows = compare({"a": [1.0, 2.0, 3.0, 4.0] * 9, "b": [0.5, 1.0, 2.5, 3.5] * 9})
-        >>> [(r.name, r.mean, round(r.difference, 3), r.p < 0.01) for r in rows]
-        [('a', 2.5, 0.0, False), ('b', 1.875, -0.625, True)]
-    """
-    tables = {name: _table(v, finite=False) for name, v in values.items()}
-    if len({t.shape for t in tables.values()}) != 1:
-        shapes = {name: t.shape for name, t in tables.items()}
-        raise InputError(f"methods must be compared on the same images, but their values have the shapes {shapes}")
-    whole = np.isfinite(np.stack(list(tables.values()))).all((0, 2))
-    tables = {name: _table(t[whole]) for name, t in tables.items()}
-    scores = {name: float(score(t.mean(0))) for name, t in tables.items()}
-    ranked = sorted(scores, key=lambda name: -scores[name] if higher else scores[name])
-    best = ranked[0]
-    every = _resampled(np.concatenate(list(tables.values()), 1), resamples, seed)  # the same images for all
-    drawn = {name: score(part) for name, part in zip(tables, np.split(every, len(tables), 1), strict=True)}
-    p = [p_value(tables[n], tables[best], score, resamples=resamples, seed=seed) for n in ranked[1:]]
-    corrected = dict(zip(ranked, zip([np.nan, *p], [np.nan, *holm(p)], strict=True), strict=True))
-    return [
-        ComparedMethod(
-            n,
-            scores[n],
-            *_percentiles(drawn[n], level),
-            scores[n] - scores[best],
-            *_percentiles(drawn[n] - drawn[best], level),
-            *map(float, corrected[n]),
-        )
-        for n in ranked
-    ]
-
-
 def _add_rows(scores: SampleScores, columns: tuple[str, ...], rows: Mapping[str, Array]) -> None:
     twice = sorted(scores.rows.keys() & rows.keys())
     if twice:
@@ -299,7 +230,8 @@ def _add_rows(scores: SampleScores, columns: tuple[str, ...], rows: Mapping[str,
     scores.rows.update(rows)
 
 
-def _table(values: ArrayLike, finite: bool = True) -> Array:
+def as_table(values: ArrayLike, finite: bool = True) -> Array:
+    """Convert values to a table with one row per image; with ``finite``, raise an error for NaN."""
     table = np.asarray(values, dtype=np.float64)
     table = table[:, None] if table.ndim == 1 else table
     if table.ndim != 2 or not len(table):
@@ -310,7 +242,7 @@ def _table(values: ArrayLike, finite: bool = True) -> Array:
 
 
 def _pair(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
-    one, two = _table(a), _table(b)
+    one, two = as_table(a), as_table(b)
     if one.shape != two.shape:
         raise InputError(f"a paired test needs values of the same images, got {len(one)} and {len(two)}")
     return one, two

@@ -1,4 +1,4 @@
-"""Published tables: every number with its method, model, data set and metric as the paper calls them and as we do."""
+"""Published tables: each number with its method, model, data set and metric, by the paper's names and by ours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FORMER_PREFIXES = {"000": "vtranm", "003": "gradtoken", "004": "vitcx"}
 
 
 class PaperNumber(NamedTuple):
-    """One published number; the value is None where the paper has none."""
+    """A published number; the value is None where the paper gives none."""
 
     table: str
     model: str
@@ -31,16 +31,16 @@ class PaperNumber(NamedTuple):
 
 @dataclass(frozen=True)
 class PaperMetric:
-    """A paper's metric as a score of ours, or why it is none.
+    """A paper's metric and our corresponding score.
 
     Attributes:
-        protocol: A preset's or protocol's name.
-        score: As a run's table or a protocol's tally names it.
-        target: Whose class is explained.
-        factor: What our value is multiplied by to be in the paper's units.
-        quoted: The score of rows the paper quotes from elsewhere, where those were scored in another way.
-        short: A short name for the head of a column; the paper's own unless told.
-        reason: Why there is no score of ours, or "".
+        protocol: Name of a preset or protocol.
+        score: Name of the score in results.
+        target: Explained class: "predicted", "label" or "things".
+        factor: Factor from our units to the paper's.
+        quoted: Score of the rows that the paper quotes from an earlier one and that were scored differently.
+        short: Short name for a column heading; the paper's name by default.
+        reason: Reason why we have no such score, or "".
     """
 
     protocol: str = ""
@@ -57,11 +57,11 @@ class PaperSource:
     """A model or data set of a paper.
 
     Attributes:
-        names: What it is called here, the best match first.
-        images: How many pictures the paper took, 0 for models.
-        note: What the paper leaves open about it.
-        instead: Protocols that others stand for on this data set.
-        target: Whose class is explained on this data set, where that is not as the metric says.
+        names: Our names, the best match first.
+        images: Number of images that the paper used, 0 for models.
+        note: What the paper does not specify about it.
+        instead: Protocols that replace those of the metrics on this data set.
+        target: Explained class on this data set, if it differs from the metric's.
     """
 
     names: tuple[str, ...]
@@ -76,19 +76,19 @@ class PaperTable:
     """A table, or the numbers of a figure.
 
     Attributes:
-        key: Its name here, as plans write it under ``paper``.
+        key: Its name in plans (``paper = "..."``).
         paper: Name of the paper.
-        cite: The paper's BibTeX key in ``docs/bibliography.bib``.
-        title: What the paper calls it.
-        about: What it is about.
-        view: How the paper prepares pictures, as a plan's ``view``.
+        cite: BibTeX key in ``docs/bibliography.bib``.
+        title: The paper's title of it, such as "Table 2".
+        about: What it shows.
+        view: The paper's preprocessing, as a plan's ``view``.
         numbers: In the paper's order.
-        methods: For each of the paper's methods our specs, the best match first; empty where there is none.
+        methods: For each of the paper's methods our specs, the best match first; empty where we have none.
         models: Its models.
         datasets: Its data sets.
         metrics: Its metrics.
-        notes: What the paper leaves open, and where papers and released programs are known not to agree.
-        quoted: Data set and methods of rows that the paper quotes from elsewhere.
+        notes: What the paper does not specify, and known disagreements between papers and released code.
+        quoted: Data set and methods of the rows that the paper quotes from an earlier one.
     """
 
     key: str
@@ -106,7 +106,7 @@ class PaperTable:
     quoted: tuple[str, frozenset[str]] = ("", frozenset())
 
     def metric(self, number: PaperNumber) -> PaperMetric:
-        """The score that belongs beside a number: of its data set, and of the way its row was scored.
+        """Our score for a number, given its data set and how its row was scored.
 
         Example:
             >>> table = find_table("gradtoken_table1")
@@ -120,16 +120,16 @@ class PaperTable:
         return replace(own, protocol=data.instead.get(own.protocol, own.protocol), target=data.target or own.target)
 
     def short(self, metric: str) -> str:
-        """A metric's name for the head of a column."""
+        """Short name of a metric for a column heading."""
         return self.metrics[metric].short or metric
 
 
 @lru_cache(maxsize=1)
-def tables() -> dict[str, PaperTable]:
-    """All tables by key.
+def paper_tables() -> dict[str, PaperTable]:
+    """Load all tables, by key.
 
     Example:
-        >>> {key: len(table.numbers) for key, table in tables().items()}["vtranm_table2"]
+        >>> {key: len(table.numbers) for key, table in paper_tables().items()}["vtranm_table2"]
         63
     """
     folder = files("vitrail.papers")
@@ -151,7 +151,7 @@ def current_name(name: str) -> str:
     """
     prefix, _, rest = name.partition("_")
     current = f"{FORMER_PREFIXES.get(prefix, prefix)}_{rest}"
-    return current if current in tables() else name
+    return current if current in paper_tables() else name
 
 
 def former_name(name: str) -> str:
@@ -161,23 +161,23 @@ def former_name(name: str) -> str:
         >>> former_name("vtranm_table2"), former_name("scenes")
         ('000_table2', 'scenes')
     """
-    if name not in tables():
+    if name not in paper_tables():
         return name
     prefix, _, rest = name.partition("_")
     return f"{next(former for former, current in FORMER_PREFIXES.items() if current == prefix)}_{rest}"
 
 
 def find_table(key: str) -> PaperTable:
-    """A table by its key; former keys still work.
+    """Find a table by its key, or by a former key.
 
     Example:
         >>> find_table("vitcx_table1").paper
         'ViT-CX'
     """
     key = current_name(key)
-    if key not in tables():
-        raise OptionError(f"there is no table {key!r} of a paper: take one of {', '.join(tables())}")
-    return tables()[key]
+    if key not in paper_tables():
+        raise OptionError(f"unknown table {key!r}: available are {', '.join(paper_tables())}")
+    return paper_tables()[key]
 
 
 def _number(line: Mapping[str, str]) -> PaperNumber:
