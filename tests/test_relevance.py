@@ -129,7 +129,7 @@ def test_every_model(name):
         found = all_found[rules.name] = run(model, model_inputs, rules)
         assert all(torch.isfinite(t).all() for t in parts_of(found))
         assert float(found.tokens.abs().sum()) > 0
-        alone = run(model, model_inputs.take(slice(i % 3, i % 3 + 1)), rules)
+        alone = run(model, model_inputs.select(slice(i % 3, i % 3 + 1)), rules)
         for together, single in zip(parts_of(found), parts_of(alone), strict=True):
             scale = single.abs().max().clamp_min(1e-12)
             assert float((together[i % 3] - single[0]).abs().max() / scale) < 1e-9, rules.name
@@ -265,7 +265,7 @@ def test_a_batch_as_large_as_the_tokens():
     """Where tokens come first, a batch of n makes a square; the axes must not be mixed up."""
     model, _ = made("own:handwritten")
     model_inputs = ModelInputs((torch.randn(17, 3, 32, 32, dtype=torch.float64),))
-    found, alone = run(model, model_inputs, OURS), run(model, model_inputs.take(slice(3, 4)), OURS)
+    found, alone = run(model, model_inputs, OURS), run(model, model_inputs.select(slice(3, 4)), OURS)
     for together, single in zip(parts_of(found), parts_of(alone), strict=True):
         assert torch.allclose(together[3], single[0], rtol=1e-7, atol=1e-12)
 

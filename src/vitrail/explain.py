@@ -18,7 +18,7 @@ from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.outputs import class_logits
-from vitrail.capture.probe import Probe, Scorer
+from vitrail.capture.probe import Probe, ProbedTrace, Scorer
 from vitrail.capture.structure import ModelStructure, read_structure
 from vitrail.capture.swin import Places, find_places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
@@ -240,7 +240,7 @@ def _cut(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tu
     several = isinstance(target, Sequence) or (isinstance(target, Tensor | np.ndarray) and target.ndim > 0)
     each = several and not isinstance(target, str) and len(target) == batch  # type: ignore[arg-type]
     return [
-        (model_inputs.take(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
+        (model_inputs.select(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
         for i in range(0, batch, size)
     ]
 
@@ -348,7 +348,7 @@ def _timed(
         probe.propagations.clear()
     notes: dict[str, list[Any]] | None = {} if run.keep else None
     own_probe = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
-    given = own_probe if trace is None else replace(trace, notes=notes, again=own_probe)
+    given = own_probe if trace is None else ProbedTrace.of(trace, own_probe, notes)
     with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
         relevance = job.method.apply(given, job.options)
     own[job.label] += perf_counter() - began

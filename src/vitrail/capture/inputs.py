@@ -23,7 +23,7 @@ class ModelInputs:
 
     Example:
         >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
-        >>> model_inputs.batch, model_inputs.take(slice(0, 1)).args[0].shape
+        >>> model_inputs.batch, model_inputs.select(slice(0, 1)).args[0].shape
         (3, torch.Size([1, 2]))
     """
 
@@ -74,7 +74,7 @@ class ModelInputs:
         kept = {k: index(v) for k, v in self.kwargs.items() if k != "input_ids"}
         return ModelInputs((), {**kept, "inputs_embeds": vectors})
 
-    def take(self, rows: slice) -> ModelInputs:
+    def select(self, rows: slice) -> ModelInputs:
         """Some of the inputs."""
         batch = self.batch
 

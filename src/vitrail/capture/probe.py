@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -325,6 +325,30 @@ class Probe:
                     f"an image of {size[0]}×{size[1]}"
                 )
         return value.transpose(1, 2).reshape(len(value), -1, *grid)
+
+
+@dataclass(frozen=True)
+class ProbedTrace(Trace):
+    """A trace for methods that also evaluate the model again.
+
+    Attributes:
+        again: The model and its inputs, for the current target.
+    """
+
+    again: Probe | None = None
+
+    @property
+    def probe(self) -> Probe:
+        """The model and its inputs, to evaluate it again."""
+        if self.again is None:
+            raise RuntimeError("this trace was made without a probe: pass again=Probe(...)")
+        return self.again
+
+    @classmethod
+    def of(cls, trace: Trace, probe: Probe, notes: dict[str, list[Any]] | None) -> ProbedTrace:
+        """A trace with a probe, and a place for intermediate results."""
+        own = {f.name: getattr(trace, f.name) for f in fields(Trace)}
+        return cls(**{**own, "notes": notes}, again=probe)
 
 
 def feature_needs(kind: str, where: slice = LAST) -> Needs:

@@ -37,7 +37,7 @@ UNSQUEEZE = {Tensor.unsqueeze, torch.unsqueeze, Tensor.__getitem__}
 
 
 @dataclass(frozen=True)
-class Product:
+class QueryKeyProduct:
     """A product of two tensors that depend on the input; it may turn out to be QKᵀ.
 
     Attributes:
@@ -89,7 +89,7 @@ class Softmax:
     A: Tensor
     O: Tensor  # noqa: E741
     axis: int
-    product: Product | None
+    product: QueryKeyProduct | None
     aliases: dict[int, tuple[Tensor, tuple[int, ...] | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,7 +137,7 @@ class Recogniser:
 
     def __init__(self) -> None:
         self.unmatched = 0
-        self._product: Product | None = None
+        self._product: QueryKeyProduct | None = None
         self._softmax: Softmax | None = None
         self._exp: dict[int, tuple[Tensor, Tensor]] = {}
         self._sums: dict[int, tuple[Tensor, Tensor, int]] = {}
@@ -238,7 +238,7 @@ class Recogniser:
 
     def product(self, left: Tensor, right: Tensor, order: tuple[int, ...], result: Tensor) -> None:
         """Remember the result of such a product."""
-        self._product = Product(result, left, right, order)
+        self._product = QueryKeyProduct(result, left, right, order)
 
     # -- softmax -------------------------------------------------------------------------------------------------
 
@@ -300,18 +300,18 @@ class Recogniser:
             self._sums[id(result)] = (result, summed, axis)
 
     def _follow_logits(
-        self, product: Product, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+        self, product: QueryKeyProduct, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
     ) -> None:
         """Scale, bias and mask keep the shape of a product; a permutation changes the order of its axes."""
         moved = permutation(func, args, kwargs)
         if moved is not None and args[0] is product.result:
             order = tuple(moved.index(axis) for axis in product.order)
-            self._product = Product(result, product.left, product.right, order)
+            self._product = QueryKeyProduct(result, product.left, product.right, order)
         elif func in _NOT_ELEMENTWISE:
             if any(a is product.result for a in args[:2]):
                 self._product = None
         elif result.shape == product.result.shape and any(a is product.result for a in args[:2]):
-            self._product = Product(result, product.left, product.right, product.order)
+            self._product = QueryKeyProduct(result, product.left, product.right, product.order)
 
     @staticmethod
     def _follow_attention(

@@ -179,7 +179,7 @@ def read_structure(
         if key not in known:
             if len(known) >= 32:
                 known.clear()
-            known[key] = _measure(model, model_inputs.take(slice(0, 1)), layout or Layout(), target)
+            known[key] = _measure(model, model_inputs.select(slice(0, 1)), layout or Layout(), target)
         return known[key]
 
 
@@ -213,7 +213,7 @@ def _cell_key(value: Any) -> Any:
 
 
 @dataclass
-class _Pass:
+class _StructurePass:
     """The forward pass that everything is measured on."""
 
     model: nn.Module
@@ -252,7 +252,7 @@ def _measure(
         scores = any_output(output) if target is None else target(output)
         if not isinstance(scores, Tensor):
             raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
-        one = _Pass(model, model_inputs, mode, output, scores, leaf)
+        one = _StructurePass(model, model_inputs, mode, output, scores, leaf)
         if leaf is None and mode.embeddings:
             one.leaf = _word_embedding(one)
         structure = replace(_describe(one, given), outputs=outputs)
@@ -266,7 +266,7 @@ def _agreement(output: Any, bare: Any, dtype: torch.dtype) -> Check:
     return verify.agreement(any_output(output), any_output(bare), TOLERANCE.get(dtype, 1e-3))
 
 
-def _word_embedding(one: _Pass) -> Tensor | None:
+def _word_embedding(one: _StructurePass) -> Tensor | None:
     """The embeddings of the text's own tokens, among those of positions and types."""
     words = one.model_inputs.words
     if words is None:
@@ -293,7 +293,7 @@ def _report(structure: ModelStructure) -> None:
         warnings.warn(f"{structure.model}: {check.name}: {check.detail}", GuessWarning, stacklevel=6)
 
 
-def _describe(one: _Pass, given: Layout) -> ModelStructure:
+def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
     mode = one.mode
     base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, ())
     if any(type(m).__module__.startswith(_QUANTISED) for m in one.model.modules()):
@@ -362,7 +362,7 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     return "plain"
 
 
-def _layout(one: _Pass, calls: Sequence[Call], given: Layout, tokens: int) -> tuple[Layout, list[str], Check]:
+def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: int) -> tuple[Layout, list[str], Check]:
     """Where the patches are among the tokens and in the image, and which tokens the head reads."""
     size, notes = one.image_size, list[str]()
     V, leaf = calls[0].V, one.leaf
@@ -415,7 +415,7 @@ def _placed(layout: Layout | None, owners: Tensor, name: str) -> Check:
     )
 
 
-def _readout(layout: Layout, calls: Sequence[Call], one: _Pass, text: bool) -> tuple[Layout, str | None]:
+def _readout(layout: Layout, calls: Sequence[Call], one: _StructurePass, text: bool) -> tuple[Layout, str | None]:
     last = calls[-1]
     pool = last.shape[2] < last.shape[3] and len(calls) > 1
     prefix, note = layout.prefix, None
@@ -447,7 +447,7 @@ def _padded_mean(reach: Tensor, valid: Tensor | None) -> Tensor:
     return reach[valid[0]]
 
 
-def _check_stream(one: _Pass, base: ModelStructure) -> tuple[ModelStructure, list[Check]]:
+def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStructure, list[Check]]:
     """The residual stream, output and value projections hold numerically; layers where they do not lose them."""
     mode, stream = one.mode, one.mode.stream
     if stream is None:
@@ -495,7 +495,7 @@ _STREAM_CHECKS = {
 
 
 def _check_mixing(
-    one: _Pass, base: ModelStructure, streams: dict[int, Tensor], live: Sequence[int]
+    one: _StructurePass, base: ModelStructure, streams: dict[int, Tensor], live: Sequence[int]
 ) -> tuple[ModelStructure, list[Check]]:
     """Tokens are mixed by the attention that was seen, and by nothing else."""
     name = "no other mixing of tokens"
@@ -526,7 +526,9 @@ def _check_mixing(
     return replace(base, kind="unseen"), [Check(name, False, detail)]
 
 
-def _check_pool(one: _Pass, base: ModelStructure, calls: Sequence[Call], streams: dict[int, Tensor]) -> ModelStructure:
+def _check_pool(
+    one: _StructurePass, base: ModelStructure, calls: Sequence[Call], streams: dict[int, Tensor]
+) -> ModelStructure:
     """Which tokens an attention pool reads, where it does not read all of them."""
     missing = base.tokens - calls[-1].shape[3]
     if not missing:
@@ -554,7 +556,9 @@ def _repeated_blocks(model: nn.Module, blocks: int) -> int | None:
     return min(lengths, default=None)
 
 
-def _check_folding(one: _Pass, base: ModelStructure, calls: Sequence[Call]) -> tuple[ModelStructure, list[Check]]:
+def _check_folding(
+    one: _StructurePass, base: ModelStructure, calls: Sequence[Call]
+) -> tuple[ModelStructure, list[Check]]:
     """How a merged batch-and-heads axis is ordered, from one image alone and beside another."""
     if not any(c.folded for c in calls) or one.image_size is None:
         return base, []

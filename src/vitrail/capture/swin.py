@@ -37,7 +37,7 @@ def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStr
         image = model_inputs.image
         assert image is not None
         noise = torch.randn(1, *image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image)
-        one = model_inputs.take(slice(0, 1))
+        one = model_inputs.select(slice(0, 1))
         first = one.image
         assert first is not None
         with forward_pass(

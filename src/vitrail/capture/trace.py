@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
 
 from vitrail.capture.layout import Layout
 from vitrail.errors import NotApplicableError
-
-if TYPE_CHECKING:
-    from vitrail.capture.probe import Probe
 
 ALL = slice(None)
 LAST = slice(-1, None)
@@ -143,7 +140,6 @@ class Trace:
         notes: Where a method puts intermediate results, or None where they are not kept.
         valid: Which tokens are no padding, shape (b, n), or None where all are. Attention and its gradient are zero
             from and to padding, so sums need no care; means do, see ``mean``.
-        again: Evaluates the model on other inputs, or None; see ``probe``.
     """
 
     blocks: tuple[Block, ...]
@@ -153,14 +149,6 @@ class Trace:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     notes: dict[str, list[Tensor]] | None = None
     valid: Tensor | None = None
-    again: Probe | None = None
-
-    @property
-    def probe(self) -> Probe:
-        """The model and its inputs, for methods that evaluate it again."""
-        if self.again is None:
-            raise RuntimeError("this trace was made without a probe: pass again=Probe(...)")
-        return self.again
 
     def note(self, name: str, tensor: Tensor) -> None:
         """Keep an intermediate result; several results under one name are one entry for each block."""

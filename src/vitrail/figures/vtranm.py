@@ -26,7 +26,7 @@ from vitrail.figures.canvas import (
     empty_map_note,
     overlay_map,
 )
-from vitrail.figures.comparison import draw_comparison
+from vitrail.figures.method_columns import draw_comparison
 from vitrail.figures.prepare import (
     explain_images,
     explain_with_intermediates,

@@ -14,7 +14,7 @@ from vitrail.capture.fused import attention_weights, causal_mask, unpack
 from vitrail.capture.recogniser import ADDED_MATMUL, MATMUL, SOFTMAX, einsum_pair, merge_heads, split_heads
 from vitrail.capture.trace import Block
 from vitrail.lrp.handlers import depends, multiply, plain
-from vitrail.lrp.state import RelevanceState
+from vitrail.lrp.relevance_state import RelevanceState
 
 
 def attend(state: RelevanceState, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:

@@ -16,7 +16,7 @@ from torch.nn.grad import conv2d_input
 
 from vitrail.capture.residual import ADD, MUL
 from vitrail.lrp.ops import Linear, Mean, Norm, Plain, Product, Sum
-from vitrail.lrp.state import RelevanceState
+from vitrail.lrp.relevance_state import RelevanceState
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
 DIV = {torch.div, Tensor.div, torch.true_divide, Tensor.true_divide, Tensor.__truediv__}

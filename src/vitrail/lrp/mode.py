@@ -19,8 +19,8 @@ from vitrail.capture.recogniser import DIV
 from vitrail.lrp.attention import ATTENTION, STEPWISE, written_softmax
 from vitrail.lrp.handlers import HANDLERS, IN_PLACE, depends
 from vitrail.lrp.ops import Samples
+from vitrail.lrp.relevance_state import RelevanceState
 from vitrail.lrp.rules import RuleSet
-from vitrail.lrp.state import RelevanceState
 
 
 class RelevanceMode(RelevanceState, TorchFunctionMode):

@@ -114,7 +114,7 @@ def propagation(
         and batch in (structure.tokens, structure.tokens - (structure.layout.prefix or 0))
     ):
         # With as many tokens as images, the two axes cannot be distinguished.
-        parts = [model_inputs.take(slice(0, batch - 1)), model_inputs.take(slice(batch - 1, None))]
+        parts = [model_inputs.select(slice(0, batch - 1)), model_inputs.select(slice(batch - 1, None))]
     with frozen(model), torch.autocast(model_inputs.tensors[0].device.type, enabled=False):
         return Propagation(rules, structure, tuple(_run(model, part, structure, rules, read) for part in parts))
 

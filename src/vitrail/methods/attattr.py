@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
-from vitrail.capture.trace import Needs, Trace
+from vitrail.capture.probe import Probe, ProbedTrace
+from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import row
 from vitrail.methods.cost import Cost, ModelSize, number
@@ -40,7 +40,7 @@ def _cost(options: Mapping[str, Any], size: ModelSize, targets: int) -> Cost:
     variants={"quick": {"steps": 3}, "preview": {"steps": 8}},
     cost=_cost,
 )
-def attattr(trace: Trace, *, start: int = -1, steps: int = 20) -> Tensor:
+def attattr(trace: ProbedTrace, *, start: int = -1, steps: int = 20) -> Tensor:
     """The readout's row of A ⊙ mean over t of ∂F/∂A at t/T·A, in the last block or flowing through several.
 
     Args:

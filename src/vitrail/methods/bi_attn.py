@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.trace import ALL, Block, Needs, Trace
+from vitrail.capture.probe import ProbedTrace
+from vitrail.capture.trace import ALL, Block, Needs
 from vitrail.methods._path_gradient import path_gradient
 from vitrail.methods.cost import gradient_passes
 from vitrail.methods.registry import Applies, choose, register
@@ -34,7 +35,7 @@ def _needs(variant: str, **_: object) -> Needs:
     cost=gradient_passes("steps"),
 )
 def bi_attn(
-    trace: Trace,
+    trace: ProbedTrace,
     *,
     variant: str = "head",
     start: int | None = None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.trace import LAST, Trace
+from vitrail.capture.probe import ProbedTrace
+from vitrail.capture.trace import LAST
 from vitrail.methods.registry import Applies, register
 
 
@@ -18,7 +19,7 @@ from vitrail.methods.registry import Applies, register
     signed=True,
     applies=Applies(reads="features"),
 )
-def cdam(trace: Trace) -> Tensor:
+def cdam(trace: ProbedTrace) -> Tensor:
     """Each patch's features, as the last attention reads them, times the gradient at them.
 
     Args:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.trace import LAST, Trace
+from vitrail.capture.probe import ProbedTrace
+from vitrail.capture.trace import LAST
 from vitrail.methods.registry import Applies, register
 
 
@@ -17,7 +18,7 @@ from vitrail.methods.registry import Applies, register
     score="logit",
     applies=Applies(reads="features"),
 )
-def gradcam_features(trace: Trace) -> Tensor:
+def gradcam_features(trace: ProbedTrace) -> Tensor:
     """The last block's feature map, its channels weighted by the gradient's mean over the patches, kept where positive.
 
     The feature map is what the last attention reads, the result of the norm before it: what leaves the last block has

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import rows
@@ -38,7 +39,9 @@ def _needs(source: str, depth: int | None, **_: object) -> Needs:
     score="prob",
     variants={"fast": {"source": "last", "score": "logit"}},
 )
-def leadlight(trace: Trace, *, source: str = "vtranm", mix: float | None = None, depth: int | None = None) -> Tensor:
+def leadlight(
+    trace: ProbedTrace, *, source: str = "vtranm", mix: float | None = None, depth: int | None = None
+) -> Tensor:
     """Relevance of the patches, mixed with itself spread over the patches each attends to.
 
     R' = Ā·R with Ā the mean attention between patches over the blocks

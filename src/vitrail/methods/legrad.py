@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from vitrail.capture.trace import Trace
+from vitrail.capture.probe import ProbedTrace
 from vitrail.errors import OptionError
 from vitrail.methods.registry import Applies, choose, register
 
@@ -19,7 +19,7 @@ from vitrail.methods.registry import Applies, choose, register
     score="logit",
     applies=Applies(excluded={"text": "the head of a post-norm encoder does not read what leaves a block"}),
 )
-def legrad(trace: Trace, *, blocks: int = 2, pool: str = "model") -> Tensor:
+def legrad(trace: ProbedTrace, *, blocks: int = 2, pool: str = "model") -> Tensor:
     """The mean over heads and queries of (∂s/∂A)⁺, summed over the last blocks; s is the score read off that block.
 
     Args:

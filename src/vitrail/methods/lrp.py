@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.trace import Block, Needs, Trace
+from vitrail.capture.probe import ProbedTrace
+from vitrail.capture.trace import Block, Needs
 from vitrail.errors import OptionError
 from vitrail.lrp import rules
 from vitrail.lrp.rules import ABSLRP, ORIG, OURS, conservative
@@ -14,7 +15,7 @@ from vitrail.methods.registry import Applies, choose, register, within
 
 
 @register("lrp", "LRP", "relevance", cite="bach2015lrp", cost=lrp_pass)
-def lrp(trace: Trace, *, where: str = "pixels") -> Tensor:
+def lrp(trace: ProbedTrace, *, where: str = "pixels") -> Tensor:
     """Relevance that starts as 1 at the class and is shared among the inputs of each operation, down to the pixels.
 
     Args:
@@ -31,7 +32,7 @@ def lrp(trace: Trace, *, where: str = "pixels") -> Tensor:
 
 
 @register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", cost=lrp_pass)
-def partial_lrp(trace: Trace) -> Tensor:
+def partial_lrp(trace: ProbedTrace) -> Tensor:
     """What LRP finds at the last block's attention: positive parts, mean over heads, the readout's row.
 
     Args:
@@ -58,7 +59,7 @@ def _attribution_needs(start: int, **_: object) -> Needs:
     variants={"script": {"start": 1}, "bert": {"start": -1, "normalise": True}},
     cost=lrp_pass,
 )
-def transformer_attribution(trace: Trace, *, start: int = 0, normalise: bool = False) -> Tensor:
+def transformer_attribution(trace: ProbedTrace, *, start: int = 0, normalise: bool = False) -> Tensor:
     """Rollout of I + the mean over heads of (dA ⊙ R_A)⁺, with R_A the relevance of attention by rules that conserve it.
 
     Args:
@@ -88,7 +89,7 @@ def transformer_attribution(trace: Trace, *, start: int = 0, normalise: bool = F
 
 
 @register("conservative_lrp", "Conservative LRP", "relevance", cite="ali2022xai", signed=True, cost=lrp_pass)
-def conservative_lrp(trace: Trace, *, gelu: str = "plain", where: str = "tokens") -> Tensor:
+def conservative_lrp(trace: ProbedTrace, *, gelu: str = "plain", where: str = "tokens") -> Tensor:
     """Input times gradient of a graph in which attention weights and the scale of norms are constants.
 
     Args:
@@ -114,7 +115,7 @@ def conservative_lrp(trace: Trace, *, gelu: str = "plain", where: str = "tokens"
     cost=lrp_pass,
 )
 def attnlrp(
-    trace: Trace,
+    trace: ProbedTrace,
     *,
     gamma_conv: float = 0.25,
     gamma_linear: float = 0.05,
@@ -158,7 +159,7 @@ def attnlrp(
     applies=Applies(excluded={"text": "it is defined on pixels, and a text has none"}),
     cost=lrp_pass,
 )
-def abslrp(trace: Trace) -> Tensor:
+def abslrp(trace: ProbedTrace) -> Tensor:
     """Relevance of the class minus relevance of all other classes alike, each brought to a total of 1 at every step.
 
     Args:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.trace import ALL, LAST, Needs, Trace
+from vitrail.capture.probe import ProbedTrace
+from vitrail.capture.trace import ALL, LAST, Needs
 from vitrail.methods._path_gradient import path_gradient
 from vitrail.methods._propagate import row
 from vitrail.methods.cost import gradient_passes
@@ -26,7 +27,9 @@ def _needs(integral: bool, **_: object) -> Needs:
     variants={"quick": {"steps": 3}, "preview": {"steps": 8}},
     cost=gradient_passes("steps"),
 )
-def tam(trace: Trace, *, start: int = 4, steps: int = 20, integral: bool = True, first_state: bool = False) -> Tensor:
+def tam(
+    trace: ProbedTrace, *, start: int = 4, steps: int = 20, integral: bool = True, first_state: bool = False
+) -> Tensor:
     """The readout's attention walked down the blocks, times the mean over heads of (path-averaged dA)⁺ of the last.
 
     Args:
