@@ -187,7 +187,8 @@ CASES = {
         timm_model("deit3_small_patch16_224", depth=4, img_size=96), 1, (6, 6), "cls", 4, size=(3, 96, 96), scaled=True
     ),
     "timm:beit_base": Case(
-        timm_model("beit_base_patch16_224", depth=2, img_size=96, **NARROW), 1, (6, 6), "mean", 2, size=(3, 96, 96), scaled=True
+        timm_model("beit_base_patch16_224", depth=2, img_size=96, **NARROW), 1, (6, 6), "mean", 2, size=(3, 96, 96),
+        scaled=True,
     ),
     "timm:eva02_tiny": Case(
         timm_model("eva02_tiny_patch14_224", depth=4, img_size=84, num_classes=10), 1, (6, 6), "mean", 4,
