@@ -17,6 +17,7 @@ MODULES = (
     "vitrail.bench",
     "vitrail.data",
     "vitrail.integrations",
+    "vitrail.methods",
     "vitrail.models",
     "vitrail.scores",
     "vitrail.text",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -98,11 +99,11 @@ def _applicable_methods(loaded: LoadedModel) -> dict[str, Mapping[str, Any]]:
     return chosen
 
 
-def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path, Path]:
-    """Write ``figure.png`` and ``index.html``.
+def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path | None, Path]:
+    """Write ``index.html``, and ``figure.png`` if matplotlib is installed.
 
     Returns:
-        The paths of the two files.
+        The path of the figure, or None without matplotlib, and the path of the page.
 
     Raises:
         OutputError: The folder cannot be written to.
@@ -118,11 +119,12 @@ def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path, Path]:
         shares = [one.relevance_on_object(name, k) for one in scenes for k in range(len(one.targets))]
         seconds = [one.explanations[name].seconds for one in scenes]
         table.append((scenes[0].explanations[name].title, f"{np.mean(shares):.0%}", f"{np.mean(seconds):.2f}"))
-    image, page = folder / "figure.png", folder / "index.html"
+    image, page = folder / "figure.png" if find_spec("matplotlib") else None, folder / "index.html"
     draw = gallery if len(methods) > MAX_COLUMNS else figure
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        draw([one.explanations for one in scenes]).savefig(image)
+        if image is not None:
+            draw([one.explanations for one in scenes]).savefig(image)
         page.write_text(explanation_page("Vitrail demo: four scenes", INTRODUCTION, sections, table), encoding="utf-8")
     except OSError as error:
         raise OutputError(f"cannot write to {folder} ({error}): choose another folder with --out") from error

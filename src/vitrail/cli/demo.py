@@ -27,4 +27,5 @@ def run_demo(to: Path, methods: list[str] | None, model: str) -> None:
     with progress_bar("Explaining scenes", len(DEMO_SCENES)) as advance:
         scenes = explain_demo_scenes(methods, model, advance)
     image, page = write_demo(scenes, to)
-    out.print(f"Figure: [bold]{image}[/bold]\nPage:   [bold]{page}[/bold]", soft_wrap=True)
+    figure = f"Figure: [bold]{image}[/bold]\n" if image is not None else ""
+    out.print(f"{figure}Page:   [bold]{page}[/bold]", soft_wrap=True)
