@@ -69,7 +69,9 @@ def bench(
     address: AddressOption = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in a browser at the end.")] = False,
 ) -> None:
-    """Run a benchmark: models × methods × protocols. It can be interrupted and resumed.
+    """Run a benchmark: models × methods × protocols.
+
+    It can be interrupted and resumed.
 
     For example: `vitrail bench scenes --workers 2`, or `vitrail bench gradtoken_table2 --data imagenet=/data/imagenet`
     """
