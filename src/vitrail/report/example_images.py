@@ -78,7 +78,7 @@ def _render(run: Run, context: Any, example: SelectedExample) -> ExampleImages:
         context.same_classes(indices[example.model], data),
     )
     label, probability = _explained_class(run, example)
-    pixels: NDArray[np.uint8] = model.preprocess.picture(truth.image[None])[0]
+    pixels: NDArray[np.uint8] = model.preprocess.denormalise(truth.image[None])[0]
     maps = {name: _stored_map(run, example, name, pixels.shape[:2]) for name in example.scores}
     missing = [name for name, relevance in maps.items() if relevance is None]
     if missing:
