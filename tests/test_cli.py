@@ -106,7 +106,7 @@ def test_explain_takes_class_names_and_indices(image, tmp_path):
     (["nowhere.png", *MODEL], "does not exist"),
     (["{image}", *MODEL, "--device", "tpu"], "device 'tpu' cannot be used"),
     (["{image}", *MODEL, "--out", "{text}"], "cannot write"),
-    (["{image}", "--model", "hf:someone/some-model"], "could not be made"),
+    (["{image}", "--model", "hf:someone/some-model"], "cannot create hf:someone"),
 ])  # fmt: skip
 def test_errors_are_one_line_with_exit_code_2(args, message, image, tmp_path):
     (tmp_path / "text.jpg").write_text("not an image")
