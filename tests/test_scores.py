@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vitrail.integrations.adapters import Attribution, as_maps, explain_func
 
 import vitrail
 import vitrail.scores
 from score_helpers import CONSTANT, SIZE, image_ids, ten_maps, ten_masks
 from vitrail.errors import InputError, OptionError
+from vitrail.integrations import Attribution, as_maps, explain_func
 from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
 from vitrail.scores.pointing import PointingScores, score_pointing

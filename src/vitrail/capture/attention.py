@@ -88,6 +88,7 @@ class AttentionMode(TorchFunctionMode):
         tail: Replaces what leaves the last block: from the outputs of all blocks, which are in the graph, to it.
         heads_first: Whether a merged axis holds all inputs of the first head first.
         from_embedding: Start the graph at the embeddings of a text's tokens.
+        explicit: Make every attention explicit, also where nothing of it is kept.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class AttentionMode(TorchFunctionMode):
         tail: tuple[int, Tail] | None = None,
         heads_first: bool = False,
         from_embedding: bool = False,
+        explicit: bool = False,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -119,6 +121,7 @@ class AttentionMode(TorchFunctionMode):
         self._grid: tuple[int, int] | None = None
         self._edits = edits or {}
         self._explicit = NOWHERE.union(self._edits, *(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
+        self._all_explicit = explicit
         self._norms: dict[int, Tensor] = {}
         self._candidates: dict[int, tuple[Tensor, Tensor]] = {}
         follows = ("stream", "branch", "norms", "value_path", "dX")
@@ -243,7 +246,7 @@ class AttentionMode(TorchFunctionMode):
             attn_mask = self._split_mask(attn_mask)
         self._gated(index, query, key, value)
         query = self._node("dQ", index, query)
-        if index in self._explicit:
+        if index in self._explicit or self._all_explicit:
             if enable_gqa and key.shape[-3] != query.shape[-3]:
                 repeats = query.shape[-3] // key.shape[-3]
                 key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
@@ -288,7 +291,7 @@ class AttentionMode(TorchFunctionMode):
         self._gated(index, Q, K, V)
         Q = self._node("dQ", index, Q)
         A = None
-        if packed.wanted[0] or index in self._explicit:
+        if packed.wanted[0] or index in self._explicit or self._all_explicit:
             O = attention_logits(Q, K, mask, None)  # noqa: E741
             A = self._weigh(index, attention_weights(O, mask))
             Z = self._node("dZ", index, A.to(V.dtype) @ V)

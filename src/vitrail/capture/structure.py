@@ -235,7 +235,7 @@ def _measure(
 ) -> ModelStructure:
     image = model_inputs.image
     kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), _ALL_CALLS)
-    mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None)
+    mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True)
     with frozen(model, merge=False), torch.no_grad():
         bare = run_model(model, model_inputs)
     with frozen(model):
