@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -19,6 +19,9 @@ from vitrail.methods import find
 from vitrail.report.examples import SelectedExample
 from vitrail.report.run import Run
 from vitrail.viz.colormap import overlay, to_image
+
+if TYPE_CHECKING:
+    from vitrail.bench.context import BenchContext
 
 #: Longest side of an image on the page, in pixels.
 MAX_SIDE = 224
@@ -60,7 +63,7 @@ def render_examples(
     return rendered
 
 
-def _render(run: Run, context: Any, example: SelectedExample) -> ExampleImages:
+def _render(run: Run, context: BenchContext, example: SelectedExample) -> ExampleImages:
     from vitrail.bench.explainer import Explainer
     from vitrail.bench.ground_truth import prepare_ground_truth
 
