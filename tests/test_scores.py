@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from vitrail.integrations.adapters import Attribution, as_maps, explain_func
 
 import vitrail
 import vitrail.scores
 from score_helpers import CONSTANT, SIZE, image_ids, ten_maps, ten_masks
 from vitrail.errors import InputError, OptionError
+from vitrail.integrations import Attribution, as_maps, explain_func
 from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
 from vitrail.scores.pointing import PointingScores, score_pointing
@@ -214,7 +214,7 @@ def test_maps_of_other_libraries():
     assert as_maps(cams[0]).shape == (1, 8, 8)
     assert as_maps(np.ones((2, 8, 8), dtype=np.uint8)).dtype == torch.float32
     assert score_pointing(as_maps(cams), torch.ones(2, 8, 8))["energy"].tolist() == pytest.approx([1.0, 1.0])
-    with pytest.raises(InputError, match="neither"):
+    with pytest.raises(InputError, match="attributions have shape"):
         as_maps(np.ones(3))
     with pytest.raises(InputError, match="sign"):
         as_maps(cams, "plus")

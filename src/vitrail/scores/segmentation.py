@@ -54,7 +54,7 @@ def scale_to_unit(maps: Tensor) -> tuple[Tensor, Tensor]:
     if maps.dim() != 3:
         raise InputError(
             f"maps must have shape (images, height, width), got {tuple(maps.shape)}: "
-            "see vitrail.integrations.adapters for other libraries' maps"
+            "see vitrail.integrations.as_maps for maps of other libraries"
         )
     finite, constant = sanitise_maps(maps)
     return normalise(finite), constant[:, 0, 0]
