@@ -56,7 +56,7 @@ def measure_vit_cx(model: torch.nn.Module, timer: Timer, batch: int, most: int) 
     for _ in range(12):
         delta = (low + high) / 2
         found = vitrail.explain(model, images, "vit_cx", delta=delta, target=0, keep=True, batch_size=most)
-        counts = [int(k) for k in found.parts["count"][0]]
+        counts = [int(k) for k in found.intermediates["count"][0]]
         if abs(sum(counts) / batch - VIT_CX_MASKS) <= 3:
             break
         low, high = (delta, high) if sum(counts) / batch > VIT_CX_MASKS else (low, delta)

@@ -73,7 +73,7 @@ def measure(name: str, count: int, methods: list[str], device: str, most: int) -
         top = found[methods[0]].logits.cpu().topk(2).indices.sort(-1).values
         both_in_top_two += int((top == torch.tensor(targets).sort(-1).values).all(-1).sum())
         for m in methods:
-            constant_maps[m] += int(found[m].flat.sum())
+            constant_maps[m] += int(found[m].constant.sum())
             for maps, scene in zip(found[m].maps.cpu().numpy(), scenes, strict=True):
                 own_accuracy, own_mass = class_discrimination(maps, scene.masks)
                 accuracy[m].append(own_accuracy)
