@@ -247,3 +247,46 @@ def test_dynamic_int8_models_are_refused_or_explained_by_outputs():
     with pytest.raises(NotApplicableError, match="no gradient at its input"):
         vitrail.explain(quantised, x, "gradient_x_input", target=1)
     assert vitrail.explain(quantised, x, "occlusion", target=1).grid.any()
+
+
+# -- models without attention -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto"])
+def test_models_without_attention_work_with_methods_that_need_none(name):
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    model = timm.create_model(name, num_classes=7).eval()
+    batch = images(2, 64).float()
+    for method in ("gradcam_features", "cdam"):
+        together = explain(model, batch, method)
+        assert together.shape == (2, 1, 2, 2)
+        assert torch.allclose(together[1:], explain(model, batch[1:], method), atol=1e-5)
+    for method in ("gradient_x_input", "occlusion", "rise:masks=8", "centre"):
+        assert explain(model, batch, method).any(), method
+    with pytest.raises(NotApplicableError, match="no attention that was recognised"):
+        explain(model, batch, "rollout")
+
+
+def test_flex_attention_in_a_model_of_ones_own_is_seen():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention")
+    from own_vit import SPELLINGS, OwnViT, twin
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flex.flex_attention(q, k, v)
+
+    expected = vitrail.explain(twin(), images(2, 32), "transformer_mm", target=1).grid
+    SPELLINGS["flex"] = attend
+    try:
+        model = OwnViT(spelling="flex").double().eval()
+        model.load_state_dict(twin().state_dict())
+        try:
+            model(images(1, 32))
+        except Exception as error:  # noqa: BLE001 - not available for this type or device
+            pytest.skip(f"flex_attention does not run here: {type(error).__name__}")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = vitrail.explain(model, images(2, 32), "transformer_mm", target=1).grid
+        assert torch.allclose(found, expected, rtol=1e-6)
+    finally:
+        del SPELLINGS["flex"]

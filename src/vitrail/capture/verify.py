@@ -179,40 +179,6 @@ def _token_axis(tensor: Tensor, count: int) -> int | None:
     return axes[0] if len(axes) == 1 else (1 if tensor.dim() == 3 and tensor.shape[1] == count else None)
 
 
-def raster_order(tokens: Tensor, leaf: Tensor, grid: tuple[int, int], gate: Gate) -> float | None:
-    """How much of the gradient of the left (and the upper) half of some tokens stays in that half of the image.
-
-    Args:
-        tokens: Tokens of a grid, shape (1, rows·columns, d), in the graph.
-        leaf: The image, shape (1, channels, height, width).
-        grid: Rows and columns.
-        gate: The gate in front of every attention, closed meanwhile.
-
-    Returns:
-        The smaller of both shares: about 1 where tokens stand row by row, 0.5 where they do not; None if not measured.
-    """
-    rows, columns = grid
-    if rows < 2 or columns < 2:
-        return None
-    map_ = tokens.reshape(rows, columns, -1)
-    shares = []
-    gate.closed = True
-    try:
-        for axis, size in ((0, rows), (1, columns)):
-            half = map_.narrow(axis, 0, size // 2)
-            (gradient,) = gradients((half * direction(half)).sum(), [leaf])
-            if gradient is None:
-                return None
-            energy = gradient.double().square().sum((0, 1))
-            if not float(energy.sum()) > 0:
-                return None
-            border = round(leaf.shape[2 + axis] * (size // 2) / size)
-            shares.append(float(energy.narrow(axis, 0, border).sum() / energy.sum()))
-    finally:
-        gate.closed = False
-    return min(shares)
-
-
 def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | None:
     """Relative difference between what the attention adds to the stream and γ·(Z·Woᵀ + bo); None if not seen."""
     held = vars(block)
