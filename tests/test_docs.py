@@ -14,10 +14,9 @@ from vitrail.methods import METHODS
 from vitrail.methods.applicability import renewed
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+PAGES = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-
-
 RUNNABLE = [p for p in PAGES if BLOCK.search(p.read_text(encoding="utf-8"))]
 
 
@@ -49,12 +48,21 @@ REFRESH = (
 )
 
 
-def test_the_applicability_table_says_what_the_registry_says():
+def test_applicability_table_is_up_to_date():
     page = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
     assert page == renewed(page), f"the table in docs/methods/index.md is out of date; to refresh it: {REFRESH}"
 
 
-def test_links_between_pages_lead_somewhere():
+def test_examples_import_public_modules():
+    """Only ``vitrail`` and its first level; the page of the server is about its modules."""
+    for page in PAGES:
+        if page.name == "web.md":
+            continue
+        for module in re.findall(r"^(?:from|import) (vitrail[\w.]*)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert re.fullmatch(r"vitrail(\.[a-z]\w*)?", module), f"{page.name}: {module}"
+
+
+def test_links_between_pages_resolve():
     for page in PAGES:
         for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8")):
             assert (page.parent / link).exists(), f"{page.name}: {link}"

@@ -57,6 +57,7 @@ def test_cifar10_has_classes_and_size():
     assert found.structure["readout"] == "the CLS token"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (ASSETS / "cifar10").is_dir(), reason="CIFAR-10 is not in VITRAIL_ASSETS")
 def test_cifar10_accuracy():
     loaded = vitrail.load("cifar10")
@@ -68,6 +69,7 @@ def test_cifar10_accuracy():
     assert float(right.float().mean()) >= 0.91
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scenes", "scenes-gap"])
 def test_accuracy(name):
     loaded = vitrail.load(name)
@@ -80,6 +82,7 @@ def test_accuracy(name):
     assert float(both.all(-1).float().mean()) >= 0.92
 
 
+@pytest.mark.slow
 def test_scenes_tagged_uses_the_tag():
     loaded = vitrail.load("scenes-tagged")
     accuracy = {}
@@ -105,28 +108,45 @@ def mean_relevance(relevance, scene, label):
     return relevance[mask].mean(), relevance[~mask].mean()
 
 
-@pytest.mark.parametrize("method", ["transformer_mm", "vtranm"])
-def test_relevance_is_on_the_object(method):
-    """Relevance per pixel on the object against the rest of the image, for each scene."""
+#: Methods whose maps are checked against the masks; they are computed together.
+LOCALISED = ["transformer_mm", "vtranm"]
+
+
+@pytest.fixture(scope="module")
+def single_objects():
     scenes = Scenes("test", 40, objects=1)
-    images = scenes.batch(range(40))[0]
     targets = [scene.classes[0] for scene in scenes]
-    maps = vitrail.explain(vitrail.load("scenes"), images, method, target=targets).maps[:, 0]
+    return scenes, vitrail.explain(
+        vitrail.load("scenes"), scenes.batch(range(40))[0], methods=LOCALISED, target=targets
+    )
+
+
+@pytest.fixture(scope="module")
+def object_pairs():
+    scenes = Scenes("test", 40, pairs=True)
+    targets = [list(scene.classes) for scene in scenes]
+    return scenes, vitrail.explain(
+        vitrail.load("scenes"), scenes.batch(range(40))[0], methods=LOCALISED, target=targets
+    )
+
+
+@pytest.mark.parametrize("method", LOCALISED)
+def test_relevance_is_on_the_object(method, single_objects):
+    """Relevance per pixel on the object against the rest of the image, for each scene."""
+    scenes, explanations = single_objects
     better = 0
-    for relevance, scene, target in zip(maps, scenes, targets, strict=True):
-        on, off = mean_relevance(relevance, scene, target)
+    for relevance, scene in zip(explanations[method].maps[:, 0], scenes, strict=True):
+        on, off = mean_relevance(relevance, scene, scene.classes[0])
         better += bool(on > 3 * off)
     assert better >= 36
 
 
-@pytest.mark.parametrize("method", ["transformer_mm", "vtranm"])
-def test_relevance_is_on_the_target_object_of_a_pair(method):
+@pytest.mark.parametrize("method", LOCALISED)
+def test_relevance_is_on_the_target_object_of_a_pair(method, object_pairs):
     """Relevance per pixel on the target object against the other one, for both objects of a pair."""
-    scenes = Scenes("test", 40, pairs=True)
-    images = scenes.batch(range(40))[0]
-    maps = vitrail.explain(vitrail.load("scenes"), images, method, target=[list(s.classes) for s in scenes]).maps
+    scenes, explanations = object_pairs
     correct = 0
-    for pair, scene in zip(maps, scenes, strict=True):
+    for pair, scene in zip(explanations[method].maps, scenes, strict=True):
         for relevance, target, other in zip(pair, scene.classes, reversed(scene.classes), strict=True):
             correct += bool(mean_relevance(relevance, scene, target)[0] > mean_relevance(relevance, scene, other)[0])
     assert correct >= 60  # of 80
