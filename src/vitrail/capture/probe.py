@@ -16,9 +16,11 @@ from vitrail.capture.forward import ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
+from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.structure import ModelStructure
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.capture.verify import gradients
+from vitrail.class_group import ClassGroup, membership
 from vitrail.errors import InputError, ModelError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -58,8 +60,10 @@ class Probe:
         model_inputs: The inputs, on its device.
         structure: What it is made of.
         scorer: The targets as a function of the model's output.
-        classes: Class indices of the targets, shape (b, K), or None where the target is a function.
         count: Number of targets an input, K.
+        classes: Class indices of the targets, shape (b, K), C + i for ``groups[i]``; None where the target is a
+            function.
+        groups: Groups of classes among the targets.
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Index of the current target, for methods that handle targets one by one.
         most: Most images in one forward pass.
@@ -75,6 +79,7 @@ class Probe:
     scorer: Scorer
     count: int
     classes: Tensor | None = None
+    groups: tuple[ClassGroup, ...] = ()
     score: str = "prob"
     k: int = 0
     most: int = 32
@@ -241,10 +246,13 @@ class Probe:
     def relevances(self, rules: RuleSet, want: frozenset[str], contrast: bool = False) -> Relevances:
         """Relevance of the current target, propagated by the given rules.
 
+        A class starts with relevance 1 at its score. In a group each class starts with its share, the derivative of
+        the group's logit: the softmax over the logits of the group.
+
         Args:
             rules: What each operation does with relevance.
             want: Which of the fields of ``Relevances`` to fill.
-            contrast: Start with all classes but the target, equally, instead of the target.
+            contrast: Start with all classes but those of the target, equally, instead of the target.
         """
         from vitrail.lrp.propagate import propagation
 
@@ -252,9 +260,11 @@ class Probe:
             if self.classes is None:
                 asked = torch.zeros_like(values)
                 asked[:, self.k] = 1
-            else:
-                asked = torch.zeros_like(values).scatter(1, self.classes[:, self.k : self.k + 1], 1)
-            return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
+                return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
+            inside = membership(self.classes[:, self.k], self.groups, values.shape[1])
+            if contrast:
+                return (~inside).to(values) / (~inside).sum(1, keepdim=True).clamp_min(1)
+            return scores_as_logits(self.model, values).masked_fill(~inside, -torch.inf).softmax(1).to(values.dtype)
 
         def run() -> Propagation:
             return propagation(self.model, self.model_inputs, self.structure, rules, **self._targets())
