@@ -1,13 +1,13 @@
 """Which reading of GradToken's Eq. 5 is the authors'? Segmentation with both, beside the published ablation.
 
-    python benchmarks/gradtoken_readings.py --models timm:vit_base_patch16_224.orig_in21k_ft_in1k \\
-        --data imagenet-segmentation --root gtsegs_ijcv.mat --count 0 --device cuda --out readings.json
-    python benchmarks/gradtoken_readings.py --assets DIR --count 120 --pairs 60
+    python benchmarks/gradtoken_readings.py --models vit-b16 --data imagenet-segmentation --root FILE --count 0
+    python benchmarks/gradtoken_readings.py --assets DIR --count 120 --pairs 60 --out readings.json
 
-The gradient at the class token's query passes the softmax of the last block. "jacobian" is its derivative, as autograd
-computes it; "elementwise" multiplies each entry by A (1 − A), which is another reading of the paper's notation. The
-paper's ablation (Tables 3 and 4) was measured with ViT-B/16 on ImageNet-Segmentation: the reading whose rows are closer
-to the published ones is the authors'. Any other model or data shows how far the two readings are apart, no more.
+FILE is ImageNet-Segmentation's gtsegs_ijcv.mat. The gradient at the class token's query passes the softmax of the last
+block. "jacobian" is its derivative, as autograd computes it; "elementwise" multiplies each entry by A (1 − A), which is
+another reading of the paper's notation. The paper's ablation (Tables 3 and 4) was measured with ViT-B/16 on
+ImageNet-Segmentation: the reading whose rows are closer to the published ones is the authors'. Any other model or data
+shows how far the two readings are apart, no more.
 
 Segmentation: the predicted class is explained; pixel accuracy and mIoU with the best of ten thresholds, chosen on the
 evaluated images as in the paper, mAP without threshold, all in percent. With --pairs, two images of different labels

@@ -32,12 +32,12 @@ class MaskedBatch(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser, count: int) -> None:
     """Add the options that choose models, images and device."""
-    parser.add_argument("--models", nargs="+", metavar="MODEL[=WEIGHTS]", default=None,
-                        help="as `vitrail.load` takes them, each with the file of its weights if it has one")  # fmt: skip
+    models = "as `vitrail.load` takes them, each with the file of its weights if it has one"
+    parser.add_argument("--models", nargs="+", metavar="MODEL[=WEIGHTS]", default=None, help=models)
     parser.add_argument("--data", default="masks", help="masks (a folder) or imagenet-segmentation (an h5 file)")
     parser.add_argument("--root", type=Path, default=None, help="folder or file of the data set")
-    parser.add_argument("--assets", type=Path, default=None,
-                        help="folder with weights/ and pets/: sets --models to two tiny models and --root to pets")  # fmt: skip
+    assets = "folder with weights/ and pets/: sets --models to two tiny models and --root to pets"
+    parser.add_argument("--assets", type=Path, default=None, help=assets)
     parser.add_argument("--count", type=int, default=count, help="number of images, evenly spread; 0 for all")
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--device", default="cpu")

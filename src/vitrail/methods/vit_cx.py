@@ -55,10 +55,14 @@ def _needs(mode: str, features: str | None, masks: str, **_: object) -> Needs:
 
 def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
     masks = number(options, "random_masks") if options.get("masks") == "random" else size.width
-    twice = 2 if options.get("antithetic") else 1
-    each = 2 * number(options, "draws") * twice if options.get("debias") else 1
+    each = _evaluations_per_mask(options)
     found = CLUSTERS * masks if options.get("masks") == "clustered" else float(masks)
     return Cost(1 + masks * each, 2 + found * each)
+
+
+def _evaluations_per_mask(options: Mapping[str, Any]) -> int:
+    twice = 2 if options.get("antithetic") else 1
+    return 2 * number(options, "draws") * twice if options.get("debias") else 1
 
 
 @register(
@@ -72,6 +76,7 @@ def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
     variants=VARIANTS,
     applies=Applies(reads="features"),
     cost=_cost,
+    evaluations_per_mask=_evaluations_per_mask,
 )
 def vit_cx(
     probe: Probe,
