@@ -45,6 +45,7 @@ from vitrail.models import LoadedModel
 from vitrail.papers import find_table
 from vitrail.scores import SegmentationScores, SelectivityScores, score_segmentation, score_selectivity
 
+IGNORE = 255
 READINGS = ("jacobian", "elementwise")
 VARIANTS = ("0", "1", "2", "3", "4", "i")
 METRICS = {"PAcc (%)": "best_pixel_accuracy", "mAP (%)": "map", "mIoU (%)": "best_miou"}
@@ -91,7 +92,8 @@ def side_by_side(first: MaskedBatch, second: MaskedBatch) -> tuple[Tensor, Tenso
     height, width = first.images.shape[2:]
     half = (height, width // 2)
     left, right = (F.interpolate(b.images, half, mode="bilinear", antialias=True) for b in (first, second))
-    objects = [F.interpolate((b.masks == 1)[:, None].float(), half)[:, 0] for b in (first, second)]
+    objects = [((b.masks > 0) & (b.masks < IGNORE))[:, None].float() for b in (first, second)]
+    objects = [F.interpolate(own, half)[:, 0] for own in objects]
     masks = [F.pad(objects[0], (0, width - half[1])), F.pad(objects[1], (half[1], 0))]
     return torch.cat([left, right], -1), torch.stack(masks, 1)
 
