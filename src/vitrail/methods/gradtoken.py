@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from vitrail.capture.trace import LAST, Block, Needs, Trace
@@ -81,7 +83,8 @@ def _query_gradient(trace: Trace, last: Block, softmax: str) -> Tensor:
     if softmax == "jacobian":
         return (readout * last.dQ).sum(-2)
     dO = (readout * last.A * (1 - last.A) * last.dA).sum(-2, keepdim=True)
-    return (dO @ last.K).squeeze(-2) / last.K.shape[-1] ** 0.5
+    G: Tensor = (dO @ last.K).squeeze(-2)
+    return G / math.sqrt(last.K.shape[-1])
 
 
 def _spread(trace: Trace, M: Tensor, variant: int, depth: int) -> Tensor:
