@@ -147,6 +147,7 @@ def test_abslrp_keeps_its_contrast_with_the_classes_outside_the_group():
     assert torch.corrcoef(torch.stack([function.flatten(), -other.flatten()]))[0, 1] < correlation
 
 
+@pytest.mark.filterwarnings("ignore::vitrail.errors.GuessWarning")
 def test_model_of_one_output_and_model_of_probabilities():
     single = vitrail.explain(
         tiny_vit(classes=1).double(), IMAGES, "gradtoken:score=prob", target=[[0, ClassGroup([0])]]
@@ -295,6 +296,7 @@ dataset = { name = "voc2012" , root = "." }
     assert ClassGroup(range(151, 269)) in seen
 
 
+@pytest.mark.slow
 def test_texts_with_several_windows_take_a_group():
     pytest.importorskip("transformers")
     from texts import text_model
