@@ -60,9 +60,9 @@ def test_feature_maps_are_those_of_the_last_block():
         handle.remove()
     inputs = ModelInputs((images,))
     probe = Probe(model, inputs, read_structure(model, inputs), lambda *_: torch.zeros(1), 1)
-    maps = {kind: probe.features(kind).flatten(2).mT for kind in ("Y", "branch", "X_mid", "out")}
+    maps = {kind: probe.features(kind).flatten(2).mT for kind in ("Y", "branch", "sum", "out")}
     assert torch.allclose(maps["Y"], seen["Y"][:, 1:])
-    assert torch.allclose(maps["X_mid"], seen["X"][:, 1:] + maps["branch"])
+    assert torch.allclose(maps["sum"], seen["X"][:, 1:] + maps["branch"])
     assert torch.allclose(maps["out"], seen["out"][:, 1:])
 
 
@@ -142,3 +142,29 @@ def test_impacts_of_vit_cx_are_what_the_score_takes():
     found = score_overdetermination(impacts)
     assert found["masks"].tolist() == [float(n) for n in e.intermediates["count"][0]]
     assert torch.allclose(found["mean"], torch.stack([own.double().mean() for own in impacts]))
+
+
+@pytest.mark.slow
+def test_report_sets_the_number_of_masks_beside_the_paper(tmp_path):
+    pytest.importorskip("pydantic")
+    from bench_helpers import open_store
+    from vitrail.report.paper_comparison import compare_with_paper
+    from vitrail.report.run import Run
+
+    text = """
+name = "masks"
+paper = "vitcx_table2"
+models = ["scenes"]
+methods = ["vit_cx", "vit_cx:3"]
+controls = false
+protocols = ["pointing"]
+dataset = { name = "scenes", options = { split = "test", count = 2 } }
+"""
+    store = open_store(text, tmp_path / "runs", tmp_path)
+    for task in store.missing():
+        task.perform("cpu")
+    store.export()
+    (table,) = compare_with_paper(Run(store.folder), []).tables
+    cells = [row.cells["Number of masks, mean"] for row in table.rows if row.method in ("vit_cx", "vit_cx:3")]
+    assert [cell.published_text for cell in cells] == ["70.0", "70.0"]
+    assert cells[0].ours.value == cells[1].ours.value > 1, "both cluster the same maps"

@@ -285,7 +285,7 @@ class Probe:
 
         Args:
             kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds, before
-                LayerScale; "X_mid" for the stream after that sum; "out" for the stream that leaves the block.
+                LayerScale; "sum" for the stream after that sum; "out" for the stream that leaves the block.
             stage: Of models whose grid shrinks, which stage's last block: −1 the last, −2 the last but one. In a plain
                 model the last block.
         """
@@ -299,9 +299,10 @@ class Probe:
             ):
                 blocks = _showing(kind, one.blocks)
         if not blocks:
-            raise NotApplicableError(
-                f"no feature map was found in {self.structure.model}: none of its blocks shows one"
-            )
+            missing = "none of its blocks shows one"
+            if kind != "Y":
+                missing = "its residual stream was not found; use what its attention reads, features='norm1'"
+            raise NotApplicableError(f"no feature map was found in {self.structure.model}: {missing}")
         shown = blocks[-1:] if self.structure.kind == "plain" else blocks
         return self.as_map(_at_stage([_feature(block, kind) for block in shown], stage))
 
@@ -360,13 +361,12 @@ class ProbedTrace(Trace):
 
 def feature_needs(kind: str, where: slice = LAST) -> Needs:
     """What a pass must keep for `Probe.features` of a kind."""
-    if kind in ("X_mid", "out"):
-        return {"stream": where}
-    return {kind: where, "stream": where} if kind == "branch" else {kind: where}
+    needs = {"Y": {"Y": where}, "out": {"stream": where}}
+    return needs.get(kind, {"branch": where, "stream": where})
 
 
 def _showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
-    name = "X_mid" if kind == "out" else kind
+    name = {"out": "X_mid", "sum": "branch"}.get(kind, kind)
     return [b for b in blocks if name in vars(b) and not b.pool]
 
 
@@ -374,6 +374,8 @@ def _feature(block: Block, kind: str) -> Tensor:
     """The features of a kind, in the shape of the stream."""
     if kind == "out":
         return block.X_mid if block.F is None else block.X_mid + block.F
+    if kind == "sum":
+        return block.X + block.branch
     value: Tensor = getattr(block, kind)
     scale = getattr(block, "gamma", None) if kind == "branch" else None
     return value if scale is None else value / scale

@@ -26,7 +26,7 @@ CLUSTERS = 0.1
 #: Kinds of models whose maps get finer clusters by default, as the paper does for Swin.
 FINER = ("windowed", "pyramid")
 #: Feature maps by name, in the terms of `Probe.features`.
-FEATURES = {"norm1": "Y", "attention": "branch", "skip": "X_mid", "block": "out"}
+FEATURES = {"norm1": "Y", "attention": "branch", "skip": "sum", "block": "out"}
 CLUSTER_RULES = ("sum", "mean")
 NOISES = ("per_mask", "shared")
 LINKAGES = ("complete", "average", "single")
