@@ -361,8 +361,8 @@ class ProbedTrace(Trace):
 
 def feature_needs(kind: str, where: slice = LAST) -> Needs:
     """What a pass must keep for `Probe.features` of a kind."""
-    needs = {"Y": {"Y": where}, "out": {"stream": where}}
-    return needs.get(kind, {"branch": where, "stream": where})
+    kinds = {"Y": ("Y",), "out": ("stream",)}.get(kind, ("branch", "stream"))
+    return dict.fromkeys(kinds, where)
 
 
 def _showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
