@@ -52,13 +52,14 @@ def masked_with_noise(e: Explanation, image: Tensor, index: int) -> Tensor:
         image: Model input, shape (3, height, width).
         index: Index of the mask.
     """
-    mask = e.intermediates["masks"][0][0][index].to(image)
+    mask: Tensor = e.intermediates["masks"][0][0][index].to(image)
     home = image.device if image.device.type == "cuda" else torch.device("cpu")
     generator = torch.Generator(home).manual_seed(e.options["seed"])
     noise = torch.empty(0)
     for _ in range(1 if e.options["mode"] == "paper" else index + 1):
         noise = torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32)
-    return image * mask + (1 - mask) * (noise * e.options["sigma"]).to(image)
+    sigma = float(e.options["sigma"])
+    return image * mask + (1 - mask) * (noise * sigma).to(image)
 
 
 def explain_vit_cx(
