@@ -56,7 +56,8 @@ def masked_with_noise(e: Explanation, image: Tensor, index: int) -> Tensor:
     home = image.device if image.device.type == "cuda" else torch.device("cpu")
     generator = torch.Generator(home).manual_seed(e.options["seed"])
     noise = torch.empty(0)
-    for _ in range(1 if e.options["mode"] == "paper" else index + 1):
+    common = (e.options.get("noise") or ("shared" if e.options["mode"] == "paper" else "per_mask")) == "shared"
+    for _ in range(1 if common else index + 1):
         noise = torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32)
     sigma = float(e.options["sigma"])
     return image * mask + (1 - mask) * (noise * sigma).to(image)
