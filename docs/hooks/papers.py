@@ -134,7 +134,7 @@ def _draw(
         header.append("ours")
     lines = [f"| {' | '.join(header)} |", "|---|" + "---:|" * (len(header) - 1)]
     for method in methods:
-        cells = [method]
+        cells = [method.removesuffix(" (Ours)")]  # "ours" are the numbers of this package
         for metric in metrics:
             digits = 2 if "%" in metric or metric.endswith("(%)") else 3
             cells += [_number(published.get((method, metric, model)), digits) for model in models]
