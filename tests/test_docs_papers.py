@@ -45,7 +45,7 @@ def test_commands_name_plans_and_figures(paper):
     if paper in PAGES:
         drawn = {name for name in FIGURES if name.startswith(f"{paper}-")}
         assert drawn == set(re.findall(r"vitrail figure ([\w-]+)", text))
-        assert all(f"vitrail bench {name}" in text for name in plans() if re.match(rf"{paper}_table", name))
+        assert all(f"{name}`" in text for name in plans() if name.startswith(f"{paper}_"))
 
 
 def test_published_numbers_stand_beside_measured_ones():

@@ -161,7 +161,7 @@ def draw_masks(
         order = impact.argsort(descending=True)
         picked = order[torch.linspace(0, len(order) - 1, min(MAPS_PER_ROW, len(order))).round().long()].tolist()
         probe = probe_without_target(about, images[i : i + 1])
-        features = probe.features(feature_kind(e.options["mode"]), stage=-2)[0].float().cpu()
+        features = probe.features(feature_kind(e.options["mode"], e.options.get("features")), stage=-2)[0].float().cpu()
         for column, m in enumerate(picked):
             channel = most_similar_feature(features, masks[m])
             canvas.image(grid[1, column], colour_map(features[channel]))

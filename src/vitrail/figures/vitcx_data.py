@@ -79,10 +79,16 @@ def explain_vit_cx(
     return explanations
 
 
-def feature_kind(mode: str) -> str:
-    """Name of the features that ViT-CX makes masks from."""
+def feature_kind(mode: str, features: str | None = None) -> str:
+    """Name of the features that ViT-CX makes masks from, in the terms of ``Probe.features``.
+
+    Args:
+        mode: Option ``mode`` of ViT-CX.
+        features: Option ``features`` of ViT-CX, where it is not left to the mode.
+    """
     choose("mode", mode, ("released", "paper"))
-    return "branch" if mode == "paper" else "Y"
+    kinds = {"norm1": "Y", "attention": "branch", "skip": "X_mid", "block": "out"}
+    return kinds[features or ("attention" if mode == "paper" else "norm1")]
 
 
 def attention_maps(about: LoadedModel, image: Tensor) -> list[tuple[str, Tensor]]:
