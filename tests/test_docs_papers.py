@@ -13,7 +13,9 @@ import pytest
 from test_docs_methods import DOCS, ROOT, hook
 from vitrail.bench.plan import plans
 from vitrail.figures.registry import FIGURES
+from vitrail.methods import find
 from vitrail.papers import find_table, paper_tables
+from vitrail.scores import PRESETS
 
 PAGES = {"vtranm": "vtranm", "gradtoken": "gradtoken", "vitcx": "vit_cx"}
 #: Number of tables and figures of each paper.
@@ -68,10 +70,39 @@ def test_published_numbers_stand_beside_measured_ones():
 def test_tables_of_the_pages_have_numbers():
     papers = hook("papers")
     for paper in PAGES:
-        for key in papers.MARK.findall(page(paper)):
+        for key, optional in papers.MARK.findall(page(paper)):
             assert key in paper_tables()
-            assert "| ours |" in papers.table(find_table(key), papers.load(ROOT)), key
+            assert optional or "| ours |" in papers.table(find_table(key), papers.load(ROOT)), key
     assert papers.movies(ROOT).count("\n") == 1 + len(papers.TEXT_METHODS) + 1
+
+
+def test_measured_tables_are_those_of_the_papers(monkeypatch):
+    """The benchmark runs every method of the tables that its results stand beside."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import paper_tables as benchmark
+
+    papers = hook("papers")
+    jobs = {"cifar10": ["vtranm_table1"], "vtranm": ["vtranm_table4"], "vitcx": ["vitcx_table1", "vitcx_table2"]}
+    for name, keys in jobs.items():
+        job = benchmark.JOBS[name]
+        assert job.preset in PRESETS
+        assert all(find(spec) for spec in job.methods)
+        for key in keys:
+            for specs in find_table(key).methods.values():
+                assert {papers.METHODS.get(spec, spec) for spec in specs} & set(job.methods), (name, specs)
+
+
+def test_a_measured_value_is_shown_with_its_number_of_images():
+    papers = hook("papers")
+    value = papers.Value(71.6, 1.2, 2000)
+    found = {
+        (papers.OurScore("cifar10", "vtranm", "predicted", "negative(black)"), method): value
+        for method in ("vtranm", "transformer_mm")
+    }
+    text = papers.table(find_table("vtranm_table1"), found)
+    assert "| VTranM | 74.90 | 71.6 ± 1.2 |" in text
+    assert text.endswith("Ours: 2,000 images.")
+    assert "CIFAR-100" not in text
 
 
 DIAGRAMS = sorted((DOCS / "images" / "diagrams").glob("*.svg"))

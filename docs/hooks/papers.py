@@ -1,10 +1,10 @@
 """MkDocs hook: published numbers beside ours on the pages of docs/papers.
 
 ``<!-- paper KEY -->`` becomes the numbers of a published table (vitrail.papers) for which a committed result has a
-counterpart, such as ``<!-- paper vtranm_table2 -->``. Published numbers come from src/vitrail/papers/numbers.csv, ours
-from results/imagenet1000.csv and benchmarks/results/ablations-pets.json. ``<!-- movies -->`` becomes token-F1 by the
-number of words, from benchmarks/results/movies.json; ``<!-- depths -->`` and ``<!-- ablation images -->`` are the
-scores of GradToken by depth and the number of images of the ablations.
+counterpart, such as ``<!-- paper vtranm_table2 -->``; with ``if measured``, nothing where there is none. Published
+numbers come from src/vitrail/papers/numbers.csv, ours from results/imagenet1000.csv and, in benchmarks/results,
+ablations-pets.json and, if it exists, paper-tables.json. ``<!-- movies -->`` becomes token-F1 by the
+number of words, from benchmarks/results/movies.json; ``<!-- depths -->`` the scores of GradToken by depth.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ if TYPE_CHECKING:
 
 logger = get_plugin_logger("papers")
 
-MARK = re.compile(r"<!-- paper (\w+) -->")
-#: Marks of the other tables, and of the number of images behind the ablations.
-MOVIES, DEPTHS, IMAGES = "<!-- movies -->", "<!-- depths -->", "<!-- ablation images -->"
+MARK = re.compile(r"<!-- paper (\w+)( if measured)? -->")
+#: Marks of the other tables.
+MOVIES, DEPTHS = "<!-- movies -->", "<!-- depths -->"
 ABLATIONS = "benchmarks/results/ablations-pets.json"
 #: By data set of a paper, the one we have instead.
-DATA = {"imagenet": "imagenet", "imagenet-segmentation": "pets"}
+DATA = {"imagenet": "imagenet", "imagenet-segmentation": "pets", "cifar10": "cifar10"}
 #: By protocol of a paper, the one in the results that is computed in the same way.
 PROTOCOLS = {"gradtoken": "chefer21", "box_pointing": "pointing"}
 #: By protocol, its only score in the results where the name differs.
 SCORES = {"box_pointing": "hit@0"}
 #: By method of a paper, the settings that were measured.
-METHODS = {"rise": "rise:masks=1000", "rise:masks=5000": "rise:masks=1000"}
+METHODS = {
+    "rise": "rise:masks=1000",
+    "rise:masks=5000": "rise:masks=1000",
+    "vit_cx:2": "vit_cx:2,random_masks=1000",
+}
 ARROWS = {"up": "↑", "down": "↓"}
 #: Rows of Figure 6 of GradToken, by our names.
 TEXT_METHODS = ("gradtoken", "transformer_attribution", "gradcam", "raw_attention", "partial_lrp", "lrp", "rollout")
@@ -52,8 +56,14 @@ class OurScore(NamedTuple):
     score: str
 
 
-#: A value with half of its 95 % interval, or None where no interval was computed.
-Value = tuple[float, float | None]
+class Value(NamedTuple):
+    """A measured value, half of its 95 % interval, if one was computed, and the number of images."""
+
+    value: float
+    half: float | None
+    images: int
+
+
 #: Values by score and method.
 Values = dict[tuple[OurScore, str], Value]
 #: Values by method and metric of a paper.
@@ -67,13 +77,20 @@ def load(root: Path) -> Values:
     with (root / "results" / "imagenet1000.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             key = OurScore(row["dataset"], row["protocol"], row["target"], row["score"]), row["method"]
-            values[key] = float(row["value"]), (float(row["high"]) - float(row["low"])) / 2
+            half = (float(row["high"]) - float(row["low"])) / 2
+            values[key] = Value(float(row["value"]), half, int(row["images"]))
     ablations = json.loads((root / ABLATIONS).read_text(encoding="utf-8"))
     for method, row in ablations["rows"].items():
         for score in ("pixel_accuracy", "map", "miou", "best_pixel_accuracy", "best_miou"):
             low, high = row.get(f"{score}_interval", (None, None))
             key = OurScore("pets", "ablations", "predicted", score), method
-            values[key] = 100 * row[score], None if low is None else 50 * (high - low)
+            half = None if low is None else 50 * (high - low)
+            values[key] = Value(100 * row[score], half, ablations["manifest"]["images"])
+    tests = root / "benchmarks" / "results" / "paper-tables.json"
+    measured = json.loads(tests.read_text(encoding="utf-8"))["rows"] if tests.exists() else {}
+    for row in (row for rows in measured.values() for row in rows):
+        key = OurScore(row["dataset"], row["protocol"], row["target"], row["score"]), row["method"]
+        values[key] = Value(row["value"], (row["high"] - row["low"]) / 2, row["images"])
     return values
 
 
@@ -140,7 +157,12 @@ def _draw(
             cells += [_number(published.get((method, metric, model)), digits) for model in models]
             cells.append(_ours(ours.get((method, metric)), 1 if digits == 2 else 3))
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+    counts = {metric: max(v.images for key, v in ours.items() if key[1] == metric) for metric in metrics}
+    if len(set(counts.values())) == 1:
+        note = f"Ours: {counts[metrics[0]]:,} images."
+    else:
+        note = f"Ours: {', '.join(f'{paper.short(m)} on {count:,} images' for m, count in counts.items())}."
+    return "\n".join([*lines, "", note])
 
 
 def _number(value: float | None, digits: int) -> str:
@@ -150,8 +172,7 @@ def _number(value: float | None, digits: int) -> str:
 def _ours(found: Value | None, digits: int) -> str:
     if found is None:
         return "–"
-    value, half = found
-    return _number(value, digits) + ("" if half is None else f" ± {half:.{digits}f}")
+    return _number(found.value, digits) + ("" if found.half is None else f" ± {found.half:.{digits}f}")
 
 
 def depths(root: Path) -> str:
@@ -184,13 +205,10 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: ob
         markdown = markdown.replace(MOVIES, movies(root))
     if DEPTHS in markdown:
         markdown = markdown.replace(DEPTHS, depths(root))
-    if IMAGES in markdown:
-        manifest = json.loads((root / ABLATIONS).read_text(encoding="utf-8"))["manifest"]
-        markdown = markdown.replace(IMAGES, str(manifest["images"]))
 
     def replace(match: re.Match[str]) -> str:
         found = table(find_table(match[1]), load(root))
-        if not found:
+        if not found and not match[2]:
             logger.warning("%s asks for %s, but no result has a counterpart of it", page.file.src_uri, match[1])
         return found
 
