@@ -36,7 +36,7 @@ def pairwise_cosines(features: Tensor, size: tuple[int, int]) -> Array:
     Example:
         >>> features = torch.tensor([[[0.0, 1.0]], [[1.0, 0.0]], [[0.0, 2.0]]])
         >>> pairwise_cosines(features, (2, 4)).round(2).tolist()
-        [0.27, 1.0, 0.27]
+        [0.23, 1.0, 0.23]
     """
     masks = stretched(features, size, lambda count: (slice(i, i + PIECE) for i in range(0, count, PIECE)))
     cosines = similarity(masks)
