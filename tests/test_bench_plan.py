@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from PIL import Image
 
 from bench_helpers import ONE, TINY, open_store
+from vitrail.bench.context import _select_indices, open_context
 from vitrail.bench.cost import estimate_run, measure_model, scoring_cost
 from vitrail.bench.dry_run import dry_run_all, dry_run_plan, plan_summary
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.shard import parse_shard, select_shard
 from vitrail.bench.method_groups import group_methods, single_pass_methods
-from vitrail.bench.plan import CONTROLS, PlanError, PlanOverrides, find_plan, parse_plan, plans
+from vitrail.bench.plan import CONTROLS, DatasetSpec, PlanError, PlanOverrides, find_plan, parse_plan, plans
 from vitrail.bench.validate import _check_methods, _check_protocols, read_plan
 from vitrail.errors import NotApplicableError
 from vitrail.methods import METHODS, Method, find
@@ -22,13 +24,18 @@ from vitrail.papers import paper_tables
 pl = pytest.importorskip("polars")
 
 #: Plans that reproduce no table of a paper.
-OWN_PLANS = {"imagenet1000", "imagenet1000_many", "scenes", "smoke", "vitcx_appendix_b", "vitcx_appendix_f"}
+OWN_PLANS = {
+    "gradtoken_fig6", "imagenet1000", "imagenet1000_many", "scenes", "smoke", "vitcx_appendix_b", "vitcx_appendix_c",
+    "vitcx_appendix_f",
+}  # fmt: skip
+#: Plans that reproduce a part of a table, and the table.
+PARTS_OF_TABLES = {"vtranm_table1_cifar100": "vtranm_table1"}
 #: Former names of the plans, and the keys their runs had, for made-up weights, images and versions.
 FORMER_KEYS = {
     "000_table1": "23020e35048aa90d", "000_table2": "fa243f4bdf168009", "000_table3": "7d28e7e87b8a1884",
-    "000_table4": "47d1d88809124fd7", "003_fig11": "8dd03fae060e3354", "003_table1": "0823340b863fb793",
+    "000_table4": "47d1d88809124fd7", "003_fig11": "8dd03fae060e3354", "003_table1": "e21c54ee87eefd81",
     "003_table2": "823235c8d6ac5c00", "003_table3": "82ce05a6bd9c9a72", "003_table4": "731aad35053c8fc6",
-    "004_table1": "9329ff8d6517d2d3", "004_table2": "58489771bddfea5e",
+    "004_table1": "7d87641bfae132ae", "004_table2": "76c58fa8fb200677",
 }  # fmt: skip
 
 
@@ -139,10 +146,34 @@ def test_every_table_of_the_papers_has_a_valid_plan():
         assert plan.name == name
         papers[name] = plan.paper
     assert set(paper_tables()) - {"vitcx_fig1"} <= set(papers), "the figure shows four single images"
-    assert papers == {name: None if name in OWN_PLANS else name for name in papers}
+    assert papers == {name: None if name in OWN_PLANS else PARTS_OF_TABLES.get(name, name) for name in papers}
     with pytest.raises(PlanError, match=r"line 2: paper = 'vtranm_table9': choose one of vtranm_table1, "):
         read_text('name = "a"\npaper = "vtranm_table9"\nmodels = "scenes"\nmethods = "tam"\n'
                   'protocols = "complexity"\ndataset = { name = "scenes", limit = 1 }')  # fmt: skip
+
+
+@pytest.mark.slow
+def test_cifar100_runs_with_a_distilled_classifier_of_the_user(tmp_path):
+    timm = pytest.importorskip("timm")
+    from safetensors.torch import save_file
+
+    classifier = timm.create_model("deit_tiny_distilled_patch16_224", num_classes=100)
+    save_file({k: v.contiguous() for k, v in classifier.state_dict().items()}, tmp_path / "deit.safetensors")
+    records = np.random.default_rng(0).integers(0, 256, (10_000, 3074), dtype=np.uint8)
+    records[:, 0], records[:, 1] = 0, np.arange(10_000) % 100
+    (tmp_path / "test.bin").write_bytes(records.tobytes())
+    text = plans()["vtranm_table1_cifar100"].read_text("utf-8").replace("deit-b-d", "timm:deit_tiny_d").replace(
+        "tiny_distilled", "tiny_distilled_patch16_224")  # fmt: skip
+    overrides = PlanOverrides({"cifar100": str(tmp_path)}, {"classifier": str(tmp_path / "deit.safetensors")}, limit=2)
+    plan = read_text(text, overrides)
+    context = open_context(plan.model_dump_json())
+    assert context.model(0).classes == 100
+    assert context.model(0).structure.layout.readout == "distilled"
+    assert context.same_classes(0, 0)
+    assert len(context.images(0).ids) == 2
+    with pytest.raises(PlanError, match=r"has 1000 classes and cifar100 has 100"):
+        read_text(text.replace('label = "classifier"', 'label = "classifier", weights = "random"'),
+                  PlanOverrides({"cifar100": str(tmp_path)}, limit=2))  # fmt: skip
 
 
 def test_plans_keep_their_former_names_and_keys(monkeypatch):
@@ -156,7 +187,7 @@ def test_plans_keep_their_former_names_and_keys(monkeypatch):
         renamed = plan.model_copy(update={"name": former})
         assert renamed.key(["w"] * len(plan.models), [["a", "b"]] * len(plan.dataset)) == key
         assert type(plan).model_validate(plan.model_dump() | {"paper": former}).paper == name
-    assert {current[former[:3]] + former[3:] for former in FORMER_KEYS} | OWN_PLANS == set(plans())
+    assert {current[former[:3]] + former[3:] for former in FORMER_KEYS} | OWN_PLANS | {*PARTS_OF_TABLES} == set(plans())
 
 
 def test_imagenet1000_and_imagenet1000_many_differ_in_their_methods_only():
@@ -211,6 +242,23 @@ def test_key_depends_on_weights_images_and_settings_and_not_on_paths(tmp_path):
         plan.model_copy(update={"seed": 1}).key(["w"], ids),
     ]
     assert len({key, *others}) == 4
+
+
+def test_images_are_spread_evenly_or_drawn_at_random_with_a_seed():
+    ids = [f"image{i:04d}" for i in range(1000)]
+
+    def select(**options):
+        return _select_indices(DatasetSpec(name="imagenet", **options), ids)
+
+    assert select(limit=4) == (0, 250, 500, 750)
+    drawn = select(limit=200, draw=0)
+    assert drawn == select(limit=200, draw=0) == tuple(sorted(set(drawn)))
+    assert len(drawn) == 200
+    assert set(select(limit=50, draw=0)) < set(drawn), "a smaller limit takes images of the same draw"
+    assert 20 < len(set(drawn) & set(select(limit=200, draw=1))) < 60, "two draws share one image in five"
+    assert 400 < sum(drawn) / 200 < 600
+    assert select(limit=2000, draw=3) == tuple(range(1000))
+    assert all(data.draw == 0 for name in ("vitcx_table1", "vitcx_table2") for data in parse_packaged(name).dataset)
 
 
 def test_chunks_cover_everything_once_and_are_split_over_shards(tmp_path):

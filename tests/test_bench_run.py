@@ -19,6 +19,7 @@ from datafiles import write_voc
 from vitrail.bench import explainer as explainer_module
 from vitrail.bench.chunk import matmul_precision
 from vitrail.bench.engines.local import LocalEngine
+from vitrail.bench.ground_truth import prepare_ground_truth
 from vitrail.bench.memory import PeakMemory
 from vitrail.bench.plan import PlanError
 from vitrail.bench.protocols import PresentClassScores
@@ -26,7 +27,9 @@ from vitrail.bench.results_store import collect_scores, read_results
 from vitrail.bench.run import run_plan
 from vitrail.errors import DataError
 from vitrail.explain import explain
+from vitrail.scores.pointing import box_masks, score_box_pointing
 from vitrail.scores.segmentation import SegmentationScores
+from vitrail.scores.wsol import WsolScores, score_wsol
 
 pl = pytest.importorskip("polars")
 
@@ -211,6 +214,41 @@ dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true
     assert 0 < scores.column("labelled").max() <= size[0] * size[1]
 
 
+def test_box_protocols_equal_the_score_functions(tmp_path):
+    text = """
+name = "boxes"
+models = ["scenes"]
+methods = ["transformer_mm", "centre"]
+controls = false
+targets = "both"
+protocols = ["pointing", "box_pointing", "wsol"]
+dataset = { name = "scenes", options = { split = "test", count = 3, pairs = true } }
+"""
+    store = open_store(text, tmp_path, tmp_path)
+    LocalEngine(1).run(store.missing())
+    table = store.merge()
+    assert table["error"].null_count() == len(table)
+    model, images = store.context.model(0), store.context.images(0)
+    for index, name in zip(images.indices, images.ids, strict=True):
+        truth = prepare_ground_truth(images.dataset, index, model.preprocess, by_class=True)
+        label = truth.label
+        boxes = truth.boxes_of(label)
+        assert boxes.tolist() == images.dataset[index].boxes_of(label).tolist(), "scenes are not resized"
+        assert truth.box_mask_of(label).bool().equal(box_masks([boxes], truth.image.shape[1:])[0])
+        maps = explain(model.loaded, truth.image[None], "transformer_mm", target=label).maps[:, 0]
+        expected = score_box_pointing(maps, [boxes]) | score_wsol(maps, [boxes])
+        own = table.filter(pl.col("image") == name, pl.col("method") == "transformer_mm", pl.col("target") == "label")
+        found = {(row["protocol"], row["score"]): row["value"] for row in own.to_dicts()}
+        assert found["box_pointing", "hits"] == expected["hits"].item()
+        assert found["box_pointing", "boxes"] == len(boxes)
+        iou = [found["wsol", f"iou/{j}"] for j in range(20)]
+        assert iou == pytest.approx(expected["iou"][0].tolist())
+    wsol = collect_scores(table, WsolScores, method="transformer_mm", protocol="wsol", target="label").summary()
+    top1 = [row["value"] for row in table.filter(pl.col("score") == "top1", pl.col("target") == "label").to_dicts()]
+    assert 0 <= wsol["top1_loc"] <= wsol["max_box_acc"] <= 1
+    assert set(top1) <= {0.0, 1.0}
+
+
 def test_matmul_precision_is_set_and_restored():
     torch.set_float32_matmul_precision("medium")
     try:
@@ -252,7 +290,8 @@ name = "voc"
 models = [{ name = "MODEL", weights = "random" }]
 methods = ["raw_attention", "gradcam"]
 controls = false
-protocols = ["multiclass"]
+protocols = ["multiclass", "multiclass_original"]
+view = "squash"
 dataset = { name = "voc2012" , root = "." }
 """
     write_voc(tmp_path)
@@ -265,10 +304,15 @@ dataset = { name = "voc2012" , root = "." }
         scores[row["image"]].add(row["score"].partition("/")[0])
     assert scores["2007_000033"] == {"common:0", "union:0", "common:1", "union:1", "labelled", "flat"}
     assert scores["2007_000042"] >= {"common:12", "union:15"}
+    labelled = {row["protocol"]: row["value"] for row in table.filter(pl.col("score") == "labelled").to_dicts()}
+    assert labelled["multiclass_original"] < 8 * 6 + 1 < labelled["multiclass"], "pixels of the file, and of the input"
     collected = collect_scores(table, PresentClassScores, method="gradcam", protocol="multiclass")
     assert collected.regions().intersection.shape == (2, 10, 4)
     with pytest.raises(PlanError, match=r"multiclass cannot be run with cifar10 on voc2012: the model has 10 classes"):
         open_store(text.replace('{ name = "MODEL", weights = "random" }', '"cifar10"'), tmp_path / "runs", tmp_path)
+    cropped = text.replace("MODEL", "timm:vit_tiny_patch16_224").replace('view = "squash"', 'view = "model"')
+    with pytest.raises(PlanError, match=r'multiclass_original needs maps of whole images.*view = "squash"'):
+        open_store(cropped, tmp_path / "runs", tmp_path)
 
 
 @pytest.mark.parametrize(

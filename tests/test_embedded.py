@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from importlib.resources import files
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 import vitrail
 from vitrail.data import CIFAR10, SCENE_CLASSES, Scenes
+from vitrail.errors import OptionError, WeightsError
 from vitrail.models import EMBEDDED_MODELS, PlainViT
 
 COUNT = 150
@@ -150,3 +152,34 @@ def test_relevance_is_on_the_target_object_of_a_pair(method, object_pairs):
         for relevance, target, other in zip(pair, scene.classes, reversed(scene.classes), strict=True):
             correct += bool(mean_relevance(relevance, scene, target)[0] > mean_relevance(relevance, scene, other)[0])
     assert correct >= 60  # of 80
+
+
+def test_embedded_model_takes_another_file_and_a_distilled_model_has_two_heads(tmp_path):
+    from safetensors.torch import save_file
+
+    architecture = {"size": 32, "patch": 8, "width": 48, "depth": 2, "heads": 2, "classes": 10, "prefix": 2,
+                    "distilled": True}  # fmt: skip
+    state = PlainViT(**architecture).state_dict()
+    metadata = {
+        "architecture": json.dumps(architecture), "classes": json.dumps(list("abcdefghij")),
+        "preprocess": json.dumps({"size": [32, 32], "mean": [0.5] * 3, "std": [0.5] * 3}),
+    }  # fmt: skip
+    save_file(state, tmp_path / "two.safetensors", metadata)
+    found = vitrail.load("cifar10", tmp_path / "two.safetensors")
+    assert found.classes == tuple("abcdefghij")
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    x = found.module.embed(image).flatten(2).transpose(1, 2)
+    x = found.module.norm(found.module.blocks(torch.cat([found.module.prefix, x], 1) + found.module.position))
+    expected = (found.module.head(x[:, 0]) + found.module.head_dist(x[:, 1])) / 2
+    with torch.no_grad():
+        assert torch.equal(found.module(image), expected.detach())
+    assert (
+        vitrail.explain(found, image, "gradtoken").structure["readout"] == "the mean of the CLS and distillation tokens"
+    )
+    save_file(state, tmp_path / "no-metadata.safetensors")
+    with pytest.raises(WeightsError, match="not a file of an embedded model"):
+        vitrail.load("cifar10", tmp_path / "no-metadata.safetensors")
+    with pytest.raises(WeightsError, match="does not exist"):
+        vitrail.load("cifar10", tmp_path / "missing.safetensors")
+    with pytest.raises(OptionError, match="prefix=2"):
+        PlainViT(distilled=True)

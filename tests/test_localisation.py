@@ -21,8 +21,18 @@ from score_helpers import (
     ten_masks,
 )
 from vitrail.data import Scenes
+from vitrail.data.annotation import read_annotation
 from vitrail.errors import InputError, OptionError
-from vitrail.scores.pointing import PointingScores, box_masks, pointing_game, relevance_rank_accuracy, score_pointing
+from vitrail.papers import find_table
+from vitrail.scores.pointing import (
+    BoxPointingScores,
+    PointingScores,
+    box_masks,
+    pointing_game,
+    relevance_rank_accuracy,
+    score_box_pointing,
+    score_pointing,
+)
 from vitrail.scores.segmentation import (
     THRESHOLDS,
     MultiClassSegmentationScores,
@@ -53,6 +63,10 @@ def test_segmentation_follows_the_formulas(ignored):
     best = max(range(10), key=lambda i: (sweep[i][1], -i))
     assert s["best_threshold"] == THRESHOLDS[best]
     assert (s["best_pixel_accuracy"], s["best_miou"]) == pytest.approx(sweep[best])
+    own = max(range(10), key=lambda i: (sweep[i][0], -i))
+    assert s["own_best_threshold"] == THRESHOLDS[own]
+    assert s["own_best_pixel_accuracy"] == pytest.approx(sweep[own][0])
+    assert own != best, "the two searches differ on these maps"
 
 
 def test_two_fold_uses_the_threshold_of_the_other_fold():
@@ -243,6 +257,56 @@ def test_pointing_at_the_centre_and_without_an_object():
         pointing_game(torch.rand(1, 4, 4), masks[:1], ties="last")
     with pytest.raises(InputError, match="images, height, width"):
         score_pointing(torch.rand(3, 4, 5), masks)
+
+
+def test_box_pointing_tests_each_pair_of_map_and_box():
+    g = torch.Generator().manual_seed(2)
+    maps = torch.rand(5, 9, 12, generator=g, dtype=torch.float64)
+    maps[3], maps[4, 2] = 1.0, 1.0  # a constant map, and a row of maxima
+    boxes = [[[0, 0, 6, 9], [6, 0, 12, 9]], [[2, 1, 5, 4], [0, 0, 12, 9], [0.2, 0.2, 0.4, 0.4]], [],
+             [[0, 0, 6, 9]], [[0, 0, 3, 9], [0, 3, 12, 9]]]  # fmt: skip
+    found = score_box_pointing(maps, boxes)
+    for i, own in enumerate(boxes):
+        hits = count = 0.0
+        peaks = [(y, x) for y in range(9) for x in range(12) if maps[i, y, x] == maps[i].max()]
+        for x0, y0, x1, y1 in own:
+            inside = [(y, x) for y in range(9) for x in range(12) if x0 <= x + 0.5 < x1 and y0 <= y + 0.5 < y1]
+            if inside:
+                hits, count = hits + sum(p in inside for p in peaks) / len(peaks), count + 1
+        if count:
+            assert (found["hits"][i].item(), found["boxes"][i].item()) == pytest.approx((hits, count))
+        else:
+            assert found["hits"][i].isnan()
+    assert found["boxes"].nan_to_num(0).tolist() == [2, 2, 0, 1, 2]
+    assert found["flat"].tolist() == [False, False, False, True, False]
+    scores = BoxPointingScores()
+    scores.add(list("abcde"), found)
+    s = scores.summary()
+    assert (s["pairs"], s["undefined"], s["flat"]) == (7, 1, 1)
+    assert s["accuracy"] == pytest.approx(found["hits"].nan_to_num(0).sum().item() / 7)
+    assert found["reachable"].nan_to_num(0).tolist() == [1, 2, 0, 1, 2], "boxes that share a pixel"
+    assert s["bound"] == pytest.approx(6 / 7)
+    union = score_pointing(maps[:1], box_masks([boxes[0]], (9, 12)))["hit@0"].item()
+    assert (union, found["hit_share"][0].item()) == (1.0, 0.5), "the union is easier to hit than each box"
+    with pytest.raises(InputError, match="a list of boxes for each image"):
+        score_box_pointing(maps, boxes[:2])
+
+
+def test_no_map_reaches_the_published_pointing_game_per_box(assets):
+    shared, count = 0, 0
+    for path in sorted((assets / "imagenet" / "boxes").glob("*.xml")):
+        x0, y0, x1, y1 = read_annotation(path).corners.T
+        # The largest number of boxes that share a point is reached at a left and an upper edge.
+        x, y = np.meshgrid(x0, y0)
+        inside = (x0 <= x[..., None]) & (x[..., None] <= x1) & (y0 <= y[..., None]) & (y[..., None] <= y1)
+        shared, count = shared + inside.sum(2).max(), count + len(x0)
+    assert count == 1605
+    assert shared / count == pytest.approx(0.755, abs=0.0005)
+    published = [
+        n.value for n in find_table("vitcx_table1").numbers if n.metric == "PG Acc (%)" and n.value is not None
+    ]
+    assert sum(value > 100 * shared / count for value in published) > 5
+    assert find_table("vitcx_table1").metrics["PG Acc (%)"].protocol == "pointing"
 
 
 def test_selectivity_follows_the_formulas():

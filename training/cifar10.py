@@ -4,6 +4,9 @@ A convolutional teacher is trained first, then the transformer, which learns fro
 augmented images (knowledge distillation). The data are JPEG files, ``train/<class>/NNNN.jpg`` and
 ``test/<class>/NNNN.jpg``, in a folder or in a tar archive. All images are held on the GPU as uint8 and augmented there.
 The test images do not influence the training: they are evaluated every few epochs for the log, and at the end.
+
+With ``--distilled`` the transformer has a distillation token and a second head, as DeiT has: the CLS head learns the
+labels, the distillation head the teacher's predictions, and the model's logits are the mean of both.
 """
 
 from __future__ import annotations
@@ -27,12 +30,12 @@ from torch import Tensor, nn
 from training import START_TIME
 from training.images import box_mask, normalise, predict, random_erase, reflect, smooth_labels
 from training.loop import train
-from training.models import TeacherResNet, TrainableViT, plain_copy
+from training.models import TeacherResNet, TrainableViT, distilled_state, plain_copy
 from training.recipe import Clock, Loss, Recipe, TrainingTask
 from training.run_writer import RunWriter, weights_metadata
 from training.runtime import add_options, autocast, logger, parallel_map, set_up
 
-NAME = "cifar10"
+NAME, DISTILLED_NAME = "cifar10", "cifar10-distilled"
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 SIZE, MAX_SHIFT = 32, 4
 #: A ninth block would exceed four million parameters.
@@ -230,6 +233,20 @@ class DistillationData:
 
         return loss
 
+    def two_head_loss(self, teacher: nn.Module) -> Loss:
+        """Mean of the CLS head's cross-entropy with the labels and the distillation head's with the teacher."""
+
+        def loss(net: Any, indices: Tensor) -> Tensor:
+            images, targets = self.batch(indices)
+            with autocast(self._images.device):
+                with torch.no_grad():
+                    teacher_logits = teacher(images)
+                by_cls, by_distillation = net.forward_heads(images)
+            from_teacher = F.cross_entropy(by_distillation.float(), teacher_logits.float().softmax(1))
+            return (F.cross_entropy(by_cls.float(), smooth_labels(targets, LABEL_SMOOTHING)) + from_teacher) / 2
+
+        return loss
+
 
 # --- the script -------------------------------------------------------------------------------------------------------
 
@@ -241,6 +258,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with train and test, or a tar archive of it")
     parser.add_argument("--teacher-minutes", type=float, default=1.5, help="part of it for the teacher (%(default)s)")
     parser.add_argument("--start", type=Path, default=None, help="weights of an earlier run to start the student from")
+    parser.add_argument("--distilled", action="store_true", help="a distillation token and a second head, as in DeiT")
     parser.add_argument("--train", type=int, default=None, help="number of training images to use (all)")
     args = parser.parse_args()
     if args.smoke:
@@ -280,18 +298,24 @@ def main() -> None:
     }  # fmt: skip
 
     architecture = {**ARCHITECTURE, **(TINY if args.smoke else {})}
+    name = DISTILLED_NAME if args.distilled else NAME
+    if args.distilled:
+        architecture |= {"prefix": 2, "distilled": True}
     recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=args.epochs)
     net = TrainableViT(architecture, recipe.drop_path)
     if args.start:
-        net.load_state_dict({name: value.float() for name, value in load_file(args.start).items()})
+        state = {key: value.float() for key, value in load_file(args.start).items()}
+        net.load_state_dict(distilled_state(state) if args.distilled and "head_dist.weight" not in state else state)
     model = plain_copy(net, architecture).to(device)
-    metadata = weights_metadata(architecture, classes, MEAN, STD, name=NAME, data="CIFAR-10, the training images")
-    task = TrainingTask(NAME, net.to(device), model, count, losses.distillation_loss(teacher), fast_accuracy, metadata)
+    metadata = weights_metadata(architecture, classes, MEAN, STD, name=name, data="CIFAR-10, the training images")
+    loss = losses.two_head_loss(teacher) if args.distilled else losses.distillation_loss(teacher)
+    task = TrainingTask(name, net.to(device), model, count, loss, fast_accuracy, metadata)
     result = train(task, recipe, START_TIME + 60 * args.minutes - RESERVED_SECONDS, device, writer, compiled)
     description = {
         "training": f"CIFAR-10, {count} training images", "test": f"{len(test.labels)} test images",
         "augmentation": "crop with 4 px reflection padding, flip, warp, recolour, erase, half mixup and half CutMix",
-        "teacher": teacher_entry, "trust_in_teacher": TEACHER_WEIGHT, "started_from": args.start and args.start.name,
+        "teacher": teacher_entry, "trust_in_teacher": None if args.distilled else TEACHER_WEIGHT,
+        "started_from": args.start and args.start.name,
     }  # fmt: skip
     writer.finish(task, recipe, result, description, args.seed, lambda m: {"test_top1": accuracy(m, False)}, device)
 

@@ -93,8 +93,21 @@ class TrainableViT(PlainViT):
 
     def classify(self, x: Tensor) -> Tensor:
         """Map the output of the last block, shape (b, n, d), to logits, shape (b, classes)."""
+        if self.head_dist is not None:
+            by_cls, by_distillation = self.classify_twice(x)
+            return (by_cls + by_distillation) / 2
         x = self.norm(x)
         return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]
+
+    def classify_twice(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map the output of the last block to the logits of the CLS head and of the distillation head."""
+        assert self.head_dist is not None
+        x = self.norm(x)
+        return self.head(x[:, 0]), self.head_dist(x[:, 1])
+
+    def forward_heads(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Map images to the logits of the CLS head and of the distillation head, both of shape (b, classes)."""
+        return self.classify_twice(self.blocks(self.embed_tokens(images)))
 
 
 class PatchLabelViT(TrainableViT):
@@ -148,6 +161,16 @@ def sincos_positions(side: int, width: int) -> Tensor:
     line = torch.cat([angle.sin(), angle.cos()], 1)
     grid = torch.cat([line[:, None].expand(side, side, -1), line[None].expand(side, side, -1)], -1).flatten(0, 1)
     return F.pad(grid, (0, width - grid.shape[1]))
+
+
+def distilled_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a model with one CLS token as those of a distilled one: its token and its head are used twice."""
+    found = {name: value.clone() for name, value in state.items()}
+    found["prefix"] = torch.cat([state["prefix"][:, :1]] * 2, 1)
+    found["position"] = torch.cat([state["position"][:, :1], state["position"]], 1)
+    for part in ("weight", "bias"):
+        found[f"head_dist.{part}"] = state[f"head.{part}"].clone()
+    return found
 
 
 def plain_copy(net: TrainableViT, architecture: Mapping[str, Any]) -> PlainViT:

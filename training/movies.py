@@ -3,7 +3,9 @@
 Without ``--from``, everything is trained on the training reviews alone: a WordPiece vocabulary, and a BERT encoder,
 first with masked words and then with the labels NEG and POS. With ``--from DIR``, a local encoder and its tokenizer are
 fine-tuned on the labels. With ``--warm FILE``, the labels of other reviews are learned first: the Large Movie Review
-Dataset as one JSON list of ``{"t": text, "s": 0 or 1}``.
+Dataset as one JSON list of ``{"t": text, "s": 0 or 1}``, which may be compressed with gzip. Without ``--from``, the
+vocabulary and the masked words are then learned from these reviews as well. ``--size base`` makes an encoder of the
+size of BERT-base.
 
 Training uses a random passage of each review. Evaluation uses the whole review: the mean of the logits over its
 windows. The epoch with the best accuracy on the validation reviews is kept. The test reviews are evaluated once, at the
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import gzip
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -40,14 +43,19 @@ ARCHITECTURE: dict[str, Any] = {
     "hidden_size": 256, "num_hidden_layers": 6, "num_attention_heads": 4, "intermediate_size": 1024,
     "max_position_embeddings": 512, "hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.1,
 }  # fmt: skip
+#: The size of BERT-base.
+BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
+        "hidden_dropout_prob": 0.1}  # fmt: skip
 TINY = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 96,
         "max_position_embeddings": 128}  # fmt: skip
-VOCABULARY_SIZE = 8000
+VOCABULARY_SIZE, BASE_VOCABULARY_SIZE = 8000, 16000
 MASKED_WORDS_RECIPE = Recipe(batch=64, lr=1e-3, decay=0.01, evaluate=1)
 FROM_SCRATCH_RECIPE = Recipe(batch=32, lr=2e-4, decay=0.05, evaluate=1)
 #: For a pretrained encoder, as in the published experiments.
 FINE_TUNING_RECIPE = Recipe(batch=10, lr=1e-5, decay=0.01, epochs=10, evaluate=1)
 OTHER_REVIEWS_RECIPE = Recipe(batch=64, lr=1e-4, decay=0.01, epochs=2, evaluate=1)
+#: Peak learning rates of encoders as wide as BERT-base, which diverge with those of small ones, by phase.
+WIDE_LR = {"words": 2e-4, "warm": 5e-5, "verdicts": 2e-5}
 #: Fraction of masked words: for masked-word training, and as augmentation while the labels are learned.
 MASKED_FRACTION, AUGMENTATION_FRACTION = 0.15, 0.1
 #: Seconds reserved for the last evaluation and for writing.
@@ -72,14 +80,18 @@ def read_split(data: Path, split: str, count: int | None) -> Movies | list[Any]:
     return [sample for pair in zip(*by_label, strict=False) for sample in pair][:count]
 
 
-def read_other_reviews(file: Path, tokenizer: Any, known: set[str], count: int | None) -> Reviews:
-    """Read other reviews with their labels, without those that are among the known ones."""
-    entries = json.loads(file.read_text(encoding="utf-8"))
+def read_other_reviews(file: Path, known: set[str], count: int | None) -> tuple[list[str], list[int]]:
+    """Read the texts and labels of other reviews, without those that are among the known ones."""
+    with (gzip.open if file.suffix == ".gz" else open)(file, "rt", encoding="utf-8") as stream:
+        entries = json.load(stream)
     new = [entry for entry in entries[:count] if letters_only(entry["t"]) not in known]
     logger.info("%d other reviews, %d left out", len(new), len(entries[:count]) - len(new))
-    texts = [re.sub(r"<[^>]*>", " ", entry["t"]) for entry in new]
-    ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    return Reviews(texts, [torch.tensor(row) for row in ids], torch.tensor([int(entry["s"]) for entry in new]))
+    return [re.sub(r"<[^>]*>", " ", entry["t"]) for entry in new], [int(entry["s"]) for entry in new]
+
+
+def join_reviews(one: Reviews, other: Reviews) -> Reviews:
+    """Reviews of two sets as one."""
+    return Reviews(one.texts + other.texts, one.tokens + other.tokens, torch.cat([one.labels, other.labels]))
 
 
 def letters_only(text: str) -> str:
@@ -100,12 +112,10 @@ def train_tokenizer(texts: Sequence[str], size: int, length: int) -> transformer
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=length, **names)
 
 
-def tokenize(samples: Any, tokenizer: Any) -> Reviews:
+def tokenize(texts: Sequence[str], labels: Sequence[int], tokenizer: Any) -> Reviews:
     """Tokenize reviews."""
-    texts = [sample.text for sample in samples]
-    ids = tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
-    labels = torch.tensor([sample.label for sample in samples])
-    return Reviews(texts, [torch.tensor(row) for row in ids], labels)
+    ids = tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)["input_ids"]
+    return Reviews(list(texts), [torch.tensor(row) for row in ids], torch.tensor(labels))
 
 
 class RandomPassages:
@@ -226,6 +236,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="ERASER's movies: the folder, or movies.tar.gz")
     parser.add_argument("--from", dest="encoder", type=Path, default=None, help="folder with a pretrained encoder")
     parser.add_argument("--warm", type=Path, default=None, help="JSON file with other reviews to train on first")
+    parser.add_argument("--size", choices=("small", "base"), default="small", help="of an encoder without --from")
     parser.add_argument("--length", type=int, default=None, help="maximum number of tokens in a forward pass")
     parser.add_argument("--words", type=float, default=0.6, help="fraction of the time for masked words (%(default)s)")
     args = parser.parse_args()
@@ -241,10 +252,15 @@ def main() -> None:
     writer = RunWriter(args.out, vars(args))
     samples = {split: read_split(args.data, split, 64 if args.smoke else None) for split in ("train", "val", "test")}
     labels = {"id2label": {0: "NEG", 1: "POS"}, "label2id": {"NEG": 0, "POS": 1}}
-    sizes = {**ARCHITECTURE, **(TINY if args.smoke else {})}
+    sizes = {**ARCHITECTURE, **(BASE if args.size == "base" else {}), **(TINY if args.smoke else {})}
+    known = {letters_only(sample.text) for split in samples.values() for sample in split}
+    other_texts, other_labels = ([], []) if args.warm is None else read_other_reviews(
+        args.warm, known, 64 if args.smoke else None
+    )  # fmt: skip
     if args.encoder is None:
-        tokenizer = train_tokenizer([s.text for s in samples["train"]], 1000 if args.smoke else VOCABULARY_SIZE,
-                                    sizes["max_position_embeddings"])  # fmt: skip
+        vocabulary = 1000 if args.smoke else BASE_VOCABULARY_SIZE if args.size == "base" else VOCABULARY_SIZE
+        own_texts = [s.text for s in samples["train"]]
+        tokenizer = train_tokenizer(own_texts + other_texts, vocabulary, sizes["max_position_embeddings"])
         config = transformers.BertConfig(vocab_size=len(tokenizer), pad_token_id=0, num_labels=2, **labels, **sizes)
         net = transformers.BertForSequenceClassification(config)
         recipe = FROM_SCRATCH_RECIPE
@@ -256,9 +272,13 @@ def main() -> None:
         recipe = FINE_TUNING_RECIPE
     net.to(device)
     length = args.length or min(512, sizes["max_position_embeddings"] if args.encoder is None else 512)
-    splits = {name: tokenize(split, tokenizer) for name, split in samples.items()}
+    splits = {
+        name: tokenize([s.text for s in split], [s.label for s in split], tokenizer) for name, split in samples.items()
+    }
+    other = tokenize(other_texts, other_labels, tokenizer) if other_texts else None
     settings = TokenizerSettings(tokenizer, window=length)
     passages = RandomPassages(splits["train"], tokenizer, length, device)
+    wide = int(net.config.hidden_size) >= int(BASE["hidden_size"])
     deadline = START_TIME + 60 * args.minutes - (5 if args.smoke else RESERVED_SECONDS)
     count, phases = len(splits["train"].texts), {}
 
@@ -271,21 +291,23 @@ def main() -> None:
         language_model.bert.embeddings, language_model.bert.encoder = net.bert.embeddings, net.bert.encoder
         language_model.tie_weights()
         words_recipe = replace(MASKED_WORDS_RECIPE, batch=args.batch or MASKED_WORDS_RECIPE.batch, epochs=args.epochs)
+        words_recipe = replace(words_recipe, lr=WIDE_LR["words"] if wide else words_recipe.lr)
         end = Clock.now() + args.words * (deadline - Clock.now())
-        loss = masked_word_loss(language_model, passages, device)
-        phases["words"] = train("words", language_model, loss, count, words_recipe, end, writer, None)
-    if args.warm is not None:
-        known = {letters_only(text) for split in splits.values() for text in split.texts}
-        other = read_other_reviews(args.warm, tokenizer, known, 64 if args.smoke else None)
+        read = splits["train"] if other is None else join_reviews(splits["train"], other)
+        loss = masked_word_loss(language_model, RandomPassages(read, tokenizer, length, device), device)
+        phases["words"] = train("words", language_model, loss, len(read.texts), words_recipe, end, writer, None)
+    if other is not None:
         other_recipe = replace(
             OTHER_REVIEWS_RECIPE, batch=args.batch or OTHER_REVIEWS_RECIPE.batch,
             epochs=args.epochs or OTHER_REVIEWS_RECIPE.epochs,
         )  # fmt: skip
+        other_recipe = replace(other_recipe, lr=WIDE_LR["warm"] if wide else other_recipe.lr)
         end = Clock.now() + 0.5 * (deadline - Clock.now())
         loss = label_loss(net, RandomPassages(other, tokenizer, length, device), other.labels, device)
         phases["warm"] = train("warm", net, loss, len(other.texts), other_recipe, end, writer, None)
         phases["warm"]["reviews"] = len(other.texts)
-    recipe = replace(recipe, batch=args.batch or recipe.batch, lr=args.lr or recipe.lr)
+    recipe = replace(recipe, batch=args.batch or recipe.batch)
+    recipe = replace(recipe, lr=args.lr or (WIDE_LR["verdicts"] if wide else recipe.lr))
     recipe = replace(recipe, epochs=args.epochs or recipe.epochs)
     loss = label_loss(net, passages, splits["train"].labels, device)
     phases["verdicts"] = train("verdicts", net, loss, count, recipe, deadline, writer, lambda: accuracy("val"))

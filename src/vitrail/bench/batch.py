@@ -1,20 +1,55 @@
-"""A batch of images with its maps, and the interface of a protocol: from such a batch to scores."""
+"""A batch of images or texts with its maps, and the interface of a protocol: from such a batch to scores."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.bench.context import BenchTextModel
 from vitrail.bench.explainer import ExplainedBatch, Explainer, Reasons
 from vitrail.bench.ground_truth import GroundTruth
+from vitrail.scores.statistics import Array
+
+
+class TargetColumns:
+    """Which class of each sample a target means; the base of batches of images and of texts.
+
+    Attributes:
+        classes: Explained classes, shape (B, K).
+        columns: By target, the column of ``classes`` for each sample; None where the sample has no such target.
+        failures: Reasons for missing maps.
+        sample: What a sample is called in reasons.
+    """
+
+    classes: Tensor
+    columns: dict[str, list[int | None]]
+    failures: Reasons
+    sample = "image"
+
+    def target_columns(self, target: str) -> Tensor:
+        """Return the column of each sample's target, 0 where it has none, shape (B,)."""
+        return torch.tensor([k or 0 for k in self.columns[target]])
+
+    def target_classes(self, target: str) -> list[int]:
+        """Return the class of each sample's target, −1 where it has none."""
+        rows = enumerate(self.columns[target])
+        return [-1 if k is None else int(self.classes[row, k]) for row, k in rows]
+
+    def missing_maps(self, method: str, target: str) -> dict[int, str]:
+        """Return the positions of samples without such a map, with the reason."""
+        unlabelled = {row: f"the {self.sample} has no label" for row, k in enumerate(self.columns[target]) if k is None}
+        return unlabelled | {row: why for (name, row), why in self.failures.items() if name == method}
 
 
 @dataclass
-class ScoreBatch:
+class ScoreBatch(TargetColumns):
     """Images with their ground truth and their maps.
 
     Attributes:
@@ -29,6 +64,8 @@ class ScoreBatch:
         failures: Reasons for missing maps.
         explainer: Computes further maps for protocols that need them.
         dataset: Position of the data set in the plan.
+        object_maps: By method, the maps of every class of each image, once a protocol has computed them: the pixel
+            labels of each image, the maps by image and label, and reasons for missing maps.
     """
 
     ids: tuple[str, ...]
@@ -42,25 +79,66 @@ class ScoreBatch:
     failures: Reasons
     explainer: Explainer
     dataset: int = 0
-
-    def target_columns(self, target: str) -> Tensor:
-        """Return the column of each image's target, 0 where it has none, shape (B,)."""
-        return torch.tensor([k or 0 for k in self.columns[target]])
-
-    def target_classes(self, target: str) -> list[int]:
-        """Return the class of each image's target, −1 where it has none."""
-        rows = enumerate(self.columns[target])
-        return [-1 if k is None else int(self.classes[row, k]) for row, k in rows]
+    object_maps: dict[str, tuple[list[list[int]], dict[tuple[int, int], Tensor], dict[int, str]]] = field(
+        default_factory=dict
+    )
 
     def maps(self, method: str, target: str) -> Tensor:
         """Return one map for each image, shape (B, height, width)."""
         maps = self.explanations[method].maps
         return maps[torch.arange(len(maps), device=maps.device), self.target_columns(target).to(maps.device)]
 
-    def missing_maps(self, method: str, target: str) -> dict[int, str]:
-        """Return the positions of images without such a map, with the reason."""
-        unlabelled = {row: "the image has no label" for row, k in enumerate(self.columns[target]) if k is None}
-        return unlabelled | {row: why for (name, row), why in self.failures.items() if name == method}
+
+@dataclass
+class ExplainedTexts:
+    """Word scores of one method for B texts with K classes each.
+
+    Attributes:
+        scores: For each text the scores of its words, shape (K, W); NaN for words the model did not read.
+        flat: Which scores are constant, shape (B, K).
+        seconds: Each text's share of the time.
+        forwards: Number of inputs evaluated for each text.
+        memory: Peak memory in bytes while each text's batch was explained; NaN where it is unknown.
+    """
+
+    scores: list[Array]
+    flat: Tensor
+    seconds: list[float]
+    forwards: list[float]
+    memory: list[float]
+
+
+@dataclass
+class TextBatch(TargetColumns):
+    """Texts with their words, marked words and word scores.
+
+    Attributes:
+        ids: Ids of the texts.
+        words: Words of each text.
+        marked: Which words annotators marked, shape (W,) each; None where there are no annotations.
+        classes: Explained classes, shape (B, K).
+        columns: By target, the column of ``classes`` for each text; None where the text has no such target.
+        explanations: Word scores by method.
+        failures: Reasons for missing scores.
+        model: The model, with its tokenizer.
+        batch_size: Most windows in one forward pass.
+    """
+
+    ids: tuple[str, ...]
+    words: list[tuple[str, ...]]
+    marked: list[NDArray[np.bool_] | None]
+    classes: Tensor
+    columns: dict[str, list[int | None]]
+    explanations: dict[str, ExplainedTexts]
+    failures: Reasons
+    model: BenchTextModel
+    batch_size: int = 8
+    sample = "text"
+
+    def scores(self, method: str, target: str) -> list[Array]:
+        """Return the word scores of each text's target, shape (W,) each."""
+        columns = self.target_columns(target).tolist()
+        return [own[k] for own, k in zip(self.explanations[method].scores, columns, strict=True)]
 
 
 @dataclass
@@ -90,8 +168,8 @@ class ProtocolScores:
     sparse: bool = False
 
 
-#: From a batch, a method and a target to values by score, and to the reasons for missing values by position.
-ScoreFunction = Callable[[ScoreBatch, str, str], tuple[dict[str, Tensor], dict[int, str]]]
+#: From a batch of images or texts, a method and a target to values by score, and to the reasons for missing values.
+ScoreFunction = Callable[[Any, str, str], tuple[dict[str, Tensor], dict[int, str]]]
 
 
 @dataclass(frozen=True)
@@ -100,11 +178,12 @@ class BenchProtocol:
 
     Attributes:
         name: Name in plans.
-        needs: What a data set must have: "mask", "boxes", "label", "two classes" (images with two known classes) or
-            "class masks" (masks that distinguish classes).
+        needs: What a data set must have: "mask", "boxes", "label", "two classes" (images with two known classes),
+            "class masks" (masks that distinguish classes) or "rationale" (texts with marked words).
         score: Computes the scores.
         targets: What its maps explain, if that is not the plan's targets.
         sparse: See `ProtocolScores`.
+        text: Whether it scores texts instead of images.
     """
 
     name: str
@@ -112,8 +191,9 @@ class BenchProtocol:
     score: ScoreFunction
     targets: tuple[str, ...] = ()
     sparse: bool = False
+    text: bool = False
 
-    def __call__(self, batch: ScoreBatch, targets: tuple[str, ...]) -> Iterator[ProtocolScores]:
+    def __call__(self, batch: ScoreBatch | TextBatch, targets: tuple[str, ...]) -> Iterator[ProtocolScores]:
         """Compute the scores of every method."""
         for method in batch.explanations:
             for target in self.targets or targets:

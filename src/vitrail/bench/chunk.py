@@ -20,6 +20,7 @@ from vitrail.bench.ground_truth import GroundTruth, prepare_ground_truth
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
 from vitrail.bench.protocols import PROTOCOLS, score_perturbation
+from vitrail.bench.text_chunk import TextChunkRunner
 from vitrail.capture.inputs import logits_of
 from vitrail.errors import OutputError, TargetError, WeightsError
 from vitrail.scores.presets import find_presets
@@ -76,10 +77,13 @@ class Chunk:
     def perform(self, device: str) -> Path:
         """Explain and score the images, and write the part."""
         context = open_context(self.plan, device)
-        if context.model(self.model).weights_hash != self.weights_hash:
+        if context.any_model(self.model).weights_hash != self.weights_hash:
             name = context.plan.models[self.model].name
             raise WeightsError(f"{name} has other weights on this machine than on the one that started the run")
         with matmul_precision(context.plan.matmul):
+            if context.plan.reads_texts:
+                texts = TextChunkRunner(context, self.model, self.dataset, self.methods, self.key)
+                return write_table(self.path, texts.run(self.indices), self.footer)
             return _ChunkRunner(self, context).run()
 
 
@@ -99,7 +103,7 @@ def make_chunks(context: BenchContext, folder: Path) -> list[Chunk]:
     plan = context.plan
     text, found = plan.model_dump_json(), []
     for model in range(len(plan.models)):
-        weights_hash = context.model(model).weights_hash
+        weights_hash = context.any_model(model).weights_hash
         for group, methods in enumerate(context.method_groups(model)):
             for dataset in range(len(plan.dataset)):
                 indices = context.images(dataset).indices

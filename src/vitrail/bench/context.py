@@ -24,6 +24,10 @@ from vitrail.models import load
 from vitrail.models.loaded import LoadedModel, class_count
 from vitrail.models.preprocess import Preprocess
 from vitrail.scores import sanity
+from vitrail.text.tokens import TokenizerSettings, encode_texts, load_tokenizer, pad_windows
+
+#: Text with which the structure of a text model is found.
+EXAMPLE_TEXT = "a film with a slow plot and a lovely score"
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,33 +50,54 @@ class BenchImages:
         return tuple(self.dataset.ids[i] for i in self.indices)
 
 
-@dataclass(frozen=True, eq=False)
-class BenchModel:
-    """A loaded model of a plan.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AnyBenchModel:
+    """A loaded model of a plan, for images or for texts.
 
     Attributes:
         loaded: The model on its device, with class names and other metadata.
-        preprocess: Preprocessing of images in this plan.
         structure: What was found inside the model.
-        weights_hash: SHA-256 of its weights.
+        weights_hash: SHA-256 of its weights; for a text model, of its tokenizer too.
         not_applicable: Methods that do not apply to it, with the reason.
     """
 
     loaded: LoadedModel
-    preprocess: Preprocess
     structure: ModelStructure
     weights_hash: str
     not_applicable: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def classes(self) -> int | None:
+        """Number of classes, if known."""
+        return class_count(self.loaded.module) or (len(self.loaded.classes) if self.loaded.classes else None)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BenchModel(AnyBenchModel):
+    """A loaded model for images.
+
+    Attributes:
+        preprocess: Preprocessing of images in this plan.
+    """
+
+    preprocess: Preprocess
 
     @cached_property
     def randomisation_steps(self) -> tuple[sanity.RandomisationStep, ...]:
         """Groups of parameters from the head down, for the parameter randomisation test."""
         return sanity.randomisation_steps(self.loaded.module, _noise_image(self.preprocess))
 
-    @property
-    def classes(self) -> int | None:
-        """Number of classes, if known."""
-        return class_count(self.loaded.module) or (len(self.loaded.classes) if self.loaded.classes else None)
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BenchTextModel(AnyBenchModel):
+    """A loaded model for texts.
+
+    Attributes:
+        settings: Its tokenizer, and how texts are read: the first window only, and a word has the maximum of its
+            tokens' scores, as in the published experiments.
+    """
+
+    settings: TokenizerSettings
 
 
 class BenchContext:
@@ -90,7 +115,7 @@ class BenchContext:
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
         self.plan, self.device = plan, device
         self.batch = plan.batch
-        self._models: dict[int, BenchModel] = {}
+        self._models: dict[int, AnyBenchModel] = {}
         self._images: dict[int, BenchImages] = {}
 
     def images(self, index: int) -> BenchImages:
@@ -99,26 +124,39 @@ class BenchContext:
             self._images[index] = open_images(self.plan.dataset[index])
         return self._images[index]
 
-    def model(self, index: int) -> BenchModel:
-        """Return one of the models, by its position in the plan."""
+    def any_model(self, index: int) -> AnyBenchModel:
+        """Return one of the models, for images or for texts, by its position in the plan."""
         if index not in self._models:
-            self._models[index] = self._load(self.plan.models[index])
+            load_one = self._load_text_model if self.plan.reads_texts else self._load
+            self._models[index] = load_one(self.plan.models[index])
         return self._models[index]
+
+    def model(self, index: int) -> BenchModel:
+        """Return one of the models of a plan for images."""
+        found = self.any_model(index)
+        assert isinstance(found, BenchModel)
+        return found
+
+    def text_model(self, index: int) -> BenchTextModel:
+        """Return one of the models of a plan for texts."""
+        found = self.any_model(index)
+        assert isinstance(found, BenchTextModel)
+        return found
 
     @cached_property
     def key(self) -> str:
         """Hash of everything that decides the numbers; see `Plan.key`."""
-        weights = [self.model(i).weights_hash for i in range(len(self.plan.models))]
+        weights = [self.any_model(i).weights_hash for i in range(len(self.plan.models))]
         return self.plan.key(weights, [self.images(i).ids for i in range(len(self.plan.dataset))])
 
     def same_classes(self, model: int, dataset: int) -> bool:
         """Whether a data set has as many classes as a model, or one of the two numbers is unknown."""
-        expected, given = self.images(dataset).dataset.classes, self.model(model).classes
+        expected, given = self.images(dataset).dataset.classes, self.any_model(model).classes
         return expected is None or given is None or len(expected) == given
 
     def method_groups(self, model: int) -> list[tuple[str, ...]]:
         """Return the methods that apply to a model, in groups that are computed together."""
-        return group_methods([spec for spec in self.plan.specs() if spec not in self.model(model).not_applicable])
+        return group_methods([spec for spec in self.plan.specs() if spec not in self.any_model(model).not_applicable])
 
     def _load(self, spec: ModelSpec) -> BenchModel:
         if spec.weights == "random":
@@ -127,11 +165,7 @@ class BenchContext:
                 loaded = load(spec.name, pretrained=False)
         else:
             loaded = load(spec.name, spec.weights)
-        weights_hash = hash_weights(loaded.module)
-        try:
-            loaded = replace(loaded, module=unwrap(loaded.module).to(self.device), name=spec.name)
-        except (RuntimeError, AssertionError) as error:
-            raise InputError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from error
+        weights_hash, loaded = hash_weights(loaded.module), self._to_device(loaded, spec)
         preprocess = loaded.preprocess
         if not isinstance(preprocess, Preprocess):
             raise ModelError(f"the preprocessing of {spec.name} is unknown")
@@ -140,6 +174,36 @@ class BenchContext:
         if self.plan.view == "squash":  # as evaluation code does it, whatever the model was trained with
             preprocess = replace(preprocess, squash=True, resample="bilinear")
         structure = read_structure(loaded.module, ModelInputs((_noise_image(preprocess),)).onto(loaded.module))
+        return BenchModel(
+            loaded=loaded, preprocess=preprocess, structure=structure, weights_hash=weights_hash,
+            not_applicable=self._not_applicable(structure),
+        )  # fmt: skip
+
+    def _load_text_model(self, spec: ModelSpec) -> BenchTextModel:
+        name = spec.name if spec.weights in (None, "random") else f"hf:{spec.weights}"
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.plan.seed)
+            loaded = load(name, pretrained=spec.weights != "random")
+        settings = TokenizerSettings(load_tokenizer(name), reduction="max", all_windows=False)
+        tokenizer = str(settings.tokenizer.backend_tokenizer.to_str())
+        digest = hashlib.sha256(f"{hash_weights(loaded.module)}\0{tokenizer}".encode()).hexdigest()
+        loaded = self._to_device(loaded, spec)
+        (example,) = encode_texts([EXAMPLE_TEXT], settings, loaded.module)
+        inputs = ModelInputs((), pad_windows(example.windows, 0)).onto(loaded.module)
+        structure = read_structure(loaded.module, inputs)
+        return BenchTextModel(
+            loaded=loaded, settings=settings, structure=structure, weights_hash=digest,
+            not_applicable=self._not_applicable(structure),
+        )  # fmt: skip
+
+    def _to_device(self, loaded: LoadedModel, spec: ModelSpec) -> LoadedModel:
+        try:
+            return replace(loaded, module=unwrap(loaded.module).to(self.device), name=spec.name)
+        except (RuntimeError, AssertionError) as error:
+            raise InputError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from error
+
+    def _not_applicable(self, structure: ModelStructure) -> dict[str, str]:
+        """Return the methods that do not apply to a model, with the reason."""
         not_applicable = {}
         for method_spec in self.plan.specs():
             try:
@@ -147,7 +211,7 @@ class BenchContext:
                 method.check(structure, options)
             except VitrailError as error:
                 not_applicable[method_spec] = str(error)
-        return BenchModel(loaded, preprocess, structure, weights_hash, not_applicable)
+        return not_applicable
 
 
 def _noise_image(preprocess: Preprocess) -> Tensor:
@@ -192,8 +256,15 @@ def _select_indices(spec: DatasetSpec, ids: Sequence[str]) -> tuple[int, ...]:
         selected = list(range(len(ids)))
     if spec.limit is None or spec.limit >= len(selected):
         return tuple(selected)
+    if spec.draw is not None:
+        return tuple(sorted(sorted(selected, key=lambda i: _draw_order(spec.draw, ids[i]))[: spec.limit]))
     # Evenly spread: a set sorted by class would otherwise be cut to its first classes.
     return tuple(selected[i * len(selected) // spec.limit] for i in range(spec.limit))
+
+
+def _draw_order(seed: int | None, name: str) -> bytes:
+    """Random number of an image in a draw: a hash, which is the same on every machine and with every library."""
+    return hashlib.sha256(f"{seed}\0{name}".encode()).digest()
 
 
 def hash_weights(module: nn.Module) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import NamedTuple
@@ -19,19 +19,23 @@ import torch
 from torch import nn
 
 from vitrail.bench.chunk import Chunk
-from vitrail.bench.context import BenchContext, BenchModel, open_images
+from vitrail.bench.context import AnyBenchModel, BenchContext, BenchModel, BenchTextModel, open_images
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.method_groups import group_methods, serves_all_targets
 from vitrail.bench.parts import read_footer
 from vitrail.bench.plan import DatasetSpec, Plan
-from vitrail.bench.protocols import PROTOCOLS
+from vitrail.bench.protocols import MULTICLASS, MULTICLASS_ORIGINAL, PROTOCOLS
+from vitrail.bench.text_protocols import ERASER
 from vitrail.capture.inputs import logits_of
-from vitrail.data import cifar, voc
+from vitrail.data import cifar, movies, voc
 from vitrail.errors import VitrailError
 from vitrail.methods import ModelSize, find
 from vitrail.models.catalogue import catalogue_entry
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
+from vitrail.scores.rationale import SHARES
+from vitrail.text.tokens import max_tokens
+from vitrail.text.windows import predict_texts
 
 #: Images in the timed batch.
 TIMED_IMAGES = 4
@@ -47,6 +51,9 @@ ACCURACY = 0.8
 SENSITIVITY_SAMPLES = 10
 #: Classes in an image of VOC, on average.
 CLASSES_PER_IMAGE = 1.5
+#: Tokens, width, blocks, millions of parameters and billions of multiplications of BERT-base with its longest input,
+#: which stands for a text model that is not on this machine.
+BERT_BASE = (512, 768, 12, 110.0, 48.3)
 
 
 # -- models and data sets ----------------------------------------------------------------------------------------------
@@ -57,7 +64,7 @@ class ModelCost:
     """What the cost of a plan depends on in a model.
 
     Attributes:
-        size: Height and width of its input.
+        size: Height and width of its input; of a text model 1 and its number of tokens.
         grid: Patches per column and per row, if it has one grid.
         width: Number of feature maps.
         blocks: Number of blocks.
@@ -75,14 +82,31 @@ class ModelCost:
     memory: int
 
 
-def measure_model(context: BenchContext, model: BenchModel) -> ModelCost:
+def measure_model(context: BenchContext, model: AnyBenchModel) -> ModelCost:
     """Measure a loaded model with a small batch."""
     seconds, memory = _time_forward(context, model)
     methods = tuple(spec for spec in context.plan.specs() if spec not in model.not_applicable)
     linears = [module for module in model.loaded.module.modules() if isinstance(module, nn.Linear)]
     width = int(linears[-1].in_features) if linears else 768
     grid, blocks = model.structure.layout.grid, len(model.structure.layers)
+    if isinstance(model, BenchTextModel):
+        size = (1, max_tokens(model.loaded.module, model.settings))
+        return ModelCost(size, size, width, blocks, methods, seconds, memory)
+    assert isinstance(model, BenchModel)
     return ModelCost(model.preprocess.size, grid, width, blocks, methods, seconds, memory)
+
+
+def text_cost(plan: Plan, speed: float) -> ModelCost:
+    """Return the cost of BERT-base, which stands for a text model that is not on this machine.
+
+    Args:
+        plan: The plan.
+        speed: Billions of multiplications per second; see `device_speed`.
+    """
+    tokens, width, blocks, params, gmacs = BERT_BASE
+    methods = tuple(spec for spec in plan.specs() if find(spec)[1].reason_against("text") is None)
+    memory = int(params * 4e6) + plan.batch * TENSORS_PER_BLOCK * blocks * tokens * width * 4
+    return ModelCost((1, tokens), (1, tokens), width, blocks, methods, OVERHEAD * gmacs / speed, memory)
 
 
 def catalogue_cost(plan: Plan, name: str, speed: float) -> ModelCost | None:
@@ -132,21 +156,22 @@ def count_images(data: DatasetSpec) -> tuple[int, str]:
         count = voc.COUNTS.get(str(split or "val"))
     elif data.name in ("cifar10", "cifar100"):
         count = cifar.COUNTS.get(str(split or "test"))
+    elif data.name == "movies":
+        count = movies.COUNTS.get(str(split or "test"))
     sizes = [n for n in (count, data.limit, len(data.ids) if isinstance(data.ids, tuple) else None) if n is not None]
     if not sizes:
         return 0, f"{data.title} is not on this machine and its size is unknown: not counted"
     return min(sizes), f"{data.title} is not on this machine: counted as {min(sizes):,} images"
 
 
-def _time_forward(context: BenchContext, model: BenchModel) -> tuple[float, int]:
-    """Return the time of a forward pass of one image, and the peak memory of a worker."""
-    count, channels = min(TIMED_IMAGES, context.plan.batch), len(model.preprocess.mean)
-    images = torch.randn(count, channels, *model.preprocess.size).to(context.device)
-    gpu = context.device.startswith("cuda")
+def _time_forward(context: BenchContext, model: AnyBenchModel) -> tuple[float, int]:
+    """Return the time of a forward pass of one image or text, and the peak memory of a worker."""
+    gpu, count = context.device.startswith("cuda"), min(TIMED_IMAGES, context.plan.batch)
+    evaluate = _timed_texts(model, count) if isinstance(model, BenchTextModel) else _timed_images(context, model, count)
 
     def forward(size: int) -> None:
         with torch.inference_mode():
-            logits_of(model.loaded.module(images[:size]))
+            evaluate(size)
             if gpu:
                 torch.cuda.synchronize()
 
@@ -157,14 +182,25 @@ def _time_forward(context: BenchContext, model: BenchModel) -> tuple[float, int]
     for _ in range(3):
         start = perf_counter()
         shrink_batch_to_fit(context, forward)
-        times.append((perf_counter() - start) / len(images))
+        times.append((perf_counter() - start) / count)
     weights = sum(p.numel() * p.element_size() for p in model.loaded.module.parameters())
     if gpu:
         peak = torch.cuda.max_memory_allocated()
         # Times three, because the graph of a backward pass keeps more.
-        return min(times), weights + int((peak - weights) * context.plan.batch / len(images)) * 3
+        return min(times), weights + int((peak - weights) * context.plan.batch / count) * 3
     unit = 1 if sys.platform == "darwin" else 1024
     return min(times), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _timed_images(context: BenchContext, model: AnyBenchModel, count: int) -> Callable[[int], object]:
+    assert isinstance(model, BenchModel)
+    images = torch.randn(count, len(model.preprocess.mean), *model.preprocess.size).to(context.device)
+    return lambda size: logits_of(model.loaded.module(images[:size]))
+
+
+def _timed_texts(model: BenchTextModel, count: int) -> Callable[[int], object]:
+    texts = ["film " * max_tokens(model.loaded.module, model.settings)] * count
+    return lambda size: predict_texts(texts[:size], model.settings, model.loaded.module, size)
 
 
 # -- the estimate ------------------------------------------------------------------------------------------------------
@@ -243,7 +279,7 @@ def estimate_run(context: BenchContext, chunks: Sequence[Chunk], workers: int) -
         chunks: Its chunks.
         workers: Number of workers.
     """
-    costs = [measure_model(context, context.model(i)) for i in range(len(context.plan.models))]
+    costs = [measure_model(context, context.any_model(i)) for i in range(len(context.plan.models))]
     items = [_WorkItem(c.model, c.dataset, c.methods, len(c.indices), read_footer(c.path) != c.footer) for c in chunks]
     images = sum(len(context.images(i).indices) for i in range(len(context.plan.dataset)))
     return _add_up(context.plan, costs, items, images, workers, "measured")
@@ -290,7 +326,7 @@ def explanation_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], spec
     _, method, options = find(spec)
     protocols = plan.protocols_of(data)
     targets = 1.0 + (1 - ACCURACY if len(plan.targets) > 1 else 0.0) + ("selectivity" in protocols)
-    targets += CLASSES_PER_IMAGE if "multiclass" in protocols else 0.0
+    targets += CLASSES_PER_IMAGE if {MULTICLASS, MULTICLASS_ORIGINAL} & set(protocols) else 0.0
     repeats = 1 + (SENSITIVITY_SAMPLES if "sensitivity" in protocols else 0)
     repeats += model.blocks + 3 if "sanity" in protocols else 0
     size = ModelSize(model.grid or (model.size[0] // 16, model.size[1] // 16), model.width, model.blocks)
@@ -303,6 +339,8 @@ def explanation_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], spec
 
 def scoring_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], model: ModelCost) -> float:
     """Return the forward passes for scoring one image's maps of a group of methods."""
+    if plan.reads_texts:  # the whole text, and for each share the text without its top words and these alone
+        return len(methods) * len(plan.targets) * (1 + 2 * len(SHARES)) if ERASER in plan.protocols_of(data) else 0.0
     presets = find_presets([n for n in plan.protocols_of(data) if n not in PROTOCOLS])
     if not presets:
         return 0.0

@@ -17,6 +17,7 @@ from vitrail.bench.cost import (
     estimate_plan,
     estimate_run,
     measure_model,
+    text_cost,
 )
 from vitrail.bench.plan import Plan, PlanOverrides, PlanProblem, parse_plan, plans
 from vitrail.bench.validate import inspect_plan
@@ -73,8 +74,8 @@ def _dry_run_without_files(plan: Plan, unavailable: Sequence[PlanProblem], worke
     context, speed = BenchContext(plan.model_copy(update={"models": models}), device), device_speed(device)
     costs = []
     for i, spec in enumerate(models):
-        cost = catalogue_cost(plan, spec.name, speed) if i in no_weights else None
-        costs.append(cost or measure_model(context, context.model(i)))
+        cost = _known_cost(plan, spec.name, speed) if i in no_weights else None
+        costs.append(cost or measure_model(context, context.any_model(i)))
     counts, count_notes = _count_all_images(plan)
     timed = "computed from the model's size" if no_weights else "measured"
     return DryRun(plan, None, estimate_plan(plan, costs, counts, workers, timed), (*notes, *count_notes))
@@ -107,12 +108,16 @@ def dry_run_all(workers: int, device: str = "cpu", overrides: PlanOverrides | No
 
 
 def _model_cost(plan: Plan, index: int, speed: float, device: str) -> ModelCost:
-    """Return the catalogue's cost of a model of the papers, the measured cost of an embedded model."""
-    cost = catalogue_cost(plan, plan.models[index].name, speed)
+    """Return the known cost of a model of the papers or of a text model, the measured cost of an embedded model."""
+    cost = _known_cost(plan, plan.models[index].name, speed)
     if cost is None:
         context = BenchContext(plan, device)
-        cost = measure_model(context, context.model(index))
+        cost = measure_model(context, context.any_model(index))
     return cost
+
+
+def _known_cost(plan: Plan, name: str, speed: float) -> ModelCost | None:
+    return text_cost(plan, speed) if plan.reads_texts else catalogue_cost(plan, name, speed)
 
 
 def plan_summary(name: str) -> str:

@@ -34,6 +34,10 @@ class GroundTruth:
         class_masks: Mask of each class, where the data set distinguishes objects.
         class_box_masks: Boxes of each class as a mask.
         pixel_labels: Class of each pixel, counted from 1, with 0 for background and 255 for ignore; or None.
+        boxes: Boxes of the label in pixels of the input, x0, y0, x1, y1 with exclusive ends, shape (n, 4); None without
+            boxes. A box that was cropped away is left out.
+        class_boxes: The same for each class.
+        original_labels: ``pixel_labels`` in the pixels of the file.
     """
 
     id: str
@@ -44,6 +48,9 @@ class GroundTruth:
     class_masks: Mapping[int, Tensor] = field(default_factory=dict)
     class_box_masks: Mapping[int, Tensor] = field(default_factory=dict)
     pixel_labels: Tensor | None = None
+    boxes: Tensor | None = None
+    class_boxes: Mapping[int, Tensor] = field(default_factory=dict)
+    original_labels: Tensor | None = None
 
     def mask_of(self, explained: int) -> Tensor | None:
         """Return the mask of a class if the image contains it, else the mask of the label."""
@@ -52,6 +59,10 @@ class GroundTruth:
     def box_mask_of(self, explained: int) -> Tensor | None:
         """Return the boxes of a class if the image contains it, else the boxes of the label."""
         return self.class_box_masks.get(explained, self.box_mask)
+
+    def boxes_of(self, explained: int) -> Tensor | None:
+        """Return the boxes of a class if the image contains it, else those of the label, each on its own."""
+        return self.class_boxes.get(explained, self.boxes)
 
     @property
     def objects(self) -> Mapping[int, Tensor]:
@@ -100,21 +111,40 @@ def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, b
 
         return mask_preprocess(Image.fromarray(mask, "L")).round().to(torch.uint8)[0]
 
-    def prepare_boxes(label: int) -> Tensor | None:
-        boxes = sample.boxes_of(label)
-        return prepare_mask(box_masks([boxes], size)[0].numpy().astype(np.uint8)) if len(boxes) else None
+    def prepare_boxes(label: int) -> Tensor:
+        masks = box_masks([[box] for box in sample.boxes_of(label)], size).numpy().astype(np.uint8)
+        return torch.stack([prepare_mask(mask) for mask in masks])
 
     boxed_classes = sorted({int(k) for k in sample.box_labels if k >= 0}) if sample.box_labels is not None else []
+    wanted = [label for label in boxed_classes if by_class or label == sample.label]
+    single_boxes = {label: prepare_boxes(label) for label in wanted}
+    unions = {label: masks.amax(0) for label, masks in single_boxes.items()}
+    corners = {label: _mask_corners(masks) for label, masks in single_boxes.items()}
+    own_label = -1 if sample.label is None else sample.label
+    labels = _pixel_labels(masks, dataset) if masks else None
     return GroundTruth(
         sample.id,
         preprocess(sample.image),
         sample.label,
         None if sample.mask is None else prepare_mask(sample.mask),
-        None if sample.label is None else prepare_boxes(sample.label),
+        unions.get(own_label),
         {label: prepare_mask(mask) for label, mask in masks.items()} if by_class else {},
-        {label: mask for label in boxed_classes if by_class and (mask := prepare_boxes(label)) is not None},
-        prepare_mask(_pixel_labels(masks, dataset)) if masks else None,
+        unions if by_class else {},
+        None if labels is None else prepare_mask(labels),
+        corners.get(own_label),
+        corners if by_class else {},
+        None if labels is None else torch.from_numpy(labels),
     )
+
+
+def _mask_corners(masks: Tensor) -> Tensor:
+    """Return the boxes around masks, shape (n, height, width) to (m, 4); empty masks are left out."""
+    boxes = []
+    for mask in masks:
+        rows, columns = mask.any(1).nonzero()[:, 0].tolist(), mask.any(0).nonzero()[:, 0].tolist()
+        if rows:
+            boxes.append([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1])
+    return torch.tensor(boxes, dtype=torch.int64).reshape(-1, 4)
 
 
 def _pixel_labels(masks: Mapping[int, MaskArray], dataset: Dataset) -> MaskArray:

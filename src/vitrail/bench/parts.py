@@ -18,7 +18,7 @@ from vitrail.errors import OutputError, require
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from vitrail.bench.batch import ProtocolScores, ScoreBatch
+    from vitrail.bench.batch import ProtocolScores, ScoreBatch, TextBatch
 
 #: Columns that identify a row; no two rows of a run agree in all of them.
 KEYS = ("model", "dataset", "image", "method", "target", "protocol", "score")
@@ -66,7 +66,7 @@ class ScoreRows:
         for name, column in self.columns.items():
             column.append(row.get(name, 0.0 if name in COSTS[:2] else None))
 
-    def add_scores(self, batch: ScoreBatch, scores: ProtocolScores) -> None:
+    def add_scores(self, batch: ScoreBatch | TextBatch, scores: ProtocolScores) -> None:
         """Add the scores of a protocol, one row for each image and score."""
         has_target = scores.target in batch.columns
         explained = batch.target_classes(scores.target) if has_target else [-1] * len(batch.ids)
@@ -89,7 +89,7 @@ class ScoreRows:
                 curve = _curve_columns(*scores.curves[name], row) if name in scores.curves else {}
                 self.add((*keys, name), column[row], explained[row], None, cost | curve)
 
-    def add_explanations(self, batch: ScoreBatch, probabilities: Tensor, targets: Sequence[str]) -> None:
+    def add_explanations(self, batch: ScoreBatch | TextBatch, probabilities: Tensor, targets: Sequence[str]) -> None:
         """Add rows about the maps themselves: the probability of the explained class, and the cost of the map."""
         for method in self.methods:
             for target in targets:

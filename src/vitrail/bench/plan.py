@@ -22,6 +22,8 @@ from vitrail.models.catalogue import full_name
 TargetKind = Literal["predicted", "label"]
 #: Controls added to every plan: a method must beat these.
 CONTROLS = ("random", "centre", "edges")
+#: Data sets of texts. A plan has either images or texts.
+TEXT_DATASETS = ("movies",)
 #: Libraries whose versions decide the numbers.
 LIBRARIES = ("vitrail", "torch", "timm", "numpy")
 
@@ -52,7 +54,8 @@ class ModelSpec(BaseModel):
     Attributes:
         name: ``timm:NAME``, an embedded model, and so on. Short names of the papers' models are replaced by full names,
             so that both mean the same model in tables.
-        weights: A file, or "random" for weights drawn from the plan's seed. Default: the library's own weights.
+        weights: A file, or "random" for weights drawn from the plan's seed; for a text model, its folder, with the
+            tokenizer. Default: the library's own weights.
         label: Name in tables. Default: the name. Two models of the same name need labels.
     """
 
@@ -75,6 +78,7 @@ class DatasetSpec(BaseModel):
         root: Folder of its files.
         options: Further options of the data set.
         limit: Maximum number of images, spread evenly over the set.
+        draw: Seed with which ``limit`` images are drawn at random instead. A larger limit adds images to the same draw.
         ids: Ids of the images: a list, or a text file with one id per line.
         label: Name in tables. Default: the name. Two data sets of the same name need labels.
         protocols: Protocols to run on it. Default: all of the plan's.
@@ -85,6 +89,7 @@ class DatasetSpec(BaseModel):
     root: str | None = None
     options: dict[str, Any] = {}
     limit: int | None = Field(default=None, ge=1)
+    draw: int | None = Field(default=None, ge=0)
     ids: tuple[str, ...] | str | None = None
     label: str = ""
     protocols: tuple[str, ...] | None = None
@@ -178,6 +183,11 @@ class Plan(BaseModel):
         given = [s for spec in self.methods for s in (single if spec == "@single" else (spec.replace(" ", ""),))]
         return tuple(dict.fromkeys([*given, *(CONTROLS if self.controls else ())]))
 
+    @property
+    def reads_texts(self) -> bool:
+        """Whether its data sets are texts."""
+        return any(data.name in TEXT_DATASETS for data in self.dataset)
+
     def protocols_of(self, data: DatasetSpec) -> tuple[str, ...]:
         """Return the protocols to run on one of the data sets."""
         return self.protocols if data.protocols is None else data.protocols
@@ -200,7 +210,7 @@ class Plan(BaseModel):
         content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights"}}})
         content["name"] = former_name(self.name)
         for data, names in zip(content["dataset"], ids, strict=True):
-            del data["root"]
+            del data["root"], data["draw"]  # the ids say which images were drawn
             data["ids"] = hashlib.sha256("\0".join(names).encode()).hexdigest()
         content["methods"] = self.specs()
         everything = {"plan": content, "weights": list(weights), "versions": library_versions()}

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.batch import BenchProtocol, ProtocolScores, ScoreBatch
 from vitrail.bench.memory import shrink_batch_to_fit
+from vitrail.bench.text_protocols import TEXT_PROTOCOLS
 from vitrail.capture.inputs import logits_of
 from vitrail.class_group import ClassGroup
 from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
@@ -21,7 +24,7 @@ from vitrail.methods import find
 from vitrail.scores.complexity import score_complexity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import RecordedCurve
-from vitrail.scores.pointing import score_pointing
+from vitrail.scores.pointing import score_box_pointing, score_pointing
 from vitrail.scores.presets import Curve, MapTarget, Preset, find_presets
 from vitrail.scores.sanity import parameter_randomisation
 from vitrail.scores.segmentation import (
@@ -33,9 +36,12 @@ from vitrail.scores.segmentation import (
 )
 from vitrail.scores.selectivity import score_selectivity
 from vitrail.scores.sensitivity import score_sensitivity
+from vitrail.scores.wsol import score_wsol
 
 #: Value of the column ``target`` for protocols that explain every object of an image. Part of the file format.
 OBJECTS = "things"
+#: The protocols that explain every class of an image; the second compares at the resolution of the file.
+MULTICLASS, MULTICLASS_ORIGINAL = "multiclass", "multiclass_original"
 #: Values by score, and reasons for missing values by position in the batch.
 ScoresAndReasons = tuple[dict[str, Tensor], dict[int, str]]
 
@@ -135,6 +141,25 @@ def _score_pointing(batch: ScoreBatch, method: str, target: str) -> ScoresAndRea
     return _score_with_masks(batch, method, target, masks, score_pointing, "the image has no box of its class")
 
 
+def _boxes(batch: ScoreBatch, method: str, target: str) -> tuple[list[Tensor], dict[int, str]]:
+    """Return the boxes of each image's explained class, and the reasons for missing values."""
+    found = [t.boxes_of(k) for t, k in zip(batch.truths, batch.target_classes(target), strict=True)]
+    boxes = [torch.zeros(0, 4) if own is None else own for own in found]
+    reasons = {row: "the image has no box of its class" for row, own in enumerate(boxes) if not len(own)}
+    return boxes, reasons | batch.missing_maps(method, target)
+
+
+def _score_box_pointing(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    boxes, reasons = _boxes(batch, method, target)
+    return score_box_pointing(batch.maps(method, target), boxes), reasons
+
+
+def _score_wsol(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    boxes, reasons = _boxes(batch, method, target)
+    top1 = torch.where(batch.labels >= 0, (batch.predicted == batch.labels).double(), torch.nan)
+    return {**score_wsol(batch.maps(method, target), boxes), "top1": top1}, reasons
+
+
 def _score_selectivity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
     del target
     maps = torch.stack([batch.maps(method, name) for name in ("first", "second")], 1)
@@ -195,13 +220,10 @@ def _make_reexplain(batch: ScoreBatch, method: str, target: str) -> tuple[Callab
     return explain, reasons
 
 
-def _score_multiclass(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
-    """Explain every class of an image, join the maps into one label map, and compare it with the label of each pixel.
-
-    At every pixel the class with the highest relevance wins, each map scaled to [0, 1], if it exceeds the threshold;
-    otherwise the pixel is background. Compared at the resolution of the model's input.
-    """
-    del target
+def _explain_objects(
+    batch: ScoreBatch, method: str
+) -> tuple[list[list[int]], dict[tuple[int, int], Tensor], dict[int, str]]:
+    """Explain every class of each image; return its pixel labels, the maps by image and label, and reasons."""
     dataset = batch.explainer.context.images(batch.dataset).dataset
     outputs = class_outputs(dataset.classes, batch.explainer.model.classes)
     labels = [
@@ -220,14 +242,31 @@ def _score_multiclass(batch: ScoreBatch, method: str, target: str) -> ScoresAndR
         reasons |= {rows[position]: why for (_, position), why in failures.items()}
         if explanations:
             maps |= {(row, label): explanations[method].maps[position, 0] for position, row in enumerate(rows)}
-    count = max(outputs) + 1
+    return labels, maps, reasons
+
+
+def _score_multiclass(batch: ScoreBatch, method: str, target: str, original: bool = False) -> ScoresAndReasons:
+    """Explain every class of an image, join the maps into one label map, and compare it with the label of each pixel.
+
+    At every pixel the class with the highest relevance wins, each map scaled to [0, 1], if it exceeds the threshold;
+    otherwise the pixel is background. Compared at the resolution of the model's input, or with ``original`` at that of
+    the file, to which the maps are resized by bilinear interpolation.
+    """
+    del target
+    dataset = batch.explainer.context.images(batch.dataset).dataset
+    if method not in batch.object_maps:
+        batch.object_maps[method] = _explain_objects(batch, method)
+    labels, maps, reasons = batch.object_maps[method]
+    count = max(class_outputs(dataset.classes, batch.explainer.model.classes)) + 1
     values: dict[str, Tensor] = {}
     for row, own in enumerate(labels):
         if row in reasons:
             continue
-        truth = batch.truths[row].pixel_labels
+        truth = batch.truths[row].original_labels if original else batch.truths[row].pixel_labels
         assert truth is not None
         stack = torch.stack([maps[row, label] for label in own])[None]
+        if original:
+            stack = F.interpolate(stack, size=tuple(truth.shape), mode="bilinear", align_corners=False)
         for name, value in _count_pixels(stack, own, truth, count).items():
             column = values.setdefault(name, torch.full((len(labels), *value.shape), torch.nan, dtype=torch.float64))
             column[row] = value
@@ -276,7 +315,7 @@ def class_outputs(classes: Sequence[str] | None, count: int | None) -> dict[int,
 
 @dataclass
 class PresentClassScores(MultiClassSegmentationScores):
-    """Accumulator of the protocol ``multiclass``, in which every image has scores of the classes it contains only."""
+    """Accumulator of the protocols ``multiclass``, in which every image has scores of the classes it contains only."""
 
     def regions(self) -> RegionCounts:
         """Return counts for each of the ten thresholds and each class that occurs, background included."""
@@ -295,11 +334,21 @@ PROTOCOLS: dict[str, BenchProtocol] = {
     for protocol in (
         BenchProtocol("segmentation", ("mask",), _score_segmentation),
         BenchProtocol("pointing", ("boxes",), _score_pointing),
+        BenchProtocol("box_pointing", ("boxes",), _score_box_pointing),
+        BenchProtocol("wsol", ("boxes",), _score_wsol),
         BenchProtocol("selectivity", ("two classes",), _score_selectivity, targets=(OBJECTS,)),
         BenchProtocol("complexity", (), _score_complexity),
         BenchProtocol("sensitivity", (), _score_sensitivity),
         BenchProtocol("sanity", (), _score_sanity),
-        BenchProtocol("multiclass", ("class masks",), _score_multiclass, targets=(OBJECTS,), sparse=True),
+        BenchProtocol(MULTICLASS, ("class masks",), _score_multiclass, targets=(OBJECTS,), sparse=True),
+        BenchProtocol(
+            MULTICLASS_ORIGINAL,
+            ("class masks",),
+            partial(_score_multiclass, original=True),
+            targets=(OBJECTS,),
+            sparse=True,
+        ),
+        *TEXT_PROTOCOLS,
     )
 }
 """The protocols that are not perturbation presets, by name."""

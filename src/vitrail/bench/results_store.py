@@ -16,7 +16,7 @@ key. To resume a run, list the folder; there is no other record of finished work
 =================  ============  =================================================================================
 model              string        name of the model, or its label in the plan
 dataset            string        name of the data set, or its label in the plan
-image              string        id of the image; "" in rows of methods that do not apply to a model
+image              string        id of the image or text; "" in rows of methods that do not apply to a model
 method             string        spec as in the plan, without blanks
 target             string        explained class: ``predicted``, ``label``; ``things`` for protocols that explain each
                                  object of an image
@@ -128,7 +128,7 @@ class ResultsStore:
     def manifest(self) -> dict[str, Any]:
         """Return what the numbers depend on, and which methods do not apply to which model."""
         plan, context = self.context.plan, self.context
-        models = [(spec.title, context.model(i)) for i, spec in enumerate(plan.models)]
+        models = [(spec.title, context.any_model(i)) for i, spec in enumerate(plan.models)]
         return {
             "key": context.key,
             "plan": plan.model_dump(mode="json"),
@@ -194,7 +194,7 @@ class ResultsStore:
 
         rows = []
         for i, spec in enumerate(self.context.plan.models):
-            for method, reason in self.context.model(i).not_applicable.items():
+            for method, reason in self.context.any_model(i).not_applicable.items():
                 keys = (spec.title, "", "", method, "", EXPLAIN, "")
                 rows.append(dict(zip(KEYS, keys, strict=True)) | {"explained": -1, "error": reason})
         return [pl.DataFrame(rows, schema=schema)] if rows else []

@@ -7,10 +7,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from vitrail.bench.context import BenchContext, BenchImages, BenchModel, open_context
+from vitrail.bench.context import AnyBenchModel, BenchContext, BenchImages, BenchModel, open_context
 from vitrail.bench.ground_truth import read_ground_truth
-from vitrail.bench.plan import Plan, PlanOverrides, PlanProblem, find_plan, parse_plan, plan_error
-from vitrail.bench.protocols import PROTOCOLS, class_outputs
+from vitrail.bench.plan import TEXT_DATASETS, Plan, PlanOverrides, PlanProblem, find_plan, parse_plan, plan_error
+from vitrail.bench.protocols import MULTICLASS, MULTICLASS_ORIGINAL, PROTOCOLS, class_outputs
 from vitrail.data import DATASETS, Sample
 from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
@@ -27,7 +27,7 @@ _PLACEHOLDERS: dict[str, Any] = {
 SAMPLES_READ = 4
 #: What a protocol may need of a data set, in words.
 _NEEDS = {"mask": "masks", "boxes": "boxes", "label": "labels", "two classes": "images with two known classes",
-          "class masks": "masks that distinguish classes"}  # fmt: skip
+          "class masks": "masks that distinguish classes", "rationale": "marked words"}  # fmt: skip
 
 
 def read_plan(source: str | Path, device: str = "cpu", overrides: PlanOverrides | None = None) -> tuple[Plan, str]:
@@ -163,19 +163,17 @@ def _check_dataset(context: BenchContext, index: int, malformed: frozenset[str])
         unavailable = data.root is not None and not Path(data.root).exists()
         yield PlanProblem(path=("dataset", index, key), text=str(error), unavailable=unavailable)
         return
-    if all(sample.image is None for sample, _ in samples):
-        text = f"{data.name} contains texts: the benchmark needs images"
-        yield PlanProblem(path=("dataset", index, "name"), text=text)
-        return
+    yield from _check_kind(plan, index)
     has = {
         "mask": any(s.mask is not None for s, _ in samples),
         "boxes": any(s.boxes is not None for s, _ in samples),
         "label": any(s.label is not None for s, _ in samples),
         "two classes": any(len(masks) > 1 or len(set(s.labels)) > 1 for s, masks in samples),
         "class masks": any(masks for _, masks in samples),
+        "rationale": any(s.spans is not None for s, _ in samples),
     }
     for i, name in enumerate(plan.protocols):
-        if name in PROTOCOLS and name in plan.protocols_of(data):
+        if name in PROTOCOLS and name in plan.protocols_of(data) and PROTOCOLS[name].text == plan.reads_texts:
             for need in PROTOCOLS[name].needs:
                 if not has[need]:
                     text = (
@@ -186,6 +184,24 @@ def _check_dataset(context: BenchContext, index: int, malformed: frozenset[str])
     if "label" in plan.targets and not has["label"] and "targets" not in malformed:
         text = f"targets contains 'label', and {data.title} has no labels: explain the predicted class"
         yield PlanProblem(path=("targets",), text=text)
+
+
+def _check_kind(plan: Plan, index: int) -> Iterator[PlanProblem]:
+    """Check that a data set and its protocols are all of texts or all of images."""
+    data = plan.dataset[index]
+    text = data.name in TEXT_DATASETS
+    if text != plan.reads_texts:
+        yield PlanProblem(path=("dataset", index, "name"), text="a plan has either images or texts: split it in two")
+    elif text and plan.keep_maps:
+        yield PlanProblem(path=("keep_maps",), text="keep_maps saves maps of images: remove it from a plan of texts")
+    for i, name in enumerate(plan.protocols):
+        if name in plan.protocols_of(data) and text != (name in PROTOCOLS and PROTOCOLS[name].text):
+            scored, kind = ("images", "texts") if text else ("texts", "images")
+            known = ", ".join(protocol.name for protocol in PROTOCOLS.values() if protocol.text)
+            advice = f"choose from {known}" if text else "remove it"
+            yield PlanProblem(
+                path=("protocols", i), text=f"{name} scores {scored}, and {data.title} has {kind}: {advice}"
+            )
 
 
 def _first_samples(images: BenchImages) -> list[tuple[Sample, dict[int, Any]]]:
@@ -218,18 +234,19 @@ def _check_model(
             raise ModelError(
                 f"the weights of {name} are not on this machine ({NO_NETWORK} they are fetched when the plan is run)"
             )
-        model = context.model(index)
+        model = context.any_model(index)
     except VitrailError as error:
-        no_file = spec.weights not in (None, "random") and not Path(str(spec.weights)).is_file()
+        no_file = spec.weights not in (None, "random") and not Path(str(spec.weights)).exists()
         no_cache = spec.weights is None and isinstance(error, ModelError) and NO_NETWORK in str(error)
-        advice = f"; or give --weights {spec.label or short_name(name)}=FILE" if no_cache else ""
+        kind = "FOLDER" if plan.reads_texts else "FILE"
+        advice = f"; or give --weights {spec.label or short_name(name)}={kind}" if no_cache else ""
         yield PlanProblem(path=("models", index), text=f"{error}{advice}", unavailable=no_file or no_cache)
         return
     applicable = [method for method in plan.specs() if method not in model.not_applicable]
     if not bad_methods and not applicable:
         reasons = "; ".join(dict.fromkeys(model.not_applicable.values()))
         yield PlanProblem(path=("models", index), text=f"no method of the plan applies to {name}: {reasons}")
-    if "sanity" in plan.protocols:
+    if "sanity" in plan.protocols and isinstance(model, BenchModel):
         try:
             if not model.randomisation_steps:
                 raise ModelError("it has none")
@@ -242,16 +259,19 @@ def _check_model(
         yield from _check_classes(context, index, i, model)
 
 
-def _check_classes(context: BenchContext, model_index: int, index: int, model: BenchModel) -> Iterator[PlanProblem]:
+def _check_classes(context: BenchContext, model_index: int, index: int, model: AnyBenchModel) -> Iterator[PlanProblem]:
     """Check that the model has the data set's classes, where a protocol or target needs that."""
     plan, data, name = context.plan, context.plan.dataset[index], context.plan.models[model_index].name
     classes, protocols = context.images(index).dataset.classes, plan.protocols_of(data)
-    if "multiclass" in protocols:
+    for protocol in [p for p in (MULTICLASS, MULTICLASS_ORIGINAL) if p in protocols]:
         try:
             class_outputs(classes, model.classes)
         except VitrailError as error:
-            text = f"multiclass cannot be run with {name} on {data.title}: {error}; remove it, or use another model"
-            yield PlanProblem(path=("protocols", plan.protocols.index("multiclass")), text=text)
+            text = f"{protocol} cannot be run with {name} on {data.title}: {error}; remove it, or use another model"
+            yield PlanProblem(path=("protocols", plan.protocols.index(protocol)), text=text)
+    if MULTICLASS_ORIGINAL in protocols and isinstance(model, BenchModel) and not model.preprocess.squash:
+        text = f'{MULTICLASS_ORIGINAL} needs maps of whole images, and {name} crops them: add view = "squash"'
+        yield PlanProblem(path=("protocols", plan.protocols.index(MULTICLASS_ORIGINAL)), text=text)
     need_classes = [p for p in protocols if p in PROTOCOLS and "two classes" in PROTOCOLS[p].needs]
     if not context.same_classes(model_index, index) and ("label" in plan.targets or need_classes):
         advice = f"remove {', '.join(need_classes)}" if need_classes else "explain the predicted class"

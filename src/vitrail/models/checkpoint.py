@@ -76,6 +76,19 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
     model.load_state_dict(dict(weights))
 
 
+def fit_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a timm model as many classes as the head in a file has.
+
+    Args:
+        model: The model; its heads are replaced if their size differs.
+        weights: Tensors by name.
+    """
+    heads = [v for k, v in weights.items() if v.dim() == 2 and k.rpartition("head.")[2] in ("weight", "fc.weight")]
+    reset: Any = getattr(model, "reset_classifier", None)
+    if len(heads) == 1 and reset is not None and heads[0].shape[0] != getattr(model, "num_classes", None):
+        reset(int(heads[0].shape[0]))
+
+
 def _strip_prefixes(weights: Mapping[str, Tensor], expected: set[str]) -> Mapping[str, Tensor]:
     """Remove common prefixes until a key matches the model's."""
     while not expected & set(weights):

@@ -15,7 +15,7 @@ from typing import Any
 
 from vitrail.errors import GuessWarning, ModelError, VitrailError, WeightsError, require
 from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
-from vitrail.models.checkpoint import first_line, load_weights, read_weights
+from vitrail.models.checkpoint import first_line, fit_classes, load_weights, read_weights
 from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess
 from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import Preprocess
@@ -40,7 +40,9 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
             `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes", "scenes-gap",
             "scenes-tagged" or "cifar10".
-        weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors.
+        weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. A timm
+            model takes the number of classes of the file. For an embedded model, a file that ``training/`` wrote,
+            which may have another architecture and other classes.
         pretrained: Whether to download the library's weights; by default yes, unless ``weights`` is given.
 
     Raises:
@@ -53,8 +55,8 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         ...
         vitrail.errors.ModelError: unknown source 'keras' in 'keras:vit': use timm:, hf:, torchvision:, open_clip:, ...
     """
-    if spec in EMBEDDED_MODELS and weights is None:
-        return load_embedded(spec)
+    if spec in EMBEDDED_MODELS:
+        return load_embedded(spec, weights)
     spec = full_name(spec)
     library, colon, name = spec.partition(":")
     if not colon or library not in SOURCES:
@@ -70,6 +72,8 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         hint = f" ({NO_NETWORK} pass a weights file, or use random weights)" if download else ""
         raise ModelError(f"cannot create {spec}: {first_line(error)}{hint}") from error
     if state is not None:
+        if library == "timm":
+            fit_classes(module, state)
         load_weights(module, state, str(weights))
     loaded, entry = describe(module.eval(), spec), catalogue_entry(spec)
     if library == "hf" and loaded.preprocess is not None:
@@ -93,24 +97,38 @@ def _warn_guess(loaded: LoadedModel) -> None:
     )
 
 
-def load_embedded(name: str) -> LoadedModel:
+def load_embedded(name: str, weights: str | Path | None = None) -> LoadedModel:
     """Load one of ``EMBEDDED_MODELS`` with its class names and preprocessing.
+
+    Args:
+        name: Its name.
+        weights: A file of the same kind to use instead, such as one that ``training/`` wrote.
+
+    Raises:
+        WeightsError: The file is missing, or does not state architecture, preprocessing and classes.
 
     Example:
         >>> load_embedded("scenes").preprocess.size
         (128, 128)
     """
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
-    path = files("vitrail.models").joinpath("weights", f"{name}.safetensors")
+    path = Path(weights or str(files("vitrail.models").joinpath("weights", f"{name}.safetensors")))
     if not path.is_file():
-        raise WeightsError(f"the weights of {name!r} are missing from this installation: reinstall vitrail")
-    with safe_open(str(path), framework="pt") as file:
-        metadata = file.metadata()
-        config: dict[str, Any] = {key: json.loads(metadata[key]) for key in ("architecture", "preprocess", "classes")}
-        state = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - not a dict
-    model = PlainViT(**config["architecture"])
-    model.load_state_dict(state)
+        advice = "reinstall vitrail" if weights is None else "pass the file that training/ wrote"
+        raise WeightsError(f"the weights of {name!r} are missing ({path} does not exist): {advice}")
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            metadata = file.metadata() or {}
+            config: dict[str, Any] = {k: json.loads(metadata[k]) for k in ("architecture", "preprocess", "classes")}
+            state = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - not a dict
+        model = PlainViT(**config["architecture"])
+        model.load_state_dict(state)
+    except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise WeightsError(
+            f"{path} is not a file of an embedded model ({first_line(error)}): pass one that training/ wrote, or name "
+            "the library of the model, as in timm:NAME"
+        ) from error
     stored = config["preprocess"]
     size, mean, std = (tuple(stored[key]) for key in ("size", "mean", "std"))
     preprocess = Preprocess(size, mean, std, stored.get("crop", 1.0), origin="the metadata of the model's file")

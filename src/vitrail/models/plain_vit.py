@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.errors import OptionError
+
 
 class PlainBlock(nn.Module):
     """Pre-norm transformer block: self-attention and MLP, each with a residual connection."""
@@ -37,6 +39,8 @@ class PlainViT(nn.Module):
         prefix: Number of tokens before the patches; the head reads the first of them unless ``pool`` is set.
         pool: Whether the head reads the mean of the patch tokens.
         mlp: Hidden width of the MLP, as a multiple of ``width``.
+        distilled: Whether the second token is a distillation token with a head of its own, as in DeiT; the logits are
+            the mean of both heads. Needs a ``prefix`` of 2.
 
     Example:
         >>> PlainViT(size=32, patch=8)(torch.zeros(1, 3, 32, 32)).shape
@@ -54,13 +58,17 @@ class PlainViT(nn.Module):
         prefix: int = 1,
         pool: bool = False,
         mlp: int = 2,
+        distilled: bool = False,
     ) -> None:
         super().__init__()
+        if distilled and (prefix < 2 or pool):
+            raise OptionError("distilled=True needs a CLS and a distillation token: pass prefix=2, pool=False")
         self.embed = nn.Conv2d(3, width, patch, patch)
         self.prefix = nn.Parameter(torch.randn(1, prefix, width))
         self.position = nn.Parameter(torch.randn(1, prefix + (size // patch) ** 2, width))
         self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        self.head_dist = nn.Linear(width, classes) if distilled else None
         self.pool = pool
 
     def forward(self, images: Tensor) -> Tensor:
@@ -68,6 +76,8 @@ class PlainViT(nn.Module):
         x = self.embed(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
         x = self.norm(self.blocks(x))
+        if self.head_dist is not None:
+            return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2  # type: ignore[no-any-return]
         return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]
 
 

@@ -1,16 +1,18 @@
-"""Mean curves of perturbation tests: model output against the share of pixels removed or inserted."""
+"""Mean curves: model output against the share of pixels removed, and token-F1 against the number of top words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from vitrail.report.metric import MetricInfo, metric_info
 from vitrail.report.run import Run
+from vitrail.report.section import ReportSection
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import QUANTITIES, Curve, Preset, find_presets
+from vitrail.scores.rationale import TOP_WORDS
 from vitrail.scores.statistics import Array
 
 
@@ -46,6 +48,39 @@ class MeanCurves:
     def y_label(self) -> str:
         """Label of the vertical axis."""
         return QUANTITIES[find_presets(self.metric.protocol)[0].quantity]
+
+
+@dataclass(frozen=True, eq=False)
+class WordCurves:
+    """Token-F1 against the number of top words, for all methods, as in Figure 6 of GradToken.
+
+    Attributes:
+        model: Title of the model.
+        dataset: Title of the data set.
+        metric: The mean of the curve.
+        x: Numbers of top words.
+        y: By method the mean over texts at each number.
+    """
+
+    model: str
+    dataset: str
+    metric: MetricInfo
+    x: tuple[float, ...]
+    y: dict[str, tuple[float, ...]] = field(repr=False)
+    x_label = "k, number of top words"
+    y_label = "token-F1, mean over texts"
+
+
+def word_curves(sections: Iterable[ReportSection]) -> Iterator[WordCurves]:
+    """Return the token-F1 curve of each section that has one."""
+    for section in sections:
+        columns = {k: section.column(f"f1@{k}") for k in TOP_WORDS} if section.protocol == "rationale" else {}
+        known = {k: column for k, column in columns.items() if column is not None}
+        if known:
+            methods = next(iter(known.values())).ranking
+            means = {name: tuple(column.ranking[name].value.value for column in known.values()) for name in methods}
+            metric = metric_info(section.protocol, section.target, "f1")
+            yield WordCurves(section.model, section.dataset, metric, tuple(map(float, known)), means)
 
 
 def mean_curves(run: Run) -> Iterator[MeanCurves]:

@@ -13,7 +13,7 @@ from typing import Any
 from markupsafe import Markup
 
 from vitrail.report.charts import ChartInterval, ChartLine, interval_chart, line_chart, line_styles
-from vitrail.report.curves import MeanCurves
+from vitrail.report.curves import MeanCurves, WordCurves
 from vitrail.report.metric import NO_THRESHOLD, MetricInfo
 from vitrail.report.paper_comparison import SUBSTITUTE_WARNING, ComparisonTable, PaperComparison
 from vitrail.report.section import LEGEND, WEAK, MetricColumn, ReportSection, significance_marks
@@ -49,6 +49,7 @@ def render_html(summary: ReportSummary) -> str:
         significance_marks=significance_marks,
         test_results=_test_results,
         rank_correlations=lambda table: _rank_correlations(summary, table),
+        samples=_samples(summary),
         base64=lambda data: base64.b64encode(data).decode(),
     )
 
@@ -63,12 +64,20 @@ def _by_model_and_data(items: Any) -> list[tuple[tuple[str, str], list[Any]]]:
     return [(name, list(group)) for name, group in groupby(items, key=key)]
 
 
+def _samples(summary: ReportSummary) -> str:
+    """What the samples of a run are called."""
+    from vitrail.bench.plan import TEXT_DATASETS
+
+    datasets = summary.manifest["plan"]["dataset"]
+    return "texts" if any(data["name"] in TEXT_DATASETS for data in datasets) else "images"
+
+
 def _facts(summary: ReportSummary) -> list[tuple[int, str]]:
-    manifest = summary.manifest
+    manifest, samples = summary.manifest, _samples(summary)
     controls = {name for section in summary.sections for name in section.controls}
     counts = {
         "models": len(manifest["plan"]["models"]), "data sets": len(manifest["images"]),
-        "images": sum(manifest["images"].values()), "methods": len(set(manifest["methods"]) - controls),
+        samples: sum(manifest["images"].values()), "methods": len(set(manifest["methods"]) - controls),
         "controls": len(controls), "chunks": manifest["parts"] - summary.missing_chunks,
     }  # fmt: skip
     return [(count, noun.removesuffix("s") if count == 1 else noun) for noun, count in counts.items()]
@@ -137,7 +146,9 @@ def _test_results(ranked: RankedMethod, column: MetricColumn) -> str:
 # -- curves ------------------------------------------------------------------------------------------------------------
 
 
-def _curve_figure(summary: ReportSummary, curves: MeanCurves) -> tuple[MeanCurves, str, Markup]:
+def _curve_figure(
+    summary: ReportSummary, curves: MeanCurves | WordCurves
+) -> tuple[MeanCurves | WordCurves, str, Markup]:
     metric = curves.metric
     keys = (curves.model, curves.dataset, metric.protocol, metric.target)
     section = next(s for s in summary.sections if (s.model, s.dataset, s.protocol, s.target) == keys)

@@ -8,9 +8,13 @@ from dataclasses import dataclass
 from vitrail.errors import OptionError
 from vitrail.scores.curves import find_area
 from vitrail.scores.presets import EXTRAS, QUANTITIES, Preset, find_presets
+from vitrail.scores.rationale import TOP_WORDS
 
 MEAN_THRESHOLD = "threshold: the map's mean"
 BEST_THRESHOLD = "threshold: best of ten by mIoU on these images"
+OWN_THRESHOLD = "threshold: best of ten by pixel accuracy on these images"
+BOX_THRESHOLD = "threshold: best of twenty on these images"
+TWO_FOLD_BOX_THRESHOLD = "threshold: best of twenty on the other half of the images"
 TWO_FOLD_THRESHOLD = "threshold: best of ten by mIoU on the other half of the images"
 NO_THRESHOLD = "no threshold"
 #: By protocol and score: short name, direction of better values, description, and how a map becomes the number.
@@ -21,6 +25,8 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
         "map": ("mAP", "up", "average precision of object and background jointly", NO_THRESHOLD),
         "best_pixel_accuracy": ("Pixel acc., best of 10", "up", "share of pixels labelled correctly", BEST_THRESHOLD),
         "best_miou": ("mIoU, best of 10", "up", "mean IoU of object and background over all images", BEST_THRESHOLD),
+        "own_best_pixel_accuracy": ("Pixel acc., own best of 10", "up", "share of pixels labelled correctly",
+                                    OWN_THRESHOLD),
         "two_fold_miou": ("mIoU, two-fold", "up", "mean IoU of object and background over all images",
                           TWO_FOLD_THRESHOLD),
         "ap_foreground": ("AP of the object", "up", "average precision of the object", NO_THRESHOLD),
@@ -34,6 +40,20 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
         "rank": ("Rank acc.", "up", "relevance rank accuracy: share of the n highest pixels on the object of n pixels",
                  NO_THRESHOLD),
         "auroc": ("AUROC", "up", "probability that an object pixel ranks above a background pixel", NO_THRESHOLD),
+    },
+    "box_pointing": {
+        "accuracy": ("Pointing game, per box", "up",
+                     "share of pairs of map and box in which the maximum of the map is in the box", "tolerance 0 px"),
+        "hit_share": ("Pointing game, mean over images", "up", "share of an image's boxes that contain the maximum",
+                      "tolerance 0 px"),
+    },
+    "wsol": {
+        "max_box_acc": ("MaxBoxAcc", "up", "share of images whose box has an IoU of at least 0.5", BOX_THRESHOLD),
+        "two_fold_box_acc": ("Box acc., two-fold", "up", "share of images whose box has an IoU of at least 0.5",
+                             TWO_FOLD_BOX_THRESHOLD),
+        "max_box_acc_v2": ("MaxBoxAccV2", "up", "mean of MaxBoxAcc at IoU 0.3, 0.5 and 0.7", BOX_THRESHOLD),
+        "top1_loc": ("Top-1 Loc", "up",
+                     "share of images with a correct prediction and a box with an IoU of at least 0.5", BOX_THRESHOLD),
     },
     "selectivity": {
         "share": ("Discr. acc.", "up",
@@ -61,14 +81,33 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
                   NO_THRESHOLD),
         "masks_std": ("Masks, std", "none", "standard deviation of the number of masks over images", NO_THRESHOLD),
     },
+    "rationale": {
+        "f1": ("Token-F1", "up", "F1 of the top words against the marked words, mean over k = 10 to 80", NO_THRESHOLD),
+        **{f"f1@{k}": (f"k = {k}", "up", f"F1 of the top {k} words against the marked words", NO_THRESHOLD)
+           for k in TOP_WORDS},
+        **{f"micro@{k}": (f"Micro, k = {k}", "up", f"F1 of the top {k} words, counts of all texts together",
+                          NO_THRESHOLD) for k in TOP_WORDS},
+        "auprc": ("AUPRC", "up", "area under the precision-recall curve of all words", NO_THRESHOLD),
+    },
+    "eraser": {
+        "comprehensiveness": ("Compr.", "up", "drop of the probability without the top words, mean over five shares",
+                              NO_THRESHOLD),
+        "sufficiency": ("Suff.", "down", "drop of the probability with the top words only, mean over five shares",
+                        NO_THRESHOLD),
+    },
     "multiclass": {
         "best_pixel_accuracy": ("Pixel acc., best of 10", "up", "share of pixels labelled correctly",
                                 BEST_THRESHOLD),
         "best_miou": ("mIoU, best of 10", "up", "mean IoU of all classes over all images", BEST_THRESHOLD),
+        "own_best_pixel_accuracy": ("Pixel acc., own best of 10", "up", "share of pixels labelled correctly",
+                                    OWN_THRESHOLD),
     },
 }  # fmt: skip
+PROTOCOL_METRICS["multiclass_original"] = PROTOCOL_METRICS["multiclass"]
 #: Protocols whose scores are printed in percent.
-PERCENT_PROTOCOLS = ("segmentation", "pointing", "selectivity", "multiclass")
+PERCENT_PROTOCOLS = (
+    "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "multiclass", "multiclass_original",
+)  # fmt: skip
 #: The protocol whose scores are named after a model's layers, and the similarity of it that is printed.
 SANITY, SANITY_SIMILARITY = "sanity", "spearman"
 #: Explained classes in words.

@@ -34,13 +34,18 @@ for the number of methods in the column; significant below {ALPHA}.
 DESCRIPTIONS = {
     "segmentation": "Maps, binarised by a threshold, against the object's mask.",
     "pointing": "Position of the map's maximum, and share of relevance on the object.",
+    "box_pointing": "Pointing game with one test for each pair of map and box.",
+    "wsol": "Weakly supervised object localisation: box of the largest connected component of the thresholded map.",
     "selectivity": "Images with two objects of different classes: does the map of a class highlight its object? "
     "A class-agnostic method is correct half the time.",
     "complexity": "Number of patches that carry the relevance. A property of maps alone: neither direction is better.",
     "sensitivity": "Change of the map under small changes of the image.",
     "sanity": "Similarity of a map to the original while the weights are randomised from the head down, cumulatively. "
     "A map that does not change does not depend on those weights. Neither direction is better by itself.",
+    "rationale": "Words with the highest scores against the words that annotators marked.",
+    "eraser": "Probability of the explained class when the words with the highest scores are removed or kept alone.",
     "multiclass": "Maps of all classes of an image, combined into one label map, against the mask.",
+    "multiclass_original": "The same at the resolution of the files, to which the maps are resized.",
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ from vitrail.report.costs import (
     method_costs,
     not_applicable_methods,
 )
-from vitrail.report.curves import MeanCurves, mean_curves
+from vitrail.report.curves import MeanCurves, WordCurves, mean_curves, word_curves
 from vitrail.report.example_images import ExampleImages, render_examples
 from vitrail.report.examples import select_examples
 from vitrail.report.paper_comparison import PaperComparison, compare_with_paper
@@ -32,7 +32,7 @@ class ReportSummary:
         missing_chunks: Number of chunks that are not done.
         sections: Scores by model, data set, protocol and target.
         paper_comparison: Comparison with a paper's table, or None.
-        curves: Curves of perturbation tests.
+        curves: Curves of perturbation tests, or of token-F1.
         examples: Example images.
         costs: Costs by model and method.
         not_applicable: Methods that do not apply to a model.
@@ -44,7 +44,7 @@ class ReportSummary:
     missing_chunks: int
     sections: tuple[ReportSection, ...]
     paper_comparison: PaperComparison | None
-    curves: tuple[MeanCurves, ...]
+    curves: tuple[MeanCurves | WordCurves, ...]
     examples: tuple[ExampleImages, ...]
     costs: tuple[MethodCost, ...]
     not_applicable: tuple[NotApplicableRow, ...]
@@ -70,8 +70,8 @@ def summarise(
 
     Args:
         run: The run.
-        examples: Number of best, of worst and of disagreement images for each model and data set; with 0 no data are
-            read and no model is loaded.
+        examples: Number of best, of worst and of disagreement images for each model and data set; with 0, and for
+            texts, no data are read and no model is loaded.
         device: Device of the maps that are computed again for examples.
         advance: Called after each section and each example.
     """
@@ -79,10 +79,11 @@ def summarise(
     for section in report_sections(run):
         sections.append(section)
         advance()
-    selected = select_examples(run, sections, examples) if examples else []
+    selected = select_examples(run, sections, examples) if examples and not run.plan.reads_texts else []
     images = render_examples(run, selected, device, advance) if selected else []
+    curves: Iterable[MeanCurves | WordCurves] = word_curves(sections) if run.plan.reads_texts else mean_curves(run)
     return ReportSummary(
         run.plan.name, run.manifest, run.missing_chunks, tuple(sections), compare_with_paper(run, sections),
-        tuple(mean_curves(run)), tuple(images), tuple(method_costs(run)), tuple(not_applicable_methods(run)),
+        tuple(curves), tuple(images), tuple(method_costs(run)), tuple(not_applicable_methods(run)),
         tuple(failure_counts(run)),
     )  # fmt: skip

@@ -19,11 +19,13 @@ from vitrail.scores.fills import FILLS, Fill, Normalisation, find_fill
 from vitrail.scores.overdetermination import OverdeterminationScores, score_overdetermination
 from vitrail.scores.perturbation import CurveKey, ForwardCounts, PerturbationRecords, RecordedCurve
 from vitrail.scores.pointing import (
+    BoxPointingScores,
     PointingScores,
     box_masks,
     energy_pointing_game,
     pointing_game,
     relevance_rank_accuracy,
+    score_box_pointing,
     score_pointing,
 )
 from vitrail.scores.presets import PRESETS, QUANTITIES, Curve, LevelGrid, Preset, find_presets
@@ -72,9 +74,11 @@ from vitrail.scores.statistics import (
     p_value,
 )
 from vitrail.scores.token_dropping import TokenDropper, kept_patches, patch_means
+from vitrail.scores.wsol import BOX_THRESHOLDS, WsolScores, box_iou, map_boxes, score_wsol
 
 __all__ = [
     "AREAS",
+    "BOX_THRESHOLDS",
     "FILLS",
     "PRESETS",
     "QUANTITIES",
@@ -82,6 +86,7 @@ __all__ = [
     "TOP_WORDS",
     "AgreementScores",
     "AreaRule",
+    "BoxPointingScores",
     "ComparedMethod",
     "ComplexityScores",
     "Curve",
@@ -109,9 +114,11 @@ __all__ = [
     "SegmentationScores",
     "SelectivityScores",
     "TokenDropper",
+    "WsolScores",
     "aopc",
     "auroc",
     "average_precision",
+    "box_iou",
     "box_masks",
     "class_probability",
     "compare",
@@ -134,6 +141,7 @@ __all__ = [
     "kept_patches",
     "label_pixels",
     "lodds",
+    "map_boxes",
     "map_similarity",
     "mean_ratio",
     "micro_f1",
@@ -149,12 +157,14 @@ __all__ = [
     "rank_words",
     "relevance_rank_accuracy",
     "score_agreement",
+    "score_box_pointing",
     "score_complexity",
     "score_overdetermination",
     "score_pointing",
     "score_segmentation",
     "score_selectivity",
     "score_sensitivity",
+    "score_wsol",
     "span_mask",
     "spearman",
     "srg",

@@ -1,6 +1,8 @@
 """Pointing scores: the pointing game, the energy-based pointing game, relevance rank accuracy and AUROC.
 
-No threshold is needed, and boxes are enough. All scores take the object as a mask; `box_masks` makes masks of boxes.
+No threshold is needed, and boxes are enough. An image with several boxes is scored in one of two ways. `score_pointing`
+takes the object as a mask, and `box_masks` makes one mask of all boxes, their union. `score_box_pointing` tests the map
+against each box: one test for each pair of map and box.
 """
 
 from __future__ import annotations
@@ -183,6 +185,79 @@ def score_pointing(
         "area": area.where(area > 0, torch.nan),
         "flat": constant[:, 0, 0],
     }
+
+
+def score_box_pointing(
+    maps: Tensor, boxes: Sequence[ArrayLike], tolerance: float = 0, ties: PeakTies = "expected"
+) -> dict[str, Tensor]:
+    """Pointing game of each pair of map and box: whether the maximum of the map is inside the box.
+
+    Args:
+        maps: One map per image, shape (B, height, width). Maps that are constant or not finite count as zeros.
+        boxes: For each image its boxes in pixels of the map, shape (n, 4); see `box_masks`. Boxes without a pixel do
+            not count.
+        tolerance: See `pointing_game`.
+        ties: See `pointing_game`.
+
+    Returns:
+        For each image: ``hits``, the number of its boxes that are hit (a fraction of a box where maxima tie);
+        ``boxes``, the number of its boxes; ``hit_share``, their ratio; ``reachable``, the largest number of its boxes
+        that share a pixel, which no map without ties can exceed in ``hits``; ``flat``, whether the map is constant or
+        not finite. NaN where an image has no box.
+
+    Example:
+        >>> found = score_box_pointing(torch.eye(3)[None].cumsum(1), [[[0, 0, 3, 3], [2, 0, 3, 2]]], ties="first")
+        >>> found["hits"].item(), found["boxes"].item()
+        (1.0, 2.0)
+    """
+    if maps.dim() != 3 or len(boxes) != len(maps):
+        raise InputError(
+            "expected maps of shape (images, height, width) and a list of boxes for each image, got "
+            f"{tuple(maps.shape)} and {len(boxes)} lists"
+        )
+    finite, constant = sanitise_maps(maps)
+    size = (maps.shape[1], maps.shape[2])
+    hits, counts, reachable = (torch.full((len(maps),), torch.nan, dtype=torch.float64) for _ in range(3))
+    for image, own in enumerate(boxes):
+        rows = np.asarray(own, dtype=np.float64).reshape(-1, 4)
+        masks = box_masks([row[None] for row in rows], size).to(finite.device)
+        masks = masks[masks.flatten(1).any(1)]
+        if len(masks):
+            each = pointing_game(finite[image].expand(len(masks), -1, -1), masks, tolerance, ties)
+            hits[image], counts[image], reachable[image] = each.sum(), len(masks), masks.sum(0).max()
+    return {
+        "hits": hits, "boxes": counts, "hit_share": hits / counts, "reachable": reachable,
+        "flat": constant[:, 0, 0].cpu(),
+    }  # fmt: skip
+
+
+@dataclass
+class BoxPointingScores(SampleScores):
+    """Accumulates the results of `score_box_pointing`.
+
+    Example:
+        >>> scores = BoxPointingScores()
+        >>> scores.add(["a"], score_box_pointing(torch.eye(2)[None], [[[0, 0, 1, 1], [0, 0, 2, 2]]]))
+        >>> scores.summary()["pairs"], scores.summary()["accuracy"]
+        (2, 0.75)
+    """
+
+    def summary(self) -> dict[str, Any]:
+        """Accuracy #hits / (#hits + #misses) over all pairs of map and box, its mean over images, and its upper bound.
+
+        A map has one maximum, which can be in several boxes only where they overlap.
+        """
+        hits, boxes = self.column("hits"), self.column("boxes")
+        pairs = np.nansum(boxes)
+        return {
+            "images": len(self),
+            "undefined": int(np.isnan(boxes).sum()),
+            "flat": int(self.column("flat").sum()),
+            "pairs": int(pairs),
+            "accuracy": float(np.nansum(hits) / pairs) if pairs else np.nan,
+            "mean_over_images": self.mean("hit_share"),
+            "bound": float(np.nansum(self.column("reachable")) / pairs) if pairs else np.nan,
+        }
 
 
 @dataclass

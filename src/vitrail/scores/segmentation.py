@@ -318,6 +318,11 @@ def best_threshold(counts: RegionCounts) -> int:
     return int(np.argmax(counts.miou()))
 
 
+def best_accuracy_threshold(counts: RegionCounts) -> int:
+    """Index of the lowest threshold with the highest pixel accuracy."""
+    return int(np.argmax(counts.accuracy()))
+
+
 def two_fold(counts: RegionCounts, ids: Sequence[str]) -> tuple[RegionCounts, list[int]] | None:
     """Take each fold of the images at the threshold that is best on the other fold; see `fold_of`.
 
@@ -340,13 +345,18 @@ def two_fold(counts: RegionCounts, ids: Sequence[str]) -> tuple[RegionCounts, li
 
 
 def _search_threshold(sweep: RegionCounts, ids: Sequence[str]) -> dict[str, Any]:
-    """Scores at the lowest threshold that maximises mIoU: chosen on all images, and chosen on the other fold."""
-    best = best_threshold(sweep)
+    """Scores at the lowest threshold that maximises mIoU: chosen on all images, and chosen on the other fold.
+
+    ``own_best_pixel_accuracy`` is at the threshold that maximises the pixel accuracy itself: a search for each score.
+    """
+    best, own_best = best_threshold(sweep), best_accuracy_threshold(sweep)
     own = sweep.at(best)
     found: dict[str, Any] = {
         "best_threshold": THRESHOLDS[best],
         "best_pixel_accuracy": float(own.accuracy()[0]),
         "best_miou": float(own.miou()[0]),
+        "own_best_threshold": THRESHOLDS[own_best],
+        "own_best_pixel_accuracy": float(sweep.at(own_best).accuracy()[0]),
     }
     folds = two_fold(sweep, ids)
     if folds is None:
