@@ -34,6 +34,7 @@ from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import is_constant, normalise, place, upsample
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.trust.check import MapSource
 
 DEFAULT = "gradtoken"
 
@@ -79,7 +80,8 @@ MOST = 32
 def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ..., **options: Any,
+    stitch: bool = ..., check: bool | str = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
+    **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
 
@@ -88,7 +90,7 @@ def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
+    stitch: bool = ..., check: bool | str = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -104,6 +106,7 @@ def explain(
     batch_size: int | None = None,
     keep: bool = False,
     stitch: bool = False,
+    check: bool | str = False,
     advance: Callable[[int], None] = lambda _: None,
     tokenizer: Any = None,
     **options: Any,
@@ -129,6 +132,8 @@ def explain(
             evaluate at most this many at a time (32 by default).
         stitch: Join attention inside windows (Swin) into attention between all patches, for the methods that take it
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
+        check: Also check each map on this model and image, see `Explanation.check`; "quick" (as True) or "full". The
+            results are in ``checks`` of the result, and maps that fail are marked in overlays and figures.
         keep: Also keep intermediate results of the methods, in ``intermediates`` of the result.
         advance: Called with the number of images a method has just evaluated, for progress.
         tokenizer: For texts: the model's fast Hugging Face tokenizer, or `vitrail.text.TokenizerSettings`, which
@@ -174,6 +179,8 @@ def explain(
             given = {"target": aimed, "layout": layout, "keep": keep, "advance": advance}
             return explain(about, ready, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
 
+        if check:
+            raise OptionError("check=True needs images: maps of texts cannot be checked yet")
         found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
         found = _with_provenance(found, inputs, about)
         _warn(found)
@@ -192,7 +199,22 @@ def explain(
     ]
     found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
     found = _with_provenance(found, inputs, about)
+
+    def again(images: Tensor, asked: Mapping[str, Mapping[str, Any]], aimed: Target) -> Explanations:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MapWarning)
+            given = {"target": aimed, "layout": layout, "batch_size": batch_size, "stitch": stitch}
+            return explain(about, images, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
+
+    source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
+    found = {label: replace(explanation, source=source) for label, explanation in found.items()}
     _warn(found)
+    if check:
+        budget = "quick" if check is True else check
+        first = found[jobs[0].label]
+        places = [(b, k) for b in range(first.maps.shape[0]) for k in range(first.maps.shape[1])]
+        checked = {at: source.check(found, *at, budget=budget, advance=advance) for at in places}
+        found = {m: replace(e, checks={at: checked[at][m] for at in places}) for m, e in found.items()}
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 

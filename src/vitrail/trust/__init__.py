@@ -1,0 +1,21 @@
+"""Checks of single maps: whether a map of this model and this image can be trusted.
+
+`vitrail.Explanation.check` and ``vitrail check`` run them; `vitrail.compare` ranks methods with the same tests.
+"""
+
+from vitrail.trust.check import BUDGETS, Budget, MapSource
+from vitrail.trust.null import moved_maps
+from vitrail.trust.removal import PatchRemoval, log_odds
+from vitrail.trust.result import VERDICTS, MapCheck, MapChecks
+
+__all__ = [
+    "BUDGETS",
+    "VERDICTS",
+    "Budget",
+    "MapCheck",
+    "MapChecks",
+    "MapSource",
+    "PatchRemoval",
+    "log_odds",
+    "moved_maps",
+]
