@@ -22,7 +22,7 @@ from vitrail.errors import InputError, OutputError
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.targets import class_scores
-from vitrail.viz.colormap import overlay, to_image
+from vitrail.viz.colormap import mark_failure, overlay, to_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -142,11 +142,13 @@ class Explanation:
         return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
 
     def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75) -> Image:
-        """Draw one map over its image."""
+        """Draw one map over its image; a map that was checked and failed carries its verdict in a corner."""
         if self.rgb_images is None:
             raise InputError("this is an explanation of texts, which have no overlay: use vitrail.viz.text instead")
         relevance = self.maps[image, k].float().cpu().numpy()
-        return to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
+        drawn = to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
+        check = self.checks.get((image, k))
+        return drawn if check is None or check.passed else mark_failure(drawn, check.verdict)
 
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapCheck:
         """Check one map on the model and image it explains.
@@ -181,25 +183,31 @@ class Explanation:
     def manifest(self) -> dict[str, Any]:
         """Settings needed to reproduce this explanation, as JSON values."""
         probabilities, provenance = self.probabilities, self.provenance
-        return {
-            "method": self.method,
-            "options": dict(self.options),
-            "model": self.model,
-            "weights_sha256": None if provenance is None else provenance.weights.hexdigest(),
-            "inputs": None if provenance is None else list(provenance.inputs),
-            "preprocess": None if provenance is None else dict(provenance.preprocess),
-            "structure": dict(self.structure),
-            "targets": self._target_lists(),
-            "target_names": [[self.label(b, k) for k in range(self.maps.shape[1])] for b in range(self.maps.shape[0])],
-            "probabilities": None if probabilities is None else probabilities.tolist(),
-            "maps": {"shape": list(self.maps.shape), "dtype": str(self.maps.dtype), "upsampling": UPSAMPLING},
-            "grid": list(self.grid.shape),
-            "constant": self.constant.tolist(),
-            "seconds": self.seconds,
-            "device": str(self.maps.device),
-            "overlays": self._overlay_names(),
-            "versions": versions(),
-        } | self._checks_manifest() | ({"groups": [{"name": g.name, "classes": list(g.indices)} for g in self.groups]} if self.groups else {})
+        return (
+            {
+                "method": self.method,
+                "options": dict(self.options),
+                "model": self.model,
+                "weights_sha256": None if provenance is None else provenance.weights.hexdigest(),
+                "inputs": None if provenance is None else list(provenance.inputs),
+                "preprocess": None if provenance is None else dict(provenance.preprocess),
+                "structure": dict(self.structure),
+                "targets": self._target_lists(),
+                "target_names": [
+                    [self.label(b, k) for k in range(self.maps.shape[1])] for b in range(self.maps.shape[0])
+                ],
+                "probabilities": None if probabilities is None else probabilities.tolist(),
+                "maps": {"shape": list(self.maps.shape), "dtype": str(self.maps.dtype), "upsampling": UPSAMPLING},
+                "grid": list(self.grid.shape),
+                "constant": self.constant.tolist(),
+                "seconds": self.seconds,
+                "device": str(self.maps.device),
+                "overlays": self._overlay_names(),
+                "versions": versions(),
+            }
+            | self._checks_manifest()
+            | ({"groups": [{"name": g.name, "classes": list(g.indices)} for g in self.groups]} if self.groups else {})
+        )
 
     def _checks_manifest(self) -> dict[str, Any]:
         if not self.checks:

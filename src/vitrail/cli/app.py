@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from vitrail.cli.bench import bench
+from vitrail.cli.check import check
 from vitrail.cli.common import err, out
 from vitrail.cli.demo import demo
 from vitrail.cli.doctor import doctor
@@ -32,7 +33,7 @@ EXAMPLES = """Examples:
 """
 #: The commands by group, in the order of ``vitrail --help``.
 GROUPS = {
-    "Explain a model's output": (demo, explain, figure, serve),
+    "Explain a model's output": (demo, explain, check, figure, serve),
     "Inspect methods and models": (methods, models, doctor),
     "Evaluate methods": (bench, report),
 }

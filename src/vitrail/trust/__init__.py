@@ -3,7 +3,7 @@
 `vitrail.Explanation.check` and ``vitrail check`` run them; `vitrail.compare` ranks methods with the same tests.
 """
 
-from vitrail.trust.check import BUDGETS, Budget, MapSource
+from vitrail.trust.check import BUDGETS, Budget, MapSource, patch_values
 from vitrail.trust.null import moved_maps
 from vitrail.trust.removal import PatchRemoval, log_odds
 from vitrail.trust.result import VERDICTS, MapCheck, MapChecks
@@ -18,4 +18,5 @@ __all__ = [
     "PatchRemoval",
     "log_odds",
     "moved_maps",
+    "patch_values",
 ]

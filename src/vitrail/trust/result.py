@@ -32,16 +32,16 @@ class MapCheck:
         failures: All verdicts but "faithful" that apply.
         p_value: Share of the moved copies, the map itself counted among them, that do at least as well.
         removal: How patches were removed: "tokens" or the name of a fill.
-        levels: Shares of the patches that were removed, or kept.
+        levels: Shares of the patches that were removed, or kept; the first is the one that is put into words.
         probability: The class's probability for the whole image; for a target function its value.
         removed: By level, the probability without the most relevant patches.
         kept: By level, the probability with the most relevant patches only.
         null_removed: The same as ``removed``, mean over the moved copies.
-        null_kept: The same as ``kept``, mean over the moved copies.
+        null_kept: The same as ``kept``, mean over the moved copies; empty where they were not evaluated.
         copies: Number of moved copies.
-        statistic: Log-odds with the most relevant patches only, minus without them, mean over the levels.
-        z: The statistic's distance from its mean over the moved copies, in their standard deviations.
-        controls: The statistic of maps that do not depend on the model, by name.
+        statistic: How much lower the class's log-odds are after the removal than with moved copies, in standard
+            deviations of the copies, mean over the levels; scaled so that the copies have a standard deviation of one.
+        controls: The same for maps that do not depend on the model.
         other_class: The class of ``class_similarity``.
         class_similarity: With the map of another likely class.
         noise_similarity: With the map of the image with small noise, the lowest of the draws.
@@ -67,7 +67,6 @@ class MapCheck:
     null_kept: tuple[float, ...]
     copies: int
     statistic: float
-    z: float
     controls: Mapping[str, float]
     other_class: str = ""
     class_similarity: float | None = None
@@ -91,10 +90,12 @@ class MapCheck:
 
     def _faithfulness(self) -> str:
         level, show = _percent(self.levels[0]), _percent if self.is_probability else _number
+        verb = "lowers" if self.removed[0] <= self.probability else "raises"
+        moved = "lower" if self.null_removed[0] <= self.probability else "raise"
         sentence = (
-            f"Removing the {level} most relevant patches changes {self.label} from {show(self.probability)} to "
-            f"{show(self.removed[0])}, and keeping only them gives {show(self.kept[0])}; regions of the same shape "
-            f"elsewhere give {show(self.null_removed[0])} and {show(self.null_kept[0])} (p = {self.p_value:.2g})."
+            f"Removing the {level} most relevant patches {verb} {self.label} from {show(self.probability)} to "
+            f"{show(self.removed[0])}; regions of the same shape elsewhere {moved} it to {show(self.null_removed[0])} "
+            f"(p = {self.p_value:.2g})."
         )
         better = [name for name, value in self.controls.items() if value >= self.statistic]
         return sentence + (f" The control {' and '.join(better)} does as well or better." if better else "")

@@ -56,6 +56,8 @@ def _draw(axis: Any, check: CheckLike, own: Any, null: Any, start: float | None)
     order = sorted(range(len(check.levels)), key=lambda i: check.levels[i])
     levels = [100 * check.levels[i] for i in order]
     for values, label, style in ((own, "this map", "o-"), (null, "moved copies, mean", "o--")):
+        if not values:
+            continue
         y = [values[i] for i in order]
         x = levels if start is None else [0.0, *levels]
         y = y if start is None else [start, *y]
