@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, overload
 
@@ -154,6 +155,8 @@ def explain(
     if not isinstance(method, str):
         raise OptionError("several methods go to methods=[…]; method= takes one name")
     _check_arguments(method, target, batch_size, keep)
+    if check and tokenizer is not None:
+        raise OptionError("check=True needs images: maps of texts cannot be checked yet")
     methods = [methods] if isinstance(methods, str) else methods
     if methods is not None and method != DEFAULT:
         raise OptionError(f"give either method={method!r} or methods=…, not both")
@@ -179,8 +182,6 @@ def explain(
             given = {"target": aimed, "layout": layout, "keep": keep, "advance": advance}
             return explain(about, ready, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
 
-        if check:
-            raise OptionError("check=True needs images: maps of texts cannot be checked yet")
         found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
         found = _with_provenance(found, inputs, about)
         _warn(found)
@@ -199,22 +200,11 @@ def explain(
     ]
     found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
     found = _with_provenance(found, inputs, about)
-
-    def again(images: Tensor, asked: Mapping[str, Mapping[str, Any]], aimed: Target) -> Explanations:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MapWarning)
-            given = {"target": aimed, "layout": layout, "batch_size": batch_size, "stitch": stitch}
-            return explain(about, images, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
-
+    again = partial(_explain_again, about, {"layout": layout, "batch_size": batch_size, "stitch": stitch})
     source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
     found = {label: replace(explanation, source=source) for label, explanation in found.items()}
     _warn(found)
-    if check:
-        budget = "quick" if check is True else check
-        first = found[jobs[0].label]
-        places = [(b, k) for b in range(first.maps.shape[0]) for k in range(first.maps.shape[1])]
-        checked = {at: source.check(found, *at, budget=budget, advance=advance) for at in places}
-        found = {m: replace(e, checks={at: checked[at][m] for at in places}) for m, e in found.items()}
+    found = _checked(found, source, "quick" if check is True else check, advance) if check else found
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 
@@ -228,6 +218,23 @@ def _check_arguments(method: str, target: Target, batch_size: int | None, keep: 
         raise OptionError(f"batch_size={batch_size!r} must be an integer or None")
     if isinstance(target, type):
         raise TargetError(f"{target.__name__} is a Python class, not a target: give a class index or name")
+
+
+def _explain_again(
+    about: LoadedModel, given: Mapping[str, Any], images: Tensor, asked: Mapping[str, Mapping[str, Any]], target: Target
+) -> Explanations:
+    """Explain other images of the same model, for checks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MapWarning)
+        return explain(about, images, methods=asked, target=target, **given)
+
+
+def _checked(found: Found, source: MapSource, budget: str, advance: Callable[[int], None]) -> Found:
+    """Check every map."""
+    images, targets = next(iter(found.values())).maps.shape[:2]
+    places = [(b, k) for b in range(images) for k in range(targets)]
+    checks = {at: source.check(found, *at, budget=budget, advance=advance) for at in places}
+    return {label: replace(e, checks={at: checks[at][label] for at in places}) for label, e in found.items()}
 
 
 def _with_provenance(found: Mapping[str, Explanation], inputs: Inputs, about: LoadedModel) -> Found:

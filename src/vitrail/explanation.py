@@ -183,36 +183,34 @@ class Explanation:
     def manifest(self) -> dict[str, Any]:
         """Settings needed to reproduce this explanation, as JSON values."""
         probabilities, provenance = self.probabilities, self.provenance
-        return (
-            {
-                "method": self.method,
-                "options": dict(self.options),
-                "model": self.model,
-                "weights_sha256": None if provenance is None else provenance.weights.hexdigest(),
-                "inputs": None if provenance is None else list(provenance.inputs),
-                "preprocess": None if provenance is None else dict(provenance.preprocess),
-                "structure": dict(self.structure),
-                "targets": self._target_lists(),
-                "target_names": [
-                    [self.label(b, k) for k in range(self.maps.shape[1])] for b in range(self.maps.shape[0])
-                ],
-                "probabilities": None if probabilities is None else probabilities.tolist(),
-                "maps": {"shape": list(self.maps.shape), "dtype": str(self.maps.dtype), "upsampling": UPSAMPLING},
-                "grid": list(self.grid.shape),
-                "constant": self.constant.tolist(),
-                "seconds": self.seconds,
-                "device": str(self.maps.device),
-                "overlays": self._overlay_names(),
-                "versions": versions(),
-            }
-            | self._checks_manifest()
-            | ({"groups": [{"name": g.name, "classes": list(g.indices)} for g in self.groups]} if self.groups else {})
-        )
+        return {
+            "method": self.method,
+            "options": dict(self.options),
+            "model": self.model,
+            "weights_sha256": None if provenance is None else provenance.weights.hexdigest(),
+            "inputs": None if provenance is None else list(provenance.inputs),
+            "preprocess": None if provenance is None else dict(provenance.preprocess),
+            "structure": dict(self.structure),
+            "targets": self._target_lists(),
+            "target_names": [[self.label(b, k) for k in range(self.maps.shape[1])] for b in range(self.maps.shape[0])],
+            "probabilities": None if probabilities is None else probabilities.tolist(),
+            "maps": {"shape": list(self.maps.shape), "dtype": str(self.maps.dtype), "upsampling": UPSAMPLING},
+            "grid": list(self.grid.shape),
+            "constant": self.constant.tolist(),
+            "seconds": self.seconds,
+            "device": str(self.maps.device),
+            "overlays": self._overlay_names(),
+            "versions": versions(),
+        } | self._optional_entries()
 
-    def _checks_manifest(self) -> dict[str, Any]:
-        if not self.checks:
-            return {}
-        return {"checks": [{"image": b, "target": k, **check.to_dict()} for (b, k), check in self.checks.items()]}
+    def _optional_entries(self) -> dict[str, Any]:
+        """Entries of the manifest for groups of classes and for checks, if there are any."""
+        found: dict[str, Any] = {}
+        if self.groups:
+            found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
+        if self.checks:
+            found["checks"] = [{"image": b, "target": k, **c.to_dict()} for (b, k), c in self.checks.items()]
+        return found
 
     def _target_lists(self) -> list[list[int | list[int]]] | None:
         """Class index of each target, or the list of a group's indices, as JSON values."""

@@ -90,7 +90,8 @@ class PatchRemoval:
             Shape (n,), float64.
         """
         values = []
-        for rows in keep.split(self.batch_size):
+        for start in range(0, len(keep), self.batch_size):
+            rows = keep[start : start + self.batch_size]
             if self.dropper is not None:
                 output = self.dropper(self.images[image : image + 1].expand(len(rows), -1, -1, -1), rows)
             else:
