@@ -147,6 +147,7 @@ def test_abslrp_keeps_its_contrast_with_the_classes_outside_the_group():
     assert torch.corrcoef(torch.stack([function.flatten(), -other.flatten()]))[0, 1] < correlation
 
 
+@pytest.mark.filterwarnings("ignore::vitrail.errors.GuessWarning")
 def test_model_of_one_output_and_model_of_probabilities():
     single = vitrail.explain(
         tiny_vit(classes=1).double(), IMAGES, "gradtoken:score=prob", target=[[0, ClassGroup([0])]]
@@ -293,3 +294,25 @@ dataset = { name = "voc2012" , root = "." }
         task.perform("cpu")
     assert ClassGroup((404, 895)) in seen
     assert ClassGroup(range(151, 269)) in seen
+
+
+@pytest.mark.slow
+def test_texts_with_several_windows_take_a_group():
+    pytest.importorskip("transformers")
+    from texts import text_model
+
+    model, tokenizer = text_model(num_labels=3)
+    texts = [" ".join(["film"] * 60), "film film"]
+    targets = [[ClassGroup([0, 2]), 1], [ClassGroup([1, 2]), 1]]
+    e = vitrail.explain(model, texts, "transformer_mm", target=targets, tokenizer=tokenizer, batch_size=1)
+    assert e.text[0].windows > 1
+    assert e.groups[int(e.targets[0, 0]) - 3] == ClassGroup([0, 2])
+    assert e.groups[int(e.targets[1, 0]) - 3] == ClassGroup([1, 2])
+    probabilities = e.logits.softmax(1)
+    assert torch.allclose(
+        e.probabilities[:, 0], torch.stack([probabilities[0, [0, 2]].sum(), probabilities[1, 1:].sum()])
+    )
+    alone = vitrail.explain(
+        model, texts, "transformer_mm", target=[[ClassGroup([1])], [ClassGroup([1])]], tokenizer=tokenizer
+    )
+    assert torch.allclose(e.grid[:, 1], alone.grid[:, 0], rtol=1e-5, atol=1e-7)

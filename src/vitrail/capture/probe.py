@@ -284,7 +284,8 @@ class Probe:
         """Feature maps of a block, shape (b, width, rows, columns); no forward if the pass that was seen kept them.
 
         Args:
-            kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds.
+            kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds, before
+                LayerScale; "sum" for the stream after that sum; "out" for the stream that leaves the block.
             stage: Of models whose grid shrinks, which stage's last block: −1 the last, −2 the last but one. In a plain
                 model the last block.
         """
@@ -298,15 +299,12 @@ class Probe:
             ):
                 blocks = _showing(kind, one.blocks)
         if not blocks:
-            raise NotApplicableError(
-                f"no feature map was found in {self.structure.model}: none of its blocks shows one"
-            )
-        maps = []
-        for block in blocks[-1:] if self.structure.kind == "plain" else blocks:
-            value = getattr(block, kind)
-            scale = getattr(block, "gamma", None) if kind == "branch" else None
-            maps.append(value if scale is None else value / scale)
-        return self.as_map(_at_stage(maps, stage))
+            missing = "none of its blocks shows one"
+            if kind != "Y":
+                missing = "its residual stream was not found; use what its attention reads, features='norm1'"
+            raise NotApplicableError(f"no feature map was found in {self.structure.model}: {missing}")
+        shown = blocks[-1:] if self.structure.kind == "plain" else blocks
+        return self.as_map(_at_stage([_feature(block, kind) for block in shown], stage))
 
     def as_map(self, value: Tensor) -> Tensor:
         """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
@@ -363,11 +361,24 @@ class ProbedTrace(Trace):
 
 def feature_needs(kind: str, where: slice = LAST) -> Needs:
     """What a pass must keep for `Probe.features` of a kind."""
-    return {kind: where, "stream": where} if kind == "branch" else {kind: where}
+    kinds = {"Y": ("Y",), "out": ("stream",)}.get(kind, ("branch", "stream"))
+    return dict.fromkeys(kinds, where)
 
 
 def _showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
-    return [b for b in blocks if kind in vars(b) and not b.pool]
+    name = {"out": "X_mid", "sum": "branch"}.get(kind, kind)
+    return [b for b in blocks if name in vars(b) and not b.pool]
+
+
+def _feature(block: Block, kind: str) -> Tensor:
+    """The features of a kind, in the shape of the stream."""
+    if kind == "out":
+        return block.X_mid if block.F is None else block.X_mid + block.F
+    if kind == "sum":
+        return block.X + block.branch
+    value: Tensor = getattr(block, kind)
+    scale = getattr(block, "gamma", None) if kind == "branch" else None
+    return value if scale is None else value / scale
 
 
 def _at_stage(maps: Sequence[Tensor], stage: int) -> Tensor:
