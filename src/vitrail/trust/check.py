@@ -176,7 +176,8 @@ class _CheckRun:
             failures.append("no better than chance")
         if any(value < STABLE for name, value in similarity.items() if name in ("noise", "seed")):
             failures.append("unstable")
-        if any(value > SAME for name, value in similarity.items() if name in ("class", "head")):
+        same = [value > SAME for name, value in similarity.items() if name in ("class", "head")]
+        if same and all(same):
             failures.append("not class-specific")
         return MapCheck(
             method=explanation.method, label=self.label, verdict=failures[0] if failures else FAITHFUL,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 VERDICTS = {
     "no better than chance": "the same map, moved elsewhere in the image, does as well",
     "unstable": "small noise on the image, or another seed of the method, gives another map",
-    "not class-specific": "another class, or a random classification head, gives the same map",
+    "not class-specific": "another class and a random classification head both give the same map",
     "faithful": "removing what the map marks changes the output more than moved copies of the map do",
 }
 FAITHFUL = "faithful"
