@@ -34,8 +34,9 @@ from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import is_constant, normalise, place, upsample
+from vitrail.recommendation import AUTO, recommended
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
-from vitrail.trust.check import MapSource
+from vitrail.trust.checker import MapSource
 
 DEFAULT = "gradtoken"
 
@@ -121,7 +122,8 @@ def explain(
         model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
         inputs: A batch of images as a tensor, one or several PIL images or paths, or a dict of tensors that is passed
             to the model as keyword arguments; with a tokenizer, a text or several.
-        method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well.
+        method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well. "auto" is the method that
+            `vitrail.compare` recommended for this model.
         methods: Several methods, which share one pass: names, or a dict from names to options.
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
             a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
@@ -164,12 +166,13 @@ def explain(
         raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")
     asked: Mapping[str, Mapping[str, Any]]
     asked = methods if isinstance(methods, Mapping) else {name: {} for name in methods or ()}
+    about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
+    method = recommended(about.module) if method == AUTO else method
     jobs = [_Job(*find(spec, chosen)) for spec, chosen in asked.items()]
     if methods is None:
         jobs = [_Job(*find(method, options))]
     elif not jobs:
         raise OptionError("no methods given: see vitrail.methods()")
-    about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")

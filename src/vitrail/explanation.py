@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from vitrail.text.result import WordRelevance
-    from vitrail.trust.check import MapSource
-    from vitrail.trust.result import MapCheck, MapChecks
+    from vitrail.trust.checker import MapSource
+    from vitrail.trust.map_check import MapCheck, MapChecks
 
 
 UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"

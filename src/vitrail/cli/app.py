@@ -11,6 +11,7 @@ import typer
 from vitrail.cli.bench import bench
 from vitrail.cli.check import check
 from vitrail.cli.common import err, out
+from vitrail.cli.compare import compare
 from vitrail.cli.demo import demo
 from vitrail.cli.doctor import doctor
 from vitrail.cli.explain import explain
@@ -35,7 +36,7 @@ EXAMPLES = """Examples:
 GROUPS = {
     "Explain a model's output": (demo, explain, check, figure, serve),
     "Inspect methods and models": (methods, models, doctor),
-    "Evaluate methods": (bench, report),
+    "Evaluate methods": (compare, bench, report),
 }
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", help=HELP, epilog=EXAMPLES)

@@ -22,7 +22,7 @@ from vitrail.cli.common import (
 from vitrail.errors import OutputError
 
 if TYPE_CHECKING:
-    from vitrail.trust.result import MapChecks
+    from vitrail.trust.map_check import MapChecks
 
 
 def check(

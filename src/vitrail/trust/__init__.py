@@ -3,10 +3,10 @@
 `vitrail.Explanation.check` and ``vitrail check`` run them; `vitrail.compare` ranks methods with the same tests.
 """
 
-from vitrail.trust.check import BUDGETS, Budget, MapSource, patch_values
+from vitrail.trust.checker import BUDGETS, Budget, MapSource, patch_values
+from vitrail.trust.map_check import VERDICTS, MapCheck, MapChecks
 from vitrail.trust.null import moved_maps
 from vitrail.trust.removal import PatchRemoval, log_odds
-from vitrail.trust.result import VERDICTS, MapCheck, MapChecks
 
 __all__ = [
     "BUDGETS",

@@ -132,7 +132,7 @@ class MapCheck:
 
     def figure(self) -> Figure:
         """Draw the probability against the share of removed and of kept patches, beside the moved copies."""
-        from vitrail.viz.check import check_figure
+        from vitrail.viz.check_figure import check_figure
 
         return check_figure({self.method: self})
 
@@ -169,7 +169,7 @@ class MapChecks(Mapping[str, MapCheck]):
 
     def figure(self) -> Figure:
         """Draw the curves of every method; see `MapCheck.figure`."""
-        from vitrail.viz.check import check_figure
+        from vitrail.viz.check_figure import check_figure
 
         return check_figure(self)
 
