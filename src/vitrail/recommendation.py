@@ -24,7 +24,10 @@ def recommendations_file() -> Path:
 
 def remember(model: nn.Module, entry: dict[str, Any]) -> None:
     """Keep the recommendation for a model by the hash of its weights, also on disk if that is possible."""
-    _remembered[WeightsHash(model).hexdigest()] = entry
+    key = WeightsHash(model).hexdigest()
+    if key is None:
+        return
+    _remembered[key] = entry
     path = recommendations_file()
     try:
         kept = _read(path)
@@ -43,7 +46,7 @@ def recommended(model: nn.Module) -> str:
         OptionError: The model was not compared yet.
     """
     key = WeightsHash(model).hexdigest()
-    entry = _remembered.get(key) or _read(recommendations_file()).get(key)
+    entry = None if key is None else _remembered.get(key) or _read(recommendations_file()).get(key)
     if entry is None or not isinstance(entry.get("method"), str):
         raise OptionError(
             'method="auto" uses the result of vitrail.compare, and this model was not compared yet: run '
