@@ -177,3 +177,11 @@ def test_patch_values_are_pixel_means_where_the_method_has_no_grid():
     found = vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "gradient_x_input")
     values = patch_values(found, 0, 0, (4, 4))
     assert torch.allclose(values, found.maps[0, 0].view(4, 8, 4, 8).mean((1, 3)).double(), atol=1e-6)
+
+
+def test_explanations_display_themselves_in_notebooks():
+    found = vitrail.explain(tiny_vit(), torch.randn(4, 3, 32, 32), methods=["rollout", "gradsam"], target="top2")
+    page = found._repr_html_()
+    assert page.count("data:image/png") == 6 * 3
+    assert "and 2 more" in page
+    assert "gradsam" in found["gradsam"]._repr_html_()

@@ -180,6 +180,9 @@ class Explanation:
         """Draw all targets with matplotlib; see `vitrail.viz.figure.figure`, or `vitrail.viz.text.figure` for texts."""
         return Explanations({self.method: self}).figure(**options)
 
+    def _repr_html_(self) -> str:
+        return Explanations({self.method: self})._repr_html_()
+
     def manifest(self) -> dict[str, Any]:
         """Settings needed to reproduce this explanation, as JSON values."""
         probabilities, provenance = self.probabilities, self.provenance
@@ -294,6 +297,16 @@ class Explanations(Mapping[str, Explanation]):
         from vitrail.viz.figure import figure
 
         return figure(self, **options)
+
+    def _repr_html_(self) -> str:
+        """Display in notebooks: each image beside its maps, or the words of texts in colour."""
+        if all(e.text is not None for e in self._by_method.values()):
+            from vitrail.viz.text import html
+
+            return html(self)
+        from vitrail.viz.notebook import explanations_html
+
+        return explanations_html(self)
 
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapChecks:
         """Check one map of each method; see `Explanation.check`. Forward passes are shared where they can be."""

@@ -68,6 +68,9 @@ def main() -> None:
     warnings.simplefilter("ignore", MapWarning)  # the commands list constant maps in their own output
     try:
         app()
+    except KeyboardInterrupt:
+        err.print("interrupted; files that were finished are complete")
+        sys.exit(130)
     except VitrailError as error:
         err.print("[red]error:[/red] ", end="")
         err.print(" ".join(str(error).split()), markup=False, highlight=False, soft_wrap=True)

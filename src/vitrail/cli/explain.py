@@ -107,6 +107,10 @@ def _explain_images(
                 table.add_row(path.name, labels, name, f"{e.seconds:.2f}", _remark(e))
             advance()
     out.print(table)
+    if model == "scenes":
+        out.print("Model: scenes, the embedded model of drawn shapes. For photographs choose one with --model.")
+    else:
+        out.print(f"Model: {model}, weights: {weights}", highlight=False)
     out.print(f"Overlays, maps and manifests: [bold]{to}[/bold]", soft_wrap=True)
 
 
