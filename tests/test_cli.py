@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 
 from vitrail.cli import common
 from vitrail.cli.app import GROUPS, main
+from vitrail.data.scenes import render
 from vitrail.testing import tiny_vit
 
 MODEL = ["--model", "timm:vit_tiny_patch16_224", "--weights", "random"]
@@ -161,3 +162,24 @@ def test_doctor_prints_structure_and_versions():
     assert "198 = 2 prefix + 14×14 patches" in done.stdout
     assert "mean of the CLS and distillation tokens" in done.stdout
     assert torch.__version__ in done.stdout
+
+
+@pytest.mark.slow
+def test_check_prints_sentences_and_writes_numbers(tmp_path):
+    image = tmp_path / "scene.png"
+    Image.fromarray(render(0, 1).image).save(image)
+    result = vitrail("check", image, "--method", "transformer_mm", "--out", tmp_path / "checks")
+    assert result.returncode == 0, result.stderr
+    assert "most relevant patches" in result.stdout
+    assert json.loads((tmp_path / "checks" / "scene-0.json").read_text())["transformer_mm"]["verdict"]
+    assert (tmp_path / "checks" / "scene-0.png").is_file()
+
+
+@pytest.mark.slow
+def test_compare_ranks_methods(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for index in range(3):
+        Image.fromarray(render(0, index).image).save(tmp_path / f"{index}.png")
+    result = vitrail("compare", tmp_path, "--method", "transformer_mm", "--out", tmp_path / "found.json")
+    assert result.returncode == 0, result.stderr
+    assert {row["method"] for row in json.loads((tmp_path / "found.json").read_text())["rows"]} >= {"transformer_mm"}

@@ -23,6 +23,7 @@ REPEATED_FILES = {
     "app.py": "the typer application of cli and the FastAPI application of web",
     "curves.py": "perturbation curves: their computation (scores) and their drawing (report)",
     "demo.py": "a command and the module that it runs",
+    "compare.py": "a command and the module that it runs",
     "errors.py": "exceptions of the library, and HTTP errors of the web API",
     "explain.py": "a command and the module that it runs",
     "figure.py": "a command and the module that it runs",

@@ -10,6 +10,7 @@ torch.Size([1, 1, 32, 32])
 from vitrail.capture.layout import Layout
 from vitrail.capture.structure import ModelStructure
 from vitrail.class_group import ClassGroup
+from vitrail.compare import MethodComparison, compare
 from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
 from vitrail.methods.registry import METHODS, Method
@@ -26,8 +27,10 @@ __all__ = [
     "Layout",
     "LoadedModel",
     "Method",
+    "MethodComparison",
     "ModelStructure",
     "Preprocess",
+    "compare",
     "explain",
     "load",
     "methods",

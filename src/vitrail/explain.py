@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import Any, overload
 
@@ -33,7 +34,9 @@ from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import is_constant, normalise, place, upsample
+from vitrail.recommendation import AUTO, recommended
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.trust.checker import MapSource
 
 DEFAULT = "gradtoken"
 
@@ -79,7 +82,8 @@ MOST = 32
 def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ..., **options: Any,
+    stitch: bool = ..., check: bool | str = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
+    **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
 
@@ -88,7 +92,7 @@ def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
+    stitch: bool = ..., check: bool | str = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -104,6 +108,7 @@ def explain(
     batch_size: int | None = None,
     keep: bool = False,
     stitch: bool = False,
+    check: bool | str = False,
     advance: Callable[[int], None] = lambda _: None,
     tokenizer: Any = None,
     **options: Any,
@@ -117,7 +122,8 @@ def explain(
         model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
         inputs: A batch of images as a tensor, one or several PIL images or paths, or a dict of tensors that is passed
             to the model as keyword arguments; with a tokenizer, a text or several.
-        method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well.
+        method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well. "auto" is the method that
+            `vitrail.compare` recommended for this model.
         methods: Several methods, which share one pass: names, or a dict from names to options.
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
             a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
@@ -129,6 +135,8 @@ def explain(
             evaluate at most this many at a time (32 by default).
         stitch: Join attention inside windows (Swin) into attention between all patches, for the methods that take it
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
+        check: Also check each map on this model and image, see `Explanation.check`; "quick" (as True) or "full". The
+            results are in ``checks`` of the result, and maps that fail are marked in overlays and figures.
         keep: Also keep intermediate results of the methods, in ``intermediates`` of the result.
         advance: Called with the number of images a method has just evaluated, for progress.
         tokenizer: For texts: the model's fast Hugging Face tokenizer, or `vitrail.text.TokenizerSettings`, which
@@ -149,6 +157,8 @@ def explain(
     if not isinstance(method, str):
         raise OptionError("several methods go to methods=[…]; method= takes one name")
     _check_arguments(method, target, batch_size, keep)
+    if check and tokenizer is not None:
+        raise OptionError("check=True needs images: maps of texts cannot be checked yet")
     methods = [methods] if isinstance(methods, str) else methods
     if methods is not None and method != DEFAULT:
         raise OptionError(f"give either method={method!r} or methods=…, not both")
@@ -156,12 +166,13 @@ def explain(
         raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")
     asked: Mapping[str, Mapping[str, Any]]
     asked = methods if isinstance(methods, Mapping) else {name: {} for name in methods or ()}
+    about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
+    method = recommended(about.module) if method == AUTO else method
     jobs = [_Job(*find(spec, chosen)) for spec, chosen in asked.items()]
     if methods is None:
         jobs = [_Job(*find(method, options))]
     elif not jobs:
         raise OptionError("no methods given: see vitrail.methods()")
-    about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
@@ -192,7 +203,11 @@ def explain(
     ]
     found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
     found = _with_provenance(found, inputs, about)
+    again = partial(_explain_again, about, {"layout": layout, "batch_size": batch_size, "stitch": stitch})
+    source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
+    found = {label: replace(explanation, source=source) for label, explanation in found.items()}
     _warn(found)
+    found = _checked(found, source, "quick" if check is True else check, advance) if check else found
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 
@@ -206,6 +221,23 @@ def _check_arguments(method: str, target: Target, batch_size: int | None, keep: 
         raise OptionError(f"batch_size={batch_size!r} must be an integer or None")
     if isinstance(target, type):
         raise TargetError(f"{target.__name__} is a Python class, not a target: give a class index or name")
+
+
+def _explain_again(
+    about: LoadedModel, given: Mapping[str, Any], images: Tensor, asked: Mapping[str, Mapping[str, Any]], target: Target
+) -> Explanations:
+    """Explain other images of the same model, for checks."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MapWarning)
+        return explain(about, images, methods=asked, target=target, **given)
+
+
+def _checked(found: Found, source: MapSource, budget: str, advance: Callable[[int], None]) -> Found:
+    """Check every map."""
+    images, targets = next(iter(found.values())).maps.shape[:2]
+    places = [(b, k) for b in range(images) for k in range(targets)]
+    checks = {at: source.check(found, *at, budget=budget, advance=advance) for at in places}
+    return {label: replace(e, checks={at: checks[at][label] for at in places}) for label, e in found.items()}
 
 
 def _with_provenance(found: Mapping[str, Explanation], inputs: Inputs, about: LoadedModel) -> Found:

@@ -22,12 +22,14 @@ from vitrail.errors import InputError, OutputError
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.targets import class_scores
-from vitrail.viz.colormap import overlay, to_image
+from vitrail.viz.colormap import mark_failure, overlay, to_image
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
     from vitrail.text.result import WordRelevance
+    from vitrail.trust.checker import MapSource
+    from vitrail.trust.map_check import MapCheck, MapChecks
 
 
 UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
@@ -82,6 +84,8 @@ class Explanation:
         text: For texts that were passed with a tokenizer, the word scores of each text; otherwise None.
         provenance: Names of the inputs, preprocessing and hash of the weights, or None if unknown.
         groups: Groups of classes among the targets.
+        source: The model and inputs, for `check`; None for explanations that were put together by hand.
+        checks: Results of ``explain(check=True)`` by image and target.
     """
 
     method: str
@@ -103,6 +107,8 @@ class Explanation:
     text: tuple[WordRelevance, ...] | None = field(default=None, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
     groups: tuple[ClassGroup, ...] = ()
+    source: MapSource | None = field(default=None, repr=False)
+    checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -136,15 +142,46 @@ class Explanation:
         return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
 
     def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75) -> Image:
-        """Draw one map over its image."""
+        """Draw one map over its image; a map that was checked and failed carries its verdict in a corner."""
         if self.rgb_images is None:
             raise InputError("this is an explanation of texts, which have no overlay: use vitrail.viz.text instead")
         relevance = self.maps[image, k].float().cpu().numpy()
-        return to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
+        drawn = to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
+        check = self.checks.get((image, k))
+        return drawn if check is None or check.passed else mark_failure(drawn, check.verdict)
+
+    def check(self, image: int = 0, k: int = 0, **options: Any) -> MapCheck:
+        """Check one map on the model and image it explains.
+
+        Patches are removed in the order of the map, and in the order of moved copies of it. The map is computed again
+        for another class, under noise, and after parts of the model were randomised; the model is restored.
+
+        Args:
+            image: Which image.
+            k: Which target.
+            **options: ``budget`` "quick" (at most 200 forward passes a map, if the method needs no more than a few) or
+                "full"; ``tests``, some of "removal", "class", "noise" and "model"; ``removal``, "tokens" or the name of
+                a fill; ``seed``; ``advance``, called with the number of images just evaluated.
+
+        Returns:
+            Numbers, verdict and sentences.
+
+        Example:
+            >>> import torch
+            >>> import vitrail
+            >>> from vitrail.testing import tiny_vit
+            >>> e = vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "transformer_mm")
+            >>> e.check(tests=["removal"]).copies
+            32
+        """
+        return Explanations({self.method: self}).check(image, k, **options)[self.method]
 
     def figure(self, **options: Any) -> Any:
         """Draw all targets with matplotlib; see `vitrail.viz.figure.figure`, or `vitrail.viz.text.figure` for texts."""
         return Explanations({self.method: self}).figure(**options)
+
+    def _repr_html_(self) -> str:
+        return Explanations({self.method: self})._repr_html_()
 
     def manifest(self) -> dict[str, Any]:
         """Settings needed to reproduce this explanation, as JSON values."""
@@ -167,7 +204,16 @@ class Explanation:
             "device": str(self.maps.device),
             "overlays": self._overlay_names(),
             "versions": versions(),
-        } | ({"groups": [{"name": g.name, "classes": list(g.indices)} for g in self.groups]} if self.groups else {})
+        } | self._optional_entries()
+
+    def _optional_entries(self) -> dict[str, Any]:
+        """Entries of the manifest for groups of classes and for checks, if there are any."""
+        found: dict[str, Any] = {}
+        if self.groups:
+            found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
+        if self.checks:
+            found["checks"] = [{"image": b, "target": k, **c.to_dict()} for (b, k), c in self.checks.items()]
+        return found
 
     def _target_lists(self) -> list[list[int | list[int]]] | None:
         """Class index of each target, or the list of a group's indices, as JSON values."""
@@ -251,6 +297,23 @@ class Explanations(Mapping[str, Explanation]):
         from vitrail.viz.figure import figure
 
         return figure(self, **options)
+
+    def _repr_html_(self) -> str:
+        """Display in notebooks: each image beside its maps, or the words of texts in colour."""
+        if all(e.text is not None for e in self._by_method.values()):
+            from vitrail.viz.text import html
+
+            return html(self)
+        from vitrail.viz.notebook import explanations_html
+
+        return explanations_html(self)
+
+    def check(self, image: int = 0, k: int = 0, **options: Any) -> MapChecks:
+        """Check one map of each method; see `Explanation.check`. Forward passes are shared where they can be."""
+        sources = [e.source for e in self._by_method.values()]
+        if not sources or sources[0] is None:
+            raise InputError("these maps have no model to be checked on: check what vitrail.explain returned")
+        return sources[0].check(self, image, k, **options)
 
     def save(self, folder: str | Path) -> Path:
         """Write the files of each method into a subfolder named after it."""

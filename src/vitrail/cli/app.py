@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from vitrail.cli.bench import bench
+from vitrail.cli.check import check
 from vitrail.cli.common import err, out
+from vitrail.cli.compare import compare
 from vitrail.cli.demo import demo
 from vitrail.cli.doctor import doctor
 from vitrail.cli.explain import explain
@@ -32,9 +34,9 @@ EXAMPLES = """Examples:
 """
 #: The commands by group, in the order of ``vitrail --help``.
 GROUPS = {
-    "Explain a model's output": (demo, explain, figure, serve),
+    "Explain a model's output": (demo, explain, check, figure, serve),
     "Inspect methods and models": (methods, models, doctor),
-    "Evaluate methods": (bench, report),
+    "Evaluate methods": (compare, bench, report),
 }
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", help=HELP, epilog=EXAMPLES)
@@ -66,6 +68,9 @@ def main() -> None:
     warnings.simplefilter("ignore", MapWarning)  # the commands list constant maps in their own output
     try:
         app()
+    except KeyboardInterrupt:
+        err.print("interrupted; files that were finished are complete")
+        sys.exit(130)
     except VitrailError as error:
         err.print("[red]error:[/red] ", end="")
         err.print(" ".join(str(error).split()), markup=False, highlight=False, soft_wrap=True)

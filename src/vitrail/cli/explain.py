@@ -50,6 +50,9 @@ def explain(
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out"),
     device: DeviceOption = "cpu",
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Include subfolders of a folder.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also check each map, see `vitrail check`; maps that fail are marked.")
+    ] = False,
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     address: AddressOption = None,
@@ -72,7 +75,7 @@ def explain(
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:
-        _explain_images(images, model, weights, device, methods, target, to)
+        _explain_images(images, model, weights, device, methods, target, to, check)
     elif len(images) > 1:
         raise InputError(f"{folder} is a folder: pass one folder alone, or image files; --recursive adds subfolders")
     else:
@@ -83,8 +86,9 @@ def explain(
 
 
 def _explain_images(
-    images: list[Path], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path
-) -> None:
+    images: list[Path], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
+    check: bool,
+) -> None:  # fmt: skip
     from vitrail.explain import explain as explain_inputs
     from vitrail.models.preprocess import open_image
 
@@ -96,15 +100,27 @@ def _explain_images(
     folders = _folder_names(images)
     with progress_bar("Explaining", len(images)) as advance:
         for path in images:
-            explanations = explain_inputs(loaded, path, methods=methods, target=targets)
+            explanations = explain_inputs(loaded, path, methods=methods, target=targets, check=check)
             _save_figure(explanations, explanations.save(to / folders[path]))
             for name, e in explanations.items():
                 labels = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
-                constant = int(e.constant.sum())
-                table.add_row(path.name, labels, name, f"{e.seconds:.2f}", f"{constant} constant" if constant else "ok")
+                table.add_row(path.name, labels, name, f"{e.seconds:.2f}", _remark(e))
             advance()
     out.print(table)
+    if model == "scenes":
+        out.print("Model: scenes, the embedded model of drawn shapes. For photographs choose one with --model.")
+    else:
+        out.print(f"Model: {model}, weights: {weights}", highlight=False)
     out.print(f"Overlays, maps and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def _remark(explanation: Any) -> str:
+    """What to say about an explanation's maps: constant ones, and verdicts of the check."""
+    constant = int(explanation.constant.sum())
+    if constant:
+        return f"{constant} constant"
+    verdicts = dict.fromkeys(check.verdict for check in explanation.checks.values())
+    return ", ".join(verdicts) or "ok"
 
 
 def _explain_texts(

@@ -82,6 +82,19 @@ def overlay(image: Array, relevance: Array, signed: bool = False, opacity: float
     return result
 
 
+def mark_failure(image: Image, verdict: str) -> Image:
+    """Write a verdict into the lower left corner of an image."""
+    from PIL import ImageDraw
+
+    marked = image.copy()
+    draw = ImageDraw.Draw(marked, "RGBA")
+    left, top, right, bottom = draw.textbbox((0, 0), verdict)
+    height = bottom - top + 4
+    draw.rectangle((0, marked.height - height, right - left + 5, marked.height), fill=(0, 0, 0, 150))
+    draw.text((2 - left, marked.height - height + 2 - top), verdict, fill=(255, 255, 255, 255))
+    return marked
+
+
 def to_image(pixels: Array) -> Image:
     """Convert uint8 pixels, shape (h, w, 3) or (h, w), to a PIL image."""
     from PIL import Image as PILImage

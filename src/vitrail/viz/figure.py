@@ -72,6 +72,7 @@ def figure(
             _show(spot, _map_pixels(explanation, b, k, raw, opacity))
             if bool(explanation.constant[b, k]):
                 _mark_constant(spot, fontsize=8)
+            _mark_failure(spot, explanation, b, k)
     for spot, text in zip(axes[0, 1:], headings, strict=True):
         spot.set_title(text, fontsize=8, pad=3)
     _colour_bar(drawing, axes, right, size, any(e.signed for e in groups[0].values()))
@@ -176,6 +177,14 @@ def _mark_constant(axes: Any, fontsize: float) -> None:
     axes.text(
         0.5, 0.5, "no relevance", fontsize=fontsize, color="white", transform=axes.transAxes, ha="center", va="center"
     )
+
+
+def _mark_failure(axes: Any, explanation: ExplanationLike, image: int, k: int) -> None:
+    """Write the verdict below a map that was checked and failed."""
+    check = explanation.checks.get((image, k))
+    if check is not None and not check.passed:
+        axes.text(0.02, 0.02, f"⚠ {check.verdict}", fontsize=5.5, color="white", transform=axes.transAxes, va="bottom",
+                  bbox={"facecolor": "black", "alpha": 0.55, "pad": 1.2, "linewidth": 0})  # fmt: skip
 
 
 def _heading(explanation: ExplanationLike) -> str:

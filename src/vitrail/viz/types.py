@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -34,6 +35,8 @@ class ExplanationLike(Protocol):
     def model(self) -> str: ...
     @property
     def rgb_images(self) -> np.ndarray[Any, Any] | None: ...
+    @property
+    def checks(self) -> Mapping[tuple[int, int], Any]: ...
     @property
     def text(self) -> tuple[WordRelevance, ...] | None: ...
 

@@ -1,0 +1,88 @@
+"""``vitrail check``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from vitrail.cli.common import (
+    DeviceOption,
+    ModelOption,
+    TargetOption,
+    WeightsOption,
+    load_model,
+    out,
+    parse_targets,
+    progress_bar,
+)
+from vitrail.errors import OutputError
+
+if TYPE_CHECKING:
+    from vitrail.trust.map_check import MapChecks
+
+
+def check(
+    images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
+    model: ModelOption = "scenes",
+    weights: WeightsOption = "pretrained",
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="A method, as for `vitrail explain`. Repeat it to check several."),
+    ] = None,
+    target: TargetOption = None,
+    budget: Annotated[
+        str, typer.Option("--budget", help="'quick' (about 120 forward passes a map) or 'full'.")
+    ] = "quick",
+    to: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="Folder for a JSON file and a figure of each image."),
+    ] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Check whether maps of a model can be trusted, on your own images.
+
+    Removes the patches that each map marks, and regions of the same shape elsewhere, and compares; computes the map
+    again for another class, under noise, and after parts of the model were randomised.
+
+    For example: `vitrail check cat.jpg -m timm:vit_base_patch16_224 --method leadlight --method rollout`
+    """
+    from vitrail.explain import DEFAULT
+    from vitrail.explain import explain as explain_inputs
+    from vitrail.models.preprocess import open_image
+
+    for path in images:  # report an unreadable file before the model is loaded
+        open_image(path)
+    loaded = load_model(model, weights, device)
+    targets = parse_targets(loaded, target)
+    methods = list(dict.fromkeys(method or [DEFAULT]))
+    for path in images:
+        with progress_bar(f"Checking {path.name}", len(methods)) as advance:
+            explanations = explain_inputs(loaded, path, methods=methods, target=targets)
+            first = explanations[methods[0]] if methods[0] in explanations else next(iter(explanations.values()))
+            checks = [explanations.check(0, k, budget=budget) for k in range(first.maps.shape[1])]
+            advance()
+        for k, found in enumerate(checks):
+            out.print(f"[bold]{escape(path.name)}[/bold]: {escape(first.label(0, k))}", highlight=False)
+            for name, result in found.items():
+                colour = "green" if result.passed else "yellow"
+                out.print(f"  [bold]{escape(name)}[/bold]: [{colour}]{result.verdict}[/{colour}]", highlight=False)
+                for sentence in result.sentences:
+                    out.print(f"    {escape(sentence)}", highlight=False, soft_wrap=True)
+            if to is not None:
+                _save(to, f"{path.stem}-{k}", found)
+    if to is not None:
+        out.print(f"Numbers and figures: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def _save(folder: Path, name: str, found: MapChecks) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        text = json.dumps(found.to_dict(), indent=2, ensure_ascii=False)
+        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        found.figure().savefig(folder / f"{name}.png")
+    except OSError as error:
+        raise OutputError(f"cannot write to {folder} ({error}): choose another folder with --out") from error

@@ -1,0 +1,63 @@
+"""``vitrail compare``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, load_model, out, plain_table
+from vitrail.errors import InputError, OutputError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
+
+
+def compare(
+    images: Annotated[
+        list[Path], typer.Argument(help="Image files or folders, at most 64 images.", show_default=False)
+    ],
+    model: ModelOption = "scenes",
+    weights: WeightsOption = "pretrained",
+    method: Annotated[
+        list[str] | None,
+        typer.Option("--method", help="A method to compare. Repeat it. Default: all that apply and cost little."),
+    ] = None,
+    to: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file for the numbers.")] = None,
+    device: DeviceOption = "cpu",
+) -> None:
+    """Compare methods on your own model and images, and recommend one.
+
+    Patches are removed in the order of each map; faithfulness is the area between the curves of the least and the most
+    relevant patches first. `vitrail explain --method auto` then uses the recommended method.
+
+    For example: `vitrail compare photos/ -m timm:vit_base_patch16_224`
+    """
+    from vitrail.compare import MOST_IMAGES
+    from vitrail.compare import compare as compare_methods
+    from vitrail.models.preprocess import open_image
+
+    files = [file for path in images for file in (_images_in(path) if path.is_dir() else [path])]
+    if not files:
+        raise InputError(f"no image files were found in {images[0]}: pass .jpg or .png files")
+    if len(files) > MOST_IMAGES:
+        out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
+    opened = [open_image(file) for file in files[:MOST_IMAGES]]
+    loaded = load_model(model, weights, device)
+    found = compare_methods(loaded, opened, method)
+    table = plain_table("method", "faithfulness ↑", "tied", "class similarity ↓", "localisation ↑", "forward passes ↓")
+    for row in found.table():
+        table.add_row(*map(escape, row), style="bold" if row[0] == found.recommended else "")
+    out.print(table)
+    out.print(escape(found.reason), soft_wrap=True)
+    if to is not None:
+        try:
+            to.write_text(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise OutputError(f"cannot write {to} ({error}): choose another file with --out") from error
+
+
+def _images_in(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)

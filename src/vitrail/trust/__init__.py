@@ -1,0 +1,22 @@
+"""Checks of single maps: whether a map of this model and this image can be trusted.
+
+`vitrail.Explanation.check` and ``vitrail check`` run them; `vitrail.compare` ranks methods with the same tests.
+"""
+
+from vitrail.trust.checker import BUDGETS, Budget, MapSource, patch_values
+from vitrail.trust.map_check import VERDICTS, MapCheck, MapChecks
+from vitrail.trust.null import moved_maps
+from vitrail.trust.removal import PatchRemoval, log_odds
+
+__all__ = [
+    "BUDGETS",
+    "VERDICTS",
+    "Budget",
+    "MapCheck",
+    "MapChecks",
+    "MapSource",
+    "PatchRemoval",
+    "log_odds",
+    "moved_maps",
+    "patch_values",
+]

@@ -1,0 +1,187 @@
+"""Results of checking maps: numbers, a verdict and three sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Every verdict and what it means; the first that applies is a map's verdict.
+VERDICTS = {
+    "no better than chance": "the same map, moved elsewhere in the image, does as well",
+    "unstable": "small noise on the image, or another seed of the method, gives another map",
+    "not class-specific": "another class and a random classification head both give the same map",
+    "faithful": "removing what the map marks changes the output more than moved copies of the map do",
+}
+FAITHFUL = "faithful"
+
+
+@dataclass(frozen=True)
+class MapCheck:
+    """What the check found out about one map.
+
+    Similarities are Spearman's rank correlations with the map; None where a test was not run, see ``skipped``.
+
+    Attributes:
+        method: The method, with its options.
+        label: The explained class.
+        verdict: A key of ``VERDICTS``.
+        failures: All verdicts but "faithful" that apply.
+        p_value: Share of the moved copies, the map itself counted among them, that do at least as well.
+        removal: How patches were removed: "tokens" or the name of a fill.
+        levels: Shares of the patches that were removed, or kept; the first is the one that is put into words.
+        probability: The class's probability for the whole image; for a target function its value.
+        removed: By level, the probability without the most relevant patches.
+        kept: By level, the probability with the most relevant patches only.
+        null_removed: The same as ``removed``, mean over the moved copies.
+        null_kept: The same as ``kept``, mean over the moved copies; empty where they were not evaluated.
+        copies: Number of moved copies.
+        statistic: How much lower the class's log-odds are after the removal than with moved copies, in standard
+            deviations of the copies, mean over the levels; scaled so that the copies have a standard deviation of one.
+        controls: The same for maps that do not depend on the model.
+        other_class: The class of ``class_similarity``.
+        class_similarity: With the map of another likely class.
+        noise_similarity: With the map of the image with small noise, the lowest of the draws.
+        seed_similarity: With the map under another seed of the method.
+        head_similarity: With the map after the classification head was randomised.
+        block_similarity: With the map after the head and the last block were randomised.
+        forwards: Cost of the check in forward passes of one image; a backward pass counts as two.
+        skipped: Tests that were not run, with the reasons.
+        is_probability: Whether the values are probabilities.
+    """
+
+    method: str
+    label: str
+    verdict: str
+    failures: tuple[str, ...]
+    p_value: float
+    removal: str
+    levels: tuple[float, ...]
+    probability: float
+    removed: tuple[float, ...]
+    kept: tuple[float, ...]
+    null_removed: tuple[float, ...]
+    null_kept: tuple[float, ...]
+    copies: int
+    statistic: float
+    controls: Mapping[str, float]
+    other_class: str = ""
+    class_similarity: float | None = None
+    noise_similarity: float | None = None
+    seed_similarity: float | None = None
+    head_similarity: float | None = None
+    block_similarity: float | None = None
+    forwards: float = 0
+    skipped: tuple[str, ...] = ()
+    is_probability: bool = True
+
+    @property
+    def passed(self) -> bool:
+        """Whether the verdict is "faithful"."""
+        return self.verdict == FAITHFUL
+
+    @property
+    def sentences(self) -> tuple[str, str, str]:
+        """The result in three sentences: faithfulness, class, stability."""
+        return self._faithfulness(), self._class(), self._stability()
+
+    def _faithfulness(self) -> str:
+        level, show = _percent(self.levels[0]), _percent if self.is_probability else _number
+        verb = "lowers" if self.removed[0] <= self.probability else "raises"
+        moved = "lower" if self.null_removed[0] <= self.probability else "raise"
+        sentence = (
+            f"Removing the {level} most relevant patches {verb} {self.label} from {show(self.probability)} to "
+            f"{show(self.removed[0])}; regions of the same shape elsewhere {moved} it to {show(self.null_removed[0])} "
+            f"(p = {self.p_value:.2g})."
+        )
+        better = [name for name, value in self.controls.items() if value >= self.statistic]
+        return sentence + (f" The control {' and '.join(better)} does as well or better." if better else "")
+
+    def _class(self) -> str:
+        if self.class_similarity is None:
+            return "Whether the map depends on the class was not tested" + self._why("class") + "."
+        verb = "hardly changes" if "not class-specific" in self.failures else "changes"
+        return f"The map {verb} for {self.other_class} (rank correlation {self.class_similarity:.2f})."
+
+    def _stability(self) -> str:
+        found = []
+        if self.noise_similarity is not None:
+            found.append(f"under small noise {self.noise_similarity:.2f}")
+        if self.seed_similarity is not None:
+            found.append(f"with another seed {self.seed_similarity:.2f}")
+        if self.head_similarity is not None:
+            found.append(f"with a random head {self.head_similarity:.2f}")
+        if self.block_similarity is not None:
+            found.append(f"with a random head and last block {self.block_similarity:.2f}")
+        if not found:
+            return "Stability was not tested" + self._why("noise") + "."
+        return f"Rank correlation of the map with itself: {', '.join(found)}."
+
+    def _why(self, test: str) -> str:
+        return next((f" ({reason.partition(': ')[2]})" for reason in self.skipped if reason.startswith(test)), "")
+
+    def __str__(self) -> str:
+        return "\n".join((f"{self.method}: {self.verdict}", *self.sentences))
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers and the sentences, as JSON values."""
+        return {**asdict(self), "passed": self.passed, "sentences": list(self.sentences)}
+
+    def figure(self) -> Figure:
+        """Draw the probability against the share of removed and of kept patches, beside the moved copies."""
+        from vitrail.viz.check_figure import check_figure
+
+        return check_figure({self.method: self})
+
+    def _repr_html_(self) -> str:
+        from vitrail.viz.templating import render
+
+        return render("check.html", checks={self.method: self})
+
+
+class MapChecks(Mapping[str, MapCheck]):
+    """Checks of maps of the same image and class by several methods: a mapping from method to `MapCheck`."""
+
+    def __init__(self, by_method: Mapping[str, MapCheck]) -> None:
+        self._by_method = dict(by_method)
+
+    def __getitem__(self, method: str) -> MapCheck:
+        return self._by_method[method]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._by_method)
+
+    def __len__(self) -> int:
+        return len(self._by_method)
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self._by_method.values()))
+
+    def __repr__(self) -> str:
+        return f"MapChecks({', '.join(f'{name}: {check.verdict}' for name, check in self.items())})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The checks by method, as JSON values."""
+        return {name: check.to_dict() for name, check in self.items()}
+
+    def figure(self) -> Figure:
+        """Draw the curves of every method; see `MapCheck.figure`."""
+        from vitrail.viz.check_figure import check_figure
+
+        return check_figure(self)
+
+    def _repr_html_(self) -> str:
+        from vitrail.viz.templating import render
+
+        return render("check.html", checks=self)
+
+
+def _percent(p: float) -> str:
+    return f"{100 * p:.0f} %" if p >= 0.1 or p == 0 else f"{100 * p:.1f} %" if p >= 0.001 else "<0.1 %"
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}"

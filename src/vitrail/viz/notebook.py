@@ -1,0 +1,53 @@
+"""Display of explanations in notebooks: images beside their maps, or coloured words."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+from vitrail.viz.colormap import to_image
+from vitrail.viz.templating import render
+from vitrail.viz.types import ExplanationLike
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+#: Most rows (targets of images) that are shown; the heading says how many there are.
+MAX_ROWS = 6
+
+
+def explanations_html(explanations: Mapping[str, ExplanationLike]) -> str:
+    """Render explanations of the same images as HTML with embedded images: one row per target.
+
+    Args:
+        explanations: By method.
+    """
+    first = next(iter(explanations.values()))
+    if first.rgb_images is None:
+        shape = "×".join(map(str, first.maps.shape))
+        return render("notebook.html", headings=[], rows=[], more=0, caption=f"{', '.join(explanations)}: maps {shape}")
+    places = [(b, k) for b in range(first.maps.shape[0]) for k in range(first.maps.shape[1])]
+    rows = [
+        {
+            "label": first.label(b, k),
+            "image": _data_uri(to_image(first.rgb_images[b])),
+            "maps": [_cell(explanation, b, k) for explanation in explanations.values()],
+        }
+        for b, k in places[:MAX_ROWS]
+    ]
+    headings = [explanation.method for explanation in explanations.values()]
+    return render("notebook.html", headings=headings, rows=rows, more=len(places) - len(rows), caption=first.model)
+
+
+def _cell(explanation: ExplanationLike, image: int, k: int) -> dict[str, Any]:
+    check = explanation.checks.get((image, k))
+    verdict = "no relevance" if bool(explanation.constant[image, k]) else "" if check is None else check.verdict
+    return {"uri": _data_uri(explanation.overlay(image, k)), "verdict": verdict}
+
+
+def _data_uri(image: Image) -> str:
+    stream = BytesIO()
+    image.save(stream, format="PNG")
+    return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

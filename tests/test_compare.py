@@ -1,0 +1,78 @@
+"""Comparison of methods on a user's model: ranking, recommendation, and what ``method="auto"`` makes of it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import vitrail
+from vitrail import recommendation
+from vitrail.data import Scenes
+from vitrail.errors import InputError, NotApplicableError, OptionError
+from vitrail.testing import tiny_vit
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(recommendation, "_remembered", {})
+
+
+@pytest.mark.slow
+def test_a_good_method_is_recommended_and_used():
+    loaded, data = vitrail.load("scenes"), Scenes(split="test", count=16)
+    images = data.batch(range(16))[0]
+    masks = np.stack([data[i].masks[0] for i in range(16)])
+    found = vitrail.compare(loaded, images, ["attnlrp", "transformer_mm", "gradcam", "rollout"], masks=masks)
+    names = [row.method for row in found.rows]
+    assert names.index("attnlrp") < names.index("gradcam")
+    assert found.recommended in ("attnlrp", "transformer_mm")
+    assert found.recommended in found.reason
+    assert {row.method: row.class_similarity for row in found.rows}["rollout"] == pytest.approx(1)
+    assert all(row.localisation is not None for row in found.rows)
+    assert vitrail.explain(loaded, images[:1], "auto").method == found.recommended
+    # A new process reads it from the disk.
+    recommendation._remembered.clear()
+    assert vitrail.explain(loaded, images[:1], "auto").method == found.recommended
+    assert found.recommended in found._repr_html_()
+    assert json.loads(json.dumps(found.to_dict()))["recommended"] == found.recommended
+
+
+def test_chance_is_not_recommended():
+    found = vitrail.compare(tiny_vit(), torch.randn(3, 3, 32, 32), ["random", "gradsam"])
+    assert [row.method for row in found.rows].count("random") == 1
+    assert found.recommended is None
+    assert "controls" in found.reason
+    with pytest.raises(OptionError, match=r"vitrail\.compare"):
+        vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "auto")
+
+
+def test_expensive_and_inapplicable_methods_are_left_out_with_a_reason():
+    found = vitrail.compare(tiny_vit(), torch.randn(2, 3, 32, 32))
+    compared = {row.method for row in found.rows}
+    assert {"transformer_mm", "vtranm", "gradtoken", "centre"} <= compared
+    assert "rise" not in compared
+    assert "forward passes" in found.refused["rise"]
+    assert str(found).startswith("method")
+
+
+def test_refusals_say_what_is_wrong():
+    model = tiny_vit()
+    with pytest.raises(InputError, match="at most 64"):
+        vitrail.compare(model, torch.randn(65, 3, 32, 32))
+    with pytest.raises(InputError, match="masks"):
+        vitrail.compare(model, torch.randn(2, 3, 32, 32), ["gradsam"], masks=np.zeros((2, 8, 8)))
+    convolution = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 4, 4), torch.nn.Flatten(), torch.nn.Linear(256, 3))
+    with pytest.raises(NotApplicableError, match="rollout"):
+        vitrail.compare(convolution, torch.randn(2, 3, 32, 32), ["rollout"])
+
+
+def test_an_unreadable_cache_is_ignored(tmp_path):
+    path = recommendation.recommendations_file()
+    path.parent.mkdir(parents=True)
+    path.write_text("{not json", encoding="utf-8")
+    with pytest.raises(OptionError, match="not compared yet"):
+        recommendation.recommended(tiny_vit())
