@@ -32,8 +32,17 @@ from zoo import (
 )
 
 
+#: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
+FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:encoder", "own:folded-heads", "own:registers")
+
+
 @pytest.fixture(scope="module", params=CASES)
 def one(request):
+    return build(request.param)
+
+
+@pytest.fixture(scope="module", params=[c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def repeated(request):
     return build(request.param)
 
 
@@ -129,8 +138,8 @@ def test_every_method_gives_maps(one):
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_batch_is_its_images_one_by_one(one):
-    case, model, model_inputs = one
+def test_batch_is_its_images_one_by_one(repeated):
+    case, model, model_inputs = repeated
     if case.grid is None:
         pytest.skip("texts of different lengths are another matter: padding enters the attention")
     methods = quick(model, model_inputs, case.target)
@@ -146,8 +155,8 @@ def test_batch_is_its_images_one_by_one(one):
 
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_several_targets_are_single_calls(one):
-    case, model, model_inputs = one
+def test_several_targets_are_single_calls(repeated):
+    case, model, model_inputs = repeated
     if case.target is not None:
         pytest.skip("the target is a function")
     methods = quick(model, model_inputs)
