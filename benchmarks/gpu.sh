@@ -6,6 +6,7 @@
 #   maps       class discrimination, and precision (needs ASSETS)         OUT/pairs.json, OUT/precision.json
 #   sweep      one model of every timm family                             OUT/sweep-timm.csv
 #   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight.csv
+#   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
 #   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
 #   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
 #   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
@@ -41,6 +42,7 @@ for step in "$@"; do
       $python benchmarks/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
       ;;
     leadlight) $python benchmarks/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight.csv" ;;
+    shapley) $python benchmarks/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
     imagenet)
       for plan in imagenet1000 imagenet1000_many; do
         $python -m vitrail bench $plan --data "imagenet=$assets/imagenet" --data "pets=$assets/pets" \
@@ -51,6 +53,6 @@ for step in "$@"; do
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python benchmarks/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, imagenet, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, imagenet, movies" >&2; exit 2 ;;
   esac
 done
