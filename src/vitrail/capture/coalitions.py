@@ -146,7 +146,7 @@ class CoalitionGame:
 
     def _prepare(self, removal: str) -> None:
         """Check that a model supports a removal, by a trial pass where needed."""
-        probe, inputs = self.probe, self.probe.model_inputs
+        probe = self.probe
         if removal == "tokens" and self.text:
             self._runs[removal] = self._shortened
             self._empty = bool(probe.structure.layout.prefix)
@@ -169,7 +169,7 @@ class CoalitionGame:
             except ModelError as error:
                 raise NotApplicableError(f"{error}; use removal='fill'") from error
         elif self.text:
-            _ = probe.inputs, inputs  # refuses models that cannot be fed with vectors
+            _ = probe.inputs  # refuses models that cannot be fed with vectors
 
     def _filled(self, kept: Tensor, owner: Tensor) -> Any:
         given = self.probe.inputs[owner]
