@@ -31,7 +31,6 @@ from zoo import (
     torchvision_vit_b_16,
 )
 
-
 #: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
 FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:encoder", "own:folded-heads", "own:registers")
 

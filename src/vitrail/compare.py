@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import InputError, MapWarning, NotApplicableError, VitrailError
 from vitrail.explain import explain
 from vitrail.inputs import Inputs, to_model_inputs
@@ -28,7 +29,6 @@ from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import Curve, LevelGrid, Preset
 from vitrail.scores.segmentation import average_precision
-from vitrail.scores.token_dropping import TokenDropper
 
 MOST_IMAGES = 64
 #: Methods of more forward passes are not compared unless they are named.

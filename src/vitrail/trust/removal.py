@@ -11,11 +11,11 @@ from torch import Tensor
 
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.scores.fills import FILLS, Normalisation, find_fill
-from vitrail.scores.token_dropping import TokenDropper
 
 TOKENS = "tokens"
 #: The fill where tokens cannot be dropped.
