@@ -7,11 +7,11 @@ import torch
 
 import vitrail
 from score_helpers import batch, count_forwards, removed_mask
+from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import NotApplicableError
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import find_presets
-from vitrail.scores.ranks import rank
-from vitrail.scores.token_dropping import TokenDropper, kept_patches, patch_means
+from vitrail.scores.ranks import kept_patches, patch_means, rank
 from vitrail.testing import tiny_vit
 
 

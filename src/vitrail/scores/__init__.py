@@ -10,6 +10,7 @@ Accumulators of several workers are joined with ``+``, in any order and with the
 run the model: `Evaluator` takes images and maps and returns `PerturbationRecords`.
 """
 
+from vitrail.capture.token_dropping import TokenDropper
 from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
 from vitrail.scores.comparison import ComparedMethod, MethodValues, PairedTest, RankedMethod, compare, rank_methods
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
@@ -26,7 +27,7 @@ from vitrail.scores.pointing import (
     score_pointing,
 )
 from vitrail.scores.presets import PRESETS, QUANTITIES, Curve, LevelGrid, Preset, find_presets
-from vitrail.scores.ranks import RankedMaps, rank
+from vitrail.scores.ranks import RankedMaps, kept_patches, patch_means, rank
 from vitrail.scores.rationale import (
     TOP_WORDS,
     RationaleScores,
@@ -70,7 +71,6 @@ from vitrail.scores.statistics import (
     mean_ratio,
     p_value,
 )
-from vitrail.scores.token_dropping import TokenDropper, kept_patches, patch_means
 
 __all__ = [
     "AREAS",

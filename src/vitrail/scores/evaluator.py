@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs, fields_of
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
@@ -34,8 +35,7 @@ from vitrail.scores.perturbation import (
     summarise_outputs,
 )
 from vitrail.scores.presets import MapTarget, Preset, find_presets
-from vitrail.scores.ranks import RemovalOrder, TieOrder, rank, removed_ranks
-from vitrail.scores.token_dropping import TokenDropper, kept_patches, patch_means
+from vitrail.scores.ranks import RemovalOrder, TieOrder, kept_patches, patch_means, rank, removed_ranks
 
 #: For each removal order and fill, the numbers of pixels (or patches) to remove.
 LevelCounts = dict[tuple[RemovalOrder, str], tuple[int, ...]]

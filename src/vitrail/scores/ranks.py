@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
@@ -76,6 +77,34 @@ def removed_ranks(count: int, pixels: int, order: RemovalOrder) -> tuple[int, in
         ((0, 3), (7, 10))
     """
     return (0, count) if order == "morf" else (pixels - count, pixels)
+
+
+def patch_means(maps: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Compute the mean relevance of each patch: (N, height, width) to (N, rows, columns).
+
+    Example:
+        >>> patch_means(torch.arange(8.0).view(1, 2, 4), (1, 2))
+        tensor([[[2.5000, 4.5000]]])
+    """
+    if maps.shape[-2] % grid[0] or maps.shape[-1] % grid[1]:
+        raise InputError(
+            f"maps of {maps.shape[-2]}×{maps.shape[-1]} pixels cannot be divided into {grid[0]}×{grid[1]} patches"
+        )
+    return F.avg_pool2d(maps[:, None].float(), (maps.shape[-2] // grid[0], maps.shape[-1] // grid[1]))[:, 0]
+
+
+def kept_patches(ranks: Tensor, count: int, order: RemovalOrder) -> Tensor:
+    """Indices of the patches kept when ``count`` are removed, in raster order: ranks (N, S) to (N, S − count).
+
+    Example:
+        >>> ranks = torch.tensor([[2, 0, 3, 1]])
+        >>> kept_patches(ranks, 1, "morf"), kept_patches(ranks, 1, "lerf")
+        (tensor([[0, 2, 3]]), tensor([[0, 1, 3]]))
+    """
+    start, stop = removed_ranks(count, ranks.shape[-1], order)
+    by_rank = ranks.argsort(-1)
+    kept = torch.cat([by_rank[:, :start], by_rank[:, stop:]], 1)
+    return kept.sort(-1).values
 
 
 @lru_cache(maxsize=32)
