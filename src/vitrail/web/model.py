@@ -124,7 +124,7 @@ class ServedModel:
         Raises:
             VitrailError: It does not; the message says why.
         """
-        method.check(self.structure, options)
+        method.check(self.structure, options, model=unwrap(self.loaded.module))
         if self.reading is not None and (reason := method.reason_against("text")) is not None:
             raise OptionError(f"{method.name} does not apply to texts: {reason}")
 
