@@ -74,6 +74,7 @@ def log(text: str) -> None:
 def scene_pixels(count: int, held_out: int, workers: int) -> tuple[Tensor, Tensor]:
     """Training scenes and held-out pairs, uint8, shape (n, size, size, 3)."""
     from training.scene_data import jobs_of, mixed_jobs, render_scenes
+
     from vitrail.data import Scenes
 
     test = render_scenes(jobs_of(Scenes("test", held_out, pairs=True)), 1, 60.0, "test split, pairs").images
