@@ -2,9 +2,9 @@
 
     PYTHONPATH=src:. python benchmarks/vit_shapley.py --assets ../shared/assets --device cuda --out out/vit_shapley
 
-Steps: ``scenes`` and ``cifar10`` train a surrogate and an explainer and evaluate them on held-out images, ``gap`` trains
-the embedded model scenes-gap with training/scenes.py. The number of training steps is chosen from the measured time of
-a step, so that each phase takes the seconds in ``BUDGETS``; they are written to the JSON file. Without a GPU, use
+Steps: ``scenes`` and ``cifar10`` train a surrogate and an explainer and evaluate them on held-out images; ``gap``
+trains the embedded model scenes-gap with training/scenes.py. The number of training steps is chosen from the measured
+time of a step, so that each phase takes the seconds in ``BUDGETS``; it is written to the JSON file. Without a GPU, use
 ``--rehearse``: tiny sizes, to test the script.
 
 Reference values are Shapley values by permutation sampling with reversed permutations: of the surrogate's game, which
@@ -37,6 +37,7 @@ from vitrail.models import LoadedModel, Preprocess
 from vitrail.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
 from vitrail.shapley_explainer.coalitions import CoalitionMasking, split_patches
 
+STEPS = ["scenes", "cifar10", "gap"]
 #: Seconds of training of the surrogate and of the explainer.
 BUDGETS = {"scenes": (35.0, 90.0), "cifar10": (20.0, 50.0)}
 SETTINGS = {
@@ -47,20 +48,8 @@ SETTINGS = {
 SIZES = {"scenes": (24_000, 24, 128), "cifar10": (30_000, 48, 256)}
 #: One-pass methods whose maps are compared with the same reference.
 OTHERS = ("transformer_mm", "leadlight", "vtranm", "gradtoken", "attnlrp", "cdam")
-GAP = (
-    "--which",
-    "gap",
-    "--hidden",
-    "0.4",
-    "--blended",
-    "0.4",
-    "--epochs",
-    "16",
-    "--minutes",
-    "1.7",
-    "--render-seconds",
-    "45",
-)
+#: Options of training/scenes.py for scenes-gap.
+GAP = "--which gap --hidden 0.4 --blended 0.4 --epochs 16 --minutes 1.7 --render-seconds 45"
 
 
 def log(text: str) -> None:
@@ -257,8 +246,8 @@ def evaluate(
             },
         }  # fmt: skip
         facts.setdefault("games", {})[game] = row
-        log(f"{name}, game of the {game}: halves {row['between_halves']['pearson']:.3f}, " + ", ".join(
-            f"{key} {value['pearson']:.3f}/{value['spearman']:.3f}" for key, value in row["methods"].items()))  # fmt: skip
+        shown = (f"{key} {value['pearson']:.3f}/{value['spearman']:.3f}" for key, value in row["methods"].items())
+        log(f"{name}, game of the {game}: halves {row['between_halves']['pearson']:.3f}, {', '.join(shown)}")
     return facts
 
 
@@ -285,9 +274,7 @@ def surrogate_fidelity(
 def main() -> None:
     """Run the steps, and write results after each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--steps", nargs="+", choices=("scenes", "cifar10", "gap"), default=["scenes", "cifar10", "gap"]
-    )
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
     parser.add_argument("--assets", type=Path, default=Path("../shared/assets"), help="folder with cifar10/")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=16, help="processes that render scenes")
@@ -307,11 +294,11 @@ def main() -> None:
         pixels["cifar10"] = cifar_pixels(sizes["cifar10"][0], sizes["cifar10"][1], args.assets)
         log(f"{len(pixels['cifar10'][0])} CIFAR-10 images read")
     device = torch.device(args.device)
-    for name in pixels:
-        run_model(name, *pixels[name], sizes[name][2], device, args)
+    for name, (training, test) in pixels.items():
+        run_model(name, training, test, sizes[name][2], device, args)
     if "gap" in args.steps:
         smoke: Sequence[str] = ("--smoke", "--epochs", "1") if args.rehearse else ()
-        command = [sys.executable, "-m", "training.scenes", *GAP, *smoke, "--out", str(args.out / "gap")]
+        command = [sys.executable, "-m", "training.scenes", *GAP.split(), *smoke, "--out", str(args.out / "gap")]
         log(" ".join(command[1:]))
         subprocess.run(command, check=True)  # noqa: S603 - the arguments are our own
     log("done")

@@ -29,7 +29,7 @@ def _check_weights(model: nn.Module, options: Mapping[str, Any]) -> None:
     takes="probe",
     signed=True,
     applies=Applies(excluded={"text": "its explainers are trained on images"}),
-    cost=forward_passes(lambda options, size: 1),
+    cost=forward_passes(lambda _, __: 1),
     check_weights=_check_weights,
 )
 def vit_shapley(probe: Probe, *, weights: str = "") -> Tensor:
@@ -50,8 +50,8 @@ def vit_shapley(probe: Probe, *, weights: str = "") -> Tensor:
     record, size = trained.record, tuple(probe.images.shape[2:])
     if size != record.size:
         raise InputError(
-            f"the explainer of vit_shapley was trained on images of {record.size[0]}×{record.size[1]} pixels, these have "
-            f"{size[0]}×{size[1]}: resize them, or train another one with `vitrail train-explainer`"
+            f"the explainer of vit_shapley was trained on images of {record.size[0]}×{record.size[1]} pixels, these "
+            f"have {size[0]}×{size[1]}: resize them, or train another one with `vitrail train-explainer`"
         )
     if int(probe.classes.max()) >= record.classes:
         raise NotApplicableError(

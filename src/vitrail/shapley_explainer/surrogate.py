@@ -26,7 +26,7 @@ def trainable_copy(model: nn.Module) -> nn.Module:
         copy = deepcopy(model).float().eval()
     except (RuntimeError, TypeError, NotImplementedError) as error:
         raise ModelError(
-            f"{type(model).__name__} cannot be copied ({str(error).splitlines()[0]}): train on a model with plain weights"
+            f"{type(model).__name__} cannot be copied ({str(error).splitlines()[0]}): use a model with plain weights"
         ) from error
     for parameter in copy.parameters():
         parameter.requires_grad_(parameter.is_floating_point())

@@ -88,7 +88,7 @@ def train_explainer(
     settings: TrainingSettings | None = None,
     *,
     checkpoint_steps: int = 200,
-    advance: Advance = lambda phase, step, loss: None,
+    advance: Advance = lambda *_: None,
 ) -> TrainedRun:
     """Train an explainer and write it with its card.
 
