@@ -242,6 +242,8 @@ def test_default_target_is_the_predicted_class(client):
 def test_every_method_and_variant_is_accepted(client, app):
     served = app.state.server.models["tiny"]
     for name, method in METHODS.items():
+        if method.check_weights is not None:
+            continue  # needs weights trained for the model
         for variant in ("", *method.variants):
             check_methods([f"{name}:{variant}" if variant else name], served, 1, 0, Limits(evaluations=20_000))
 
@@ -249,6 +251,8 @@ def test_every_method_and_variant_is_accepted(client, app):
 def test_every_method_runs_with_its_quick_options(client, image_id):
     specs = []
     for name, method in METHODS.items():
+        if method.check_weights is not None:
+            continue  # needs weights trained for the model
         specs.append(":".join([name, ",".join(f"{k}={v}" for k, v in method.quick.items())]).rstrip(":"))
     body = {"model": "tiny", "picture": image_id, "methods": specs, "targets": [0, 3]}
     job = client.post("/api/explain?wait=true", json=body).json()

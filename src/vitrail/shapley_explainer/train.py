@@ -110,9 +110,7 @@ def train_explainer(
     """
     settings = settings or TrainingSettings()
     if path.suffix != ".safetensors":
-        raise OptionError(
-            f"the explainer is written as safetensors, not to {path.name!r}: end the name in .safetensors"
-        )
+        raise OptionError(f"{path.name!r} must be a safetensors file: end its name in .safetensors")
     model = unwrap(loaded.module)
     with frozen(model):
         return _Trainer(model, loaded, images, path, settings, checkpoint_steps, advance).run()

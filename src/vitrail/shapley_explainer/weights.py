@@ -181,9 +181,7 @@ def load_explainer(model: nn.Module, structure: ModelStructure, weights: str = "
         parameters = dict(module.named_parameters())
         unfit = [name for name, t in tensors.items() if name not in parameters or parameters[name].shape != t.shape]
         if unfit or any(name.startswith("head.") and name not in tensors for name in parameters):
-            raise WeightsError(
-                f"{path} does not fit {type(model).__name__}{f' at {unfit[0]}' if unfit else ''}: {TRAIN}"
-            )
+            raise WeightsError(f"{path} is incomplete or damaged{f', at {unfit[0]}' if unfit else ''}: {TRAIN}")
         with torch.no_grad():
             for name, tensor in tensors.items():
                 parameters[name].copy_(tensor)
