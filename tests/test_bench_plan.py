@@ -88,7 +88,7 @@ def test_plan_that_is_not_toml_or_does_not_exist_is_an_error(tmp_path):
 
 
 def test_method_that_does_not_apply_is_a_row_unless_none_applies(tmp_path, monkeypatch):
-    def check(method, structure, options, stitch=False):
+    def check(method, structure, options, stitch=False, model=None):
         if method.name == "rollout":
             raise NotApplicableError("rollout does not apply to this model: it attends inside windows")
 
