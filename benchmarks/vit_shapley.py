@@ -35,7 +35,7 @@ from vitrail.explanation import versions
 from vitrail.methods import METHODS
 from vitrail.models import LoadedModel, Preprocess
 from vitrail.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
-from vitrail.shapley_explainer.coalitions import CoalitionMasking, split_patches
+from vitrail.shapley_explainer.coalition_masking import CoalitionMasking, split_patches
 
 STEPS = ["scenes", "cifar10", "gap"]
 #: Seconds of training of the surrogate and of the explainer.

@@ -22,7 +22,7 @@ from vitrail.data import Scenes
 from vitrail.errors import DataError, InputError, NotApplicableError, OptionError, TargetError, WeightsError
 from vitrail.models import LoadedModel, Preprocess
 from vitrail.shapley_explainer import TrainingImages, TrainingSettings, open_training_images, train_explainer
-from vitrail.shapley_explainer.coalitions import (
+from vitrail.shapley_explainer.coalition_masking import (
     CoalitionMasking,
     kernel_sizes,
     membership,

@@ -8,7 +8,7 @@ from vitrail.methods import vtranm, gradtoken, leadlight
 from vitrail.methods import tam, bi_attn, attattr
 from vitrail.methods import lrp
 from vitrail.methods import input_gradients
-from vitrail.methods import occlusion, rise, scorecam, vit_cx
+from vitrail.methods import occlusion, rise, scorecam, vit_cx, shapley
 from vitrail.methods import vit_shapley
 from vitrail.methods import controls
 from vitrail.capture.probe import Probe
@@ -21,6 +21,6 @@ __all__ = [
     "METHODS", "Applies", "Cost", "Method", "ModelSize", "Probe", "Trace", "agcam", "attattr", "attcat", "bi_attn",
     "cdam", "controls", "find", "forward_passes", "grad_rollout", "gradcam", "gradcam_features", "gradient_passes",
     "gradsam", "gradtoken", "input_gradients", "leadlight", "legrad", "lrp", "lrp_pass", "occlusion", "raw_attention",
-    "register", "rise", "rollout", "scorecam", "shared_pass", "tam", "transformer_mm", "vit_cx",
+    "register", "rise", "rollout", "scorecam", "shapley", "shared_pass", "tam", "transformer_mm", "vit_cx",
     "vit_shapley", "vtranm",
 ]  # fmt: skip

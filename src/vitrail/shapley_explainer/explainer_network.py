@@ -11,7 +11,7 @@ from vitrail.capture.layout import Layout
 from vitrail.capture.structure import ModelStructure
 from vitrail.errors import NotApplicableError
 from vitrail.models.plain_vit import PlainBlock
-from vitrail.shapley_explainer.coalitions import CoalitionMasking, kernel_sizes, membership, split_patches
+from vitrail.shapley_explainer.coalition_masking import CoalitionMasking, kernel_sizes, membership, split_patches
 
 #: Width of an attention head of the explainer's own block, if it divides the width of the model.
 HEAD_WIDTHS = (64, 48, 32, 24, 16, 8, 4, 2, 1)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ModelError
-from vitrail.shapley_explainer.coalitions import CoalitionMasking, split_patches, uniform_sizes
+from vitrail.shapley_explainer.coalition_masking import CoalitionMasking, split_patches, uniform_sizes
 
 
 def trainable_copy(model: nn.Module) -> nn.Module:

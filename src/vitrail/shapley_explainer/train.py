@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.errors import DataError, ModelError, OptionError
 from vitrail.models import LoadedModel
-from vitrail.shapley_explainer.coalitions import MASKINGS, CoalitionMasking
+from vitrail.shapley_explainer.coalition_masking import MASKINGS, CoalitionMasking
 from vitrail.shapley_explainer.explainer_network import ShapleyExplainer, build_explainer, explainer_loss
 from vitrail.shapley_explainer.surrogate import surrogate_loss, trainable_copy
 from vitrail.shapley_explainer.training_images import TrainingImages

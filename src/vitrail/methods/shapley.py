@@ -1,0 +1,299 @@
+"""Shapley values of patches, or of a text's tokens: the mean effect of each over all orders in which they appear."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.capture.coalitions import CoalitionGame, grid_cells, patch_grid
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.inputs import method_dtype
+from vitrail.capture.probe import Probe, ProbedTrace
+from vitrail.errors import NotApplicableError, OptionError
+from vitrail.methods._coalitions import draw_pairs
+from vitrail.methods._regression import PairedRegression, ShapleyEstimate
+from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.registry import Applies, Method, choose, find, register
+from vitrail.methods.rise import check_whole_numbers
+
+ESTIMATORS = ("regression", "permutation")
+#: The prior unless another is asked for; models it does not apply to get ``UNIFORM``.
+PRIOR = "leadlight"
+#: The prior that gives all players equal shares.
+UNIFORM = "uniform"
+#: Distances, in patches or tokens, over which values may be correlated; 0 is independent.
+LENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0)
+#: Pairs of coalitions between two checks of the standard error.
+ROUND = 32
+
+
+def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
+    forwards = number(options, "forwards")
+    if options.get("prior") in (None, UNIFORM) or options.get("estimator") == "permutation":
+        return Cost(forwards, float(forwards))
+    return Cost(forwards + 1, forwards + 1.0 + 2.0 * targets)
+
+
+@register(
+    "shapley",
+    "Shapley values",
+    "perturbation",
+    cite="lundberg2017unified",
+    takes="probe",
+    score="prob",
+    signed=True,
+    variants={"quick": {"forwards": 64}, "preview": {"forwards": 256}, "kernelshap": {"prior": None, "smooth": False}},
+    applies=Applies(reads="outputs", text=True),
+    cost=_cost,
+)
+def shapley(
+    probe: Probe,
+    *,
+    forwards: int = 512,
+    estimator: str = "regression",
+    prior: str | None = PRIOR,
+    smooth: bool = True,
+    cell: int = 1,
+    removal: str | None = None,
+    fill: float = 0.0,
+    tolerance: float | None = None,
+    seed: int = 0,
+) -> Tensor:
+    """Mean effect of each patch on the class's score, over all orders in which patches may appear.
+
+    All targets share the forward passes. Values sum to the score of the input minus the score without any patch.
+
+    Args:
+        probe: The model and its inputs.
+        forwards: Most forward passes an input, the two with all and with no patches included.
+        estimator: "regression": KernelSHAP on pairs of complementary coalitions. "permutation": pairs of opposite
+            orders of the players.
+        prior: A method of one pass whose map is the prior mean of the regression, "uniform" for equal shares, or None
+            for least squares without a prior.
+        smooth: Assume that nearby patches have similar deviations from the prior.
+        cell: Side of the square cells that are the players, in patches.
+        removal: How absent players are removed: "tokens", "mask" or "fill"; None for the first that applies.
+        fill: What ``removal="fill"`` writes, in the model's normalised space: 0 is the mean colour.
+        tolerance: Stop before ``forwards`` where the mean standard error is at most this share of the largest value.
+        seed: Seed of the coalitions; all inputs get the same ones.
+
+    Returns:
+        Relevance of patches, shape (b, K, S), or (b, K, rows, columns) for models without one grid.
+    """
+    check_whole_numbers(4, forwards=forwards)
+    check_whole_numbers(1, cell=cell)
+    check_whole_numbers(0, seed=seed)
+    choose("estimator", estimator, ESTIMATORS)
+    if tolerance is not None and not tolerance > 0:
+        raise OptionError(f"tolerance={tolerance} must be above 0, or None for no early stop")
+    maps = _prior_maps(probe, prior) if estimator == "regression" else None
+    parts = []
+    for rows, members, places in _players(probe, cell):
+        game = CoalitionGame(probe, members, removal, fill, rows)
+        if estimator == "permutation":
+            found, used = _permutations(game, forwards, tolerance, seed)
+        else:
+            own = None if maps is None else maps[list(rows)] @ members.T.to(maps)
+            covariances = _covariances(places) if smooth and prior is not None else ()
+            found, used = _regression(game, own, covariances, forwards, tolerance, seed)
+        share = members.double() / members.sum(1, keepdim=True)
+        parts.append((found.values @ share, found.standard_error @ share, used))
+    values, error, used = (torch.cat(part) for part in zip(*parts, strict=True))
+    device, dtype = probe.model_inputs.tensors[0].device, method_dtype(probe.model)
+    probe.note("standard_error", error.to(device, dtype))
+    probe.note("forwards", used)
+    values = values.to(device, dtype)
+    if probe.model_inputs.image is not None and probe.structure.layout.grid is None:
+        return values.unflatten(2, patch_grid(probe))
+    return values
+
+
+def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
+    """Groups of inputs with the same players: their indices, membership of patches (P, S), places of players."""
+    if probe.model_inputs.image is not None:
+        grid = patch_grid(probe)
+        members = grid_cells(grid, cell)
+        patches = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float64) for n in grid)).view(-1, 2)
+        places = members.double() @ patches / members.sum(1, keepdim=True)
+        return [(tuple(range(probe.batch)), members, places)]
+    words, valid, prefix = probe.model_inputs.words, probe.model_inputs.valid, probe.structure.layout.prefix or 0
+    if words is None:
+        raise NotApplicableError("shapley needs images, or texts given as input_ids of shape (b, n)")
+    present = torch.ones_like(words, dtype=torch.bool) if valid is None else valid
+    found = []
+    for i, tokens in enumerate(present[:, prefix:].cpu()):
+        index = tokens.nonzero()[:, 0]
+        groups = [index[start : start + cell] for start in range(0, len(index), cell)]
+        members = torch.zeros(len(groups), len(tokens), dtype=torch.bool)
+        for player, group in enumerate(groups):
+            members[player, group] = True
+        places = torch.stack([group.double().mean() for group in groups])[:, None] if groups else torch.zeros(0, 1)
+        found.append(((i,), members, places))
+    return found
+
+
+def _covariances(places: Tensor) -> list[Tensor]:
+    """Correlation of players by the distance between their places, for each length, shape (P, P)."""
+    distance = torch.cdist(places, places)
+    unit = torch.eye(len(places), dtype=torch.float64)
+    return [unit if length == 0 else torch.exp(-distance / length) + 1e-6 * unit for length in LENGTHS]
+
+
+def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
+    """The positive part of a one-pass map for each target, as relevance of patches, shape (b, K, S); None for none."""
+    if prior is None:
+        return None
+    if prior != UNIFORM:
+        _, method, options = find(prior)
+        if method.takes != "trace":
+            known = "a method that reads one pass, such as leadlight or transformer_mm"
+            raise OptionError(f"prior={prior!r} evaluates the model again: give {known}, 'uniform', or None")
+        try:
+            method.check(probe.structure, options)
+        except NotApplicableError:
+            if prior != PRIOR:
+                raise
+        else:
+            return _one_pass(probe, method, options)
+    if probe.model_inputs.image is None:
+        assert probe.model_inputs.words is not None
+        patches = probe.model_inputs.words.shape[1] - (probe.structure.layout.prefix or 0)
+    else:
+        patches = patch_grid(probe)[0] * patch_grid(probe)[1]
+    return torch.ones(probe.batch, probe.count, patches, dtype=torch.float64)
+
+
+def _one_pass(probe: Probe, method: Method, options: Mapping[str, Any]) -> Tensor:
+    score = options.get("score")
+    found = []
+    with forward_pass(probe.model, probe.model_inputs, probe.structure, [method.needed(options)]) as one:
+        owner = torch.arange(probe.batch, device=probe.model_inputs.tensors[0].device)
+        values = probe.scorer(one.output, owner, score or "prob")
+        for k in range(probe.count):
+            target = values[:, k] if score else None
+            trace = one.trace(target, keep_graph=k + 1 < probe.count, cut=method.detach_attention)
+            own = replace(probe, k=k, score=score or "prob", notes=None, advance=lambda _: None)
+            relevance = method.apply(ProbedTrace.of(trace, own, None), options)
+            if relevance.dim() == 3:
+                relevance = F.adaptive_avg_pool2d(relevance, patch_grid(probe)).flatten(1)
+            found.append(relevance.double().cpu().clamp_min(0))
+    probe.propagations.clear()
+    return torch.stack(found, 1)
+
+
+def _prior_mean(maps: Tensor, total: Tensor) -> Tensor:
+    """Maps of players, shape (b, K, P), scaled to sums (b, K); equal shares where a map is zero everywhere."""
+    sums = maps.sum(-1, keepdim=True)
+    shares = torch.where(sums > 0, maps / torch.where(sums > 0, sums, 1.0), 1 / maps.shape[-1])
+    return shares * total[..., None]
+
+
+def _ends(game: CoalitionGame) -> tuple[Tensor, Tensor]:
+    """Scores without any player, and the total effect of all, shape (b, K) each."""
+    none, every = game(torch.tensor([[False], [True]]).expand(-1, game.players)).unbind(1)
+    return none, every - none
+
+
+def _regression(
+    game: CoalitionGame,
+    maps: Tensor | None,
+    covariances: Sequence[Tensor],
+    forwards: int,
+    tolerance: float | None,
+    seed: int,
+) -> tuple[ShapleyEstimate, Tensor]:
+    """Values by paired regression, shape (b, K, P), and the number of forward passes of each input, shape (b,)."""
+    total, players = _ends(game)[1], game.players
+    if players < 2:
+        return _trivial(total, players)
+    prior = None if maps is None else _prior_mean(maps, total)
+    pairs = draw_pairs(players, (forwards - 2) // 2, seed)
+    differences = total.new_zeros(*total.shape, len(pairs))
+    progress = _Progress(total, players, tolerance)
+    start = 0
+    for stop in _rounds(len(pairs), tolerance):
+        drawn, open_rows = pairs.present[start:stop], progress.open
+        both = game(torch.cat([drawn, ~drawn]), game.rows[open_rows])
+        differences[open_rows, :, start:stop] = (both[:, : len(drawn)] - both[:, len(drawn) :]).mT
+        estimate = PairedRegression(pairs.first(stop), covariances)
+        own = differences[open_rows, :, :stop].flatten(0, 1)
+        own_prior = None if prior is None else prior[open_rows].flatten(0, 1)
+        found = estimate(own, total[open_rows].flatten(), own_prior)
+        progress.add(found, 2 + 2 * stop)
+        start = stop
+        if not len(progress.open):
+            break
+    return progress.estimate, progress.forwards
+
+
+def _permutations(
+    game: CoalitionGame, forwards: int, tolerance: float | None, seed: int
+) -> tuple[ShapleyEstimate, Tensor]:
+    """Values from pairs of opposite orders; arguments and results as those of ``_regression``."""
+    (none, total), players = _ends(game), game.players
+    if players < 2:
+        return _trivial(total, players)
+    each = 2 * (players - 1)
+    count = (forwards - 2) // each
+    if count < 2:
+        raise OptionError(
+            f"forwards={forwards} is not enough: two pairs of orders of {players} players take {2 + 2 * each}; raise "
+            "forwards, raise cell, or use estimator='regression'"
+        )
+    orders = torch.rand(count, players, generator=torch.Generator().manual_seed(seed)).argsort(1)
+    position = orders.argsort(1)
+    effects = total.new_zeros(*total.shape, count, players)
+    progress = _Progress(total, players, tolerance)
+    start = 0
+    for stop in range(2, count + 1) if tolerance is not None else (count,):
+        here, open_rows = slice(start, stop), progress.open
+        prefixes = (position[here, None] < torch.arange(1, players)[:, None]).flatten(0, 1)
+        found = game(torch.cat([prefixes, ~prefixes]), game.rows[open_rows]).mT
+        forth, back = found.unflatten(2, (2, stop - start, players - 1)).unbind(2)
+        ends = [e[open_rows][..., None, None].expand(*forth.shape[:-1], 1) for e in (none, none + total)]
+        forth = torch.cat([ends[0], forth, ends[1]], -1).diff()
+        back = -torch.cat([ends[1], back, ends[0]], -1).diff()
+        order = position[here].expand(*forth.shape)
+        effects[open_rows, :, here] = ((forth + back) / 2).gather(-1, order)
+        samples = effects[open_rows, :, :stop].flatten(0, 1)
+        progress.add(ShapleyEstimate(samples.mean(1), samples.std(1) / stop**0.5), 2 + stop * each)
+        start = stop
+        if not len(progress.open):
+            break
+    return progress.estimate, progress.forwards
+
+
+def _rounds(pairs: int, tolerance: float | None) -> list[int]:
+    """Numbers of pairs after which the standard error is looked at."""
+    return [pairs] if tolerance is None else [*range(ROUND, pairs, ROUND), pairs]
+
+
+def _trivial(total: Tensor, players: int) -> tuple[ShapleyEstimate, Tensor]:
+    """The whole effect for a single player."""
+    values = total[..., None].expand(-1, -1, players)
+    return ShapleyEstimate(values, torch.zeros_like(values)), torch.full((len(total),), 2)
+
+
+class _Progress:
+    """The last estimate of each input, and which inputs need more forward passes."""
+
+    def __init__(self, total: Tensor, players: int, tolerance: float | None) -> None:
+        empty = total.new_zeros(*total.shape, players)
+        self.estimate = ShapleyEstimate(empty, empty.clone())
+        self.forwards = torch.zeros(len(total), dtype=torch.long)
+        self.open = torch.arange(len(total))
+        self._tolerance = tolerance
+
+    def add(self, found: ShapleyEstimate, forwards: int) -> None:
+        """Keep the estimates of the inputs that were open, shape (open · K, P), and close those that are precise."""
+        values, error = (part.view(len(self.open), -1, part.shape[-1]) for part in (found.values, found.standard_error))
+        self.estimate.values[self.open], self.estimate.standard_error[self.open] = values, error
+        self.forwards[self.open] = forwards
+        if self._tolerance is not None:
+            precise = error.mean(-1) <= self._tolerance * values.abs().amax(-1)
+            self.open = self.open[~precise.all(1)]
