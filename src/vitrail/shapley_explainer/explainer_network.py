@@ -137,7 +137,7 @@ def find_tokens_module(model: nn.Module, structure: ModelStructure, images: Tens
         return keep
 
     modules = [(name, module) for name, module in model.named_modules() if name]
-    handles = [module.register_forward_hook(hook(name)) for name, module in modules]  # type: ignore[arg-type]
+    handles = [module.register_forward_hook(hook(name)) for name, module in modules]
     try:
         with torch.no_grad():
             model(images[:1])

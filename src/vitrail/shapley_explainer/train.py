@@ -242,7 +242,7 @@ class _Trainer:
 
 
 def _versions() -> dict[str, str]:
-    found = {"torch": torch.__version__}
+    found = {"torch": str(torch.__version__)}
     try:
         return {**found, "vitrail": version("vitrail")}
     except PackageNotFoundError:  # run from a checkout
