@@ -7,6 +7,7 @@
 #   sweep      one model of every timm family                             OUT/sweep-timm.csv
 #   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight.csv
 #   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
+#   shapley    train the explainers of ViT Shapley (needs ASSETS)         OUT/vit_shapley
 #   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
 #
 # ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `benchmarks/leadlight.py --help` and docs/data.md.
@@ -42,10 +43,11 @@ for step in "$@"; do
           --weights "vit-t16=$assets/weights/vit_tiny_patch16_224.safetensors" --device cuda --out "$out/runs"
       done
       ;;
+    shapley) PYTHONPATH=src:. $python benchmarks/vit_shapley.py --assets "$assets" --device cuda --out "$out/vit_shapley" ;;
     movies)
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python benchmarks/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, imagenet, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, imagenet, shapley, movies" >&2; exit 2 ;;
   esac
 done

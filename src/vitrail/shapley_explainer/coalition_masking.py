@@ -33,7 +33,7 @@ def kernel_sizes(players: int, count: int, generator: torch.Generator) -> list[i
 
     Example:
         >>> kernel_sizes(16, 4, torch.Generator().manual_seed(0))
-        [1, 3, 7, 15]
+        [2, 6, 11, 15]
     """
     size = torch.arange(1, players, dtype=torch.float64)
     probability = 1 / (size * (players - size))
@@ -45,7 +45,7 @@ def uniform_sizes(players: int, count: int, generator: torch.Generator) -> list[
 
     Example:
         >>> uniform_sizes(16, 4, torch.Generator().manual_seed(0))
-        [2, 7, 8, 13]
+        [4, 7, 10, 16]
     """
     return _stratified(torch.ones(players + 1, dtype=torch.float64), 0, count, generator)
 
