@@ -20,6 +20,7 @@ from vitrail.methods import METHODS
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.web.encoding import decode_map
+from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.model import serve_model
 from vitrail.web.validation import check_methods
@@ -246,6 +247,12 @@ def test_every_method_and_variant_is_accepted(client, app):
             continue  # needs weights trained for the model
         for variant in ("", *method.variants):
             check_methods([f"{name}:{variant}" if variant else name], served, 1, 0, Limits(evaluations=20_000))
+
+
+@pytest.mark.parametrize("spec", ["vit_shapley:weights=/etc/hosts", "inverted:of=vit_shapley:weights=/etc/hosts"])
+def test_clients_cannot_name_files_of_the_server(client, app, spec):
+    with pytest.raises(ApiError, match="names a file, which a server does not read"):
+        check_methods([spec], app.state.server.models["tiny"], 1, 0, Limits())
 
 
 def test_every_method_runs_with_its_quick_options(client, image_id):

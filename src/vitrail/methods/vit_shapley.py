@@ -14,11 +14,11 @@ from vitrail.errors import InputError, NotApplicableError, TargetError
 from vitrail.methods.cost import forward_passes
 from vitrail.methods.registry import Applies, register
 from vitrail.shapley_explainer.explainer_network import normalise_values
-from vitrail.shapley_explainer.weights import find_file, load_explainer
+from vitrail.shapley_explainer.weights import find_explainer, load_explainer
 
 
 def _check_weights(model: nn.Module, options: Mapping[str, Any]) -> None:
-    find_file(model, options["weights"])
+    find_explainer(model, options["weights"])
 
 
 @register(

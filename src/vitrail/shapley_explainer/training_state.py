@@ -124,8 +124,12 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
         raise OutputError(f"cannot write {path} ({error}): choose another --out") from error
 
 
-def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read_safetensors(path: Path, load: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read tensors and metadata.
+
+    Args:
+        path: The file.
+        load: Whether to read the tensors too; without them, the first result is empty.
 
     Raises:
         WeightsError: The file is missing or damaged.
@@ -137,7 +141,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = {key: json.loads(value) for key, value in (file.metadata() or {}).items()}
-            return {key: file.get_tensor(key) for key in file.keys()}, metadata  # noqa: SIM118 - not a dict
+            return {key: file.get_tensor(key) for key in (file.keys() if load else ())}, metadata
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise WeightsError(f"{path} cannot be read as safetensors ({reason}): it may be damaged") from error

@@ -71,19 +71,25 @@ class TrainedExplainer:
     record: ExplainerRecord
 
 
+_float_hashes: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
+
+
 def float_hash(model: nn.Module) -> str:
     """SHA-256 of a model's weights in single precision, so that ``.half()`` or ``.double()`` do not change it.
 
     Raises:
         WeightsError: The weights have no plain bytes.
     """
-    tensors = [*model.parameters(), *model.buffers()]
-    if any(t.is_floating_point() and t.dtype != torch.float32 for t in tensors):
-        model = trainable_copy(model)
-    digest = WeightsHash(model).hexdigest()
-    if digest is None:
+    own = WeightsHash(model).hexdigest()
+    if own is None:
         raise WeightsError(f"the weights of {type(model).__name__} cannot be hashed: use a model with plain weights")
-    return digest
+    tensors = [*model.parameters(), *model.buffers()]
+    if all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
+        return own
+    if model not in _float_hashes or _float_hashes[model][0] != own:
+        copy = trainable_copy(model)  # a name, because the hash does not keep its model alive
+        _float_hashes[model] = (own, WeightsHash(copy).hexdigest() or "")
+    return _float_hashes[model][1]
 
 
 def write_explainer(path: Path, module: ShapleyExplainer, empty: Tensor, record: ExplainerRecord) -> None:
@@ -102,15 +108,19 @@ def write_explainer(path: Path, module: ShapleyExplainer, empty: Tensor, record:
     path.with_suffix(".md").write_text(card(record, path), encoding="utf-8")
 
 
-def read_record(path: Path) -> tuple[dict[str, Tensor], ExplainerRecord]:
+def read_record(path: Path, load: bool = True) -> tuple[dict[str, Tensor], ExplainerRecord]:
     """Read a file of `write_explainer`.
+
+    Args:
+        path: The file.
+        load: Whether to read the tensors too.
 
     Raises:
         WeightsError: It is missing, damaged, or another kind of file.
     """
-    tensors, metadata = read_safetensors(path)
+    tensors, metadata = read_safetensors(path, load)
     names = {entry.name for entry in fields(ExplainerRecord)}
-    if metadata.pop("format", None) != FORMAT or metadata.keys() != names or "empty" not in tensors:
+    if metadata.pop("format", None) != FORMAT or metadata.keys() != names:
         raise WeightsError(f"{path} is not an explainer of vit_shapley: {TRAIN}")
     metadata["size"], metadata["grid"] = tuple(metadata["size"]), tuple(metadata["grid"])
     return tensors, ExplainerRecord(**metadata)
@@ -125,8 +135,8 @@ def packaged_explainers() -> Iterator[Path]:
                 yield Path(str(entry))
 
 
-def find_file(model: nn.Module, weights: str = "") -> tuple[Path, dict[str, Tensor], ExplainerRecord]:
-    """Find and read the explainer of a model.
+def find_explainer(model: nn.Module, weights: str = "") -> Path:
+    """Find the file of a model's explainer.
 
     Args:
         model: The model to explain.
@@ -139,19 +149,19 @@ def find_file(model: nn.Module, weights: str = "") -> tuple[Path, dict[str, Tens
     digest = float_hash(model)
     if weights:
         path = Path(weights)
-        tensors, record = read_record(path)
+        record = read_record(path, load=False)[1]
         if record.model_hash != digest:
             raise WeightsError(
                 f"{path} was trained for another model: {record.model}, weights {record.model_hash[:12]}…, and this "
                 f"{type(model).__name__} has weights {digest[:12]}…; {TRAIN}"
             )
-        return path, tensors, record
+        return path
     known = []
     for path in packaged_explainers():
-        tensors, record = read_record(path)
+        record = read_record(path, load=False)[1]
         known.append(record.model)
         if record.model_hash == digest:
-            return path, tensors, record
+            return path
     have = f"it comes with one for {', '.join(known)} only" if known else "none comes with it"
     raise NotApplicableError(f"vit_shapley needs an explainer trained for this {type(model).__name__}, {have}: {TRAIN}")
 
@@ -172,15 +182,16 @@ def load_explainer(model: nn.Module, structure: ModelStructure, weights: str = "
     stamp = Path(weights).stat().st_mtime_ns if weights and Path(weights).is_file() else 0
     key = (WeightsHash(model).hexdigest(), weights, stamp, where.device, dtype)
     if model not in _loaded or _loaded[model][0] != key:
-        path, tensors, record = find_file(model, weights)
+        path = find_explainer(model, weights)
+        tensors, record = read_record(path)
         module = ShapleyExplainer(
             trainable_copy(model), record.tokens_module, structure.layout, record.width, record.classes,
             structure.tokens_first,
         )  # fmt: skip
-        empty = tensors.pop("empty")
+        empty = tensors.pop("empty", None)
         parameters = dict(module.named_parameters())
         unfit = [name for name, t in tensors.items() if name not in parameters or parameters[name].shape != t.shape]
-        if unfit or any(name.startswith("head.") and name not in tensors for name in parameters):
+        if empty is None or unfit or any(name.startswith("head.") and name not in tensors for name in parameters):
             raise WeightsError(f"{path} is incomplete or damaged{f', at {unfit[0]}' if unfit else ''}: {TRAIN}")
         with torch.no_grad():
             for name, tensor in tensors.items():
