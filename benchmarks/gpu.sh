@@ -21,10 +21,7 @@ python=${PYTHON:-python3}
 mkdir -p "$out"
 for step in "$@"; do
   case $step in
-    scenes)
-      $python -m training.scenes --which cls --minutes 8 --out "$out/scenes"
-      $python -m training.scenes --which gap --hidden 0.4 --blended 0.4 --epochs 20 --minutes 4 --out "$out/scenes"
-      ;;
+    scenes) $python -m training.scenes --which cls --minutes 8 --out "$out/scenes" ;;
     speed)
       $python benchmarks/catalogue.py --device cuda --out "$out/catalogue-gpu.json"
       $python benchmarks/speed.py --device cuda --batches 8 64 --dtypes float32 bfloat16 --repeats 7 --out "$out/speed-gpu.json"

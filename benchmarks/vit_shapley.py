@@ -2,10 +2,9 @@
 
     PYTHONPATH=src:. python benchmarks/vit_shapley.py --assets ../shared/assets --device cuda --out out/vit_shapley
 
-Steps: ``scenes`` and ``cifar10`` train a surrogate and an explainer and evaluate them on held-out images; ``gap``
-trains the embedded model scenes-gap with training/scenes.py. The number of training steps is chosen from the measured
-time of a step, so that each phase takes the seconds in ``BUDGETS``; it is written to the JSON file. Without a GPU, use
-``--rehearse``: tiny sizes, to test the script.
+For each model a surrogate and an explainer are trained and evaluated on held-out images. The number of training steps
+is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``; it is written to the
+JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test the script.
 
 Reference values are Shapley values by permutation sampling with reversed permutations: of the surrogate's game, which
 the explainer was trained on, and of the model's own game with tokens removed. All comparisons are between maps of one
@@ -16,11 +15,9 @@ map can reach.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +33,7 @@ from vitrail.models import LoadedModel, Preprocess
 from vitrail.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
 from vitrail.shapley_explainer.coalition_masking import CoalitionMasking, split_patches
 
-STEPS = ["scenes", "cifar10", "gap"]
+MODELS = ["scenes", "cifar10"]
 #: Seconds of training of the surrogate and of the explainer.
 BUDGETS = {"scenes": (35.0, 90.0), "cifar10": (20.0, 50.0)}
 SETTINGS = {
@@ -49,8 +46,6 @@ SIZES = {"scenes": (24_000, 24, 128), "cifar10": (30_000, 48, 256)}
 OTHERS = (
     "transformer_mm", "leadlight", "vtranm", "gradtoken", "attnlrp", "cdam", "shapley", "shapley:kernelshap",
 )  # fmt: skip
-#: Options of training/scenes.py for scenes-gap.
-GAP = "--which gap --hidden 0.4 --blended 0.4 --epochs 16 --minutes 1.7 --render-seconds 45"
 
 
 def log(text: str) -> None:
@@ -271,9 +266,9 @@ def surrogate_fidelity(
 
 
 def main() -> None:
-    """Run the steps, and write results after each."""
+    """Train and evaluate, and write results after each model."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS)
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--assets", type=Path, default=Path("../shared/assets"), help="folder with cifar10/")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=16, help="processes that render scenes")
@@ -286,20 +281,15 @@ def main() -> None:
     sizes = {name: (64, 2, 2) if args.rehearse else size for name, size in SIZES.items()}
     workers = 1 if args.rehearse else args.workers
     pixels = {}
-    if "scenes" in args.steps:  # before CUDA is used, because the processes are forked
+    if "scenes" in args.models:  # before CUDA is used, because the processes are forked
         pixels["scenes"] = scene_pixels(sizes["scenes"][0], sizes["scenes"][1], workers)
         log(f"{len(pixels['scenes'][0])} scenes rendered")
-    if "cifar10" in args.steps:
+    if "cifar10" in args.models:
         pixels["cifar10"] = cifar_pixels(sizes["cifar10"][0], sizes["cifar10"][1], args.assets)
         log(f"{len(pixels['cifar10'][0])} CIFAR-10 images read")
     device = torch.device(args.device)
     for name, (training, test) in pixels.items():
         run_model(name, training, test, sizes[name][2], device, args)
-    if "gap" in args.steps:
-        smoke: Sequence[str] = ("--smoke", "--epochs", "1") if args.rehearse else ()
-        command = [sys.executable, "-m", "training.scenes", *GAP.split(), *smoke, "--out", str(args.out / "gap")]
-        log(" ".join(command[1:]))
-        subprocess.run(command, check=True)  # noqa: S603 - the arguments are our own
     log("done")
 
 

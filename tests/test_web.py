@@ -157,7 +157,7 @@ def test_serve_command_starts_the_server(monkeypatch):
 
     started = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: started.append((self.config, sockets)))
-    options = ["serve", "--port", "0", "-m", "scenes", "-m", "scenes-gap", "--max-upload", "1", "--queue", "9"]
+    options = ["serve", "--port", "0", "-m", "scenes", "-m", "scenes-tagged", "--max-upload", "1", "--queue", "9"]
     result = CliRunner().invoke(cli.app, options)
     assert result.exit_code == 0, result.output
     ((config, sockets),) = started
@@ -166,7 +166,7 @@ def test_serve_command_starts_the_server(monkeypatch):
     assert f"http://127.0.0.1:{port}/" in result.output
     server = config.app.state.server
     assert (list(server.models), server.limits.upload_bytes, server.limits.queue) == (
-        ["scenes", "scenes-gap"],
+        ["scenes", "scenes-tagged"],
         1 << 20,
         9,
     )
