@@ -273,6 +273,44 @@ def test_timm_models_are_trained(tmp_path):
     assert found.grid.shape == (6, 1, 2, 2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "masking", "module"), [
+    ("hf", "tokens", "vit.layernorm"),
+    ("torchvision", "tokens", "encoder"),
+    ("registers", "tokens", "norm"),
+    ("mean", "fill", "norm"),
+    ("attention pool", "fill", "attn_pool.kv"),
+    ("relative positions", "fill", "norm"),
+])  # fmt: skip
+def test_other_libraries_and_readouts_are_trained(kind, masking, module, tmp_path):
+    import timm
+    import torchvision
+    import transformers
+
+    size = {"img_size": 16, "patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "num_classes": 3}
+    config = transformers.ViTConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=32,
+                                    image_size=16, patch_size=4, num_labels=3)  # fmt: skip
+    model = {
+        "hf": lambda: transformers.ViTForImageClassification(config),
+        "torchvision": lambda: torchvision.models.VisionTransformer(16, 4, 1, 2, 16, 32, num_classes=3),
+        "registers": lambda: timm.create_model("vit_tiny_patch16_224", reg_tokens=2, **size),
+        "mean": lambda: timm.create_model("vit_tiny_patch16_224", global_pool="avg", class_token=False, **size),
+        "attention pool": lambda: timm.create_model("vit_base_patch16_siglip_224", **size),
+        "relative positions": lambda: timm.create_model("beit_base_patch16_224", **size),
+    }[kind]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    path = tmp_path / "other.safetensors"
+    run = train(path, model)
+    assert (run.masking.kind, run.record.tokens_module) == (masking, module)
+    found = vitrail.explain(model, PIXELS, "vit_shapley", weights=str(path), target=1)
+    with torch.no_grad():
+        output = model(PIXELS)
+    probability = getattr(output, "logits", output).softmax(-1)[:, 1]
+    assert torch.allclose(found.grid.sum((1, 2, 3)), probability - run.empty[1], atol=1e-5)
+
+
 # -- at use ------------------------------------------------------------------------------------------------------------
 
 
