@@ -47,9 +47,9 @@ def train_explainer(
     checkpoint: Annotated[int, typer.Option("--checkpoint", help="Steps between checkpoints.")] = 200,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Train an explainer that predicts Shapley values of patches with one forward pass.
+    """Train an explainer for the method vit_shapley.
 
-    First a copy of the model, the surrogate, is fine-tuned to predict from some patches what the model predicts from
+    An explainer predicts Shapley values of patches with one forward pass. First a copy of the model, the surrogate, is fine-tuned to predict from some patches what the model predicts from
     all. Then the explainer is trained on the surrogate's predictions. Use it with `--method vit_shapley:weights=FILE`.
 
     An interrupted run continues from its last checkpoint when the command is repeated.
