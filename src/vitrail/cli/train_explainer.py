@@ -49,8 +49,9 @@ def train_explainer(
 ) -> None:
     """Train an explainer for the method vit_shapley.
 
-    An explainer predicts Shapley values of patches with one forward pass. First a copy of the model, the surrogate, is fine-tuned to predict from some patches what the model predicts from
-    all. Then the explainer is trained on the surrogate's predictions. Use it with `--method vit_shapley:weights=FILE`.
+    It predicts Shapley values of patches with one forward pass. First a copy of the model, the surrogate, is fine-tuned
+    to predict from some patches what the model predicts from all. Then the explainer is trained on the surrogate's
+    predictions. Use it with `--method vit_shapley:weights=FILE`.
 
     An interrupted run continues from its last checkpoint when the command is repeated.
 
