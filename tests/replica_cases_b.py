@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from replicas import gradient_lrp, leadlight, lrp, occlusion, rise, scorecam, vit_cx
+from replicas import gradient_lrp, leadlight, lrp, occlusion, rise, scorecam, shapley, vit_cx
 from replicas.vit import Classes, Pass
 
 CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
@@ -29,6 +29,9 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "occlusion": occlusion.replica,
     "occlusion:window=2": lambda p, c: occlusion.replica(p, c, window=2),
     "rise:masks=20": lambda p, c: rise.replica(p, c, masks=20),
+    "shapley:cell=2": shapley.replica,
+    "shapley:cell=2,removal=fill": lambda p, c: shapley.replica(p, c, removal="fill"),
+    "shapley:cell=2,removal=mask": lambda p, c: shapley.replica(p, c, removal="mask"),
     "scorecam": scorecam.replica,
     "scorecam:scoring=official": lambda p, c: scorecam.replica(p, c, scoring="official"),
     "scorecam:scoring=softmax": lambda p, c: scorecam.replica(p, c, scoring="softmax"),
