@@ -21,7 +21,7 @@ def score_of_patches(pass_: Pass, image: int, c: int, patches: set[int], removal
         for j in patches:
             down, across = slice(j // gw * ph, (j // gw + 1) * ph), slice(j % gw * pw, (j % gw + 1) * pw)
             covered[..., down, across] = pixels[..., down, across]
-        return float(run(pass_.model, covered).logits.softmax(1)[0, c])
+        return float(run(pass_.model, covered).logits.detach().softmax(1)[0, c])
     x, prefix, _ = embed(weights, pixels)
     there = [*range(prefix), *(prefix + j for j in sorted(patches))]
     if removal == "tokens":

@@ -8,7 +8,7 @@ from vitrail.methods import vtranm, gradtoken, leadlight
 from vitrail.methods import tam, bi_attn, attattr
 from vitrail.methods import lrp
 from vitrail.methods import input_gradients
-from vitrail.methods import occlusion, rise, scorecam, vit_cx, shapley
+from vitrail.methods import occlusion, rise, scorecam, vit_cx, tis, shapley
 from vitrail.methods import controls
 from vitrail.capture.probe import Probe
 from vitrail.capture.trace import Trace
@@ -20,5 +20,6 @@ __all__ = [
     "METHODS", "Applies", "Cost", "Method", "ModelSize", "Probe", "Trace", "agcam", "attattr", "attcat", "bi_attn",
     "cdam", "controls", "find", "forward_passes", "grad_rollout", "gradcam", "gradcam_features", "gradient_passes",
     "gradsam", "gradtoken", "input_gradients", "leadlight", "legrad", "lrp", "lrp_pass", "occlusion", "raw_attention",
-    "register", "rise", "rollout", "scorecam", "shapley", "shared_pass", "tam", "transformer_mm", "vit_cx", "vtranm",
+    "register", "rise", "rollout", "scorecam", "shapley", "shared_pass", "tam", "tis", "transformer_mm", "vit_cx",
+    "vtranm",
 ]  # fmt: skip
