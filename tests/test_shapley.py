@@ -83,13 +83,12 @@ def exact_values(players=6):
     return values / len(orders)
 
 
-def estimated(count, seed=0, **options):
+def estimated(count, seed=0, prior=None):
     pairs = draw_pairs(6, count, seed)
     ends = game_of(torch.tensor([[False], [True]]).expand(-1, 6))
     total = (ends[1] - ends[0])[None]
     differences = (game_of(pairs.present) - game_of(~pairs.present))[None]
-    prior = options.pop("prior", None)
-    found = PairedRegression(pairs, **options)(differences, total, None if prior is None else prior * total)
+    found = PairedRegression(pairs, prior is not None)(differences, total, None if prior is None else prior * total)
     return pairs, found, total[0], differences[0]
 
 
@@ -126,15 +125,17 @@ def test_ridge_is_the_posterior_mean_at_the_most_likely_strength():
     pairs, found, total, differences = estimated(12, prior=prior)
     mean, sign = (prior * total)[0], pairs.present.double() * 2 - 1
     centred = torch.eye(6, dtype=torch.float64) - 1 / 6
-    W = pairs.weights.diag()
+    size = pairs.present.sum(1)
+    weights = pairs.weights / (4 * size * (6 - size) / 36 + 12 / (128 * 6))
+    W = (weights / weights.mean()).diag()
     best = None
-    for exponent in torch.linspace(-4, 4, 49, dtype=torch.float64):
+    for exponent in torch.linspace(-2, 2, 49, dtype=torch.float64):
         X = sign @ centred
         strength = 10**exponent * torch.linalg.svdvals(W.sqrt() @ X).square().mean()
         spread = W.sqrt() @ X @ X.T @ W.sqrt() / strength + torch.eye(12, dtype=torch.float64)
         r = W.sqrt() @ (differences - sign @ mean)
         scale = r @ torch.linalg.solve(spread, r) / 12
-        evidence = -6 * scale.log() - 0.5 * torch.logdet(spread)
+        evidence = -6 * scale.log() - 0.5 * torch.logdet(spread) - 0.5 * (exponent / 0.15) ** 2
         deviation = torch.linalg.solve(X.T @ W @ X + strength * torch.eye(6, dtype=torch.float64), X.T @ W.sqrt() @ r)
         if best is None or evidence > best[0]:
             best = evidence, mean + deviation
@@ -227,7 +228,7 @@ def test_a_good_prior_helps_and_a_wrong_one_is_overruled(model, images, exact):
     error = {}
     uniform = truth.mean(1, keepdim=True).expand_as(truth)
     for name, prior in {"good": 0.9 * truth + 0.1 * uniform, "wrong": truth.flip(1), "uniform": uniform}.items():
-        values = PairedRegression(pairs)(first - second, every - none, prior).values
+        values = PairedRegression(pairs, ridge=True)(first - second, every - none, prior).values
         error[name] = float((values - truth).norm())
     assert error["good"] < error["uniform"]
     assert error["wrong"] < 0.8 * float((truth.flip(1) - truth).norm())
