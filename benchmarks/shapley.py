@@ -4,7 +4,7 @@
 
 DIR has ``weights/{vit_tiny_patch16_224,deit_tiny_patch16_224,vit_small_patch14_dinov2}.safetensors`` and ``imagenet``
 (validation images). The predicted class of each image is explained with 64 to 2,048 forward passes by ``shapley`` (with
-every prior, with and without smoothness, with respect to the probability, the log-probability and the logit), and by
+every prior, with respect to the probability, the log-probability and the logit), and by
 RISE; with their own number of forward passes by occlusion and ViT-CX; and by methods of one pass, which have 0 further
 ones. The score is the protocol ``srg-tokens``, as ``vitrail bench`` computes it.
 
@@ -40,7 +40,7 @@ from vitrail.data import ImageNet
 from vitrail.explanation import versions
 from vitrail.methods import shapley
 from vitrail.methods._coalitions import draw_pairs
-from vitrail.methods._regression import PairedRegression
+from vitrail.methods._regression import FADE, PairedRegression
 from vitrail.methods.rise import RandomMasks
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
@@ -51,10 +51,12 @@ BUDGETS = (64, 128, 256, 512, 1024, 2048)
 SCORES = ("prob", "logprob", "logit")
 #: Priors of the regression; None is KernelSHAP without a prior.
 PRIORS = (None, "uniform", "leadlight", "grad_rollout", "transformer_mm")
+#: Weights of the pairs in the ridge: those of the method, and those of the Shapley kernel.
+WEIGHTS = {"": FADE, " (kernel weights)": 0.0}
 ONE_PASS = ("leadlight", "leadlight:fast", "grad_rollout", "transformer_mm", "vtranm")
 MANY_PASSES = {"occlusion": 197, "occlusion:2x2": 170, "vit_cx": 130}
 PRESET = "srg-tokens"
-FIELDS = ("model", "method", "forwards", "score", "prior", "smooth", "srg", "low", "high", "images")
+FIELDS = ("model", "method", "forwards", "score", "prior", "srg", "low", "high", "images")
 
 
 def load_model(name: str, assets: Path, device: str) -> LoadedModel:
@@ -74,11 +76,9 @@ def load_model(name: str, assets: Path, device: str) -> LoadedModel:
 
 
 @cache
-def regression(grid: tuple[int, int], most: int, pairs: int, smooth: bool) -> PairedRegression:
+def regression(players: int, most: int, pairs: int, ridge: bool, fade: float) -> PairedRegression:
     """The regression on the first of the pairs of coalitions, which are the same for all images."""
-    drawn = draw_pairs(grid[0] * grid[1], most, seed=0).first(pairs)
-    places = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float64) for n in grid))
-    return PairedRegression(drawn, shapley._covariances(places) if smooth else ())  # noqa: SLF001
+    return PairedRegression(draw_pairs(players, most, seed=0).first(pairs), ridge, fade)
 
 
 class Group:
@@ -92,7 +92,7 @@ class Group:
 
     def __init__(self, loaded: LoadedModel, images: Tensor, args: argparse.Namespace) -> None:
         self.loaded, self.images, self.args = loaded, images, args
-        self.maps: dict[tuple[str, int, str, str, bool], Tensor] = {}
+        self.maps: dict[tuple[str, int, str, str], Tensor] = {}
         with torch.no_grad():
             self.classes = loaded.module(images).argmax(1)
         inputs = ModelInputs((images,))
@@ -107,14 +107,12 @@ class Group:
         every = (logits.softmax(1), logits.log_softmax(1), logits)
         return torch.cat([values.gather(1, own) for values in every], 1)
 
-    def add(
-        self, grid: Tensor, *, method: str, forwards: int, score: str = "", prior: str = "", smooth: bool = False
-    ) -> None:
+    def add(self, grid: Tensor, *, method: str, forwards: int, score: str = "", prior: str = "") -> None:
         """Add maps of a method, shape (b, rows, columns)."""
         big = torch.nn.functional.interpolate(
             grid[:, None].float().to(self.images.device), self.images.shape[2:], mode="bilinear", align_corners=False
         )
-        self.maps[method, forwards, score, prior, smooth] = big[:, 0]
+        self.maps[method, forwards, score, prior] = big[:, 0]
 
     def one_pass(self) -> dict[str, Tensor]:
         """Methods of one pass, which are also priors; maps of patches by method."""
@@ -134,7 +132,7 @@ class Group:
             explanation = vitrail.explain(
                 self.loaded, self.images, name, target=self.classes.tolist(), batch_size=self.args.batch
             )
-            self.maps[name, forwards, "prob", "", False] = explanation.maps[:, 0]
+            self.maps[name, forwards, "prob", ""] = explanation.maps[:, 0]
 
     def rise(self) -> None:
         """RISE with the first masks of a common list."""
@@ -148,10 +146,10 @@ class Group:
                 scores = self.probe.scores(image * M[:, None], i, self.args.precision)
                 total[i].add_(scores[:, 0].to(M) @ M.flatten(1))
             if stop in self.args.budgets:
-                self.maps["rise", stop, "prob", "", False] = total.view(-1, *drawn.size).clone()
+                self.maps["rise", stop, "prob", ""] = total.view(-1, *drawn.size).clone()
 
     def shapley(self, priors: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Shapley values for every number of forward passes, score, prior and smoothness."""
+        """Shapley values for every number of forward passes, score and prior."""
         grid = patch_grid(self.probe)
         members = grid_cells(grid, 1)
         game = CoalitionGame(self.probe, members)
@@ -163,25 +161,24 @@ class Group:
         total, differences = (ends[:, 1] - ends[:, 0]), first - second
         for budget in self.args.budgets:
             own = pairs.first((budget - 2) // 2)
-            for smooth in (False, True):
-                estimate = regression(grid, most, len(own), smooth)
-                for (k, score), prior in ((s, p) for s in enumerate(SCORES) for p in PRIORS):
-                    if (prior is None and smooth) or (score != "prob" and prior not in ("uniform", "leadlight")):
+            for (k, score), prior in ((s, p) for s in enumerate(SCORES) for p in PRIORS):
+                if score != "prob" and prior not in ("uniform", shapley.PRIOR):
+                    continue
+                mean = None
+                if prior is not None:
+                    maps = priors.get(prior, torch.ones(1, *grid)).flatten(1).clamp_min(0).double().cpu()
+                    maps = maps.expand(len(self.images), -1)[:, None]
+                    mean = shapley._prior_mean(maps, total[:, k : k + 1])[:, 0]  # noqa: SLF001
+                for weights, fade in WEIGHTS.items():
+                    if weights and (prior != shapley.PRIOR or score != "prob"):
                         continue
-                    maps = None if prior is None else priors.get(prior, torch.ones(1, *grid)).flatten(1).clamp_min(0)
-                    mean = None
-                    if maps is not None:
-                        maps = maps.double().cpu().expand(len(self.images), -1)
-                        mean = shapley._prior_mean(maps[:, None], total[:, k : k + 1])[:, 0]  # noqa: SLF001
-                    found = estimate(differences[:, : len(own), k], total[:, k], mean)
-                    values = found.values.unflatten(1, grid)
-                    self.add(
-                        values, method="shapley", forwards=budget, score=score, prior=str(prior), smooth=smooth
-                    )  # fmt: skip
+                    estimate = regression(len(members), most, len(own), prior is not None, fade)
+                    found = estimate(differences[:, : len(own), k], total[:, k], mean).values.unflatten(1, grid)
+                    self.add(found, method="shapley", forwards=budget, score=score, prior=f"{prior}{weights}")
         raw = {"ends": ends, "first": first, "second": second, **{f"map {name}": m.cpu() for name, m in priors.items()}}
         return {name: value.float() for name, value in raw.items()}
 
-    def srg(self, ids: list[str], evaluate: Evaluator) -> dict[tuple[str, int, str, str, bool], np.ndarray]:
+    def srg(self, ids: list[str], evaluate: Evaluator) -> dict[tuple[str, int, str, str], np.ndarray]:
         """SRG of each image by every method."""
         names = {"|".join(map(str, key)): key for key in self.maps}
         maps = {name: self.maps[key] for name, key in names.items()}
@@ -191,7 +188,7 @@ class Group:
         return {key: records.sample_scores(preset, name).column(label) for name, key in names.items()}
 
 
-def summarise(values: dict[str, dict[tuple[str, int, str, str, bool], np.ndarray]]) -> list[dict[str, Any]]:
+def summarise(values: dict[str, dict[tuple[str, int, str, str], np.ndarray]]) -> list[dict[str, Any]]:
     """One row for each model and method: mean SRG and its 95 % interval."""
     rows = []
     for model, by_method in values.items():
@@ -202,7 +199,7 @@ def summarise(values: dict[str, dict[tuple[str, int, str, str, bool], np.ndarray
     return rows
 
 
-def compare(values: dict[str, dict[tuple[str, int, str, str, bool], np.ndarray]]) -> list[dict[str, Any]]:
+def compare(values: dict[str, dict[tuple[str, int, str, str], np.ndarray]]) -> list[dict[str, Any]]:
     """Paired differences of each form of ``shapley`` (probability) from the best other method, by model."""
     found = []
     for model, by_method in values.items():
@@ -262,7 +259,7 @@ def main() -> None:
     evaluators = {
         name: Evaluator(loaded, PRESET, batch=args.batch, precision=args.precision) for name, loaded in models.items()
     }
-    values: dict[str, dict[tuple[str, int, str, str, bool], np.ndarray]] = {name: {} for name in models}
+    values: dict[str, dict[tuple[str, int, str, str], np.ndarray]] = {name: {} for name in models}
     raw: dict[str, list[dict[str, Tensor]]] = {name: [] for name in models}
     for start in range(0, args.images, args.group):
         if time.monotonic() - started > 60 * args.minutes:

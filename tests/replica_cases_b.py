@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from replicas import gradient_lrp, leadlight, lrp, occlusion, rise, scorecam, vit_cx
+from replicas import gradient_lrp, iia, leadlight, lrp, occlusion, rise, scorecam, shapley, tis, vit_cx
 from replicas.vit import Classes, Pass
 
 CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
@@ -29,6 +29,14 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "occlusion": occlusion.replica,
     "occlusion:window=2": lambda p, c: occlusion.replica(p, c, window=2),
     "rise:masks=20": lambda p, c: rise.replica(p, c, masks=20),
+    "shapley:cell=2": shapley.replica,
+    "shapley:cell=2,removal=fill": lambda p, c: shapley.replica(p, c, removal="fill"),
+    "shapley:cell=2,removal=mask": lambda p, c: shapley.replica(p, c, removal="mask"),
+    "iia:image_steps=2,steps=3": lambda p, c: iia.replica(p, c, [0.0, 0.5, 1.0], 3),
+    "dix:steps=4": lambda p, c: iia.replica(p, c, [1.0], 4),
+    "dix:steps=4,score=prob": lambda p, c: iia.replica(p, c, [1.0], 4, score="prob"),
+    "tis:masks=10": tis.replica,
+    "tis:masks=10,ratio=0.25,seed=1": lambda p, c: tis.replica(p, c, ratio=0.25, seed=1),
     "scorecam": scorecam.replica,
     "scorecam:scoring=official": lambda p, c: scorecam.replica(p, c, scoring="official"),
     "scorecam:scoring=softmax": lambda p, c: scorecam.replica(p, c, scoring="softmax"),

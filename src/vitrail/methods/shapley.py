@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -23,11 +23,9 @@ from vitrail.methods.rise import check_whole_numbers
 
 ESTIMATORS = ("regression", "permutation")
 #: The prior unless another is asked for; models it does not apply to get ``UNIFORM``.
-PRIOR = "leadlight"
+PRIOR = "grad_rollout"
 #: The prior that gives all players equal shares.
 UNIFORM = "uniform"
-#: Distances, in patches or tokens, over which values may be correlated; 0 is independent.
-LENGTHS = (0.0, 0.5, 1.0, 2.0, 4.0)
 #: Pairs of coalitions between two checks of the standard error.
 ROUND = 32
 
@@ -47,7 +45,7 @@ def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
     takes="probe",
     score="prob",
     signed=True,
-    variants={"quick": {"forwards": 64}, "preview": {"forwards": 256}, "kernelshap": {"prior": None, "smooth": False}},
+    variants={"quick": {"forwards": 64}, "preview": {"forwards": 256}, "kernelshap": {"prior": None}},
     applies=Applies(reads="outputs", text=True),
     cost=_cost,
 )
@@ -57,7 +55,6 @@ def shapley(
     forwards: int = 512,
     estimator: str = "regression",
     prior: str | None = PRIOR,
-    smooth: bool = True,
     cell: int = 1,
     removal: str | None = None,
     fill: float = 0.0,
@@ -75,7 +72,6 @@ def shapley(
             orders of the players.
         prior: A method of one pass whose map is the prior mean of the regression, "uniform" for equal shares, or None
             for least squares without a prior.
-        smooth: Assume that nearby patches have similar deviations from the prior.
         cell: Side of the square cells that are the players, in patches.
         removal: How absent players are removed: "tokens", "mask" or "fill"; None for the first that applies.
         fill: What ``removal="fill"`` writes, in the model's normalised space: 0 is the mean colour.
@@ -93,14 +89,13 @@ def shapley(
         raise OptionError(f"tolerance={tolerance} must be above 0, or None for no early stop")
     maps = _prior_maps(probe, prior) if estimator == "regression" else None
     parts = []
-    for rows, members, places in _players(probe, cell):
+    for rows, members in _players(probe, cell):
         game = CoalitionGame(probe, members, removal, fill, rows)
         if estimator == "permutation":
             found, used = _permutations(game, forwards, tolerance, seed)
         else:
             own = None if maps is None else maps[list(rows)] @ members.T.to(maps)
-            covariances = _covariances(places) if smooth and prior is not None else ()
-            found, used = _regression(game, own, covariances, forwards, tolerance, seed)
+            found, used = _regression(game, own, forwards, tolerance, seed)
         share = members.double() / members.sum(1, keepdim=True)
         parts.append((found.values @ share, found.standard_error @ share, used))
     values, error, used = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -113,14 +108,10 @@ def shapley(
     return values
 
 
-def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor, Tensor]]:
-    """Groups of inputs with the same players: their indices, membership of patches (P, S), places of players."""
+def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Groups of inputs with the same players: their indices, and the membership of patches, shape (P, S)."""
     if probe.model_inputs.image is not None:
-        grid = patch_grid(probe)
-        members = grid_cells(grid, cell)
-        patches = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float64) for n in grid)).view(-1, 2)
-        places = members.double() @ patches / members.sum(1, keepdim=True)
-        return [(tuple(range(probe.batch)), members, places)]
+        return [(tuple(range(probe.batch)), grid_cells(patch_grid(probe), cell))]
     words, valid, prefix = probe.model_inputs.words, probe.model_inputs.valid, probe.structure.layout.prefix or 0
     if words is None:
         raise NotApplicableError("shapley needs images, or texts given as input_ids of shape (b, n)")
@@ -132,16 +123,8 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor, Ten
         members = torch.zeros(len(groups), len(tokens), dtype=torch.bool)
         for player, group in enumerate(groups):
             members[player, group] = True
-        places = torch.stack([group.double().mean() for group in groups])[:, None] if groups else torch.zeros(0, 1)
-        found.append(((i,), members, places))
+        found.append(((i,), members))
     return found
-
-
-def _covariances(places: Tensor) -> list[Tensor]:
-    """Correlation of players by the distance between their places, for each length, shape (P, P)."""
-    distance = torch.cdist(places, places)
-    unit = torch.eye(len(places), dtype=torch.float64)
-    return [unit if length == 0 else torch.exp(-distance / length) + 1e-6 * unit for length in LENGTHS]
 
 
 def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
@@ -202,7 +185,6 @@ def _ends(game: CoalitionGame) -> tuple[Tensor, Tensor]:
 def _regression(
     game: CoalitionGame,
     maps: Tensor | None,
-    covariances: Sequence[Tensor],
     forwards: int,
     tolerance: float | None,
     seed: int,
@@ -220,7 +202,7 @@ def _regression(
         drawn, open_rows = pairs.present[start:stop], progress.open
         both = game(torch.cat([drawn, ~drawn]), game.rows[open_rows])
         differences[open_rows, :, start:stop] = (both[:, : len(drawn)] - both[:, len(drawn) :]).mT
-        estimate = PairedRegression(pairs.first(stop), covariances)
+        estimate = PairedRegression(pairs.first(stop), ridge=prior is not None)
         own = differences[open_rows, :, :stop].flatten(0, 1)
         own_prior = None if prior is None else prior[open_rows].flatten(0, 1)
         found = estimate(own, total[open_rows].flatten(), own_prior)
