@@ -47,8 +47,9 @@ SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": F
 
 
 def text_methods() -> list[str]:
-    """Every method that applies to texts, and the variants for texts that authors published."""
-    names = [name for name, method in METHODS.items() if method.reason_against("text") is None]
+    """Every method that applies to texts but the perturbation methods, and the variants for texts authors published."""
+    applicable = [method for method in METHODS.values() if method.reason_against("text") is None]
+    names = [method.name for method in applicable if method.family != "perturbation"]
     return names + [BERT_VARIANTS[name] for name in names if name in BERT_VARIANTS and _is_variant(BERT_VARIANTS[name])]
 
 

@@ -26,7 +26,12 @@ def rows():
 
 
 def test_results_cover_every_text_method(rows):
-    applicable = {name for name, method in METHODS.items() if method.reason_against("text") is None}
+    # A perturbation method evaluates a review hundreds of times, so these are not part of the table.
+    applicable = {
+        name
+        for name, method in METHODS.items()
+        if method.reason_against("text") is None and method.family != "perturbation"
+    }
     assert {name.partition(":")[0] for name in rows} == applicable | CONTROLS
     assert {row["reviews"] for row in rows.values()} == {199}
 

@@ -110,7 +110,7 @@ class CoalitionGame:
         """Pairs of input and coalition, input · N + coalition, in batches; equally many tokens where it matters."""
         count = len(kept)
         sizes = kept.sum(1).cpu() if self.removal == "tokens" else torch.zeros(count, dtype=torch.long)
-        for size in sizes.unique():
+        for size in sorted(set(sizes.tolist())):
             which = (sizes == size).nonzero()[:, 0]
             pairs = (torch.arange(rows)[:, None] * count + which).flatten()
             yield from pairs.split(self.probe.most)

@@ -75,7 +75,7 @@ def draw_pairs(players: int, count: int, seed: int) -> CoalitionPairs:
         return _all_pairs(players, kernel)
     generator = torch.Generator().manual_seed(seed)
     start = torch.div(kernel.cumsum(0) - kernel, 1 / STRATA, rounding_mode="floor").long()
-    strata = start.unique(return_inverse=True)[1]
+    strata = (start.diff(prepend=start[:1]) > 0).long().cumsum(0)  # numbered without gaps
     mass = torch.zeros(int(strata.max()) + 1, dtype=torch.float64).index_add_(0, strata, kernel)
     sizes = [
         int(members[torch.multinomial(kernel[members], 1, generator=generator)]) + 1

@@ -15,7 +15,7 @@ from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.registry import Applies, register
 from vitrail.methods.rise import check_whole_numbers
 
-_APPLIES = Applies(excluded={"pool": "an attention pool has no rollout of its own"})
+_APPLIES = Applies(excluded={"pool": "an attention pool has no rollout of its own", "text": "it is defined for images"})
 
 
 def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:

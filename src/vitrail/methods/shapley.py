@@ -104,7 +104,7 @@ def shapley(
     probe.note("forwards", used)
     values = values.to(device, dtype)
     if probe.model_inputs.image is not None and probe.structure.layout.grid is None:
-        return values.unflatten(2, patch_grid(probe))
+        return values.view(*values.shape[:2], *patch_grid(probe))
     return values
 
 
@@ -116,7 +116,7 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
     if words is None:
         raise NotApplicableError("shapley needs images, or texts given as input_ids of shape (b, n)")
     present = torch.ones_like(words, dtype=torch.bool) if valid is None else valid
-    found = []
+    found: list[tuple[tuple[int, ...], Tensor]] = []
     for i, tokens in enumerate(present[:, prefix:].cpu()):
         index = tokens.nonzero()[:, 0]
         groups = [index[start : start + cell] for start in range(0, len(index), cell)]
@@ -236,7 +236,7 @@ def _permutations(
         here, open_rows = slice(start, stop), progress.open
         prefixes = (position[here, None] < torch.arange(1, players)[:, None]).flatten(0, 1)
         found = game(torch.cat([prefixes, ~prefixes]), game.rows[open_rows]).mT
-        forth, back = found.unflatten(2, (2, stop - start, players - 1)).unbind(2)
+        forth, back = found.reshape(*found.shape[:2], 2, stop - start, players - 1).unbind(2)
         ends = [e[open_rows][..., None, None].expand(*forth.shape[:-1], 1) for e in (none, none + total)]
         forth = torch.cat([ends[0], forth, ends[1]], -1).diff()
         back = -torch.cat([ends[1], back, ends[0]], -1).diff()
