@@ -7,6 +7,7 @@
 #   sweep      one model of every timm family                             OUT/sweep-timm.csv
 #   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight.csv
 #   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
+#   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
 #   shapley    train the explainers of ViT Shapley (needs ASSETS)         OUT/vit_shapley
 #   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
 #
@@ -33,6 +34,10 @@ for step in "$@"; do
         --device cuda --out "$out/precision.json"
       ;;
     sweep) $python benchmarks/sweep.py --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
+    readings)
+      $python benchmarks/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
+      $python benchmarks/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
+      ;;
     leadlight) $python benchmarks/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight.csv" ;;
     imagenet)
       for plan in imagenet1000 imagenet1000_many; do
@@ -45,6 +50,6 @@ for step in "$@"; do
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python benchmarks/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, imagenet, shapley, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, imagenet, readings, shapley, movies" >&2; exit 2 ;;
   esac
 done

@@ -49,6 +49,11 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "vit_cx:4": lambda p, c: vit_cx.replica(p, c, variant=4)[0],
     "vit_cx:5": lambda p, c: vit_cx.replica(p, c, variant=5)[0],
     "vit_cx:draws=2": lambda p, c: vit_cx.replica(p, c, draws=2)[0],
+    "vit_cx:features=attention": lambda p, c: vit_cx.replica(p, c, features="attention")[0],
+    "vit_cx:features=skip,cluster=mean": lambda p, c: vit_cx.replica(p, c, features="skip", cluster="mean")[0],
+    "vit_cx:paper,features=block": lambda p, c: vit_cx.replica(p, c, mode="paper", features="block")[0],
+    "vit_cx:noise=shared,linkage=average": lambda p, c: vit_cx.replica(p, c, noise="shared", linkage="average")[0],
+    "vit_cx:linkage=single,delta=0.05": lambda p, c: vit_cx.replica(p, c, delta=0.05, linkage="single")[0],
 }
 
 LEADLIGHT: dict[str, Callable[[Pass, Classes], Tensor]] = {

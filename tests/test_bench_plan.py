@@ -22,7 +22,7 @@ from vitrail.papers import paper_tables
 pl = pytest.importorskip("polars")
 
 #: Plans that reproduce no table of a paper.
-OWN_PLANS = {"imagenet1000", "imagenet1000_many", "scenes", "smoke"}
+OWN_PLANS = {"imagenet1000", "imagenet1000_many", "scenes", "smoke", "vitcx_appendix_b", "vitcx_appendix_f"}
 #: Former names of the plans, and the keys their runs had, for made-up weights, images and versions.
 FORMER_KEYS = {
     "000_table1": "23020e35048aa90d", "000_table2": "fa243f4bdf168009", "000_table3": "7d28e7e87b8a1884",

@@ -229,7 +229,7 @@ def test_repeated_class_is_explained_once(tiny_run, monkeypatch):  # noqa: F811
     calls, occlusion = [], "occlusion:window=8,stride=8"
 
     def recorded(model, images, **rest):
-        calls.append((len(images), rest["target"].tolist(), list(rest["methods"])))
+        calls.append((len(images), rest["target"], list(rest["methods"])))
         return explain(model, images, **rest)
 
     monkeypatch.setattr(explainer_module, "explain", recorded)

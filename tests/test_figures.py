@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from vitrail.errors import InputError, NotApplicableError, OptionError, OutputError, TargetError
+from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, OutputError, TargetError
 from vitrail.explain import explain
 from vitrail.figures import FIGURES, Progress, draw, find_figure
 from vitrail.figures.canvas import MAX_SIZE, Canvas, CanvasGrid, wrap_text
@@ -47,6 +47,8 @@ def overlapping(figure):
 CASES = {
     "vtranm-1": ({}, 2 * (4 + 3 * DEPTH), 0),
     "vtranm-4": ({"methods": "rollout, transformer_mm attcat"}, 2 * 4, 0),
+    "vtranm-5": ({"methods": "vtranm"}, 2 * 2, 0),
+    "gradtoken-1": ({"methods": "lrp raw_attention gradtoken"}, 2 * (1 + 2 * 3), 0),
     "gradtoken-7": ({"methods": ["transformer_mm", "gradtoken:3"]}, 2 * 3, 0),
     "gradtoken-8": ({"methods": ["transformer_mm", "gradtoken"]}, 2 * (1 + 2 * 2), 0),
     "gradtoken-9": ({}, 2 * 6, 0),
@@ -55,7 +57,7 @@ CASES = {
     "vitcx-1": ({"methods": ["rollout", "vit_cx"], "step": 12544}, 2 * 3, 0),
     "vitcx-2": ({}, 2 * 16, 0),
     "vitcx-4": ({}, 0, 2),
-    "vitcx-5": ({}, 2 * 5, 2 * 4),
+    "vitcx-5": ({}, 2 * 9, 2 * 4),
     "vitcx-6": ({}, 2 * 4, 0),
 }
 
@@ -159,7 +161,7 @@ def test_target_functions_are_explained(about, images):
 
 
 def test_masks_can_be_chosen_and_are_validated(about, images):
-    assert panels(draw("vitcx-5", about, images[:1], masks=[0, -1], method="vit_cx:mode=paper")) == 3
+    assert panels(draw("vitcx-5", about, images[:1], masks=[0, -1], method="vit_cx:mode=paper")) == 5
     with pytest.raises(OptionError, match="masks=999 is out of range"):
         draw("vitcx-5", about, images[:1], masks=999)
     with pytest.raises(OptionError, match="got method='rollout'"):
@@ -168,6 +170,73 @@ def test_masks_can_be_chosen_and_are_validated(about, images):
         draw("vitcx-2", about, images, method="vit_cx:2")
     with pytest.raises(OptionError, match="no corrected map"):
         draw("vitcx-6", about, images[:1], method="vit_cx:4")
+
+
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")  # of an untrained model
+def test_comparisons_show_the_methods_of_the_papers(about, images):
+    from vitrail.figures import gradtoken, vtranm
+
+    baselines = {"gradcam", "lrp", "conservative_lrp", "transformer_attribution", "raw_attention", "rollout", "attcat",
+                 "transformer_mm"}  # fmt: skip
+    assert set(vtranm.COMPARED) == {*baselines, "vtranm"}
+    assert set(gradtoken.INTRODUCED) == {"gradcam", "lrp", "raw_attention", "rollout", "gradtoken"}
+    titles = {t.get_text() for t in draw("vtranm-4", about, images[:1], quick=True).texts}  # by line
+    assert "Conservative" in titles
+    assert "Partial LRP" not in titles
+
+
+@pytest.mark.parametrize("method", ["vit_cx", "vit_cx:paper"])
+def test_the_noisy_image_is_the_one_that_vit_cx_scored(method, about, images):
+    from vitrail.figures.vitcx_data import masked_with_noise
+
+    e = explain(about, images[:1], method, target=2, keep=True)
+    masks, impact = e.intermediates["masks"][0][0], e.intermediates["impact"][0][0][0]
+    image = images[0]
+    for index in (0, len(masks) - 1):
+        noisy = masked_with_noise(e, image, index)
+        noise = noisy - image * masks[index]
+        with torch.no_grad():
+            p = about.module(torch.stack([noisy, image + noise, image])).softmax(1)[:, 2]
+        torch.testing.assert_close(impact[index], p[0] - p[1] + p[2], rtol=1e-4, atol=1e-6)
+    with pytest.raises(OptionError, match="adds no noise"):
+        draw("vitcx-5", about, images[:1], method="vit_cx:3")
+
+
+def test_similarity_of_masks_beside_a_convolutional_network(about, images):
+    from vitrail.figures.mask_similarity import convert_images, convolutional_features
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 6, 4, 4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
+    network = torch.nn.Sequential(*layers, torch.nn.Linear(6, 5)).eval()
+    other = LoadedModel(network, Preprocess((64, 64)), name="small network")
+    assert torch.equal(convolutional_features(network, images), network[1](network[0](images)))
+    assert not any(module._forward_hooks for module in network.modules())
+    figure = draw("vitcx-4", about, images, compare=other)
+    assert panels(figure, "chart") == 2
+    assert any("small network, mean" in t.get_text() for t in figure.texts)
+    assert not overlapping(figure)
+    white = convert_images(torch.ones(1, 3, 32, 32), about, other)  # 1 is white with mean and std 0.5
+    expected = torch.tensor([(1 - m) / s for m, s in zip(other.preprocess.mean, other.preprocess.std, strict=True)])
+    torch.testing.assert_close(white, expected.view(1, 3, 1, 1).expand(1, 3, 64, 64))
+    with pytest.raises(OptionError, match="pass compare= too"):
+        draw("vitcx-4", about, images, compare_weights="file")
+    with pytest.raises(OptionError, match="got a model object"):
+        draw("vitcx-4", about, images, compare=network, compare_weights="file")
+    with pytest.raises(ModelError, match="preprocessing of Sequential is unknown"):
+        draw("vitcx-4", about, images, compare=network)
+    with pytest.raises(NotApplicableError, match="Flatten has no feature maps"):
+        convolutional_features(torch.nn.Flatten(), images)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["safetensors", "pth"])
+def test_similarity_of_masks_beside_torchvision_weights(suffix, about, images, tmp_path):
+    models = pytest.importorskip("torchvision.models")
+    safetensors = pytest.importorskip("safetensors.torch")
+    network, file = models.resnet18(), tmp_path / f"resnet18.{suffix}"
+    (safetensors.save_file if suffix == "safetensors" else torch.save)(network.state_dict(), file)
+    figure = draw("vitcx-4", about, images, compare="torchvision:resnet18", compare_weights=str(file))
+    assert any("torchvision:resnet18, mean" in t.get_text() for t in figure.texts)
 
 
 def test_progress_is_reported_and_methods_that_do_not_apply_are_left_out(about, images):

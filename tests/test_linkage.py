@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from vitrail.methods._masks import _ties, by_rounds, complete_linkage
+from vitrail.methods._masks import _ties, agglomerate, by_rounds
 
 
 def same_partition(a, b) -> bool:
@@ -29,7 +29,18 @@ def test_linkage_is_scipys(seed, ties):
     tree = hierarchy.linkage(D[np.triu_indices(30, 1)], "complete")
     for threshold in (0.125, 0.25, 0.4, 0.5, 0.7, 0.9, 2.0):
         expected = hierarchy.fcluster(tree, np.nextafter(threshold, 0), "distance")
-        assert same_partition(complete_linkage(torch.as_tensor(D), threshold), expected)
+        assert same_partition(agglomerate(torch.as_tensor(D), threshold), expected)
+
+
+@pytest.mark.parametrize("linkage", ["average", "single"])
+@pytest.mark.parametrize("seed", range(4))
+def test_other_linkages_are_scipys(seed, linkage):
+    hierarchy = pytest.importorskip("scipy.cluster.hierarchy")
+    D = distances(seed, False)
+    tree = hierarchy.linkage(D[np.triu_indices(30, 1)], linkage)
+    for threshold in (0.05, 0.125, 0.25, 0.4, 0.5, 0.7, 2.0):
+        expected = hierarchy.fcluster(tree, np.nextafter(threshold, 0), "distance")
+        assert same_partition(agglomerate(torch.as_tensor(D), threshold, linkage), expected)
 
 
 @pytest.mark.parametrize("ties", [False, True])
@@ -41,24 +52,24 @@ def test_linkage_is_scikit_learns(seed, ties):
         expected = cluster.AgglomerativeClustering(
             n_clusters=None, metric="precomputed", linkage="complete", distance_threshold=threshold
         ).fit_predict(D)
-        assert same_partition(complete_linkage(torch.as_tensor(D), threshold), expected)
+        assert same_partition(agglomerate(torch.as_tensor(D), threshold), expected)
 
 
 def test_clusters_are_numbered_by_their_first_members():
-    labels = complete_linkage(torch.as_tensor(distances(1, False)), 0.6).numpy()
+    labels = agglomerate(torch.as_tensor(distances(1, False)), 0.6).numpy()
     first = [int(np.flatnonzero(labels == k)[0]) for k in range(labels.max() + 1)]
     assert first == sorted(first)
-    assert complete_linkage(torch.zeros(1, 1), 0.1).tolist() == [0]
+    assert agglomerate(torch.zeros(1, 1), 0.1).tolist() == [0]
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_rounds_join_what_chains_join(seed):
     D = torch.as_tensor(distances(seed, False))
     for threshold in (0.125, 0.25, 0.4, 0.5, 0.7, 0.9, 2.0):
-        assert same_partition(by_rounds(D, threshold), complete_linkage(D, threshold))
+        assert same_partition(by_rounds(D, threshold), agglomerate(D, threshold))
     points = torch.rand(200, 4, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     D = torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
-    assert same_partition(by_rounds(D, 0.5), complete_linkage(D, 0.5))
+    assert same_partition(by_rounds(D, 0.5), agglomerate(D, 0.5))
     assert by_rounds(D[:0, :0], 0.5).tolist() == []
 
 
@@ -71,5 +82,5 @@ def test_ties_above_the_threshold_do_not_count():
 
 def test_linkage_stops_at_the_threshold_itself():
     D = torch.tensor([[0.0, 0.25], [0.25, 0.0]])
-    assert complete_linkage(D, 0.25).tolist() == [0, 1]
-    assert complete_linkage(D, 0.2500001).tolist() == [0, 0]
+    assert agglomerate(D, 0.25).tolist() == [0, 1]
+    assert agglomerate(D, 0.2500001).tolist() == [0, 0]

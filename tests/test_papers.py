@@ -64,6 +64,8 @@ def test_plans_run_the_models_data_and_methods_of_their_table(name):
     table = find_table(plan.paper)
     run = SimpleNamespace(paper=plan.paper, plan=plan, controls=frozenset(), manifest={"images": {}, "refused": {}})
     run.methods = lambda _: list(plan.specs())
+    keys = ("model", "dataset", "method", "protocol", "image")
+    run.costs = lambda: pl.LazyFrame(schema={**dict.fromkeys(keys, pl.String), "forwards": pl.Float64})
     comparison = compare_with_paper(run, [])
     models, data = match_models(table, plan), match_datasets(table, plan, {d.title: 10**6 for d in plan.dataset})
     # CIFAR cannot be reproduced: the paper names no checkpoint, and there is none for CIFAR-100.

@@ -323,6 +323,13 @@ def test_values_sum_to_the_probability_minus_that_without_patches(trained):
     assert torch.allclose(e.grid.sum(1), torch.zeros(6, 4, 4), atol=2e-3), "probabilities of all classes sum to one"
 
 
+def test_a_group_of_classes_has_the_sum_of_their_values(trained):
+    path, _ = trained
+    target = [[0, 2, vitrail.ClassGroup([0, 2])]]
+    e = vitrail.explain(small_vit(), PIXELS, "vit_shapley", weights=str(path), target=target)
+    assert torch.allclose(e.grid[:, 2], e.grid[:, 0] + e.grid[:, 1], atol=1e-6)
+
+
 def test_other_precisions_of_the_same_weights_are_accepted(trained):
     path, _ = trained
     single = vitrail.explain(small_vit(), PIXELS, "vit_shapley", weights=str(path), target=1).grid

@@ -9,6 +9,7 @@ torch.Size([1, 1, 32, 32])
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.structure import ModelStructure
+from vitrail.class_group import ClassGroup
 from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
 from vitrail.methods.registry import METHODS, Method
@@ -19,6 +20,7 @@ from vitrail.targets import similarity
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClassGroup",
     "Explanation",
     "Explanations",
     "Layout",

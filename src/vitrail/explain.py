@@ -24,7 +24,7 @@ from vitrail.capture.swin import Places, find_places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
 from vitrail.capture.trace import Trace
 from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
-from vitrail.explanation import Explanation, Explanations, Provenance
+from vitrail.explanation import Explanation, Explanations, Provenance, number_groups_alike
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.methods import find
 from vitrail.methods.registry import Method
@@ -120,8 +120,9 @@ def explain(
         method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well.
         methods: Several methods, which share one pass: names, or a dict from names to options.
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
-            one per image, a row of K classes per image (``[[a, b]]`` for the same of every image), or a function
-            from the model's output to one or K numbers per image.
+            a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
+            per image (``[[a, b]]`` for the same of every image), or a function from the model's output to one or K
+            numbers per image.
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Process the inputs in batches of this size, to bound memory; methods that evaluate perturbed images
@@ -277,6 +278,7 @@ def _explain(
             _scorer(about.module, aimed, target),
             aimed.count,
             aimed.classes,
+            aimed.groups,
             most=run.most,
             seen=one if again else None,
         )
@@ -305,7 +307,8 @@ def _explain(
         structure = replace(structure, layout=stitched_layout(run.places))
     finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
     common: dict[str, Any] = {
-        "targets": aimed.classes, "logits": one.logits, "model": about.name, "classes": about.classes,
+        "targets": aimed.classes, "groups": aimed.groups, "logits": one.logits,
+        "model": about.name, "classes": about.classes,
         "images": model_inputs.image, "structure": dict(structure.rows()),
         "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,
     }  # fmt: skip
@@ -329,7 +332,7 @@ def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:
         assert aimed.classes is not None
         logits = class_logits(model, output)
         assert logits is not None
-        return class_scores(logits, kind).gather(1, aimed.classes[owner])
+        return class_scores(logits, kind, aimed.groups).gather(1, aimed.classes[owner])
 
     return score
 
@@ -430,6 +433,7 @@ def _join(pieces: list[Explanation]) -> Explanation:
         parts = [getattr(piece, name) for piece in pieces]
         return None if parts[0] is None else torch.cat(parts)
 
+    pieces = number_groups_alike(pieces)
     joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "constant", "images")}
     names = pieces[0].intermediates
     kept = {name: [values for piece in pieces for values in piece.intermediates[name]] for name in names}

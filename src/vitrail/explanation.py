@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.class_group import ClassGroup, merge_groups, target_rows
 from vitrail.errors import InputError, OutputError
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
@@ -63,7 +64,8 @@ class Explanation:
             where ``signed``. For texts: relevance of tokens, shape (B, K, n), 0 at special tokens and padding.
         grid: Relevance of the patches as the method computed it, shape (B, K, rows, columns). For texts: ``maps``
             before scaling.
-        targets: Class indices, shape (B, K), or None if the target was a function.
+        targets: Class indices, shape (B, K), or None if the target was a function. With C classes, C + i stands for
+            the group ``groups[i]``.
         logits: The model's logits, shape (B, C), or None.
         options: The method's options, defaults included.
         seconds: Run time of the method, including the forward and backward passes it shares with other methods.
@@ -79,6 +81,7 @@ class Explanation:
             documentation page lists the names.
         text: For texts that were passed with a tokenizer, the word scores of each text; otherwise None.
         provenance: Names of the inputs, preprocessing and hash of the weights, or None if unknown.
+        groups: Groups of classes among the targets.
     """
 
     method: str
@@ -99,6 +102,7 @@ class Explanation:
     intermediates: Mapping[str, Any] = field(default_factory=dict, repr=False)
     text: tuple[WordRelevance, ...] | None = field(default=None, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
+    groups: tuple[ClassGroup, ...] = ()
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -109,7 +113,7 @@ class Explanation:
         """Probability of each target, shape (B, K), or None where targets are not classes."""
         if self.logits is None or self.targets is None:
             return None
-        return class_scores(self.logits, "prob").gather(1, self.targets)
+        return class_scores(self.logits, "prob", self.groups).gather(1, self.targets)
 
     @cached_property
     def rgb_images(self) -> np.ndarray[Any, Any] | None:
@@ -120,11 +124,14 @@ class Explanation:
         return self.preprocess.denormalise(self.images) if known and self.preprocess else rescale_to_bytes(self.images)
 
     def label(self, image: int, k: int) -> str:
-        """Class name and probability of a target, for display."""
+        """Class name and probability of a target, for display; a group has its own name or those of its classes."""
         if self.targets is None:
             return f"target {k}"
         index = int(self.targets[image, k])
-        name = self.classes[index].split(",")[0] if self.classes and index < len(self.classes) else f"class {index}"
+        if self.groups and self.logits is not None and index >= self.logits.shape[1]:
+            name = self.groups[index - self.logits.shape[1]].title(self.classes)
+        else:
+            name = self.classes[index].split(",")[0] if self.classes and index < len(self.classes) else f"class {index}"
         probabilities = self.probabilities
         return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
 
@@ -150,7 +157,7 @@ class Explanation:
             "inputs": None if provenance is None else list(provenance.inputs),
             "preprocess": None if provenance is None else dict(provenance.preprocess),
             "structure": dict(self.structure),
-            "targets": None if self.targets is None else self.targets.tolist(),
+            "targets": self._target_lists(),
             "target_names": [[self.label(b, k) for k in range(self.maps.shape[1])] for b in range(self.maps.shape[0])],
             "probabilities": None if probabilities is None else probabilities.tolist(),
             "maps": {"shape": list(self.maps.shape), "dtype": str(self.maps.dtype), "upsampling": UPSAMPLING},
@@ -160,7 +167,15 @@ class Explanation:
             "device": str(self.maps.device),
             "overlays": self._overlay_names(),
             "versions": versions(),
-        }
+        } | ({"groups": [{"name": g.name, "classes": list(g.indices)} for g in self.groups]} if self.groups else {})
+
+    def _target_lists(self) -> list[list[int | list[int]]] | None:
+        """Class index of each target, or the list of a group's indices, as JSON values."""
+        if self.targets is None:
+            return None
+        count = int(self.targets.max()) + 1 if self.logits is None else self.logits.shape[1]
+        rows = target_rows(self.targets, self.groups, count)
+        return [[list(one.indices) if isinstance(one, ClassGroup) else one for one in row] for row in rows]
 
     def save(self, folder: str | Path) -> Path:
         """Write overlays as PNG, maps as safetensors and a JSON manifest. Each file is written atomically.
@@ -243,6 +258,16 @@ class Explanations(Mapping[str, Explanation]):
         for method, explanation in self._by_method.items():
             explanation.save(folder / slug(method))
         return folder
+
+
+def number_groups_alike(pieces: Sequence[Explanation]) -> list[Explanation]:
+    """Explanations of different inputs with their groups of classes in one common order."""
+    targets = [piece.targets for piece in pieces if piece.targets is not None]
+    logits = pieces[0].logits
+    if len(targets) < len(pieces) or logits is None:
+        return list(pieces)
+    numbered, groups = merge_groups(targets, [piece.groups for piece in pieces], logits.shape[1])
+    return [replace(piece, targets=own, groups=groups) for piece, own in zip(pieces, numbered, strict=True)]
 
 
 def versions() -> dict[str, str]:

@@ -15,15 +15,19 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.capture.inputs import fields_of, logits_of
+from vitrail.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
 from vitrail.errors import OptionError, TargetError
 
 SCORES = ("logit", "prob", "logprob")
 MAX_DIGITS = 18
 """Digits of a class index that fit into 64 bits."""
+GROUP_CODE = 10**MAX_DIGITS
+"""Stands for the first group while classes are collected; larger than every class index."""
 
-#: None (the predicted class), "topN" (the N likeliest), a class index or name, one per image, one row of classes per
-#: image, a tensor or array of any of these, or a function from the model's output to one or several scalars per image.
-Target = None | int | str | Sequence[Any] | Tensor | NDArray[Any] | Callable[[Any], Tensor]
+#: None (the predicted class), "topN" (the N likeliest), a class index or name, a group of classes (`ClassGroup`, or
+#: names with "|" between them), one per image, one row of classes per image, a tensor or array of indices, or a
+#: function from the model's output to one or several scalars per image.
+Target = None | int | str | ClassGroup | Sequence[Any] | Tensor | NDArray[Any] | Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,16 @@ class ResolvedTarget:
     """What is explained for a batch.
 
     Attributes:
-        classes: Class indices, shape (b, K), or None where a function was given.
+        classes: Class indices, shape (b, K), C + i for ``groups[i]``; None where a function was given.
         values: What the function gave, shape (b, K), or None where classes are explained.
         logits: Class scores in the graph, shape (b, C), or None.
+        groups: Groups of classes among the targets, with class indices.
     """
 
     classes: Tensor | None
     values: Tensor | None
     logits: Tensor | None
+    groups: tuple[ClassGroup, ...] = ()
 
     @property
     def count(self) -> int:
@@ -57,11 +63,22 @@ class ResolvedTarget:
         if self.values is not None:
             return self.values[:, k]
         assert self.classes is not None and self.logits is not None  # noqa: PT018
-        return pick(class_scores(self.logits, score), self.classes[:, k])
+        return pick(class_scores(self.logits, score, self.groups), self.classes[:, k])
+
+    def rows(self) -> list[list[int | ClassGroup]]:
+        """The targets as one row of classes and groups for each image, in the form that `vitrail.explain` takes."""
+        if self.classes is None or self.logits is None:
+            raise TargetError("the target is a function, which has no classes")
+        return target_rows(self.classes, self.groups, self.logits.shape[1])
 
 
-def class_scores(logits: Tensor, score: str) -> Tensor:
-    """Logits, probabilities or log-probabilities, shape (b, C); a single output is read as one sigmoid.
+def class_scores(logits: Tensor, score: str, groups: Sequence[ClassGroup] = ()) -> Tensor:
+    """Logits, probabilities or log-probabilities, shape (b, C + groups); a single output is read as one sigmoid.
+
+    Args:
+        logits: Shape (b, C).
+        score: "logit", "prob" or "logprob".
+        groups: Groups of classes, whose scores follow those of the classes.
 
     Example:
         >>> class_scores(torch.zeros(1, 4), "prob")
@@ -71,6 +88,10 @@ def class_scores(logits: Tensor, score: str) -> Tensor:
     """
     if score not in SCORES:
         raise OptionError(f"score={score!r} is not one of {', '.join(map(repr, SCORES))}")
+    return append_groups(_scores_of_classes(logits, score), groups, log=score != "prob")
+
+
+def _scores_of_classes(logits: Tensor, score: str) -> Tensor:
     if score == "logit":
         return logits
     wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
@@ -118,13 +139,43 @@ def resolve_target(
     best = 1 if target is None else _top(target)
     if best:
         return ResolvedTarget(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits)
-    classes = _classes(target, batch, names)
-    worst = classes[(classes < 0) | (classes >= logits.shape[1])]
+    classes, groups = _classes(target, batch, names)
+    grouped, count = classes >= GROUP_CODE, logits.shape[1]
+    members = torch.tensor([k for group in groups for k in group.indices], dtype=torch.long)
+    single = torch.cat([classes[~grouped], members])
+    worst = single[(single < 0) | (single >= count)]
     if len(worst):
-        raise TargetError(
-            f"class {int(worst[0])} does not exist: the model has {logits.shape[1]} classes, 0 to {logits.shape[1] - 1}"
-        )
-    return ResolvedTarget(classes.to(logits.device), None, logits)
+        raise TargetError(f"class {int(worst[0])} does not exist: the model has {count} classes, 0 to {count - 1}")
+    numbered = torch.where(grouped, classes - GROUP_CODE + count, classes)
+    return ResolvedTarget(numbered.to(logits.device), None, logits, groups)
+
+
+def classes_of_each(target: Target, batch: int, names: Sequence[str] | None) -> list[list[int | ClassGroup]]:
+    """Classes and groups of each input, one row each, for a target that names them.
+
+    Example:
+        >>> classes_of_each([["cat|dog", "bee"]], 2, ["cat", "dog", "bee"])
+        [[ClassGroup([0, 1]), 2], [ClassGroup([0, 1]), 2]]
+    """
+    classes, groups = _classes(target, batch, names)
+    return target_rows(classes, groups, GROUP_CODE)
+
+
+def class_or_group(text: str, names: Sequence[str] | None) -> int | ClassGroup:
+    """The class a text names, or the group of classes where it names several with "|" between them.
+
+    Example:
+        >>> class_or_group("tabby|tiger cat", ["tabby, tabby cat", "zebra", "tiger cat"])
+        ClassGroup([0, 2])
+        >>> class_or_group("zebra", ["tabby, tabby cat", "zebra", "tiger cat"])
+        1
+    """
+    if SEPARATOR not in text or (names and text in names):
+        return class_index(text, names)
+    parts = [part.strip() for part in text.split(SEPARATOR)]
+    if not all(parts):
+        raise TargetError(f"{text!r} has an empty class: write a group as 'tabby|tiger cat'")
+    return ClassGroup([class_index(part, names) for part in parts])
 
 
 def class_index(name: str, names: Sequence[str] | None) -> int:
@@ -232,10 +283,20 @@ def _values(returned: Any, batch: int) -> Tensor:
     return values
 
 
-def _classes(target: Any, batch: int, names: Sequence[str] | None) -> Tensor:
+def _classes(target: Any, batch: int, names: Sequence[str] | None) -> tuple[Tensor, tuple[ClassGroup, ...]]:
+    """Class indices, shape (b, K), and the groups among them; the i-th group stands as ``GROUP_CODE`` + i."""
+    groups: list[ClassGroup] = []
+
+    def code(group: ClassGroup) -> int:
+        found = ClassGroup([class_index(c, names) if isinstance(c, str) else c for c in group.classes], group.name)
+        if found not in groups:
+            groups.append(found)
+        return int(GROUP_CODE + groups.index(found))
+
     def index(entry: Any) -> Any:
-        if isinstance(entry, str):
-            return class_index(entry, names)
+        entry = class_or_group(entry, names) if isinstance(entry, str) else entry
+        if isinstance(entry, ClassGroup):
+            return code(entry)
         if isinstance(entry, Sequence) or (isinstance(entry, Tensor | np.ndarray) and entry.ndim):
             return [index(e) for e in entry]
         value = entry.item() if isinstance(entry, Tensor | np.ndarray | np.generic) else entry
@@ -251,11 +312,11 @@ def _classes(target: Any, batch: int, names: Sequence[str] | None) -> Tensor:
     except (ValueError, TypeError) as error:
         raise TargetError(f"every image must ask for the same number of classes, got {raw}") from error
     if classes.dim() == 0:
-        return classes.expand(batch, 1)
+        return classes.expand(batch, 1), tuple(groups)
     if classes.dim() == 1 and len(classes) == batch:
-        return classes[:, None]
+        return classes[:, None], tuple(groups)
     if classes.dim() == 2 and classes.shape[0] in (1, batch) and classes.shape[1]:
-        return classes.expand(batch, -1)
+        return classes.expand(batch, -1), tuple(groups)
     raise TargetError(
         f"target of shape {tuple(classes.shape)} for {batch} image(s): give one class, one per image ({batch}), or "
         f"({batch}, K) for K classes of each image; for several classes of every image write [[a, b]]"

@@ -9,7 +9,9 @@ from .raw_attention import head_mean
 from .vit import Classes, Pass, grads, target
 
 
-def closed_form_query_gradient(pass_: Pass, classes: Classes, score: str = "logit") -> Tensor:
+def closed_form_query_gradient(
+    pass_: Pass, classes: Classes, score: str = "logit", softmax: str = "jacobian"
+) -> Tensor:
     """Gradient of the score at the queries of the last block, by hand from the gradient at the heads' outputs.
 
     Back through ``Z = A V`` (so dA = dZ V^T), through the row softmax (its Jacobian at a row a is
@@ -19,6 +21,7 @@ def closed_form_query_gradient(pass_: Pass, classes: Classes, score: str = "logi
         pass_: The recorded forward pass.
         classes: One class per image.
         score: What is differentiated.
+        softmax: "jacobian", or "elementwise" for its diagonal only.
 
     Returns:
         The gradient, shape b, H, n, dh.
@@ -34,6 +37,8 @@ def closed_form_query_gradient(pass_: Pass, classes: Classes, score: str = "logi
             for i in range(n):
                 a = A[image, h, i]
                 jacobian = torch.diag(a) - torch.outer(a, a)
+                if softmax == "elementwise":
+                    jacobian = torch.diag(jacobian.diagonal())
                 dO = jacobian @ dA[i]
                 dQ[image, h, i] = dO @ K[image, h] / math.sqrt(dh)
     return dQ
@@ -66,6 +71,7 @@ def replica(
     heads: str = "relu",
     depth: int = 1,
     score: str = "logit",
+    softmax: str = "jacobian",
 ) -> Tensor:
     """Score the patch keys head by head, propagate through the blocks before the last, join the heads.
 
@@ -78,11 +84,15 @@ def replica(
         depth: First block to gather, counted from 1; the last block never takes part. With as many as the model has
             blocks nothing is left to gather, and every variant is variant 0.
         score: What is differentiated.
+        softmax: "jacobian" by autograd, or "elementwise" by hand.
 
     Returns:
         Patch relevance, shape b, S.
     """
-    dQ = grads(pass_, classes, score)[1][-1]
+    if softmax == "jacobian":
+        dQ = grads(pass_, classes, score)[1][-1]
+    else:
+        dQ = closed_form_query_gradient(pass_, classes, score, softmax)
     B, P, n = len(pass_.blocks), pass_.prefix, pass_.r.shape[0]
     if variant not in range(5):
         raise ValueError(f"unknown variant {variant}")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from torch import Tensor
 from vitrail.bench.context import BenchContext, BenchModel
 from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
 from vitrail.bench.method_groups import serves_all_targets
+from vitrail.class_group import ClassGroup
 from vitrail.errors import OutputError, VitrailError
 from vitrail.explain import explain
 from vitrail.explanation import Explanation
@@ -74,7 +75,7 @@ class _ExplainRequest(NamedTuple):
 
     ids: Sequence[str]
     images: Tensor
-    target: Tensor | Callable[[Any], Tensor]
+    target: list[list[int | ClassGroup]]
     column: int | None
     partial: dict[str, list[_PartialExplanation]]
     failures: Reasons
@@ -99,9 +100,8 @@ class Explainer:
         self,
         ids: Sequence[str],
         images: Tensor,
-        classes: Tensor,
+        classes: Tensor | Sequence[Sequence[int | ClassGroup]],
         specs: Sequence[str],
-        target: Callable[[Any], Tensor] | None = None,
     ) -> tuple[dict[str, ExplainedBatch], Reasons]:
         """Explain K classes of each image.
 
@@ -110,9 +110,9 @@ class Explainer:
         Args:
             ids: Ids of the images, from which seeds are derived.
             images: Shape (B, channels, height, width).
-            classes: Shape (B, K). A class repeated in a row is explained once where each class costs a pass.
+            classes: Shape (B, K), or a row of K classes and groups of classes for each image. One that is repeated in
+                a row is explained once where each costs a pass.
             specs: The methods.
-            target: Function to explain instead of the classes: from the model's output to one number per image.
 
         Returns:
             Maps by method, and the reasons for missing maps.
@@ -120,17 +120,18 @@ class Explainer:
         partial: dict[str, list[_PartialExplanation]] = {spec: [] for spec in specs}
         failures: Reasons = {}
         all_rows = range(len(ids))
+        targets = classes.tolist() if isinstance(classes, Tensor) else [list(row) for row in classes]
 
         def explain_rows(some_specs: Sequence[str], rows: Sequence[int], column: int | None = None) -> None:
-            own = target if target is not None else classes if column is None else classes[:, column : column + 1]
+            own = targets if column is None else [row[column : column + 1] for row in targets]
             self._explain_rows(_ExplainRequest(ids, images, own, column, partial, failures), some_specs, rows)
 
         unseeded = [spec for spec in specs if not needs_seed(spec)]
-        by_class = [spec for spec in unseeded if target is None and not serves_all_targets(spec)]
+        by_class = [spec for spec in unseeded if not serves_all_targets(spec)]
         if all_classes := [spec for spec in unseeded if spec not in by_class]:
             explain_rows(all_classes, all_rows)
-        first = _first_positions(classes)
-        for k in range(classes.shape[1]):
+        first = _first_positions(targets)
+        for k in range(len(targets[0])):
             new_rows = [row for row in all_rows if first[row][k] == k]
             if by_class and new_rows:
                 explain_rows(by_class, new_rows, k)
@@ -151,7 +152,7 @@ class Explainer:
                     self.context,
                     lambda batch: explain(
                         self.model.loaded, images[at.to(images.device)], methods=options,
-                        target=target[at] if isinstance(target, Tensor) else target,
+                        target=[target[row] for row in rows],
                         batch_size=batch, advance=self._count_evaluated,
                     ),
                 )  # fmt: skip
@@ -200,14 +201,14 @@ def error_line(error: BaseException) -> str:
     return line if isinstance(error, VitrailError) and line else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
-def _first_positions(classes: Tensor) -> list[list[int]]:
+def _first_positions(targets: list[list[int | ClassGroup]]) -> list[list[int]]:
     """Return, for each class of each row, the first column that has the same class.
 
     Example:
-        >>> _first_positions(torch.tensor([[5, 7], [5, 5]]))
+        >>> _first_positions([[5, 7], [5, 5]])
         [[0, 1], [0, 0]]
     """
-    return [[row.index(one) for one in row] for row in classes.tolist()]
+    return [[row.index(one) for one in row] for row in targets]
 
 
 def _join_partial(parts: Sequence[_PartialExplanation], first: list[list[int]]) -> ExplainedBatch:

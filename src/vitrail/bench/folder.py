@@ -40,6 +40,7 @@ from vitrail.bench.parts import (
 )
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
 from vitrail.capture.inputs import logits_of
+from vitrail.class_group import ClassGroup, append_groups
 from vitrail.errors import DataError, InputError, WeightsError, require
 from vitrail.methods import find
 from vitrail.models.preprocess import open_image
@@ -120,8 +121,7 @@ class FolderChunk:
         model, methods = context.model(0), settings["methods"]
         class_names = model.loaded.classes
 
-        def add_row(image: str, method: str, label: int, offset: int, **rest: Any) -> None:
-            known = class_names[label] if class_names and 0 <= label < len(class_names) else None
+        def add_row(image: str, method: str, label: int, offset: int, known: str | None = None, **rest: Any) -> None:
             row = {"image": image, "method": method, "class": label, "name": known, "part": self.name, "offset": offset}
             for name, column in rows.items():
                 column.append((row | rest).get(name))
@@ -142,10 +142,14 @@ class FolderChunk:
                 context, lambda n: [logits_of(model.loaded.module(images[i : i + n])) for i in range(0, len(ids), n)]
             )
         logits = torch.cat([o for o in outputs if o is not None]).float().cpu()
-        classes = resolve_target(settings["target"], logits, len(ids), class_names).classes
+        resolved = resolve_target(settings["target"], logits, len(ids), class_names)
+        classes, groups = resolved.classes, resolved.groups
         assert classes is not None
-        explanations, failures = Explainer(context, model, self.key)(ids, images, classes, methods)
-        probabilities = logits.softmax(1)
+        explanations, failures = Explainer(context, model, self.key)(ids, images, resolved.rows(), methods)
+        probabilities = append_groups(logits.softmax(1), groups, log=False)
+        names_of = dict(enumerate(class_names or ())) | {
+            logits.shape[1] + i: group.title(class_names) for i, group in enumerate(groups)
+        }
         for method in methods:
             offset = sum(map(len, maps[method]))
             kept = [row for row in range(len(ids)) if (method, row) not in failures]
@@ -159,7 +163,7 @@ class FolderChunk:
                 for k, label in enumerate(classes[row].tolist()):
                     position = offset + kept.index(row) * classes.shape[1] + k
                     probability, flat = float(probabilities[row, label]), bool(explanations[method].flat[row, k])
-                    add_row(image, method, label, position, probability=probability, flat=flat)
+                    add_row(image, method, label, position, names_of.get(label), probability=probability, flat=flat)
 
 
 def explain_folder(
@@ -187,7 +191,8 @@ def explain_folder(
         model: As `vitrail.load` takes it.
         weights: A weights file, or "random".
         methods: Method specs.
-        target: As `vitrail.explain` takes it, the same for all images: None, "top3", a class.
+        target: As `vitrail.explain` takes it, the same for all images: None, "top3", a class, a group of classes such
+            as "tabby|tiger cat", or a row of these.
         chunk: Images in one part.
         batch: Images in one forward pass.
         device: Device of the model.
@@ -204,7 +209,7 @@ def explain_folder(
     root, out = Path(directory).resolve(), Path(out).resolve()
     images = _list_images(root, recursive, out)
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
-    about = {"model": model, "weights": weights, "methods": specs, "target": target, "batch": batch}
+    about = {"model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch}
     settings = json.dumps(about)
     loaded = _open_folder_context(settings, device).model(0)
     if loaded.classes:  # reject an unknown class now, not in every worker
@@ -247,6 +252,13 @@ def read_map(out: str | Path, row: dict[str, Any]) -> Tensor:
     with safe_open(str(Path(out) / "parts" / f"{row['part']}.safetensors"), framework="pt") as file:
         relevance: Tensor = file.get_slice(row["method"])[row["offset"]]
     return relevance
+
+
+def _as_json(target: Any) -> Any:
+    """A target with its groups as texts, such as "281|282"."""
+    if isinstance(target, list | tuple):
+        return [_as_json(entry) for entry in target]
+    return target.text if isinstance(target, ClassGroup) else target
 
 
 def _list_images(root: Path, recursive: bool, out: Path) -> list[str]:

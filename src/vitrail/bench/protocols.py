@@ -14,6 +14,7 @@ from torch import Tensor
 from vitrail.bench.batch import BenchProtocol, ProtocolScores, ScoreBatch
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.capture.inputs import logits_of
+from vitrail.class_group import ClassGroup
 from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
 from vitrail.errors import DataError, ModelError
 from vitrail.methods import find
@@ -213,9 +214,9 @@ def _score_multiclass(batch: ScoreBatch, method: str, target: str) -> ScoresAndR
         rows = [row for row, own in enumerate(labels) if label in own]
         at = torch.tensor(rows)
         ids, images = [batch.ids[row] for row in rows], batch.images[at.to(batch.images.device)]
-        classes = torch.full((len(rows), 1), outputs[label][0])
-        function = None if len(outputs[label]) == 1 else _logsumexp_target(outputs[label])
-        explanations, failures = batch.explainer(ids, images, classes, [method], function)
+        members = outputs[label]
+        explained = members[0] if len(members) == 1 else ClassGroup(members)
+        explanations, failures = batch.explainer(ids, images, [[explained]] * len(rows), [method])
         reasons |= {rows[position]: why for (_, position), why in failures.items()}
         if explanations:
             maps |= {(row, label): explanations[method].maps[position, 0] for position, row in enumerate(rows)}
@@ -271,17 +272,6 @@ def class_outputs(classes: Sequence[str] | None, count: int | None) -> dict[int,
     if not voc and count == len(classes):
         return {label + 1: (label,) for label in range(len(classes))}
     raise ModelError(f"the model has {count} classes and the data set {len(classes)}")
-
-
-def _logsumexp_target(outputs: tuple[int, ...]) -> Callable[[Any], Tensor]:
-    """Return a target that joins several outputs into one score by log-sum-exp."""
-
-    def target(output: Any) -> Tensor:
-        logits = logits_of(output)
-        assert logits is not None
-        return logits[:, list(outputs)].logsumexp(1)
-
-    return target
 
 
 @dataclass

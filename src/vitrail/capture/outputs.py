@@ -101,6 +101,13 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
     return as_logits(logits_of(output), _kinds.get(model, "scores"))
 
 
+def scores_as_logits(model: nn.Module, scores: Tensor) -> Tensor:
+    """Class scores that were read from a model's output as logits, shape (b, C)."""
+    logits = as_logits(scores, _kinds.get(model, "scores"))
+    assert logits is not None
+    return logits
+
+
 def as_logits(scores: Tensor | None, kind: str) -> Tensor | None:
     """Scores of a kind of output as logits."""
     if scores is None or kind not in ("probabilities", "sigmoid"):

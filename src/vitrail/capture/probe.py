@@ -16,9 +16,11 @@ from vitrail.capture.forward import ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
+from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.structure import ModelStructure
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.capture.verify import gradients
+from vitrail.class_group import ClassGroup, membership
 from vitrail.errors import InputError, ModelError, NotApplicableError
 
 if TYPE_CHECKING:
@@ -58,8 +60,10 @@ class Probe:
         model_inputs: The inputs, on its device.
         structure: What it is made of.
         scorer: The targets as a function of the model's output.
-        classes: Class indices of the targets, shape (b, K), or None where the target is a function.
         count: Number of targets an input, K.
+        classes: Class indices of the targets, shape (b, K), C + i for ``groups[i]``; None where the target is a
+            function.
+        groups: Groups of classes among the targets.
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Index of the current target, for methods that handle targets one by one.
         most: Most images in one forward pass.
@@ -75,6 +79,7 @@ class Probe:
     scorer: Scorer
     count: int
     classes: Tensor | None = None
+    groups: tuple[ClassGroup, ...] = ()
     score: str = "prob"
     k: int = 0
     most: int = 32
@@ -241,10 +246,13 @@ class Probe:
     def relevances(self, rules: RuleSet, want: frozenset[str], contrast: bool = False) -> Relevances:
         """Relevance of the current target, propagated by the given rules.
 
+        A class starts with relevance 1 at its score. In a group each class starts with its share, the derivative of
+        the group's logit: the softmax over the logits of the group.
+
         Args:
             rules: What each operation does with relevance.
             want: Which of the fields of ``Relevances`` to fill.
-            contrast: Start with all classes but the target, equally, instead of the target.
+            contrast: Start with all classes but those of the target, equally, instead of the target.
         """
         from vitrail.lrp.propagate import propagation
 
@@ -252,9 +260,11 @@ class Probe:
             if self.classes is None:
                 asked = torch.zeros_like(values)
                 asked[:, self.k] = 1
-            else:
-                asked = torch.zeros_like(values).scatter(1, self.classes[:, self.k : self.k + 1], 1)
-            return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
+                return (1 - asked) / max(1, values.shape[1] - 1) if contrast else asked
+            inside = membership(self.classes[:, self.k], self.groups, values.shape[1])
+            if contrast:
+                return (~inside).to(values) / (~inside).sum(1, keepdim=True).clamp_min(1)
+            return scores_as_logits(self.model, values).masked_fill(~inside, -torch.inf).softmax(1).to(values.dtype)
 
         def run() -> Propagation:
             return propagation(self.model, self.model_inputs, self.structure, rules, **self._targets())
@@ -274,7 +284,8 @@ class Probe:
         """Feature maps of a block, shape (b, width, rows, columns); no forward if the pass that was seen kept them.
 
         Args:
-            kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds.
+            kind: "Y" for what the attention reads, the result of the norm before it; "branch" for what it adds, before
+                LayerScale; "sum" for the stream after that sum; "out" for the stream that leaves the block.
             stage: Of models whose grid shrinks, which stage's last block: −1 the last, −2 the last but one. In a plain
                 model the last block.
         """
@@ -288,15 +299,12 @@ class Probe:
             ):
                 blocks = _showing(kind, one.blocks)
         if not blocks:
-            raise NotApplicableError(
-                f"no feature map was found in {self.structure.model}: none of its blocks shows one"
-            )
-        maps = []
-        for block in blocks[-1:] if self.structure.kind == "plain" else blocks:
-            value = getattr(block, kind)
-            scale = getattr(block, "gamma", None) if kind == "branch" else None
-            maps.append(value if scale is None else value / scale)
-        return self.as_map(_at_stage(maps, stage))
+            missing = "none of its blocks shows one"
+            if kind != "Y":
+                missing = "its residual stream was not found; use what its attention reads, features='norm1'"
+            raise NotApplicableError(f"no feature map was found in {self.structure.model}: {missing}")
+        shown = blocks[-1:] if self.structure.kind == "plain" else blocks
+        return self.as_map(_at_stage([_feature(block, kind) for block in shown], stage))
 
     def as_map(self, value: Tensor) -> Tensor:
         """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
@@ -353,11 +361,24 @@ class ProbedTrace(Trace):
 
 def feature_needs(kind: str, where: slice = LAST) -> Needs:
     """What a pass must keep for `Probe.features` of a kind."""
-    return {kind: where, "stream": where} if kind == "branch" else {kind: where}
+    kinds = {"Y": ("Y",), "out": ("stream",)}.get(kind, ("branch", "stream"))
+    return dict.fromkeys(kinds, where)
 
 
 def _showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
-    return [b for b in blocks if kind in vars(b) and not b.pool]
+    name = {"out": "X_mid", "sum": "branch"}.get(kind, kind)
+    return [b for b in blocks if name in vars(b) and not b.pool]
+
+
+def _feature(block: Block, kind: str) -> Tensor:
+    """The features of a kind, in the shape of the stream."""
+    if kind == "out":
+        return block.X_mid if block.F is None else block.X_mid + block.F
+    if kind == "sum":
+        return block.X + block.branch
+    value: Tensor = getattr(block, kind)
+    scale = getattr(block, "gamma", None) if kind == "branch" else None
+    return value if scale is None else value / scale
 
 
 def _at_stage(maps: Sequence[Tensor], stage: int) -> Tensor:

@@ -41,8 +41,9 @@ TargetOption = Annotated[
     typer.Option(
         "--target",
         metavar="NAME|INDEX|topN",
-        help="Class to explain, by name or index, or the N most probable classes. Repeat it for several classes. For "
-        "open_clip models: a text. Default: the predicted class.",
+        help="Class to explain, by name or index, or the N most probable classes. 'tabby|tiger cat' is a group, "
+        "explained as one class. Repeat it for several classes. For open_clip models: a text. Default: the predicted "
+        "class.",
     ),
 ]
 DeviceOption = Annotated[str, typer.Option("--device", help="Torch device: cpu, cuda, cuda:1, mps …")]
@@ -83,10 +84,10 @@ def parse_targets(loaded: Any, target: list[str] | None) -> Any:
     """Convert --target to the ``target`` of `vitrail.explain`.
 
     Returns:
-        None, "topN", class indices, or for CLIP models the similarity to the embeddings of the texts.
+        None, "topN", class indices and groups, or for CLIP models the similarity to the embeddings of the texts.
     """
     from vitrail.models.sources import embed_texts
-    from vitrail.targets import class_index, similarity
+    from vitrail.targets import class_or_group, similarity
 
     if hasattr(loaded.module, "encode_text"):
         if not target:
@@ -96,7 +97,7 @@ def parse_targets(loaded: Any, target: list[str] | None) -> Any:
         return None
     if len(target) == 1 and target[0].startswith("top") and target[0][3:].isdigit():
         return target[0]
-    return [[class_index(name, loaded.classes) for name in target]]
+    return [[class_or_group(name, loaded.classes) for name in target]]
 
 
 def open_in_browser(page: Path) -> None:

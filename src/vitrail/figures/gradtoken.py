@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CITE = "cheng2025gradtoken"
+#: Methods of the first figure, and of the comparisons.
+INTRODUCED = ("gradcam", "lrp", "raw_attention", "rollout", "gradtoken")
 COMPARED = ("gradcam", "raw_attention", "rollout", "transformer_attribution", "vit_cx", "agcam", "gradtoken")
 SCHEMES = {
     "gradtoken:0": "0: not propagated",
@@ -65,6 +67,33 @@ SCORES = {
     "best": {"best_pixel_accuracy": "pixel accuracy", "map": "mAP", "best_miou": "mIoU"},
     "mean": {"pixel_accuracy": "pixel accuracy", "map": "mAP", "miou": "mIoU"},
 }
+
+
+@register_figure(
+    "gradtoken-1", "GradToken and four earlier methods, two classes of the same image", CITE, pairs=True, scenes=1
+)
+def draw_introduction(
+    about: LoadedModel,
+    images: Tensor,
+    targets: Target = "top2",
+    *,
+    methods: Sequence[str] | str | None = None,
+    quick: bool = False,
+    progress: Progress | None = None,
+) -> Figure:
+    """Draw maps of Grad-CAM, LRP, raw attention, rollout and GradToken for two classes of each image.
+
+    Args:
+        about: The model.
+        images: Model input, shape (b, 3, height, width).
+        targets: Two classes per image, as for ``explain``; ``[[a, b]]`` for the same classes of all images.
+        methods: Methods to compare; by default those of the paper that apply to the model.
+        quick: Use the options that make slow methods quick.
+        progress: Progress callbacks.
+    """
+    rows = resolve_targets(about, images, targets, 2)
+    chosen = select_methods(about, images, methods, INTRODUCED, quick)
+    return draw_comparison(explain_images(about, images, rows, chosen, progress or Progress()))
 
 
 @register_figure("gradtoken-7", "GradToken and other methods, one class per image", CITE)

@@ -44,7 +44,7 @@ def resolve_targets(about: LoadedModel, images: Tensor, targets: Target, count: 
         raise TargetError(f"this figure needs {needed} per image, got {resolved.count}: change target=")
     if resolved.classes is None:
         return [targets] * len(images)
-    return [[row] for row in resolved.classes.tolist()]
+    return [[row] for row in resolved.rows()]
 
 
 def _check_images(images: Tensor) -> None:

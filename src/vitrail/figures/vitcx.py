@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.errors import NotApplicableError, OptionError, TargetError
+from vitrail.errors import OptionError, TargetError
 from vitrail.figures.canvas import (
     BAR_WIDTH,
     CELL,
@@ -28,6 +28,7 @@ from vitrail.figures.canvas import (
     empty_map_note,
     overlay_map,
 )
+from vitrail.figures.mask_similarity import convert_images, feature_maps, load_compared, pairwise_cosines
 from vitrail.figures.method_columns import draw_comparison
 from vitrail.figures.prepare import (
     check_integer,
@@ -41,14 +42,15 @@ from vitrail.figures.registry import Progress, register_figure
 from vitrail.figures.vitcx_data import (
     INSERTION_STARTS,
     MAPS_PER_ROW,
-    apply_mask,
     attention_maps,
     deletion_insertion,
     explain_vit_cx,
     feature_kind,
     mask_index,
+    masked_with_noise,
     most_similar_feature,
     select_masks,
+    to_pixels,
 )
 from vitrail.methods.registry import choose, within
 from vitrail.models import LoadedModel
@@ -159,7 +161,7 @@ def draw_masks(
         order = impact.argsort(descending=True)
         picked = order[torch.linspace(0, len(order) - 1, min(MAPS_PER_ROW, len(order))).round().long()].tolist()
         probe = probe_without_target(about, images[i : i + 1])
-        features = probe.features(feature_kind(e.options["mode"]), stage=-2)[0].float().cpu()
+        features = probe.features(feature_kind(e.options["mode"], e.options.get("features")), stage=-2)[0].float().cpu()
         for column, m in enumerate(picked):
             channel = most_similar_feature(features, masks[m])
             canvas.image(grid[1, column], colour_map(features[channel]))
@@ -170,7 +172,7 @@ def draw_masks(
     return canvas.figure
 
 
-@register_figure("vitcx-4", "similarity of masks before clustering", CITE, scenes=16)
+@register_figure("vitcx-4", "similarity of masks before clustering, optionally beside another model", CITE, scenes=16)
 def draw_mask_similarity(
     about: LoadedModel,
     images: Tensor,
@@ -178,6 +180,8 @@ def draw_mask_similarity(
     *,
     mode: str = "released",
     image: int = 0,
+    compare: str | nn.Module | LoadedModel | None = None,
+    compare_weights: str | None = None,
     progress: Progress | None = None,
 ) -> Figure:
     """Draw a histogram of the cosines between all pairs of masks of one image, and of the means of several images.
@@ -188,47 +192,66 @@ def draw_mask_similarity(
         targets: Not used: masks do not depend on a class.
         mode: Mode of ViT-CX, which decides the features that masks are made from.
         image: Index of the image whose pairs are shown.
+        compare: A second model, as a name that ``load`` takes or as an object. A model without attention, such as
+            "torchvision:resnet50", gives the output of its last layer on a grid.
+        compare_weights: File with the weights of ``compare``, if it is a name: safetensors, or a torch file of tensors.
         progress: Progress callbacks.
     """
-    from vitrail.methods._masks import similarity, stretched
-
     progress = progress or Progress()
     within("image", check_integer("image", image), len(images), "images")
     image = range(len(images))[image]
-    size = (int(images.shape[2]), int(images.shape[3]))
-    progress.begin("Comparing masks", len(images))
-    pairs: list[Array] = []
-    for one in images:
-        probe = probe_without_target(about, one[None])
-        cosines = similarity(stretched(probe.features(feature_kind(mode), stage=-2)[0], size, probe.pieces))
-        first, second = torch.triu_indices(len(cosines), len(cosines), 1)
-        if not len(first):
-            raise NotApplicableError(
-                "an image has fewer than two feature maps that are not constant: no pairs to compare"
-            )
-        pairs.append(cosines[first, second].cpu().numpy())
-        progress.step()
-    panels = 2 if len(pairs) > 1 else 1
-    wide, tall, left = 2.5, 1.6, 0.5
-    canvas = Canvas(left + panels * (wide + 0.65) - 0.65 + 0.2, 0.32 + tall + 0.45)
-    means = np.array([p.mean() for p in pairs])
-    name = f"{len(pairs[image]):,} pairs of masks" + (f" of image {image + 1}" if panels > 1 else "")
-    shown = [(name, "cosine of two masks", "share of pairs (%)", pairs[image], CHART_COLOURS[0])]
+    if compare is None and compare_weights is not None:
+        raise OptionError("compare_weights= needs the model: pass compare= too, such as 'torchvision:resnet50'")
+    models = [(about, images)]
+    if compare is not None:
+        other = load_compared(compare, compare_weights)
+        other.module.to(images.device)
+        models.append((other, convert_images(images, about, other)))
+    kind = feature_kind(mode)
+    progress.begin("Comparing masks", len(models) * len(images))
+    pairs: list[list[Array]] = []
+    for model, own in models:
+        pairs.append([])
+        for one in own:
+            features = feature_maps(model, one[None], kind)
+            pairs[-1].append(pairwise_cosines(features, (int(own.shape[2]), int(own.shape[3]))))
+            progress.step()
+    names = [model.name.partition(".")[0] or type(model.module).__name__ for model, _ in models]
+    panels = 2 if len(images) > 1 else 1
+    wide, tall, left, legend = 2.5, 1.6, 0.5, 0.2 if len(models) > 1 else 0.0
+    canvas = Canvas(left + panels * (wide + 0.65) - 0.65 + 0.2, 0.32 + tall + 0.45 + legend)
+    title = "pairs of masks" + (f" of image {image + 1}" if panels > 1 else "")
+    shown = [(title, "cosine of two masks", "share of pairs (%)", [own[image] for own in pairs])]
     if panels > 1:
-        title = f"means of {len(pairs)} images"
-        shown += [(title, "mean cosine of an image's masks", "images (%)", means, CHART_COLOURS[1])]
-    for i, (title, x, y, values, colour) in enumerate(shown):
-        axes = canvas.chart((left + i * (wide + 0.65), 0.32, wide, tall), f"{title}, mean {values.mean():.2f}", x, y)
-        low = float(np.floor(10 * values.min() - 0.5) / 10)
-        edges = np.linspace(low, 1, 1 + int(np.clip(len(values), 10, 40)))
-        axes.hist(values, edges, weights=np.full(len(values), 100 / len(values)), color=colour, ec=colour, lw=0.3)
-        axes.axvline(values.mean(), color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
-        axes.set_xlim(low, 1)
-        axes.locator_params(nbins=5)
+        by_image = [np.array([p.mean() for p in own]) for own in pairs]
+        shown += [(f"means of {len(images)} images", "mean cosine of an image's masks", "images (%)", by_image)]
+    for i, (what, x, y, groups) in enumerate(shown):
+        counted = f"{len(groups[0]):,} {what}" if i == 0 and not legend else what
+        heading = counted if legend else f"{counted}, mean {groups[0].mean():.2f}"
+        axes = canvas.chart((left + i * (wide + 0.65), 0.32, wide, tall), heading, x, y)
+        _draw_histograms(axes, groups, names)
+    if legend:
+        for i, name in enumerate(names):
+            means = ", ".join(f"{groups[i].mean():.2f}" for *_, groups in shown)
+            across = left + i * (canvas.width - left) / 2
+            canvas.text(across, canvas.height - 0.12, f"■ {name}, mean {means}", ha="left", color=CHART_COLOURS[i])
     return canvas.figure
 
 
-@register_figure("vitcx-5", "plain and debiased impact of single masks", CITE, scenes=1)
+def _draw_histograms(axes: Any, groups: Sequence[Array], names: Sequence[str]) -> None:
+    """Draw a histogram for each model, on common bins, with a dashed line at its mean."""
+    low = float(np.floor(10 * min(values.min() for values in groups) - 0.5) / 10)
+    edges = np.linspace(low, 1, 1 + int(np.clip(max(map(len, groups)), 10, 40)))
+    for values, name, colour in zip(groups, names, CHART_COLOURS, strict=False):
+        weights = np.full(len(values), 100 / len(values))
+        alpha = 1.0 if len(groups) == 1 else 0.6
+        axes.hist(values, edges, weights=weights, color=colour, ec=colour, lw=0.3, alpha=alpha, label=name)
+        axes.axvline(values.mean(), color=INK, linewidth=0.8, linestyle=(0, (4, 2)))
+    axes.set_xlim(low, 1)
+    axes.locator_params(nbins=5)
+
+
+@register_figure("vitcx-5", "masked images, with and without noise, and plain and debiased impact", CITE, scenes=1)
 def draw_impacts(
     about: LoadedModel,
     images: Tensor,
@@ -238,7 +261,7 @@ def draw_impacts(
     method: str = "vit_cx",
     progress: Progress | None = None,
 ) -> Figure:
-    """Draw the masked image and both impacts of a few masks.
+    """Draw the masked image, the same with noise on what the mask hides, and both impacts of a few masks.
 
     Args:
         about: The model.
@@ -250,25 +273,30 @@ def draw_impacts(
         progress: Progress callbacks.
     """
     explanations = explain_vit_cx(about, images, targets, progress, 1, method)
+    if not explanations[0].options["debias"]:
+        raise OptionError("debias=False adds no noise: use a variant of vit_cx with debias=True")
     tall = CELL * images.shape[2] / images.shape[3]
     given = masks if masks is None or isinstance(masks, Sequence) else [masks]
     chosen = [select_masks(e) if given is None else [mask_index(m, e) for m in given] for e in explanations]
     columns = 1 + max(map(len, chosen))
-    step, head, high = tall + LINE + 0.85, MARGIN + LINE + 0.05, 0.62
+    step, head, high = 2 * tall + GAP + LINE + 0.85, MARGIN + LINE + 0.05, 0.62
     left = MARGIN + LABEL_WIDTH
     canvas = Canvas(left + columns * (CELL + GAP) - GAP + 0.15, head + len(explanations) * step + 0.05)
     for i, (e, picked) in enumerate(zip(explanations, chosen, strict=True)):
-        grid = CanvasGrid(left, head + i * step, 1, columns, CELL, tall)
-        image = input_image(e)
+        grid = CanvasGrid(left, head + i * step, 2, columns, CELL, tall)
         canvas.row_label(grid[0, 0], e.label(0, 0))
-        canvas.image(grid[0, 0], image)
+        canvas.image(grid[0, 0], input_image(e))
         canvas.text_above(grid[0, 0], "Input", SMALL)
+        canvas.text(left + CELL - 0.02, grid[1, 0][1] + tall / 2, "noise on what\nthe mask hides", SMALL, ha="right",
+                    color=QUIET)  # fmt: skip
         plain, debiased = (e.intermediates[name][0][0][0].cpu() for name in ("impact_plain", "impact"))
         low = min(0.0, float(plain.min()), float(debiased.min()))
         most = max(float(plain.max()), float(debiased.max()), 1e-6)
         for column, m in enumerate(picked, 1):
             box = grid[0, column]
-            canvas.image(box, apply_mask(image, e.intermediates["masks"][0][0][m]))
+            mask = e.intermediates["masks"][0][0][m]
+            canvas.image(box, to_pixels(e, images[i] * mask.to(images)))
+            canvas.image(grid[1, column], to_pixels(e, masked_with_noise(e, images[i], m)))
             canvas.text_above(box, f"mask {m + 1}", SMALL)
             axes = canvas.chart((box[0] + 0.32, grid.bottom + 0.1, CELL - 0.36, high))
             values = [float(plain[m]), float(debiased[m])]

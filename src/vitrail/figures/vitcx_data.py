@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +15,7 @@ from vitrail.figures.prepare import check_integer, explain_with_intermediates, p
 from vitrail.figures.registry import Progress
 from vitrail.methods.registry import choose, find, within
 from vitrail.models import LoadedModel
+from vitrail.models.preprocess import to_bytes
 from vitrail.postprocess import normalise
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import PRESETS, LevelGrid
@@ -28,10 +28,39 @@ MAPS_PER_ROW = 5
 INSERTION_STARTS = ("blur", "mean")
 
 
-def apply_mask(image: Array, mask: Tensor) -> Array:
-    """Multiply an image by a mask: black where the mask is 0."""
-    product: Array = (image * mask.float().cpu().numpy()[..., None]).round().astype(np.uint8)
-    return product
+def to_pixels(e: Explanation, image: Tensor) -> Array:
+    """A changed model input, shape (3, height, width), as the pixels the model is given, with its normalisation undone.
+
+    Zero, the value of a masked pixel, is the mean colour of the model's training images.
+    """
+    assert e.images is not None
+    if e.preprocess is not None:
+        known: Array = e.preprocess.denormalise(image[None])[0]
+        return known
+    low, high = (float(value) for value in e.images[0].float().aminmax())
+    rescaled: Array = to_bytes(((image.float() - low) / max(high - low, 1e-12))[None])[0]
+    return rescaled
+
+
+def masked_with_noise(e: Explanation, image: Tensor, index: int) -> Tensor:
+    """Input of the debiased impact of a mask: the masked image, with noise on what the mask hides.
+
+    The noise is the first that ViT-CX drew for this mask: one for each mask, or a common one with mode="paper".
+
+    Args:
+        e: An explanation by ViT-CX with its masks.
+        image: Model input, shape (3, height, width).
+        index: Index of the mask.
+    """
+    mask: Tensor = e.intermediates["masks"][0][0][index].to(image)
+    home = image.device if image.device.type == "cuda" else torch.device("cpu")
+    generator = torch.Generator(home).manual_seed(e.options["seed"])
+    noise = torch.empty(0)
+    common = (e.options.get("noise") or ("shared" if e.options["mode"] == "paper" else "per_mask")) == "shared"
+    for _ in range(1 if common else index + 1):
+        noise = torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32)
+    sigma = float(e.options["sigma"])
+    return image * mask + (1 - mask) * (noise * sigma).to(image)
 
 
 def explain_vit_cx(
@@ -50,10 +79,16 @@ def explain_vit_cx(
     return explanations
 
 
-def feature_kind(mode: str) -> str:
-    """Name of the features that ViT-CX makes masks from."""
+def feature_kind(mode: str, features: str | None = None) -> str:
+    """Name of the features that ViT-CX makes masks from, in the terms of ``Probe.features``.
+
+    Args:
+        mode: Option ``mode`` of ViT-CX.
+        features: Option ``features`` of ViT-CX, where it is not left to the mode.
+    """
     choose("mode", mode, ("released", "paper"))
-    return "branch" if mode == "paper" else "Y"
+    kinds = {"norm1": "Y", "attention": "branch", "skip": "X_mid", "block": "out"}
+    return kinds[features or ("attention" if mode == "paper" else "norm1")]
 
 
 def attention_maps(about: LoadedModel, image: Tensor) -> list[tuple[str, Tensor]]:

@@ -44,12 +44,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CITE = "wu2024token"
+#: The method and its eight baselines, Section 4.1.1 of the paper.
 COMPARED = (
     "raw_attention",
     "rollout",
     "gradcam",
     "lrp",
-    "partial_lrp",
+    "conservative_lrp",
     "transformer_attribution",
     "attcat",
     "transformer_mm",
@@ -146,6 +147,7 @@ def _draw_strips(canvas: Canvas, e: Explanation, k: int, kinds: Sequence[str], g
                 canvas.text_above(box, f"{index + 1}", SMALL - 1)
 
 
+@register_figure("vtranm-5", "VTranM and other methods, more images", CITE, scenes=6)
 @register_figure("vtranm-4", "VTranM and other methods", CITE)
 def draw_methods(
     about: LoadedModel,

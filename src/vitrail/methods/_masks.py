@@ -133,29 +133,48 @@ def joined(masks: FeatureMasks, labels: Tensor, mean: bool, pieces: Pieces) -> F
     return stretched(grids, masks.size, pieces, masks.aligned, drop=False)
 
 
-def complete_linkage(distance: Tensor, threshold: float) -> Tensor:
-    """Join clusters as long as their two farthest members are less than a threshold apart.
+def mean_similarity(masks: FeatureMasks) -> tuple[float, float]:
+    """Mean cosine over all pairs of different masks (mSim of the ViT-CX paper), and the highest; 1 for a single mask.
 
-    Distances only grow by joining, so joins need not happen in order of height. On a GPU all pairs of clusters that are
-    each other's nearest are joined at once, round by round, unless distances below the threshold are equal; elsewhere,
-    and then, one pair after the other.
+    Example:
+        >>> grids = torch.tensor([[[0.0, 1.0]], [[0.0, 2.0]], [[1.0, 0.0]]])
+        >>> masks = stretched(grids, (1, 2), lambda count: iter([slice(0, count)]))
+        >>> mean_similarity(masks)[1]
+        1.0
+    """
+    if len(masks) < 2:
+        return 1.0, 1.0
+    first, second = torch.triu_indices(len(masks), len(masks), 1)
+    between = similarity(masks).cpu()[first, second]
+    return float(between.mean()), float(between.max())
+
+
+def agglomerate(distance: Tensor, threshold: float, linkage: str = "complete") -> Tensor:
+    """Join the two nearest clusters, again and again, as long as they are less than a threshold apart.
+
+    Distances only grow by joining, so joins need not happen in order of height. With complete linkage on a GPU all
+    pairs of clusters that are each other's nearest are joined at once, round by round, unless distances below the
+    threshold are equal; elsewhere, and then, one pair after the other.
 
     Args:
         distance: Symmetric, shape (N, N).
         threshold: Clusters this far apart or farther stay apart.
+        linkage: The distance of two clusters: "complete", of their two farthest members; "average", the mean over all
+            pairs of members; "single", of their two nearest members.
 
     Returns:
         The cluster of each, shape (N,), on the CPU, numbered in the order of their first members.
 
     Example:
         >>> points = torch.tensor([0.0, 5.0, 1.0, 2.0])
-        >>> complete_linkage((points[:, None] - points).abs(), 2.0)
-        tensor([0, 1, 0, 2])
+        >>> D = (points[:, None] - points).abs()
+        >>> agglomerate(D, 2.0), agglomerate(D, 2.0, "single")
+        (tensor([0, 1, 0, 2]), tensor([0, 1, 0, 0]))
     """
-    if distance.device.type == "cuda" and not _ties(distance, threshold):
+    if linkage == "complete" and distance.device.type == "cuda" and not _ties(distance, threshold):
         root = by_rounds(distance, threshold).cpu().numpy()
     else:
-        root = by_chains(distance.cpu().numpy(), threshold)
+        root = by_chains(distance.cpu().numpy(), threshold, linkage)
     _, first, label = np.unique(root, return_index=True, return_inverse=True)
     return torch.as_tensor(np.argsort(np.argsort(first))[label])
 
@@ -179,13 +198,14 @@ def by_rounds(distance: Tensor, threshold: float) -> Tensor:
     return root
 
 
-def by_chains(distance: np.ndarray, threshold: float) -> np.ndarray:
+def by_chains(distance: np.ndarray, threshold: float, linkage: str = "complete") -> np.ndarray:
     """The same by chains of nearest neighbours: walk from a cluster to its nearest, until two are each other's nearest.
 
     Ties go to the cluster the walk came from, then to the lowest index.
     """
     D = np.array(distance, dtype=np.float64)
     np.fill_diagonal(D, np.inf)
+    size = np.ones(len(D))
     alive = [True] * len(D)
     merges: list[tuple[int, int]] = []
     chain: list[int] = []
@@ -205,8 +225,15 @@ def by_chains(distance: np.ndarray, threshold: float) -> np.ndarray:
         if row[y] < threshold:
             merges.append((gone, kept))
         alive[gone] = False
-        farther = np.maximum(D[x], D[y])
-        D[kept], D[:, kept] = farther, farther
+        if linkage == "complete":
+            between = np.maximum(D[x], D[y])
+        elif linkage == "single":
+            between = np.minimum(D[x], D[y])
+        else:
+            between = (size[x] * D[x] + size[y] * D[y]) / (size[x] + size[y])
+        size[kept] += size[gone]
+        D[kept], D[:, kept] = between, between
+        D[kept, kept] = np.inf
         D[gone], D[:, gone] = np.inf, np.inf
     root = np.arange(len(D))
     for gone, kept in reversed(merges):

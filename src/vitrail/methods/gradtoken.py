@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
-from vitrail.capture.trace import LAST, Needs, Trace
+from vitrail.capture.trace import LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import row
 from vitrail.methods.registry import choose, register
 
+SOFTMAX = ("jacobian", "elementwise")
 
-def _needs(variant: int, depth: int, **_: object) -> Needs:
+
+def _needs(variant: int, depth: int, softmax: str, **_: object) -> Needs:
     needs: dict[str, slice] = {"dQ": LAST, "K": LAST}
+    if softmax == "elementwise":
+        needs = {"A": LAST, "dA": LAST, "K": LAST}
     if variant:
         needs["A_mean"] = slice(depth - 1, -1)
     return needs
@@ -34,7 +40,9 @@ VARIANTS = {**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}
     signed=_signed,
     variants=VARIANTS,
 )
-def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int = 1) -> Tensor:
+def gradtoken(
+    trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int = 1, softmax: str = "jacobian"
+) -> Tensor:
     """Keys of the last block against the gradient at the readout's query, spread over the patches by attention.
 
     Args:
@@ -44,17 +52,20 @@ def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int
             3: average of the blocks, its readout row times M. 4: average of the blocks, as a matrix on M.
         heads: "relu" keeps each head's positive part before averaging (scheme ii); "mean" averages as is (scheme i).
         depth: First block that takes part, counted from 1; the number of blocks means none does.
+        softmax: How the gradient passes the last block's softmax: "jacobian", its derivative, or "elementwise", the
+            product of each entry with A (1 − A), the diagonal of the Jacobian.
 
     Returns:
         Relevance of patches, shape (b, S); not negative with "relu".
     """
     choose("variant", variant, range(5))
     choose("heads", heads, ("relu", "mean"))
+    choose("softmax", softmax, SOFTMAX)
     total = len(trace.blocks)
     if not 1 <= depth <= total:
         raise OptionError(f"depth={depth} is not a block: this model has blocks 1 to {total}")
     last = trace.blocks[-1]
-    G = (trace.readout.view(-1, 1, trace.readout.shape[-1], 1) * last.dQ).sum(-2)
+    G = _query_gradient(trace, last, softmax)
     M = trace.patches((last.K @ G.unsqueeze(-1)).squeeze(-1))
     spread = _spread(trace, M, variant, depth) if depth < total else M
     if trace.notes is not None:
@@ -64,6 +75,16 @@ def gradtoken(trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int
             reached = _spread(trace, M, variant, first) if first < total else M
             trace.note("depth", (reached.clamp_min(0) if heads == "relu" else reached).mean(1))
     return (spread.clamp_min(0) if heads == "relu" else spread).mean(1)
+
+
+def _query_gradient(trace: Trace, last: Block, softmax: str) -> Tensor:
+    """Gradient at the queries of the last block, summed as the head reads them, shape (b, H, dh)."""
+    readout = trace.readout.view(-1, 1, trace.readout.shape[-1], 1)
+    if softmax == "jacobian":
+        return (readout * last.dQ).sum(-2)
+    dO = (readout * last.A * (1 - last.A) * last.dA).sum(-2, keepdim=True)
+    G: Tensor = (dO @ last.K).squeeze(-2)
+    return G / math.sqrt(last.K.shape[-1])
 
 
 def _spread(trace: Trace, M: Tensor, variant: int, depth: int) -> Tensor:

@@ -72,6 +72,8 @@ class Method:
             to look at.
         applies: Which models it applies to.
         cost: Images it evaluates beyond the shared pass.
+        evaluations_per_mask: For a method that scores masks: from the options to the number of images evaluated for
+            each mask, by which its masks are counted.
         derive: For a method defined by another one: from all options to that method's entry and options.
         check_weights: For a method with weights of its own, trained for one model: a function of the model and the
             options that raises where the weights do not fit; None for all other methods.
@@ -91,6 +93,7 @@ class Method:
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     applies: Applies = field(default_factory=Applies)
     cost: CostFunction = shared_pass
+    evaluations_per_mask: Callable[[Mapping[str, Any]], int] | None = None
     derive: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
     check_weights: Callable[[nn.Module, Mapping[str, Any]], None] | None = None
 

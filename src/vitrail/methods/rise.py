@@ -97,6 +97,7 @@ class RandomMasks:
     },
     applies=Applies(reads="outputs"),
     cost=forward_passes(lambda options, _: number(options, "masks")),
+    evaluations_per_mask=lambda _: 1,
 )
 def rise(
     probe: Probe, *, masks: int = 4000, cells: int = 8, keep: float = 0.5, seed: int = 0, precision: str = "model"

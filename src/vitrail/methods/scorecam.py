@@ -26,6 +26,7 @@ SCORINGS = ("vitcx", "official", "softmax")
     variants={s: {"scoring": s} for s in SCORINGS},
     applies=Applies(reads="features"),
     cost=forward_passes(lambda _, size: size.width),
+    evaluations_per_mask=lambda _: 1,
 )
 def scorecam(probe: Probe, *, scoring: str = "vitcx") -> Tensor:
     """Every feature map of the last block as a mask; their sum, weighed by the class's score behind them.

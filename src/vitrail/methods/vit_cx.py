@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.capture.probe import Probe, feature_needs
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
-from vitrail.methods._masks import FeatureMasks, complete_linkage, joined, similarity, stretched
+from vitrail.methods._masks import FeatureMasks, agglomerate, joined, mean_similarity, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.registry import Applies, choose, register
 from vitrail.methods.rise import RandomMasks, check_whole_numbers
@@ -25,6 +25,16 @@ CELLS, KEEP = 8, 0.5
 CLUSTERS = 0.1
 #: Kinds of models whose maps get finer clusters by default, as the paper does for Swin.
 FINER = ("windowed", "pyramid")
+#: Feature maps by name, in the terms of `Probe.features`.
+FEATURES = {"norm1": "Y", "attention": "branch", "skip": "sum", "block": "out"}
+CLUSTER_RULES = ("sum", "mean")
+NOISES = ("per_mask", "shared")
+LINKAGES = ("complete", "average", "single")
+#: What each of the two modes consists of, besides a factor of the map.
+MODES = {
+    "released": {"features": "norm1", "cluster": "sum", "noise": "per_mask"},
+    "paper": {"features": "attention", "cluster": "mean", "noise": "shared"},
+}
 VARIANTS: dict[str, dict[str, object]] = {
     "released": {"mode": "released"},
     "paper": {"mode": "paper"},
@@ -36,20 +46,23 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-def _needs(mode: str = "released", masks: str = "clustered", **_: object) -> Needs:
-    return {} if masks == "random" else feature_needs(_kind(mode))
-
-
-def _kind(mode: str) -> str:
-    return "Y" if mode == "released" else "branch"
+def _needs(mode: str, features: str | None, masks: str, **_: object) -> Needs:
+    if masks == "random" or mode not in MODES:
+        return {}
+    kind = FEATURES.get(features or MODES[mode]["features"])
+    return {} if kind is None else feature_needs(kind)
 
 
 def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
     masks = number(options, "random_masks") if options.get("masks") == "random" else size.width
-    twice = 2 if options.get("antithetic") else 1
-    each = 2 * number(options, "draws") * twice if options.get("debias") else 1
+    each = _evaluations_per_mask(options)
     found = CLUSTERS * masks if options.get("masks") == "clustered" else float(masks)
     return Cost(1 + masks * each, 2 + found * each)
+
+
+def _evaluations_per_mask(options: Mapping[str, Any]) -> int:
+    twice = 2 if options.get("antithetic") else 1
+    return 2 * number(options, "draws") * twice if options.get("debias") else 1
 
 
 @register(
@@ -63,11 +76,16 @@ def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
     variants=VARIANTS,
     applies=Applies(reads="features"),
     cost=_cost,
+    evaluations_per_mask=_evaluations_per_mask,
 )
 def vit_cx(
     probe: Probe,
     *,
     mode: str = "released",
+    features: str | None = None,
+    cluster: str | None = None,
+    noise: str | None = None,
+    linkage: str = "complete",
     delta: float | None = None,
     sigma: float = 0.1,
     masks: str = "clustered",
@@ -82,8 +100,14 @@ def vit_cx(
 
     Args:
         probe: The model and its inputs.
-        mode: "released": as the authors' program. "paper": as the paper's text. They differ in the feature map, in how
-            a cluster becomes a mask, in whether masks share their noise, and by a factor.
+        mode: "released": as the authors' program. "paper": as the paper's text. They differ in the three options that
+            follow, and by a factor.
+        features: Feature maps of the last block: "norm1", what its attention reads (released); "attention", what its
+            attention adds, before LayerScale (paper); "skip", the stream after that sum; "block", its output. None: as
+            ``mode`` says, and likewise below.
+        cluster: A cluster's mask: "sum" of its members, brought to [0, 1] (released), or their "mean" (paper).
+        noise: "per_mask", a new one for every mask (released), or "shared" by all masks of an image (paper).
+        linkage: The distance of two clusters: "complete", "average" or "single" linkage.
         delta: Cosine distance from which on clusters are not joined; None for 0.1, or 0.05 where the grid shrinks.
         sigma: Standard deviation of the noise, in the model's normalised space.
         masks: "clustered" feature maps, "all" of them, or "random" ones as in RISE.
@@ -98,6 +122,12 @@ def vit_cx(
         Relevance of pixels, shape (b, K, height, width).
     """
     choose("mode", mode, ("released", "paper"))
+    bundle = MODES[mode]
+    features, cluster, noise = features or bundle["features"], cluster or bundle["cluster"], noise or bundle["noise"]
+    choose("features", features, FEATURES)
+    choose("cluster", cluster, CLUSTER_RULES)
+    choose("noise", noise, NOISES)
+    choose("linkage", linkage, LINKAGES)
     choose("masks", masks, ("clustered", "all", "random"))
     check_whole_numbers(1, draws=draws, random_masks=random_masks)
     check_whole_numbers(0, seed=seed)
@@ -114,27 +144,36 @@ def vit_cx(
         drawn = RandomMasks.draw(random_masks, CELLS, KEEP, seed, probe.images)
         chosen = iter([drawn] * probe.batch)
     else:
-        chosen = _from_features(probe, mode, None if masks == "all" else delta)
+        single = _single_masks(probe, FEATURES[features])
+        chosen = _clustered(probe, single, cluster, linkage, delta) if masks == "clustered" else _all(probe, single)
     impact: Callable[[Probe, int, Masks], Tensor] = _plain
     if debias:
-        impact = partial(_debiased, shared=mode == "paper", sigma=sigma, draws=draws, twice=antithetic, seed=seed)
+        impact = partial(_debiased, shared=noise == "shared", sigma=sigma, draws=draws, twice=antithetic, seed=seed)
     return torch.stack([_map(probe, i, m, impact(probe, i, m), mode, coverage) for i, m in enumerate(chosen)])
 
 
-def _from_features(probe: Probe, mode: str, delta: float | None) -> Iterator[FeatureMasks]:
-    """The masks of each image; without ``delta`` one for each feature map."""
-    features = probe.features(_kind(mode), stage=-2)
+def _single_masks(probe: Probe, kind: str) -> list[FeatureMasks]:
+    """For each image, one mask for each feature map."""
     size = (int(probe.images.shape[2]), int(probe.images.shape[3]))
-    single = [stretched(grids, size, probe.pieces) for grids in features]
-    if delta is None:
-        for masks in single:
-            _note_clusters(probe, masks, masks, torch.ones(len(masks), dtype=torch.long))
-            yield masks
-        return
+    return [stretched(grids, size, probe.pieces) for grids in probe.features(kind, stage=-2)]
+
+
+def _all(probe: Probe, single: list[FeatureMasks]) -> Iterator[FeatureMasks]:
+    """The masks of each image as they are."""
+    for masks in single:
+        _note_clusters(probe, masks, masks, torch.ones(len(masks), dtype=torch.long))
+        yield masks
+
+
+def _clustered(
+    probe: Probe, single: list[FeatureMasks], cluster: str, linkage: str, delta: float
+) -> Iterator[FeatureMasks]:
+    """One mask for each cluster, for each image."""
     # All are joined before the first mask is looked at: joining asks the device for one answer after the other, and
     # would wait for the image before each time.
-    for masks, labels in zip(single, [complete_linkage(1 - similarity(m), delta) for m in single], strict=True):
-        clusters = joined(masks, labels, mode == "paper", probe.pieces) if len(masks) else masks
+    labelled = [agglomerate(1 - similarity(masks), delta, linkage) for masks in single]
+    for masks, labels in zip(single, labelled, strict=True):
+        clusters = joined(masks, labels, cluster == "mean", probe.pieces) if len(masks) else masks
         _note_clusters(probe, masks, clusters, labels.bincount())
         yield clusters
 
@@ -223,13 +262,5 @@ def _note_clusters(probe: Probe, single: FeatureMasks, clusters: FeatureMasks, s
         return
     probe.note("masks", torch.cat([clusters[p].cpu() for p in probe.pieces(len(clusters))]) if len(clusters) else None)
     probe.note("cluster_sizes", sizes)
-    probe.note("similarity", {"before": _pairs(single), "after": _pairs(clusters)})
-
-
-def _pairs(masks: FeatureMasks) -> dict[str, float]:
-    """Mean and highest cosine between two different masks; of a single one both are 1."""
-    if len(masks) < 2:
-        return {"mean": 1.0, "max": 1.0}
-    first, second = torch.triu_indices(len(masks), len(masks), 1)
-    between = similarity(masks).cpu()[first, second]
-    return {"mean": float(between.mean()), "max": float(between.max())}
+    pairs = {"before": mean_similarity(single), "after": mean_similarity(clusters)}
+    probe.note("similarity", {when: {"mean": mean, "max": highest} for when, (mean, highest) in pairs.items()})

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen
 from vitrail.capture.probe import Probe
+from vitrail.class_group import membership
 from vitrail.errors import InputError, NotApplicableError, TargetError
 from vitrail.methods.cost import forward_passes
 from vitrail.methods.registry import Applies, register
@@ -53,17 +54,19 @@ def vit_shapley(probe: Probe, *, weights: str = "") -> Tensor:
             f"the explainer of vit_shapley was trained on images of {record.size[0]}×{record.size[1]} pixels, these "
             f"have {size[0]}×{size[1]}: resize them, or train another one with `vitrail train-explainer`"
         )
-    if int(probe.classes.max()) >= record.classes:
+    highest = int(probe.classes.max())
+    if highest >= record.classes + len(probe.groups):
         raise NotApplicableError(
-            f"the explainer of vit_shapley was trained for {record.classes} classes, class {int(probe.classes.max())} "
-            "is none of them: train another one with `vitrail train-explainer`"
+            f"the explainer of vit_shapley was trained for {record.classes} classes, class {highest} is none of them: "
+            "train another one with `vitrail train-explainer`"
         )
+    # Shapley values are linear in the game, so those of a group of classes are the sum of its classes' values.
+    members = torch.stack([membership(classes, probe.groups, record.classes) for classes in probe.classes.unbind(1)], 2)
+    members = members.to(trained.empty.dtype)  # (b, classes, K)
     values = []
     with frozen(trained.module):
         for piece in probe.pieces(probe.batch):
-            predicted = trained.module(probe.images[piece].to(trained.empty.dtype))
-            index = probe.classes[piece].unsqueeze(1).expand(-1, predicted.shape[1], -1)
-            values.append(predicted.gather(2, index))
-            probe.advance(len(predicted))
-    total = probe.unchanged() - trained.empty[probe.classes]
+            values.append(trained.module(probe.images[piece].to(trained.empty.dtype)) @ members[piece])
+            probe.advance(len(values[-1]))
+    total = probe.unchanged() - trained.empty @ members
     return normalise_values(torch.cat(values), total.to(trained.empty.dtype)).transpose(1, 2)

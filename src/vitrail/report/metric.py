@@ -56,6 +56,11 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
                           NO_THRESHOLD),
         "ratio": ("Ratio", "down", "relative change of the map divided by that of the image", NO_THRESHOLD),
     },
+    "explain": {
+        "masks": ("Masks", "none", "number of masks of an image, counted by the images evaluated; mean over images",
+                  NO_THRESHOLD),
+        "masks_std": ("Masks, std", "none", "standard deviation of the number of masks over images", NO_THRESHOLD),
+    },
     "multiclass": {
         "best_pixel_accuracy": ("Pixel acc., best of 10", "up", "share of pixels labelled correctly",
                                 BEST_THRESHOLD),
@@ -157,7 +162,8 @@ def metric_info(protocol: str, target: str, score: str) -> MetricInfo:
         short, direction, quantity, rule = PROTOCOL_METRICS[protocol][score]
         if protocol in PERCENT_PROTOCOLS:
             return MetricInfo(protocol, target, score, direction, f"{short}, %", quantity, "", rule, 100.0, 2)
-        return MetricInfo(protocol, target, score, direction, short, quantity, "", rule)
+        digits = 1 if protocol == "explain" else 3
+        return MetricInfo(protocol, target, score, direction, short, quantity, "", rule, digits=digits)
     preset = find_presets(protocol)[0]
     if score not in preset.scores:
         raise OptionError(f"{protocol} has no score {score!r}: it has {', '.join(preset.scores)}")

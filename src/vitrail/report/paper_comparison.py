@@ -9,6 +9,7 @@ import torch
 
 from vitrail.methods import find
 from vitrail.papers import PaperNumber, PaperTable, find_table
+from vitrail.report.mask_counts import MASKS, MASKS_STD, count_masks, mask_statistic
 from vitrail.report.metric import MetricInfo, metric_info
 from vitrail.report.paper_match import (
     PaperMatch,
@@ -249,6 +250,10 @@ def _compare_number(
         return ComparisonCell(number, reason="not in this plan")
     if not spec:
         return ComparisonCell(number, reason="method not in this plan")
+    if paper_metric.score in (MASKS, MASKS_STD):
+        metric = metric_info(paper_metric.protocol, paper_metric.target, paper_metric.score)
+        counted = mask_statistic(count_masks(run, *titles, spec), paper_metric.score)
+        return ComparisonCell(number, metric, counted, reason="" if counted else "it scores no masks")
     data = next(d for d in run.plan.dataset if d.title == titles[1])
     matched = match_protocol(paper_metric, run.plan.protocols_of(data))
     if matched is None:

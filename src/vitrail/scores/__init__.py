@@ -17,6 +17,7 @@ from vitrail.scores.complexity import ComplexityScores, effective_complexity, en
 from vitrail.scores.curves import AREAS, AreaRule, aopc, deletion_area, find_area, insertion_area, lodds, srg
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.fills import FILLS, Fill, Normalisation, find_fill
+from vitrail.scores.overdetermination import OverdeterminationScores, score_overdetermination
 from vitrail.scores.perturbation import CurveKey, ForwardCounts, PerturbationRecords, RecordedCurve
 from vitrail.scores.pointing import (
     PointingScores,
@@ -93,6 +94,7 @@ __all__ = [
     "MethodValues",
     "MultiClassSegmentationScores",
     "Normalisation",
+    "OverdeterminationScores",
     "PairedTest",
     "PerturbationRecords",
     "PointingScores",
@@ -148,6 +150,7 @@ __all__ = [
     "relevance_rank_accuracy",
     "score_agreement",
     "score_complexity",
+    "score_overdetermination",
     "score_pointing",
     "score_segmentation",
     "score_selectivity",

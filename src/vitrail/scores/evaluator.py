@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from vitrail.capture.inputs import ModelInputs, fields_of
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.token_dropping import TokenDropper
+from vitrail.class_group import ClassGroup
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
@@ -117,6 +118,7 @@ class Evaluator:
         label_maps: MapsByMethod | None = None,
         ids: Sequence[str] | None = None,
         predicted: Tensor | None = None,
+        groups: Sequence[ClassGroup] = (),
     ) -> PerturbationRecords:
         """Evaluate all presets on a batch.
 
@@ -129,6 +131,9 @@ class Evaluator:
             ids: Unique ids of the images; "0", "1", … by default.
             predicted: The class that ``maps`` explain, shape (b,), where it may differ from the model's prediction
                 here: in half precision a near tie can go the other way.
+            groups: Groups of classes that maps explain: for a model of C classes, C + i in ``predicted`` or ``labels``
+                is ``groups[i]``, as in ``Explanation.targets``. The score of a group is the probability of its
+                classes together; a prediction is right if it is one of them.
 
         Returns:
             Records on the CPU, with the number of forward passes.
@@ -147,7 +152,7 @@ class Evaluator:
             own, own_label = ({name: values[rows] for name, values in given.items()} for given in (maps, label_maps))
             explained = None if predicted is None else predicted[rows].to(images.device)
             with _evaluation_mode(self.model), torch.inference_mode():
-                evaluation = _BatchEvaluation(self, images[rows], true[rows].to(images.device), explained)
+                evaluation = _BatchEvaluation(self, images[rows], true[rows].to(images.device), explained, groups)
                 parts.append(evaluation.run(own, own_label, class_agnostic, names[rows]))
         return PerturbationRecords.join(parts)
 
@@ -195,12 +200,20 @@ class Evaluator:
 class _BatchEvaluation:
     """Evaluation of all presets on at most one batch of images."""
 
-    def __init__(self, evaluator: Evaluator, images: Tensor, labels: Tensor, predicted: Tensor | None) -> None:
-        self.evaluator, self.images, self.labels = evaluator, images, labels
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        images: Tensor,
+        labels: Tensor,
+        predicted: Tensor | None,
+        groups: Sequence[ClassGroup],
+    ) -> None:
+        self.evaluator, self.images, self.labels, self.groups = evaluator, images, labels, groups
         self.pixels = int(images.shape[2] * images.shape[3])
         log_probs = evaluator.log_probs(images)
         self.predicted = log_probs.argmax(1) if predicted is None else predicted
-        self.unperturbed = summarise_outputs(log_probs, self.predicted, labels)
+        self.classes = log_probs.shape[1]
+        self.unperturbed = summarise_outputs(log_probs, self.predicted, labels, groups)
         self.forwards = ForwardCounts(unperturbed=len(images))
         self.levels: dict[MapTarget, LevelCounts] = {target: self._levels(target) for target in ("predicted", "label")}
         self.fill_images: dict[str, Tensor] = {}
@@ -307,7 +320,7 @@ class _BatchEvaluation:
             replacement = fill_image if shared else fill_image[owner]
             perturbed = torch.where(removed.view(-1, 1, *size), replacement, self.images[owner])
             log_probs = self.evaluator.log_probs(perturbed)
-            outputs[start:stop] = summarise_outputs(log_probs, self.predicted[owner], self.labels[owner])
+            outputs[start:stop] = self._summarise(log_probs, owner)
         self.forwards += ForwardCounts(perturbed=len(outputs))
         return outputs.view(len(ranks), each, outputs.shape[1])
 
@@ -319,9 +332,12 @@ class _BatchEvaluation:
                 rows = slice(start, start + self.evaluator.batch)
                 owner = owners[rows]
                 log_probs = self.evaluator.log_probs(self.images[owner], kept_patches(ranks[rows], count, order))
-                outputs[rows, index] = summarise_outputs(log_probs, self.predicted[owner], self.labels[owner])
+                outputs[rows, index] = self._summarise(log_probs, owner)
         self.forwards += ForwardCounts(perturbed=len(ranks) * len(levels))
         return outputs
+
+    def _summarise(self, log_probs: Tensor, owner: Tensor) -> Tensor:
+        return summarise_outputs(log_probs, self.predicted[owner], self.labels[owner], self.groups)
 
     def _fill_image(self, fill: str) -> Tensor:
         if fill not in self.fill_images:
@@ -337,7 +353,7 @@ class _BatchEvaluation:
                 self.forwards += ForwardCounts(empty=len(log_probs))
             else:
                 log_probs = self._empty_shared(fill).expand(len(self.images), -1)
-            self.empty_outputs[fill] = summarise_outputs(log_probs, self.predicted, self.labels)
+            self.empty_outputs[fill] = summarise_outputs(log_probs, self.predicted, self.labels, self.groups)
         return self.empty_outputs[fill]
 
     def _empty_shared(self, fill: str) -> Tensor:
@@ -368,12 +384,13 @@ class _BatchEvaluation:
         nan = merged(base.nan, None if other is None else other.nan)
         flat = merged(base.flat, None if other is None else other.flat)
         predicted, labels = self.predicted.cpu(), self.labels.cpu()
+        groups = {self.classes + i: group for i, group in enumerate(self.groups)}
         for (order, fill), counts in self.levels[target].items():
             index = {k: i for i, k in enumerate(levels[order, fill])}
             own = base.outputs[order, fill][:, [index[k] for k in counts]]
             outputs = merged(own, None if other is None else other.outputs[order, fill])
             key = CurveKey(base.method, target, order, fill)
-            curves[key] = RecordedCurve(ids, self.units(fill), counts, predicted, labels, outputs, nan, flat)
+            curves[key] = RecordedCurve(ids, self.units(fill), counts, predicted, labels, outputs, nan, flat, groups)
         return curves
 
 

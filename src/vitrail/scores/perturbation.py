@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from vitrail.class_group import ClassGroup, append_groups
 from vitrail.errors import InputError
 from vitrail.scores.curves import aopc, find_area, lodds, srg
 from vitrail.scores.presets import Curve, MapTarget, Preset
@@ -26,13 +27,16 @@ OUTPUT_COLUMNS = (
 )  # fmt: skip
 
 
-def summarise_outputs(log_probs: Tensor, predicted: Tensor, labels: Tensor) -> Tensor:
+def summarise_outputs(
+    log_probs: Tensor, predicted: Tensor, labels: Tensor, groups: Sequence[ClassGroup] = ()
+) -> Tensor:
     """Reduce model outputs to the values a record keeps, shape (N, 5); see ``OUTPUT_COLUMNS``.
 
     Args:
         log_probs: Shape (N, C), in float32.
-        predicted: Predicted class of the unperturbed image, shape (N,).
-        labels: True class, shape (N,), or −1 where it is unknown, which gives NaN.
+        predicted: Predicted class of the unperturbed image, shape (N,); C + i for ``groups[i]``.
+        labels: True class, shape (N,), or −1 where it is unknown, which gives NaN; C + i for ``groups[i]``.
+        groups: Groups of classes.
 
     Example:
         >>> log_probs = torch.tensor([[0.25, 0.75]]).log()
@@ -41,7 +45,7 @@ def summarise_outputs(log_probs: Tensor, predicted: Tensor, labels: Tensor) -> T
     """
     top = log_probs.topk(min(2, log_probs.shape[1]), 1)
     second = top.values[:, 1] if log_probs.shape[1] > 1 else torch.full_like(top.values[:, 0], -torch.inf)
-    of_classes = log_probs.gather(1, torch.stack([predicted, labels.clamp_min(0)], 1))
+    of_classes = append_groups(log_probs, groups, log=True).gather(1, torch.stack([predicted, labels.clamp_min(0)], 1))
     of_label = torch.where(labels < 0, torch.nan, of_classes[:, 1])
     # Class indices are integers far below 2²⁴, so float32 represents them exactly.
     top_class = top.indices[:, 0].to(of_classes.dtype)
@@ -96,6 +100,7 @@ class RecordedCurve:
         outputs: Shape (n, L, 5); see ``OUTPUT_COLUMNS``.
         nan: Number of NaN pixels of the map, shape (n,).
         flat: Whether the map is constant or not finite, shape (n,).
+        groups: Groups of classes by the number they have in ``predicted`` and ``labels``.
     """
 
     ids: tuple[str, ...]
@@ -106,6 +111,7 @@ class RecordedCurve:
     outputs: Tensor = field(repr=False)
     nan: Tensor = field(repr=False)
     flat: Tensor = field(repr=False)
+    groups: Mapping[int, ClassGroup] = field(default_factory=dict)
 
     def at(self, counts: Sequence[int]) -> Tensor:
         """Outputs at some levels, given as numbers of removed pixels, shape (n, len(counts), 5)."""
@@ -120,11 +126,19 @@ class RecordedCurve:
         outputs = self.at(counts).double()
         has_label = (self.labels >= 0)[:, None]
         if quantity == "accuracy":
-            return torch.where(has_label, (outputs[..., 2] == self.labels[:, None]).double(), torch.nan)
+            return torch.where(has_label, self._predicts(outputs, self.labels), torch.nan)
         if quantity == "agreement":
-            return (outputs[..., 2] == self.predicted[:, None]).double()
+            return self._predicts(outputs, self.predicted)
         of_label = quantity == "label" or (quantity == "explained" and target == "label")
         return outputs[..., 1 if of_label else 0].exp()
+
+    def _predicts(self, outputs: Tensor, classes: Tensor) -> Tensor:
+        """Whether the top-1 class at each level is the class of the image, or in its group: 1 or 0, shape (n, L)."""
+        top = outputs[..., 2]
+        right = top == classes[:, None]
+        for number, group in self.groups.items():
+            right |= (classes == number)[:, None] & torch.isin(top, top.new_tensor(group.indices))
+        return right.double()
 
     def select(self, order: Sequence[int]) -> RecordedCurve:
         """Select images by position."""
@@ -139,6 +153,8 @@ def join_curves(curves: Sequence[RecordedCurve]) -> RecordedCurve:
     first = curves[0]
     if any((c.units, c.removed) != (first.units, first.removed) for c in curves):
         raise InputError("records differ in levels or image size: evaluate all batches with the same presets and size")
+    if any(c.groups != first.groups for c in curves):
+        raise InputError("records differ in their groups of classes: evaluate all batches with the same groups")
     ids = [i for curve in curves for i in curve.ids]
     if len(set(ids)) < len(ids):
         duplicate = next(i for i in ids if ids.count(i) > 1)

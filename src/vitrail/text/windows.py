@@ -18,11 +18,10 @@ from torch import Tensor, nn
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, logits_of
 from vitrail.errors import InputError, MapWarning, ModelError, OptionError
-from vitrail.explanation import Explanation
+from vitrail.explanation import Explanation, number_groups_alike
 from vitrail.models.loaded import LoadedModel
 from vitrail.postprocess import is_constant, normalise
-from vitrail.targets import Target, resolve_target
-from vitrail.targets import _classes as target_classes
+from vitrail.targets import Target, classes_of_each, resolve_target
 from vitrail.text.result import WordRelevance, word_relevance
 from vitrail.text.tokens import EncodedText, TokenizerSettings, TokenWindow, encode_texts, pad_windows
 
@@ -74,7 +73,7 @@ def explain_texts(
     results: list[Mapping[str, Explanation]] = []
     for batch in batches:
         rows = [windows[i] for i in batch]
-        batch_targets = targets[[w.text for w in rows]] if isinstance(targets, Tensor) else targets
+        batch_targets = [targets[w.text] for w in rows] if isinstance(targets, list) else targets
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)  # a window may be constant where its text is not
             results.append(explain_inputs(pad_windows(rows, padding_id), batch_targets))
@@ -116,15 +115,15 @@ def _padding_id(settings: TokenizerSettings) -> int:
 
 def _resolve_targets(
     target: Target, loaded: LoadedModel, encoded: Sequence[EncodedText], settings: TokenizerSettings, size: int
-) -> Tensor | Target:
-    """Target classes of each text, shape (B, K), or the target itself if it is the same for every window."""
+) -> Target:
+    """A list of target classes for each text, or the target itself if it is the same for every window."""
     if callable(target):
         return target
     if target is not None and not (isinstance(target, str) and target[:3] == "top" and target[3:].isdigit()):
-        return target_classes(target, len(encoded), loaded.classes)
+        return classes_of_each(target, len(encoded), loaded.classes)
     if all(len(one.windows) == 1 for one in encoded):
         return target
-    return resolve_target(target, _logits(loaded.module, encoded, settings, size), len(encoded)).classes
+    return resolve_target(target, _logits(loaded.module, encoded, settings, size), len(encoded)).rows()
 
 
 def _mean_by_text(rows: Tensor, windows: Sequence[TokenWindow], texts: int) -> Tensor:
@@ -150,6 +149,7 @@ def _merge_windows(
         encoded: The texts.
         settings: The tokenizer settings.
     """
+    results = number_groups_alike(results)
     first = results[0]
     targets_per_text, longest = first.grid.shape[1], max(len(one.tokens) for one in encoded)
     grid = first.grid.new_zeros(len(encoded), targets_per_text, longest)
