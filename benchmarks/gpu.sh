@@ -9,6 +9,7 @@
 #   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
 #   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
 #   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
+#   vit_shapley  train the explainers of ViT Shapley (needs ASSETS)       OUT/vit_shapley
 #   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
 #
 # ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `benchmarks/leadlight.py --help` and docs/data.md.
@@ -22,10 +23,7 @@ python=${PYTHON:-python3}
 mkdir -p "$out"
 for step in "$@"; do
   case $step in
-    scenes)
-      $python -m training.scenes --which cls --minutes 8 --out "$out/scenes"
-      $python -m training.scenes --which gap --hidden 0.4 --blended 0.4 --epochs 20 --minutes 4 --out "$out/scenes"
-      ;;
+    scenes) $python -m training.scenes --which cls --minutes 8 --out "$out/scenes" ;;
     speed)
       $python benchmarks/catalogue.py --device cuda --out "$out/catalogue-gpu.json"
       $python benchmarks/speed.py --device cuda --batches 8 64 --dtypes float32 bfloat16 --repeats 7 --out "$out/speed-gpu.json"
@@ -49,10 +47,11 @@ for step in "$@"; do
           --weights "vit-t16=$assets/weights/vit_tiny_patch16_224.safetensors" --device cuda --out "$out/runs"
       done
       ;;
+    vit_shapley) PYTHONPATH=src:. $python benchmarks/vit_shapley.py --assets "$assets" --device cuda --out "$out/vit_shapley" ;;
     movies)
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python benchmarks/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, imagenet, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, imagenet, readings, vit_shapley, movies" >&2; exit 2 ;;
   esac
 done

@@ -93,7 +93,7 @@ def measure(name: str, count: int, methods: list[str], device: str, most: int) -
 def main() -> None:
     """Measure, and write results and manifest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["scenes", "scenes-gap"])
+    parser.add_argument("--models", nargs="+", default=["scenes"])
     parser.add_argument("--methods", nargs="+", default=list(vitrail.methods()))
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--device", default="cpu")

@@ -20,6 +20,7 @@ MODULES = (
     "vitrail.methods",
     "vitrail.models",
     "vitrail.scores",
+    "vitrail.shapley_explainer",
     "vitrail.text",
 )
 

@@ -115,7 +115,7 @@ def test_damaged_image_file_is_a_row_and_every_protocol_runs(tmp_path):
     (pets / "images" / "x.png").write_bytes((pets / "images" / "x.png").read_bytes()[:60])
     text = """
 name = "pets"
-models = ["scenes-gap"]
+models = ["scenes-tagged"]
 methods = ["rollout"]
 protocols = ["segmentation", "complexity", "sensitivity", "chefer21-tokens"]
 view = "squash"

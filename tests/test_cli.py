@@ -134,7 +134,7 @@ def test_help_describes_every_command_in_one_line():
         (start,) = (i for i, line in enumerate(lines) if line.startswith(f"╭─ {group} "))
         for command, line in zip(commands, lines[start + 1 :], strict=False):
             name, _, description = line.strip("│ ").partition(" ")
-            assert name == command.__name__, "one line per command"
+            assert name == command.__name__.replace("_", "-"), "one line per command"
             assert description.strip().endswith("."), "a complete sentence"
 
 

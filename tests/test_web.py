@@ -20,6 +20,7 @@ from vitrail.methods import METHODS
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.web.encoding import decode_map
+from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.model import serve_model
 from vitrail.web.validation import check_methods
@@ -156,7 +157,7 @@ def test_serve_command_starts_the_server(monkeypatch):
 
     started = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: started.append((self.config, sockets)))
-    options = ["serve", "--port", "0", "-m", "scenes", "-m", "scenes-gap", "--max-upload", "1", "--queue", "9"]
+    options = ["serve", "--port", "0", "-m", "scenes", "-m", "scenes-tagged", "--max-upload", "1", "--queue", "9"]
     result = CliRunner().invoke(cli.app, options)
     assert result.exit_code == 0, result.output
     ((config, sockets),) = started
@@ -165,7 +166,7 @@ def test_serve_command_starts_the_server(monkeypatch):
     assert f"http://127.0.0.1:{port}/" in result.output
     server = config.app.state.server
     assert (list(server.models), server.limits.upload_bytes, server.limits.queue) == (
-        ["scenes", "scenes-gap"],
+        ["scenes", "scenes-tagged"],
         1 << 20,
         9,
     )
@@ -242,13 +243,23 @@ def test_default_target_is_the_predicted_class(client):
 def test_every_method_and_variant_is_accepted(client, app):
     served = app.state.server.models["tiny"]
     for name, method in METHODS.items():
+        if method.check_weights is not None:
+            continue  # needs weights trained for the model
         for variant in ("", *method.variants):
             check_methods([f"{name}:{variant}" if variant else name], served, 1, 0, Limits(evaluations=20_000))
+
+
+@pytest.mark.parametrize("spec", ["vit_shapley:weights=/etc/hosts", "inverted:of=vit_shapley:weights=/etc/hosts"])
+def test_clients_cannot_name_files_of_the_server(client, app, spec):
+    with pytest.raises(ApiError, match="names a file, which a server does not read"):
+        check_methods([spec], app.state.server.models["tiny"], 1, 0, Limits())
 
 
 def test_every_method_runs_with_its_quick_options(client, image_id):
     specs = []
     for name, method in METHODS.items():
+        if method.check_weights is not None:
+            continue  # needs weights trained for the model
         specs.append(":".join([name, ",".join(f"{k}={v}" for k, v in method.quick.items())]).rstrip(":"))
     body = {"model": "tiny", "picture": image_id, "methods": specs, "targets": [0, 3]}
     job = client.post("/api/explain?wait=true", json=body).json()

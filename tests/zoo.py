@@ -270,7 +270,7 @@ def quick(model: nn.Module, model_inputs: ModelInputs, target: Any = None) -> di
     for name, method in vitrail.methods().items():
         _, line, options = find(name)
         try:
-            line.check(structure, options)
+            line.check(structure, options, model=model)
         except NotApplicableError:
             continue
         if method.family in MANY and model_inputs.image is not None and model_inputs.image.shape[-1] > SMALL:

@@ -1,7 +1,8 @@
-"""Train the three models of scenes: ``python -m training.scenes --out DIR``.
+"""Train the models of scenes: ``python -m training.scenes --out DIR``.
 
-``scenes`` reads a CLS token, ``scenes-gap`` the mean of its patches, and ``scenes-tagged`` is trained only on images
-with a corner tag that gives the class away, so it learns to read the tag.
+``scenes`` reads a CLS token. ``scenes-tagged`` is trained only on images with a corner tag that gives the class away,
+so it learns to read the tag. ``--which gap`` trains a model that reads the mean of its patches, which is not part of
+the package.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def parse_options() -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(prog="python -m training.scenes", description=__doc__)
     add_options(parser, 3.0, "each model")
-    parser.add_argument("--which", nargs="+", choices=list(MODELS), default=list(MODELS), help="models to train")
+    parser.add_argument("--which", nargs="+", choices=list(MODELS), default=["cls", "tagged"], help="models to train")
     parser.add_argument("--total-minutes", type=float, default=None, help="time limit for the run, with rendering")
     parser.add_argument("--train", type=int, default=60_000, help="training scenes of cls and gap (%(default)s)")
     parser.add_argument("--train-tagged", type=int, default=40_000, help="training scenes of tagged (%(default)s)")

@@ -92,7 +92,7 @@ def _applicable_methods(loaded: LoadedModel) -> dict[str, Mapping[str, Any]]:
     for name, method in METHODS.items():
         _, entry, options = find(name)
         try:
-            entry.check(structure, options)
+            entry.check(structure, options, model=loaded.module)
         except NotApplicableError:
             continue
         chosen[name] = method.preview

@@ -98,7 +98,7 @@ def _check(
     """Name of a method, whether it works on the model, and its run time or the reason why it does not."""
     try:
         if method.family == "perturbation":
-            method.check(structure, method.options)
+            method.check(structure, method.options, model=model.module)
             return method.name, True, "not run: it evaluates many perturbed images"
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

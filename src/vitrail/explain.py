@@ -194,7 +194,7 @@ def explain(
     _check_outputs(structure, about, target)
     stitch = stitch and structure.kind == "windowed"
     for job in jobs:
-        job.method.check(structure, job.options, stitch)
+        job.method.check(structure, job.options, stitch, about.module)
     run = _Run(
         batch_size or MOST, keep, advance, find_places(about.module, model_inputs, structure) if stitch else None
     )

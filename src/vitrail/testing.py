@@ -13,8 +13,10 @@ __all__ = ["quick", "tiny_vit"]
 def quick() -> dict[str, dict[str, Any]]:
     """Every method with options that make it fast, as ``explain(…, methods=quick())`` takes them.
 
+    Methods with weights of their own, which are trained for one model, are left out.
+
     Example:
         >>> quick()["tam"]
         {'steps': 3}
     """
-    return {name: dict(method.quick) for name, method in METHODS.items()}
+    return {name: dict(method.quick) for name, method in METHODS.items() if method.check_weights is None}

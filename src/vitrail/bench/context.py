@@ -208,7 +208,7 @@ class BenchContext:
         for method_spec in self.plan.specs():
             try:
                 _, method, options = find(method_spec)
-                method.check(structure, options)
+                method.check(structure, options, model=loaded.module)
             except VitrailError as error:
                 not_applicable[method_spec] = str(error)
         return not_applicable

@@ -13,6 +13,8 @@ raise `NotApplicableError`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -81,11 +83,29 @@ class TokenDropper:
             images: Normalised for the model, shape (b, channels, height, width).
             keep: Indices of the patches to keep, shape (b, m).
         """
+        with frozen(self.model), torch.no_grad(), self.dropping(keep):
+            return self.model(images)
+
+    @contextmanager
+    def dropping(self, keep: Tensor) -> Iterator[None]:
+        """Let the model, or a copy of it with other weights, run on some patches of each image, once.
+
+        Nothing is frozen here, so that a copy can be trained on parts of images.
+
+        Args:
+            keep: Indices of the patches to keep, shape (b, m).
+        """
         if keep.shape[1] == 0 and not self.supports_empty:
             raise self._not_applicable("it averages its patches and none is left, so levels must stay below 100 %")
-        return self._run(images, keep, self._call_index)
+        with self._mode(keep, self._call_index):
+            yield
 
     def _run(self, images: Tensor, keep: Tensor, call_index: int) -> Any:
+        with frozen(self.model), torch.no_grad(), self._mode(keep, call_index):
+            return self.model(images)
+
+    @contextmanager
+    def _mode(self, keep: Tensor, call_index: int) -> Iterator[None]:
         layout, tokens = self.structure.layout, self.structure.tokens
         prefix = torch.arange(self.prefix, device=keep.device).expand(len(keep), -1)
         suffix = torch.arange(tokens - layout.suffix, tokens, device=keep.device).expand(len(keep), -1)
@@ -93,13 +113,12 @@ class TokenDropper:
         if layout.table is not None:
             patches = torch.tensor(layout.table, device=keep.device)[keep].sort(1).values
         mode = _TokenDropMode(torch.cat([prefix, patches, suffix], 1), call_index, self.structure)
-        with frozen(self.model), torch.no_grad(), mode:
-            output = self.model(images)
+        with mode:
+            yield
         if not mode.done:
             raise ModelError(
                 "the model's calls differ from those on the trial image: token dropping needs a fixed graph"
             )
-        return output
 
     def _find_call(self, model_inputs: ModelInputs) -> int:
         """Index of the call that makes the residual stream; of several that return it, the last one that works."""

@@ -20,6 +20,7 @@ from vitrail.cli.methods import methods
 from vitrail.cli.models import models
 from vitrail.cli.report import report
 from vitrail.cli.serve import serve
+from vitrail.cli.train_explainer import train_explainer
 from vitrail.errors import MapWarning, VitrailError
 
 HELP = """Relevance maps for transformers: which part of an image or text led a model to its output.
@@ -37,6 +38,7 @@ GROUPS = {
     "Explain a model's output": (demo, explain, check, figure, serve),
     "Inspect methods and models": (methods, models, doctor),
     "Evaluate methods": (compare, bench, report),
+    "Train": (train_explainer,),
 }
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", help=HELP, epilog=EXAMPLES)

@@ -19,7 +19,7 @@ def methods(
         typer.Argument(help="A method; prints its description, options and variants.", show_default=False),
     ] = None,
 ) -> None:
-    """List the methods and the models they apply to, or describe one."""
+    """List the methods and where they apply, or describe one."""
     if name is None:
         _list_methods()
     else:

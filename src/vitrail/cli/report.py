@@ -38,7 +38,7 @@ def report(
     device: Annotated[str, typer.Option("--device", help="Torch device for the maps of the example images.")] = "cpu",
     browse: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
 ) -> None:
-    """Write a report of a run, with tables, curves and example images.
+    """Write a report of a run: tables, curves, example images.
 
     The report is written as HTML, Markdown and CSV. Runs of a published table are compared with the paper's numbers.
 

@@ -53,7 +53,7 @@ def serve(
     queue: Annotated[int, typer.Option("--queue", min=1, help="Maximum number of queued jobs.")] = 128,
     kept: Annotated[int, typer.Option("--kept", min=1, help="Finished results kept for permalinks.")] = 300,
 ) -> None:
-    """Serve a web page that compares methods on an image or a text.
+    """Serve a web page that compares methods.
 
     Examples: `vitrail serve --open`, or `vitrail serve -m timm:vit_base_patch16_224 -m scenes`
     """

@@ -88,7 +88,7 @@ def select_methods(about: LoadedModel, images: Tensor, methods: Sequence[str] | 
             continue
         _, method, options = find(spec)
         try:
-            method.check(structure, options)
+            method.check(structure, options, model=unwrap(about.module))
         except NotApplicableError:
             if chosen is not None:
                 raise

@@ -9,6 +9,7 @@ from vitrail.methods import tam, bi_attn, attattr, iia
 from vitrail.methods import lrp
 from vitrail.methods import input_gradients
 from vitrail.methods import occlusion, rise, scorecam, vit_cx, tis, shapley
+from vitrail.methods import vit_shapley
 from vitrail.methods import controls
 from vitrail.capture.probe import Probe
 from vitrail.capture.trace import Trace
@@ -21,5 +22,5 @@ __all__ = [
     "cdam", "controls", "find", "forward_passes", "grad_rollout", "gradcam", "gradcam_features", "gradient_passes",
     "gradsam", "gradtoken", "iia", "input_gradients", "leadlight", "legrad", "lrp", "lrp_pass", "occlusion",
     "raw_attention", "register", "rise", "rollout", "scorecam", "shapley", "shared_pass", "tam", "tis",
-    "transformer_mm", "vit_cx", "vtranm",
+    "transformer_mm", "vit_cx", "vit_shapley", "vtranm",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from vitrail.methods.registry import METHODS, MODEL_KINDS
 
 #: The families, in the order they are listed in.
-FAMILIES = ("attention", "gradient", "path", "relevance", "input", "perturbation", "control")
+FAMILIES = ("attention", "gradient", "path", "relevance", "input", "perturbation", "trained", "control")
 #: What stands before and after the table in a page.
 MARKS = ("<!-- applicability -->", "<!-- /applicability -->")
 

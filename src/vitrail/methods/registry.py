@@ -11,7 +11,7 @@ from types import NoneType, UnionType
 from typing import Any, NoReturn, get_args, get_type_hints
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
@@ -75,6 +75,8 @@ class Method:
         evaluations_per_mask: For a method that scores masks: from the options to the number of images evaluated for
             each mask, by which its masks are counted.
         derive: For a method defined by another one: from all options to that method's entry and options.
+        check_weights: For a method with weights of its own, trained for one model: a function of the model and the
+            options that raises where the weights do not fit; None for all other methods.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Method:
     cost: CostFunction = shared_pass
     evaluations_per_mask: Callable[[Mapping[str, Any]], int] | None = None
     derive: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
+    check_weights: Callable[[nn.Module, Mapping[str, Any]], None] | None = None
 
     @property
     def summary(self) -> str:
@@ -150,10 +153,28 @@ class Method:
             return "a text has no pixels and no grid"
         return None
 
-    def check(self, structure: ModelStructure, options: Mapping[str, Any], stitch: bool = False) -> None:
-        """Raise `NotApplicableError` for a model the method is not defined on, with the reason and an alternative."""
+    def check(
+        self,
+        structure: ModelStructure,
+        options: Mapping[str, Any],
+        stitch: bool = False,
+        model: nn.Module | None = None,
+    ) -> None:
+        """Raise `NotApplicableError` for a model the method is not defined on, with the reason and an alternative.
+
+        Args:
+            structure: The model's structure.
+            options: All options of the method.
+            stitch: Whether window attention is stitched.
+            model: The model itself, to check the weights of methods that have their own; None to leave that out.
+        """
         if stitch and self.applies.stitched:
             return
+        self._check_structure(structure, options)
+        if self.check_weights is not None and model is not None:
+            self.check_weights(model, options)
+
+    def _check_structure(self, structure: ModelStructure, options: Mapping[str, Any]) -> None:
         attention = self.applies.reads == "attention"
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")

@@ -23,7 +23,6 @@ from vitrail.models.sources import SOURCES
 
 EMBEDDED_MODELS = {
     "scenes": "ViT with a CLS token, trained on the embedded scenes",
-    "scenes-gap": "ViT without a CLS token (mean of the patches), trained on the embedded scenes",
     "scenes-tagged": "ViT with a CLS token, trained on scenes in which a corner tag gives the class away",
     "cifar10": "ViT with a CLS token, trained on CIFAR-10 (32×32 pixels)",
 }
@@ -38,7 +37,7 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
 
     Args:
         spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
-            `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes", "scenes-gap",
+            `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes",
             "scenes-tagged" or "cifar10".
         weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. A timm
             model takes the number of classes of the file. For an embedded model, a file that ``training/`` wrote,

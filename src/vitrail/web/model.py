@@ -124,7 +124,9 @@ class ServedModel:
         Raises:
             VitrailError: It does not; the message says why.
         """
-        method.check(self.structure, options)
+        if method.check_weights is not None and options.get("weights"):  # a client must not name files of the server
+            raise OptionError(f"{method.name}: weights= names a file, which a server does not read; leave it out")
+        method.check(self.structure, options, model=unwrap(self.loaded.module))
         if self.reading is not None and (reason := method.reason_against("text")) is not None:
             raise OptionError(f"{method.name} does not apply to texts: {reason}")
 

@@ -9,6 +9,7 @@ const FAMILIES = {
   relevance: "Relevance propagation",
   input: "Input gradient",
   perturbation: "Perturbation",
+  trained: "Trained explainer",
   control: "Controls",
 };
 
