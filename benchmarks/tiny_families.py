@@ -66,6 +66,8 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen3_next": {"num_hidden_layers": 4},
     "textnet": {"stem_out_channels": 16},
     "t5": {"decoder_start_token_id": PAD},
+    "deberta": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
+    "deberta-v2": {"relative_attention": True, "pos_att_type": ["c2p", "p2c"]},
     "deepseek_v2": {"num_experts_per_tok": 2},
     "efficientnet": {"width_coefficient": 0.25, "depth_coefficient": 0.3, "hidden_dim": 320},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2},

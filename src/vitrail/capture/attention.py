@@ -124,7 +124,7 @@ class AttentionMode(TorchFunctionMode):
         self._all_explicit = explicit
         self._norms: dict[int, Tensor] = {}
         self._candidates: dict[int, tuple[Tensor, Tensor]] = {}
-        follows = ("stream", "branch", "norms", "value_path", "dX")
+        follows = ("stream", "branch", "norms", "value_path", "dX", "X")
         watched = tail is not None or any(kind in kept for kind in follows)
         self.stream = ResidualStream(kept, dtype, self.nodes, tail, keep_graph=keep_output) if watched else None
 
@@ -244,7 +244,7 @@ class AttentionMode(TorchFunctionMode):
         if merged:
             query, key, value = (self._split(t) for t in (query, key, value))
             attn_mask = self._split_mask(attn_mask)
-        self._gated(index, query, key, value)
+        self._gated(index, query, key, value, *([] if attn_mask is None else [attn_mask]))
         query = self._node("dQ", index, query)
         if index in self._explicit or self._all_explicit:
             if enable_gqa and key.shape[-3] != query.shape[-3]:
@@ -360,16 +360,24 @@ class AttentionMode(TorchFunctionMode):
         self._candidates[id(used)] = (used, node)
         return used
 
-    def _added_product(self, func: Any, added: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+    def _added_product(
+        self,
+        func: Any,
+        input: Tensor,  # noqa: A002 - torch's names: some models pass them by name
+        batch1: Tensor,
+        batch2: Tensor,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+    ) -> Tensor:
         """``baddbmm`` written as what it is; with beta=0 it ignores its first argument."""
-        beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-        out = self._product(torch.bmm, left, right)
+        out = self._product(torch.bmm, batch1, batch2)
         followed: Tensor = out * alpha
         self._follow(Tensor.mul, (out, alpha), {}, followed)
         if beta == 0:
             return followed
-        total: Tensor = followed + beta * added
-        self._follow(Tensor.add, (followed, added), {}, total)
+        total: Tensor = followed + beta * input
+        self._follow(Tensor.add, (followed, input), {}, total)
         return total
 
     def _softmax(self, func: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -21,7 +21,7 @@ from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
 
-_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch")
+_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, ModelError, TargetError, VitrailError
+from vitrail.errors import InputError, ModelError, NotApplicableError, TargetError, VitrailError
 
 #: Where the scores of classes stand in the output objects of common libraries, best first.
 LOGITS = ("logits", "logits_per_image")
@@ -21,6 +21,12 @@ EMBEDDINGS = ("image_embeds", "image_features", "pooler_output", "last_hidden_st
 class ModelInputs:
     """Arguments for one call of a model; tensors whose first axis is the batch can be cut along it.
 
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        embeddings: The model's embedding layer and the vectors that it returns in this call instead of its own, or
+            None.
+
     Example:
         >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
         >>> model_inputs.batch, model_inputs.select(slice(0, 1)).args[0].shape
@@ -29,6 +35,7 @@ class ModelInputs:
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    embeddings: tuple[nn.Module, Tensor] | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -64,15 +71,18 @@ class ModelInputs:
         valid = mask.bool()
         return None if bool(valid.all()) else valid
 
-    def embedded(self, rows: Tensor, vectors: Tensor) -> ModelInputs:
-        """Some of the texts by index, any of them as often as it is named, with vectors in place of words."""
+    def embedded(self, rows: Tensor, layer: nn.Module, vectors: Tensor) -> ModelInputs:
+        """Some of the texts by index, any of them as often as it is named, with vectors in place of embedded words.
+
+        The words themselves stay: models find padding, positions and the last token of a text by them.
+        """
         batch = self.batch
 
         def index(value: Any) -> Any:
             return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
 
-        kept = {k: index(v) for k, v in self.kwargs.items() if k != "input_ids"}
-        return ModelInputs((), {**kept, "inputs_embeds": vectors})
+        args, kwargs = tuple(index(a) for a in self.args), {k: index(v) for k, v in self.kwargs.items()}
+        return ModelInputs(args, kwargs, (layer, vectors))
 
     def select(self, rows: slice) -> ModelInputs:
         """Some of the inputs."""
@@ -115,7 +125,38 @@ class ModelInputs:
 
     def into(self, model: nn.Module) -> Any:
         """Call the model."""
-        return model(*self.args, **self.kwargs)
+        if self.embeddings is None:
+            return model(*self.args, **self.kwargs)
+        layer, vectors = self.embeddings
+        words, used = self.words, []
+
+        def put(_: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+            ids = given[0] if given else None
+            same = (
+                isinstance(ids, Tensor)
+                and words is not None
+                and ids.shape == words.shape
+                and bool((ids == words).all())
+            )
+            turned = isinstance(ids, Tensor) and words is not None and not same and ids.shape == words.shape[::-1]
+            if not (same or turned):
+                return output
+            used.append(True)
+            new = vectors if same else vectors.transpose(0, 1)
+            # A copy, as models change embeddings in place; the graph that starts at the words, if any, goes on.
+            return new + (output - output.detach()) if output.requires_grad else new.clone()
+
+        handle = layer.register_forward_hook(put)
+        try:
+            result = model(*self.args, **self.kwargs)
+        finally:
+            handle.remove()
+        if not used:
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and {type(model).__name__} does not embed them with "
+                "get_input_embeddings()"
+            )
+        return result
 
     @property
     def shape(self) -> tuple[tuple[int, ...], ...]:

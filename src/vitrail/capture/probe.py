@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from vitrail.capture.attention import Edit
 from vitrail.capture.forward import ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs, fields_of, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.structure import ModelStructure
@@ -102,14 +101,29 @@ class Probe:
         words = self.model_inputs.words
         if words is None:
             return self.images
-        embed = getattr(self.model, "get_input_embeddings", None)
-        if embed is None or "inputs_embeds" not in signature(self.model.forward).parameters:
-            raise NotApplicableError(
-                f"this method changes the vectors of words, and {self.structure.model} cannot be fed with vectors: it "
-                "has no get_input_embeddings, or takes no inputs_embeds"
-            )
         with torch.no_grad():
-            return embed()(words)  # type: ignore[no-any-return]
+            vectors = self.embedding_layer(words)
+        if not isinstance(vectors, Tensor) or vectors.shape[:-1] != words.shape:
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and the embedding layer of {self.structure.model} returns "
+                f"{fields_of(vectors)}, not one vector a word"
+            )
+        return vectors
+
+    @property
+    def embedding_layer(self) -> nn.Module:
+        """The layer that turns a text's words into vectors."""
+        find = getattr(self.model, "get_input_embeddings", None)
+        try:
+            layer = None if find is None else find()
+        except NotImplementedError:  # transformers' way to say that there is none
+            layer = None
+        if not isinstance(layer, nn.Module):
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and {self.structure.model} does not name the layer that "
+                "makes them: it has no get_input_embeddings()"
+            )
+        return layer
 
     @property
     def batch(self) -> int:
@@ -137,7 +151,7 @@ class Probe:
         return (
             self.model_inputs.pick(owner, images)
             if self.model_inputs.words is None
-            else self.model_inputs.embedded(owner, images)
+            else self.model_inputs.embedded(owner, self.embedding_layer, images)
         )
 
     def scores(self, images: Tensor, owner: Tensor | int = 0, precision: torch.dtype | None = None) -> Tensor:

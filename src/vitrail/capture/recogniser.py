@@ -31,8 +31,10 @@ TRANSPOSE = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
 PERMUTE = {Tensor.permute, torch.permute}
 # Functions that may fold the heads into the batch.
 FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
-# Functions that may mix heads, after which logits are no product of queries and keys any more.
-_NOT_ELEMENTWISE = {F.linear, F.conv2d, torch.conv2d, F.layer_norm, torch.layer_norm}
+# Functions that may mix heads or move entries, after which logits are no product of queries and keys any more.
+_NOT_ELEMENTWISE = {F.linear, F.conv2d, torch.conv2d, F.layer_norm, torch.layer_norm, torch.gather, Tensor.gather}
+_NOT_ELEMENTWISE |= {torch.roll, Tensor.roll, torch.flip, Tensor.flip, torch.take_along_dim}
+CONCATENATE = {torch.cat, torch.concat, torch.concatenate}
 UNSQUEEZE = {Tensor.unsqueeze, torch.unsqueeze, Tensor.__getitem__}
 
 
@@ -97,7 +99,7 @@ class Softmax:
 
     def queries_and_keys(self) -> tuple[Tensor, Tensor] | None:
         """Q and K with the axes (…, tokens, width), or None where the logits are not their product."""
-        if self.product is None or self.product.result.dim() != self.A.dim():
+        if self.product is None:
             return None
         rows, columns = self.product.order[-2:]
         if self.axis == columns:
@@ -307,6 +309,12 @@ class Recogniser:
         if moved is not None and args[0] is product.result:
             order = tuple(moved.index(axis) for axis in product.order)
             self._product = QueryKeyProduct(result, product.left, product.right, order)
+        elif func in FOLD and args[0] is product.result and result.shape[-2:] == product.result.shape[-2:]:
+            # Heads that were folded into the batch come apart, or the other way round.
+            if tuple(product.order) == tuple(range(len(product.order))):
+                self._product = QueryKeyProduct(result, product.left, product.right, tuple(range(result.dim())))
+        elif func in CONCATENATE and _leads(args, kwargs, product.result, result):
+            self._product = QueryKeyProduct(result, product.left, product.right, product.order)
         elif func in _NOT_ELEMENTWISE:
             if any(a is product.result for a in args[:2]):
                 self._product = None
@@ -323,9 +331,30 @@ class Recogniser:
             softmax.aliases[id(result)] = (result, origin)
         elif moved is not None and origin is not None:
             softmax.aliases[id(result)] = (result, tuple(origin[axis] for axis in moved))
+        elif func is Tensor.__getitem__ and origin == tuple(range(tensor.dim())) and _drops_last_keys(tensor, result):
+            # Attention to a sink, a logit that belongs to no token, is left out.
+            if softmax.axis == tensor.dim() - 1:
+                softmax.aliases[id(result)] = (result, origin)
         elif func in FOLD and result.shape[-2:] == tensor.shape[-2:] and (origin is None or origin[-1] == softmax.axis):
             same = result.dim() == tensor.dim()
             softmax.aliases[id(result)] = (result, origin if same else None)
+
+
+def _leads(args: tuple[Any, ...], kwargs: dict[str, Any], first: Tensor, result: Tensor) -> bool:
+    """Whether a tensor comes first among those concatenated along the last axis."""
+    given = args[0] if isinstance(args[0], list | tuple) else ()
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    return bool(given) and given[0] is first and isinstance(dim, int) and dim % result.dim() == result.dim() - 1
+
+
+def _drops_last_keys(tensor: Tensor, result: Tensor) -> bool:
+    """Whether a slice keeps all but the last entries of the last axis."""
+    return (
+        result.shape[:-1] == tensor.shape[:-1]
+        and result.shape[-1] < tensor.shape[-1]
+        and result.stride() == tensor.stride()
+        and result.data_ptr() == tensor.data_ptr()
+    )
 
 
 def _value_product(
@@ -333,7 +362,7 @@ def _value_product(
 ) -> ValueProduct:
     logits = softmax.O
     if origin is not None and logits.dim() == len(origin):
-        logits = logits.permute(origin)
+        logits = logits.permute(origin)[..., : A.shape[-1]]
     return ValueProduct(softmax, A, V, logits.reshape(A.shape), restore)
 
 

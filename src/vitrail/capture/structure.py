@@ -110,7 +110,18 @@ class ModelStructure:
     @property
     def has_stream(self) -> bool:
         """Whether the residual stream and output projection of every block were found and add up."""
-        return all(o.projection is not None and (o.pool or (o.stream and o.mlp)) for o in self.layers)
+        return self.missing_stream is None
+
+    @property
+    def missing_stream(self) -> int | None:
+        """The first block whose residual stream or output projection was not found or does not add up, or None."""
+        found = [o.projection is not None and (o.pool or (o.stream and o.mlp)) for o in self.layers]
+        return next((i for i, holds in enumerate(found) if not holds), None)
+
+    @property
+    def missing_sum(self) -> int | None:
+        """The first block whose attention was not seen to be added to the residual stream, or None."""
+        return next((i for i, o in enumerate(self.layers) if not (o.pool or o.stream)), None)
 
     @property
     def failed(self) -> tuple[Check, ...]:

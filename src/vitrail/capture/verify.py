@@ -180,7 +180,10 @@ def _token_axis(tensor: Tensor, count: int) -> int | None:
 
 
 def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | None:
-    """Relative difference between what the attention adds to the stream and γ·(Z·Woᵀ + bo); None if not seen."""
+    """Relative difference between what the attention adds to the stream and s·γ·(Z·Woᵀ + bo); None if not seen.
+
+    s is the factor of each token where the branch is normalised.
+    """
     held = vars(block)
     if "branch" not in held or "Wo" not in held:
         return None
@@ -192,6 +195,9 @@ def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | No
     bias, scale = held.get("bo"), held.get("gamma")
     made = made if bias is None else made + bias
     made = made if scale is None else made * scale
+    tokens = held.get("branch_scale")
+    if tokens is not None:
+        made = made * (tokens.T if tokens_first else tokens)[..., None].to(made)
     if made.numel() != branch.numel():
         return torch.tensor(torch.inf, dtype=torch.float64, device=Z.device)
     return relative(made.reshape(branch.shape), branch)
