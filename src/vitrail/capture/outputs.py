@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import any_output, logits_of
 from vitrail.capture.recogniser import FOLD, MATMUL, SAME
 from vitrail.capture.residual import NORM
@@ -96,9 +97,23 @@ def is_probabilities(scores: Tensor) -> bool:
 def class_logits(model: nn.Module, output: Any) -> Tensor | None:
     """The class scores in a model's output as logits, shape (b, C), or None if it has none.
 
-    Probabilities become their logarithms, whose softmax they are, so that no softmax is applied twice.
+    Probabilities become their logarithms, whose softmax they are, so that no softmax is applied twice. What the model
+    returns is known from its self-check; before that, rows that are probabilities are taken as such.
+
+    Args:
+        model: The model, wrapped or not.
+        output: What it returned.
+
+    Example:
+        >>> class_logits(nn.Identity(), torch.tensor([[0.25, 0.75]])).softmax(1)
+        tensor([[0.2500, 0.7500]])
     """
-    return as_logits(logits_of(output), _kinds.get(model, "scores"))
+    scores = logits_of(output)
+    kind = _kinds.get(model)
+    kind = _kinds.get(unwrap(model)) if kind is None else kind
+    if kind is None:
+        kind = "probabilities" if scores is not None and is_probabilities(scores) else "scores"
+    return as_logits(scores, kind)
 
 
 def scores_as_logits(model: nn.Module, scores: Tensor) -> Tensor:
