@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
@@ -123,7 +123,7 @@ class AttentionMode(TorchFunctionMode):
         self._explicit = NOWHERE.union(self._edits, *(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         self._all_explicit = explicit
         self._norms: dict[int, Tensor] = {}
-        self._candidates: dict[int, tuple[Tensor, Tensor]] = {}
+        self._candidates: dict[int, Tensor] = {}
         follows = ("stream", "branch", "norms", "value_path", "dX", "X")
         watched = tail is not None or any(kind in kept for kind in follows)
         self.stream = ResidualStream(kept, dtype, self.nodes, tail, keep_graph=keep_output) if watched else None
@@ -331,7 +331,7 @@ class AttentionMode(TorchFunctionMode):
         Z = self._node("dZ", index, torch.matmul(A, V))
         pair = met.softmax.queries_and_keys()
         if pair is not None and id(pair[0]) in self._candidates:
-            self.nodes["dQ", index] = self._candidates[id(pair[0])][1]
+            self.nodes["dQ", index] = self._candidates[id(pair[0])]
         self._candidates.clear()
         Q, K = (None, None) if pair is None else (self._split(pair[0]), self._split(pair[1]))
         folded = met.A.dim() == 3
@@ -352,13 +352,14 @@ class AttentionMode(TorchFunctionMode):
         return result
 
     def _candidate(self, factor: Tensor) -> Tensor:
-        """A factor that may turn out to be the queries, as a node of the graph with the axes (b, H, n, dh)."""
-        folded = factor.dim() == 3
-        node = self._split(factor) if folded else factor
-        node = node if node.requires_grad else node.detach().requires_grad_()
-        used = self._merge(node) if folded else node
-        self._candidates[id(used)] = (used, node)
-        return used
+        """A factor that may turn out to be the queries, as a node of the graph, heads folded into the batch or not.
+
+        The model's own tensor is the node, so that all it does with the queries counts, also terms of positions.
+        """
+        if not factor.requires_grad:
+            factor = factor.detach().requires_grad_() if isinstance(factor, nn.Parameter) else factor.requires_grad_()
+        self._candidates[id(factor)] = factor
+        return factor
 
     def _added_product(
         self,

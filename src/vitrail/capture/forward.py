@@ -15,6 +15,7 @@ from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
 from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
@@ -73,6 +74,8 @@ class ForwardPass:
                 value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
+                if kind == "dQ":
+                    value = split_heads(value, len(target), self.structure.heads_first)
                 if kind == "dY" and self.features_of is not None:
                     value = self.features_of(value)
                 if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
@@ -168,9 +171,9 @@ def forward_pass(
         heads_first=structure.heads_first,
         tail=None if tail is None else ([o for o in layers if not o.pool][-1].call, tail),
     )  # fmt: skip
-    image = model_inputs.image
-    if image is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
-        model_inputs = model_inputs.swap(image, image.detach().clone().requires_grad_())
+    start = model_inputs.patches if model_inputs.image is None else model_inputs.image
+    if start is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
+        model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
     with frozen(model):
         with mode:
             output = run_model(model, model_inputs)

@@ -63,9 +63,16 @@ class ModelInputs:
         return given if text and self.image is None else None
 
     @property
+    def patches(self) -> Tensor | None:
+        """Flattened patches, shape (b, n, values), of models that take these instead of images, or None."""
+        given = self.kwargs.get("pixel_values")
+        flat = isinstance(given, Tensor) and given.dim() == 3 and given.is_floating_point()
+        return given if flat and self.image is None and self.words is None else None
+
+    @property
     def valid(self) -> Tensor | None:
         """Which tokens of a text are no padding, by its attention mask, shape (b, n); None where all are."""
-        mask = self.kwargs.get("attention_mask")
+        mask = self.kwargs.get("attention_mask" if self.patches is None else "pixel_attention_mask")
         if self.image is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
             return None
         valid = mask.bool()
@@ -94,8 +101,8 @@ class ModelInputs:
         return ModelInputs(tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()})
 
     def pick(self, rows: Tensor, images: Tensor) -> ModelInputs:
-        """Some of the inputs by index, any of them as often as it is named, with other images."""
-        batch, image = self.batch, self.image
+        """Some of the inputs by index, any of them as often as it is named, with other images or flattened patches."""
+        batch, image = self.batch, self.patches if self.image is None else self.image
 
         def index(value: Any) -> Any:
             if value is image:
@@ -142,9 +149,11 @@ class ModelInputs:
             if not (same or turned):
                 return output
             used.append(True)
+            own, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
             new = vectors if same else vectors.transpose(0, 1)
             # A copy, as models change embeddings in place; the graph that starts at the words, if any, goes on.
-            return new + (output - output.detach()) if output.requires_grad else new.clone()
+            new = new + (own - own.detach()) if own.requires_grad else new.clone()
+            return new if rest is None else (new, *rest)
 
         handle = layer.register_forward_hook(put)
         try:

@@ -98,11 +98,12 @@ class Probe:
     @property
     def inputs(self) -> Tensor:
         """What can be changed little by little: the images, or the vectors of a text's tokens, shape (b, n, d)."""
-        words = self.model_inputs.words
+        words, patches = self.model_inputs.words, self.model_inputs.patches
         if words is None:
-            return self.images
+            return self.images if patches is None else patches.detach()
         with torch.no_grad():
             vectors = self.embedding_layer(words)
+        vectors = vectors[0] if isinstance(vectors, tuple) else vectors
         if not isinstance(vectors, Tensor) or vectors.shape[:-1] != words.shape:
             raise NotApplicableError(
                 f"this method changes the vectors of words, and the embedding layer of {self.structure.model} returns "

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.recogniser import einsum_pair
 from vitrail.capture.trace import Block
 from vitrail.errors import ModelError
 
@@ -80,6 +81,9 @@ class ResidualStream:
         #: In parallel blocks, the attention's result and the MLP's.
         self._joined: tuple[Tensor, Tensor] | None = None
         self._join_copies: tuple[Tensor, Tensor] | None = None
+        #: The stream times numbers that do not depend on tokens, as some models add it: the product and the stream.
+        self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
+        self.scaled = False
         self._norms: dict[int, _Norm] = {}
         self._linears: list[_Linear] = []
         self._summed: tuple[Block, Tensor] | None = None
@@ -237,6 +241,8 @@ class ResidualStream:
         """Follow what is computed from the stream behind the attention."""
         known = [self._after_mid[id(a)] for a in args if id(a) in self._after_mid]
         if known:
+            if isinstance(result, Tensor) and any(a is self._mid for a in args):
+                self._is_scaled_stream(func, args, result)
             linear = func in LINEAR or any(passed for _, passed in known)
             for tensor in result if isinstance(result, list | tuple) else (result,):
                 if isinstance(tensor, Tensor):
@@ -253,6 +259,10 @@ class ResidualStream:
             return result
         if self._keep_graph:
             self._check_sum(stream, X, F_out, result)
+        if id(stream) in self._scaled:  # the stream enters the block before it is scaled
+            stream = X = self._scaled[id(stream)][1]
+            self.scaled = True
+        self._scaled.clear()
         if self._branch:
             result = self._note_attention_sum(block, stream, X, F_out, result)
         else:
@@ -298,6 +308,8 @@ class ResidualStream:
         """Note how far a sum is from adding up, and how far the stream is from what left the block before."""
         errors = [_relative(result, X.detach() + F_out.detach())]
         if self._branch:
+            if id(stream) in self._scaled:
+                stream = X = self._scaled[id(stream)][1]
             self.entering[self._index] = stream
             if self._left is not None:
                 norm = self._norms.get(id(self._left))
@@ -354,29 +366,41 @@ class ResidualStream:
                 if isinstance(result, Tensor) and not self._is_scaled_stream(func, args, result):
                     self._fresh[id(result)] = result
                 return
-        projected = ("Wo", self._index) in self.parameters
-        if func is F.linear and self._block is not None and not projected:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.projected(weight, args[2] if len(args) > 2 else kwargs.get("bias"))
-        elif func is torch.addmm and self._block is not None and not projected:
-            self.projected(args[2].T, args[0])  # a linear map with its weight the other way round
-        elif func in MATMUL and self._block is not None and not projected and _is_weight(args):
-            self.projected(args[1].T, None)
-        elif func in RMS_NORM and projected:
-            self._note_rms_norm(args, kwargs)
-        elif func in MUL | DIV and self._block is not None and projected:
-            self._note_scale(func, args)
+        if self._block is not None:
+            if ("Wo", self._index) not in self.parameters:
+                self._note_projection(func, args, kwargs)
+            elif func in RMS_NORM:
+                self._note_rms_norm(args, kwargs)
+            elif func in MUL or func in DIV:
+                self._note_scale(func, args)
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self._branch[id(tensor)] = tensor
 
+    def _note_projection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first linear map of a branch, in any of the ways models write it."""
+        if func is F.linear:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self.projected(weight, args[2] if len(args) > 2 else kwargs.get("bias"))
+        elif func is torch.addmm:
+            self.projected(args[2].T, args[0])  # the weight the other way round
+        elif func in MATMUL and _is_weight(args):
+            self.projected(args[1].T, None)
+        elif func is torch.einsum:
+            heads_weight = _einsum_weight(args)
+            if heads_weight is not None:
+                self.projected(heads_weight, None)
+
     def _is_scaled_stream(self, func: Any, args: tuple[Any, ...], result: Tensor) -> bool:
-        """Whether a tensor from before the attention is multiplied with numbers that do not depend on tokens."""
+        """Whether a tensor that is no part of a branch is multiplied with numbers that do not depend on tokens."""
         if func not in MUL or result.dim() != 3:
             return False
         old = [a for a in args if isinstance(a, Tensor) and a.shape == result.shape and id(a) not in self._fresh]
         others = [a for a in args if not any(a is o for o in old)]
-        return len(old) == 1 and all(not isinstance(a, Tensor) or a.numel() in (1, result.shape[-1]) for a in others)
+        scaled = len(old) == 1 and all(not isinstance(a, Tensor) or a.numel() in (1, result.shape[-1]) for a in others)
+        if scaled:
+            self._scaled[id(result)] = (result, old[0])
+        return scaled
 
     def _note_scale(self, func: Any, args: tuple[Any, ...]) -> None:
         """LayerScale (a factor for each channel or one number), or a norm of the branch (a factor for each token)."""
@@ -413,7 +437,7 @@ class ResidualStream:
     def _note_rms_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The fused form of a norm of the branch."""
         source, shape = args[0], args[1] if len(args) > 1 else kwargs["normalized_shape"]
-        if self._block is None or len(shape) != 1 or shape[0] != self.parameters["Wo", self._index].shape[0]:
+        if len(shape) != 1 or shape[0] != self.parameters["Wo", self._index].shape[0]:
             return
         gain = kwargs.get("weight", args[2] if len(args) > 2 else None)
         eps = kwargs.get("eps", args[3] if len(args) > 3 else None)
@@ -447,6 +471,16 @@ def _relative(one: Tensor, two: Tensor) -> Tensor:
     scale = two.detach().abs().max().double()
     difference = (one.detach() - two.detach()).abs().max().double()
     return torch.where(scale > 0, difference / scale.clamp_min(1e-300), difference)
+
+
+def _einsum_weight(args: tuple[Any, ...]) -> Tensor | None:
+    """The output projection, shape (d, H·dh), of an einsum of heads (…, H, dh) with a weight (d, H, dh), or None."""
+    pair = einsum_pair(args)
+    if pair is None:
+        return None
+    (heads, weight), (_, W), out = pair
+    fits = len(weight) == 3 and heads[-2:] == weight[1:] and out == heads[:-2] + weight[0]
+    return W.flatten(1) if fits else None
 
 
 def _is_weight(args: tuple[Any, ...]) -> bool:

@@ -244,7 +244,7 @@ class _StructurePass:
 def _measure(
     model: nn.Module, model_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
 ) -> ModelStructure:
-    image = model_inputs.image
+    image = model_inputs.patches if model_inputs.image is None else model_inputs.image
     kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), _ALL_CALLS)
     mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True)
     with frozen(model, merge=False), torch.no_grad():
@@ -337,6 +337,9 @@ def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
     if base.kind != "plain":
         return replace(base, checks=tuple(checks))
     base, stream_checks = _check_stream(one, base)
+    if one.mode.stream is not None and one.mode.stream.scaled:
+        note = "its skip connections are scaled by learned numbers: methods take them as they are, without the scale"
+        base = replace(base, notes=(*base.notes, note))
     base, mixing = _check_mixing(one, base, streams, live)
     base, folding = _check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
@@ -380,14 +383,15 @@ def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: i
     measured_owners = None if V is None or leaf is None else verify.owners(V, leaf)
     owners, shared = (None, 0.0) if measured_owners is None else measured_owners
     one.shared = shared
-    name = "which token is which patch" if size is not None else "which token is which word"
+    words = size is None and one.model_inputs.patches is None
+    name = "which token is which word" if words else "which token is which patch"
     check = Check(name, None, "no gradient from the tokens to the input: the order was counted")
     layout = None
     if size is None:
         layout = Layout(given.prefix, None, given.readout, given.suffix)
         if owners is not None:
             straight = bool((owners == torch.arange(len(owners))).all()) and len(owners) == tokens
-            check = Check(name, straight, "in the order of the text" if straight else _shifted(owners, tokens))
+            check = Check(name, straight, "in the order of the input" if straight else _shifted(owners, tokens))
     elif owners is not None:
         layout = measured_layout(owners, tokens)
         check = _placed(layout, owners, name)
