@@ -95,8 +95,8 @@ class ResidualStream:
         self.entering: dict[int, Tensor] = {}
         #: The last tensor of the stream's shape: the tokens as the head reads them.
         self.last: Tensor | None = None
-        #: By block, how far its sums are from adding up, relative to the stream; only where asked for.
-        self.errors: dict[int, Tensor] = {}
+        #: By block, how far the stream that enters it is from what left the block before; only where asked for.
+        self.errors: dict[int, Tensor | float] = {}
         self._left: Tensor | None = None
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
@@ -163,7 +163,9 @@ class ResidualStream:
         if func in ADD:
             parts = self._parts(args)
             if parts is not None:
-                return self._note_sum(*parts, *parts, result)
+                alpha = kwargs.get("alpha", 1)
+                branch = parts[1] if alpha == 1 else alpha * parts[1]
+                return self._note_sum(*parts, parts[0], branch, result)
         elif func is Tensor.add_:
             if self._copies is not None:
                 copies, self._copies = self._copies, None
@@ -257,8 +259,8 @@ class ResidualStream:
         block = self._block
         if block is None:
             return result
-        if self._keep_graph:
-            self._check_sum(stream, X, F_out, result)
+        if self._keep_graph and self._branch:
+            self._check_stream(stream, X)
         if id(stream) in self._scaled:  # the stream enters the block before it is scaled
             stream = X = self._scaled[id(stream)][1]
             self.scaled = True
@@ -304,21 +306,21 @@ class ResidualStream:
             self._note_mlp_norms(block, stream, result)
         return self._leave(result)
 
-    def _check_sum(self, stream: Tensor, X: Tensor, F_out: Tensor, result: Tensor) -> None:
-        """Note how far a sum is from adding up, and how far the stream is from what left the block before."""
-        errors = [_relative(result, X.detach() + F_out.detach())]
-        if self._branch:
-            if id(stream) in self._scaled:
-                stream = X = self._scaled[id(stream)][1]
-            self.entering[self._index] = stream
-            if self._left is not None:
-                norm = self._norms.get(id(self._left))
-                before = [self._left.reshape(X.shape) if self._left.numel() == X.numel() else self._left]
-                before += [] if norm is None else [norm.result]
-                differences = [_relative(X, t) for t in before]
-                errors.append(torch.stack([*differences, _norm_difference(before[0], X)]).min())
-        known = [self.errors[self._index]] if self._index in self.errors else []
-        self.errors[self._index] = torch.stack([*known, *errors]).max()
+    def _check_stream(self, stream: Tensor, X: Tensor) -> None:
+        """Note the stream that enters an attention, and how far it is from what left the block before."""
+        if id(stream) in self._scaled:
+            stream = X = self._scaled[id(stream)][1]
+        self.entering[self._index] = stream
+        left = self._left
+        norm = None if left is None else self._norms.get(id(left))
+        if left is None or stream is left or (norm is not None and stream is norm.result):
+            self.errors[self._index] = 0.0
+            return
+        before = [left.reshape(X.shape) if left.numel() == X.numel() else left] + (
+            [] if norm is None else [norm.result]
+        )
+        differences = [_relative(X, t) for t in before]
+        self.errors[self._index] = torch.stack([*differences, _norm_difference(before[0], X)]).min()
 
     def _leave(self, output: Tensor) -> Tensor:
         """A block is complete; the last one's output may be replaced."""
@@ -487,6 +489,10 @@ def _is_weight(args: tuple[Any, ...]) -> bool:
     return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() == 2
 
 
+#: What norms add to the variance.
+_NORM_EPS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
+
+
 def _norm_difference(source: Tensor, result: Tensor) -> Tensor:
     """How far a tensor is from a norm of another one: LayerNorm or RMSNorm over the last axis with any gain and bias.
 
@@ -498,8 +504,10 @@ def _norm_difference(source: Tensor, result: Tensor) -> Tensor:
         return none
     errors = []
     for centred in (rows - rows.mean(-1, keepdim=True), rows):
-        unit = centred * (centred.square().mean(-1, keepdim=True) + 1e-12).rsqrt()
-        x, y = unit - unit.mean(0), made - made.mean(0)
-        gain = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-300)
-        errors.append((y - gain * x).abs().max() / made.abs().max().clamp_min(1e-300))
-    return torch.stack([*errors, none]).min()
+        square = centred.square().mean(-1, keepdim=True)
+        for eps in _NORM_EPS:
+            unit = centred * (square + eps).rsqrt()
+            x, y = unit - unit.mean(0), made - made.mean(0)
+            gain = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-300)
+            errors.append((y - gain * x).abs().max() / made.abs().max().clamp_min(1e-300))
+    return torch.stack(errors).min()

@@ -468,7 +468,7 @@ def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStruc
     if stream is None:
         return base, []
     limit = TOLERANCE.get(one.scores.dtype, 1e-3)
-    found: dict[tuple[str, int], Tensor] = {}
+    found: dict[tuple[str, int], Tensor | float] = {}
     for i, layer in enumerate(base.layers):
         call = mode.calls[layer.call]
         assert call.Z is not None and call.V is not None  # noqa: PT018 - kept by this pass
@@ -478,8 +478,7 @@ def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStruc
             "value": verify.value_error(call.block, call.V),
         }
         found |= {(name, i): error for name, error in errors.items() if error is not None}
-    numbers = torch.stack([*found.values()]).tolist() if found else []
-    measured = dict(zip(found, numbers, strict=True))  # read from the device once
+    measured = _numbers(found)
     failed = {name: [i for (n, i), e in measured.items() if n == name and not e <= limit] for name in _STREAM_CHECKS}
     layers = [
         replace(
@@ -499,6 +498,13 @@ def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStruc
         where = f"; not in block {', '.join(map(str, bad[:6]))}: methods that need it refuse this model" if bad else ""
         checks.append(Check(title, not bad, f"largest relative error {worst:.1e}{where}"))
     return replace(base, layers=tuple(layers)), checks
+
+
+def _numbers(errors: dict[tuple[str, int], Tensor | float]) -> dict[tuple[str, int], float]:
+    """Errors as numbers, read from the device once."""
+    on_device = {key: error for key, error in errors.items() if isinstance(error, Tensor)}
+    read = dict(zip(on_device, torch.stack([*on_device.values()]).tolist() if on_device else [], strict=True))
+    return {key: read[key] if isinstance(error, Tensor) else error for key, error in errors.items()}
 
 
 #: Checks of the residual stream by name.
