@@ -369,7 +369,7 @@ def test_a_model_that_does_not_name_its_embedding_layer_is_refused_by_name():
     model.get_input_embeddings = lambda: None
     with pytest.raises(NotApplicableError, match="does not name the layer"):
         vitrail.explain(model, given, "gradient_x_input", target=1)
-    model.get_input_embeddings = lambda: nn.Identity()
+    model.get_input_embeddings = nn.Identity
     with pytest.raises(NotApplicableError, match="not one vector a word"):
         vitrail.explain(model, given, "gradient_x_input", target=1)
     other = nn.Embedding(60, 32).double()

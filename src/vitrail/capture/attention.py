@@ -8,6 +8,7 @@ by `Recogniser`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -36,6 +37,11 @@ from vitrail.capture.trace import Block
 KeptBlocks = Mapping[str, frozenset[int]]
 Edit = Callable[[Tensor], Tensor]
 NOWHERE: frozenset[int] = frozenset()
+#: Functions that compute nothing; models call them more often than any other.
+ATTRIBUTES = {
+    Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "is_cuda", "ndim")),
+}  # fmt: skip
 #: Functions that may begin a softmax the model writes out.
 STARTS = EXP | LOG_SOFTMAX
 
@@ -112,6 +118,8 @@ class AttentionMode(TorchFunctionMode):
         #: Convolutions after the first attention, and whether one before it reads overlapping patches.
         self.convolutions = 0
         self.overlapping = False
+        #: The last function calls, where every attention is made explicit.
+        self.makers: deque[tuple[Tensor, Any, tuple[Any, ...]]] = deque(maxlen=256 if explicit else 0)
         self._kept = kept
         self._batch = batch
         self._dtype = dtype
@@ -132,6 +140,8 @@ class AttentionMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in ATTRIBUTES:
+            return func(*args, **kwargs)
         stream = self.stream
         if stream is not None:
             stream.before(func, args)
@@ -146,6 +156,8 @@ class AttentionMode(TorchFunctionMode):
                 self._follow(func, args, kwargs, result)
         if stream is not None:
             result = stream.after(func, args, kwargs, result)
+        if self._all_explicit and isinstance(result, Tensor):
+            self.makers.append((result, func, args))
         return result
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -500,7 +500,7 @@ def _norm_difference(source: Tensor, result: Tensor) -> Tensor:
     """
     none = torch.tensor(torch.inf, dtype=torch.float64, device=result.device)
     rows, made = source.detach().double().flatten(0, -2), result.detach().double().flatten(0, -2)
-    if source.shape != result.shape or len(rows) < 8:
+    if source.shape != result.shape or len(rows) < 3:
         return none
     errors = []
     for centred in (rows - rows.mean(-1, keepdim=True), rows):
@@ -510,4 +510,6 @@ def _norm_difference(source: Tensor, result: Tensor) -> Tensor:
             x, y = unit - unit.mean(0), made - made.mean(0)
             gain = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-300)
             errors.append((y - gain * x).abs().max() / made.abs().max().clamp_min(1e-300))
-    return torch.stack(errors).min()
+    error = torch.stack(errors).min()
+    # Some models compute their norms in single precision whatever they run in.
+    return error.masked_fill(error < 1e-5, 0.0)

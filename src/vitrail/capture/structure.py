@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,7 @@ from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
 from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
-from vitrail.capture.outputs import OutputMode, output_kind
+from vitrail.capture.outputs import output_kind
 from vitrail.capture.residual import ResidualStream
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, TargetError
@@ -234,6 +234,7 @@ class _StructurePass:
     scores: Tensor
     leaf: Tensor | None
     shared: float = 0.0
+    arrived: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -255,11 +256,10 @@ def _measure(
             # The graph starts at the pixels, so that only attention over the image is part of it.
             leaf = image.detach().clone().requires_grad_()
             model_inputs = model_inputs.swap(image, leaf)
-        producers = OutputMode()
-        with mode, producers:
+        with mode:
             output = run_model(model, model_inputs)
-        outputs = output_kind(model, output, producers)
-        del producers
+        outputs = output_kind(model, output, mode.makers)
+        mode.makers.clear()
         scores = any_output(output) if target is None else target(output)
         if not isinstance(scores, Tensor):
             raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
@@ -311,7 +311,7 @@ def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
         return replace(base, kind="quantised")
     if not mode.calls:
         return base
-    live = verify.reaching(mode.calls, one.scores)
+    live, one.arrived = verify.reaching(mode.calls, one.scores)
     calls = [mode.calls[i] for i in live]
     kind = _kind(mode, calls)
     names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
@@ -436,14 +436,13 @@ def _readout(layout: Layout, calls: Sequence[Call], one: _StructurePass, text: b
     prefix, note = layout.prefix, None
     if layout.readout is None:
         readout = None
-        if last.Z is not None:
-            (gradient,) = verify.gradients((one.scores * verify.direction(one.scores)).sum(), [last.Z])
-            if gradient is not None:
-                reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
-                valid = one.model_inputs.valid
-                reach = reach if valid is None else reach * valid[0].to(reach)
-                before, after = (1, 0) if pool else (0, 0) if text else (prefix or 0, layout.suffix)
-                readout = read_readout(_padded_mean(reach, valid), before, after)
+        gradient = next((one.arrived[i] for i in reversed(one.arrived) if one.mode.calls[i] is last), None)
+        if gradient is not None:
+            reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
+            valid = one.model_inputs.valid
+            reach = reach if valid is None else reach * valid[0].to(reach)
+            before, after = (1, 0) if pool else (0, 0) if text else (prefix or 0, layout.suffix)
+            readout = read_readout(_padded_mean(reach, valid), before, after)
         if pool:
             readout = readout if isinstance(readout, tuple) else "pool"
         if readout is None:
