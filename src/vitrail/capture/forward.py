@@ -177,11 +177,7 @@ def forward_pass(
     with frozen(model):
         with mode:
             output = run_model(model, model_inputs)
-        if len(mode.calls) <= layers[-1].call:
-            raise ModelError(
-                f"the model attended {len(mode.calls)} times where {layers[-1].call + 1} were expected: "
-                "its path depends on the input; explain the inputs one by one"
-            )
+        _check_calls(mode, structure)
         blocks = []
         for layer in layers:
             block = mode.calls[layer.call].block
@@ -199,6 +195,24 @@ def forward_pass(
         device = model_inputs.tensors[0].device
         yield ForwardPass(
             output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid
+        )
+
+
+def _check_calls(mode: AttentionMode, structure: ModelStructure) -> None:
+    """Refuse a pass that made other attention calls than the one on which the structure was checked."""
+    layers = structure.layers
+    if len(mode.calls) != structure.calls:
+        raise ModelError(
+            f"the model attended {len(mode.calls)} times where {structure.calls} were expected: "
+            "its path depends on the input; explain the inputs one by one"
+        )
+    other = next((o for o in layers if mode.calls[o.call].shape[1:] != (o.heads, *o.size)), None)
+    if other is not None:
+        heads, queries, keys = mode.calls[other.call].shape[1:]
+        raise ModelError(
+            f"attention {other.call} of the model has {heads} heads, {queries} queries and {keys} keys where "
+            f"{other.heads}, {other.size[0]} and {other.size[1]} were expected: its path depends on the input; explain "
+            "the inputs one by one"
         )
 
 

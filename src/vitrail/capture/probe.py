@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.attention import Edit
+from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, fields_of, run_model
@@ -322,7 +323,10 @@ class Probe:
         return self.as_map(_at_stage([_feature(block, kind) for block in shown], stage))
 
     def as_map(self, value: Tensor) -> Tensor:
-        """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
+        """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out.
+
+        Where the places of the tokens were not measured, their order is checked on the model.
+        """
         if len(value) != len(self.images):
             raise NotApplicableError(
                 f"the features of {self.structure.model} do not lie on a grid: it cuts its images into "
@@ -340,6 +344,7 @@ class Probe:
             for prefix in (0, 1, 2):
                 grid = grid_of(value.shape[1] - prefix, size)
                 if grid is not None:
+                    check_feature_order(self.model, self.model_inputs, self.structure, prefix, grid)
                     value = value[:, prefix:]
                     break
             else:

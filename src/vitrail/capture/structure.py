@@ -53,7 +53,8 @@ class AttentionLayer:
         scale: Name of the LayerScale of the attention branch, or None.
         stream: Whether the residual stream was found and adds up.
         mlp: Whether the MLP's branch was found.
-        product: Whether its attention is made of queries and keys alone.
+        product: Whether its logits hold a product of queries and keys.
+        size: Number of queries and of keys.
     """
 
     call: int
@@ -65,6 +66,7 @@ class AttentionLayer:
     stream: bool
     mlp: bool
     product: bool = True
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class ModelStructure:
             classification head.
         notes: What was guessed or is unusual.
         checks: The self-check: what was measured, and whether it holds.
+        calls: Number of attention calls in one forward pass, those that do not reach the score included.
     """
 
     model: str
@@ -101,6 +104,7 @@ class ModelStructure:
     outputs: str = "scores"
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
+    calls: int = 0
 
     @property
     def pooled(self) -> bool:
@@ -170,7 +174,8 @@ def read_structure(
 ) -> ModelStructure:
     """Run one input through the model and measure its structure.
 
-    The result is cached for as long as the model lives and neither its modules nor its weights change.
+    The result is cached for as long as the model lives and neither its modules nor its weights change. It is measured
+    again for other shapes, types and devices of the inputs, under another autocast, and with other switches of kernels.
 
     Args:
         model: The user's model; it is left as it was.
@@ -184,6 +189,7 @@ def read_structure(
             model_inputs.shape,
             tuple((t.dtype, t.device) for t in model_inputs.tensors),
             _version(model),
+            _arithmetic(model_inputs.tensors),
             layout,
             _target_key(target),
         )
@@ -205,6 +211,16 @@ def _version(model: nn.Module) -> int:
     weights = ((id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors)  # noqa: SLF001
     switches = tuple(bool(getattr(m, "merged", False)) for m in model.modules() if hasattr(m, "base_layer"))
     return hash((tuple(map(id, model.modules())), tuple(weights), switches))
+
+
+def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What decides on the arithmetic besides the model: autocast, and which kernels torch may use."""
+    kind = tensors[0].device.type if tensors else "cpu"
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    cuda = torch.backends.cuda
+    kernels = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    return (cast, kernels, exact, torch.are_deterministic_algorithms_enabled())
 
 
 def _target_key(target: Callable[..., Any] | None) -> Any:
@@ -315,7 +331,8 @@ def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
     calls = [mode.calls[i] for i in live]
     kind = _kind(mode, calls)
     names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
-    base = replace(base, kind=kind, layers=tuple(_layer(i, mode, names) for i in live), width=_width(mode, live))
+    layers = tuple(_layer(i, mode, names) for i in live)
+    base = replace(base, kind=kind, layers=layers, width=_width(mode, live), calls=len(mode.calls))
     ignored = len(mode.calls) - len(live)
     checks = [
         Check(
@@ -390,6 +407,8 @@ def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: i
     if size is None:
         layout = Layout(given.prefix, None, given.readout, given.suffix)
         if owners is not None:
+            valid = one.model_inputs.valid
+            owners = owners if valid is None else _padding_in_place(owners, valid[0].cpu())
             straight = bool((owners == torch.arange(len(owners))).all()) and len(owners) == tokens
             check = Check(name, straight, "in the order of the input" if straight else _shifted(owners, tokens))
     elif owners is not None:
@@ -411,6 +430,13 @@ def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: i
         count_layout(replace(given, grid=layout.grid), tokens, size, None, None)  # raises: it does not fit
     layout, note = _readout(replace(layout, readout=given.readout), calls, one, text=size is None)
     return layout, [*notes, *([note] if note else [])], check
+
+
+def _padding_in_place(owners: Tensor, valid: Tensor) -> Tensor:
+    """Padding that no token depends on, as models set its embedding to zero, counts as being at its position."""
+    return (
+        torch.where((owners < 0) & ~valid, torch.arange(len(owners)), owners) if len(valid) == len(owners) else owners
+    )
 
 
 def _shifted(owners: Tensor, tokens: int) -> str:
@@ -619,7 +645,7 @@ def _layer(index: int, mode: AttentionMode, names: dict[int, str]) -> AttentionL
     held = vars(call.block)
     return AttentionLayer(
         index, call.shape[1], call.shape[2] < call.shape[3], name("Wo"), name("Wv"), name("gamma"),
-        "X" in held, held.get("F") is not None, call.product,
+        "X" in held, held.get("F") is not None, call.product, call.shape[2:],
     )  # fmt: skip
 
 
