@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -13,6 +14,7 @@ import vitrail
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, MapWarning, ModelError, NotApplicableError
+from vitrail.testing import tiny_vit
 
 transformers = pytest.importorskip("transformers")
 
@@ -376,3 +378,55 @@ def test_a_model_that_does_not_name_its_embedding_layer_is_refused_by_name():
     model.get_input_embeddings = lambda: other
     with pytest.raises(NotApplicableError, match="does not embed them"):
         vitrail.explain(model, given, "gradient_x_input", target=1)
+
+
+# -- accelerate --------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_of_accelerate_change_nothing():
+    accelerate = pytest.importorskip("accelerate")
+    model, given = tiny_vit(), torch.randn(2, 3, 32, 32)
+    methods = ["rollout", "transformer_mm", "vtranm", "attnlrp"]
+    expected = vitrail.explain(model, given, methods=methods, target=1)
+    hooked = accelerate.dispatch_model(copy.deepcopy(model), {"": "cpu"}, force_hooks=True, main_device="cpu")
+    assert hasattr(hooked, "_hf_hook")
+    for name, found in vitrail.explain(hooked, given, methods=methods, target=1).items():
+        assert torch.equal(found.grid, expected[name].grid), name
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_weights_that_accelerate_offloads_are_refused_by_name(where, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny_vit()
+    if where == "cpu":
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
+    with pytest.raises(ModelError, match="offloaded by accelerate"):
+        vitrail.explain(model, torch.randn(1, 3, 32, 32), "rollout", target=1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two devices")
+def test_weights_on_several_devices_are_refused_by_name():
+    model = tiny_vit()
+    model.head.to("cuda")
+    with pytest.raises(ModelError, match="several devices"):
+        vitrail.explain(model, torch.randn(1, 3, 32, 32), "rollout", target=1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_flex_attention_on_a_gpu_gives_the_maps_of_the_fused_kernel():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+    from own_vit import SPELLINGS, twin
+
+    SPELLINGS["flex"] = flex
+    try:
+        model, plain = (twin(spelling=name).float().cuda() for name in ("flex", "fused"))
+        given = torch.randn(2, 3, 32, 32, device="cuda")
+        methods = ["rollout", "transformer_mm", "gradtoken", "vtranm"]
+        expected = vitrail.explain(plain, given, methods=methods, target=1)
+        for name, found in vitrail.explain(model, given, methods=methods, target=1).items():
+            largest = float(expected[name].grid.abs().max())
+            assert torch.allclose(found.grid, expected[name].grid, atol=1e-4 * largest), name
+    finally:
+        del SPELLINGS["flex"]
