@@ -218,7 +218,8 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     kind = tensors[0].device.type if tensors else "cpu"
     cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
     cuda = torch.backends.cuda
-    kernels = (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled())
+    switches: tuple[Any, ...] = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    kernels = tuple(switch() for switch in switches)
     exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
     return (cast, kernels, exact, torch.are_deterministic_algorithms_enabled())
 
@@ -407,7 +408,7 @@ def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: i
     if size is None:
         layout = Layout(given.prefix, None, given.readout, given.suffix)
         if owners is not None:
-            valid = one.model_inputs.valid
+            valid, owners = one.model_inputs.valid, owners.cpu()
             owners = owners if valid is None else _padding_in_place(owners, valid[0].cpu())
             straight = bool((owners == torch.arange(len(owners))).all()) and len(owners) == tokens
             check = Check(name, straight, "in the order of the input" if straight else _shifted(owners, tokens))
@@ -588,7 +589,7 @@ def _check_pool(
     finally:
         one.mode.gate.closed = False
     expected = torch.arange(base.tokens) - missing
-    if found is None or not bool((found[0] == expected.clamp_min(-1)).all()):
+    if found is None or not bool((found[0].cpu() == expected.clamp_min(-1)).all()):
         return replace(base, kind="pyramid")
     return replace(base, pool_skips=missing)
 

@@ -131,7 +131,7 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     shared = (torch.minimum(zero, one) / total.clamp_min(1e-300)).max()
     ids = ids.masked_fill((total <= top * 1e-24) | wrong | (ids >= n) | (ids < 0), -1)
     largest, shared_most = torch.stack([top, shared]).tolist()
-    return (ids.cpu(), shared_most) if largest > 0 else None
+    return (ids, shared_most) if largest > 0 else None
 
 
 #: Digits of token indices are read off ratios of gradients, in half precision as well.
