@@ -148,6 +148,22 @@ def test_gradients_at_the_word_embeddings():
         vitrail.explain(model, TEXTS[0], "smoothgrad", tokenizer=tokenizer)
 
 
+def test_probabilities_of_a_text_model_are_not_passed_through_softmax_again():
+    model, tokenizer = cached_model()
+
+    class Softmaxed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.inner = model.config, model
+
+        def forward(self, input_ids=None, attention_mask=None, token_type_ids=None):
+            return self.inner(input_ids, attention_mask, token_type_ids).logits.softmax(-1)
+
+    settings = TokenizerSettings(tokenizer)
+    expected = predict_texts(TEXTS, settings, model).softmax(1)
+    assert torch.allclose(predict_texts(TEXTS, settings, Softmaxed().eval()).softmax(1), expected)
+
+
 # -- words and windows -------------------------------------------------------------------------------------------------
 
 
