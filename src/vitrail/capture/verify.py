@@ -99,7 +99,9 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     """The token that each pixel (or each word embedding) belongs to, by few backward passes.
 
     The tokens are weighted with the digits of their index, and with one for every other token: the ratio of two
-    gradients at a pixel is a digit of its token, and a pixel of one token has no gradient from the other half.
+    gradients at a pixel is a digit of its token, and a pixel of one token has no gradient from the other half. Where
+    pixels belong to several tokens (overlapping patches), the tokens are weighted with the bits of their index instead,
+    and the stronger gradient decides on each bit.
 
     Args:
         V: Values of the first attention, shape (1, H, n, dh), in the graph of ``leaf``.
@@ -122,7 +124,6 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     one, zero = rows[0].square().sum(-1), rows[1].square().sum(-1)
     total = one + zero
     top = total.max()
-    # Where a pixel belongs to several tokens, the stronger half of them decides.
     own = torch.where((one >= zero)[..., None], rows[0], rows[1])
     size = own.square().sum(-1).clamp_min(1e-300)
     read = [((row * own).sum(-1) / size).round() for row in rows[2:]]
@@ -131,9 +132,29 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     shared = (torch.minimum(zero, one) / total.clamp_min(1e-300)).max()
     ids = ids.masked_fill((total <= top * 1e-24) | wrong | (ids >= n) | (ids < 0), -1)
     largest, shared_most = torch.stack([top, shared]).tolist()
-    return (ids, shared_most) if largest > 0 else None
+    if not largest > 0:
+        return None
+    return (ids, shared_most) if shared_most < _OVERLAP else _owners_by_bits(each, leaf)
 
 
+def _owners_by_bits(each: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
+    """The same by binary codes, in 2·log₂ n backward passes; ``each`` is one number a token, shape (n,)."""
+    n = len(each)
+    bits = torch.arange(max(1, (n - 1).bit_length()), device=each.device)
+    ones = (torch.arange(n, device=each.device)[None] >> bits[:, None] & 1).to(each)
+    found = _gradient_rows(each, leaf, torch.cat([1 - ones, ones]))
+    if found is None:
+        return None
+    zero, one = found.double().square().sum(2 if leaf.dim() == 4 else 3)[:, 0].chunk(2)
+    total = (zero + one).sum(0)
+    ids = ((one > zero).long() << bits.view(-1, *[1] * total.dim())).sum(0)
+    shared = (torch.minimum(zero, one) / (zero + one).clamp_min(1e-300)).max()
+    ids = ids.masked_fill((total <= total.max() * 1e-24) | (ids >= n), -1)
+    return ids, float(shared)
+
+
+#: From this share of another token on, a pixel belongs to several.
+_OVERLAP = 1e-8
 #: Digits of token indices are read off ratios of gradients, in half precision as well.
 _BASE = 32
 
