@@ -22,10 +22,10 @@ from typing import Any
 
 import timm
 import torch
+from sweep_methods import attempts, enlarge_small_parameters
 from timm.models import list_models, model_entrypoint
 from torch import nn
 
-import vitrail
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import ModelError, VitrailError
@@ -35,10 +35,6 @@ FIELDS = (
     "family", "model", "millions", "pixels", "attention", "layers", "kind", "works", "refused", "failed", "remark",
     "seconds",
 )  # fmt: skip
-#: Options that are faster than the methods' own quick variants.
-QUICK: dict[str, dict[str, Any]] = {
-    "rise": {"masks": 8}, "occlusion": {"window": 4, "stride": 4}, "vit_cx": {"delta": 0.7},
-}  # fmt: skip
 SKIPPED = frozenset({"scorecam"})
 SMALL_SIZE = 112
 #: Class names of attention modules.
@@ -90,7 +86,7 @@ def examine_model(name: str, device: str) -> dict[str, Any]:
     """Row of one model: its structure and the methods that work."""
     torch.manual_seed(0)
     model, model_inputs = _make(name, device)
-    _enlarge_small_parameters(model)
+    enlarge_small_parameters(model)
     try:
         structure = read_structure(model, model_inputs)
     except VitrailError as error:
@@ -100,22 +96,14 @@ def examine_model(name: str, device: str) -> dict[str, Any]:
     row: dict[str, Any] = {
         "attention": structure.kind, "layers": len(structure.layers), "kind": kind_of(structure), "pixels": pixels,
     }  # fmt: skip
-    verdicts: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
+    outcomes: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
     reasons = []
-    for method in vitrail.methods().values():
-        if method.name in SKIPPED:
-            continue
-        try:
-            options = QUICK.get(method.name, method.quick)
-            found = vitrail.explain(model, model_inputs.args[0], method.name, target=3, **options)
-            works = bool(torch.isfinite(found.maps).all()) and len(found.maps) == 1
-            verdicts["works" if works else "failed"].append(method.name)
-        except VitrailError as error:
-            verdicts["refused"].append(method.name)
-            reasons.append(str(error).partition(": ")[2].partition(";")[0])
-        except Exception as error:  # noqa: BLE001 - every error is recorded
-            verdicts["failed"].append(f"{method.name} ({type(error).__name__})")
-    row |= {key: " ".join(names) for key, names in verdicts.items()}
+    for attempt in attempts(model, model_inputs.args[0], SKIPPED):
+        error = f" ({attempt.error})" if attempt.outcome == "failed" and attempt.error else ""
+        outcomes[attempt.outcome].append(attempt.method + error)
+        if attempt.outcome == "refused":
+            reasons.append(attempt.reason.partition(": ")[2].partition(";")[0])
+    row |= {key: " ".join(names) for key, names in outcomes.items()}
     row["remark"] = "; ".join(dict.fromkeys(reasons))
     return row
 
@@ -133,14 +121,6 @@ def _make(name: str, device: str) -> tuple[nn.Module, ModelInputs]:
             (torch.randn(1, *model.pretrained_cfg.get("input_size", (3, 224, 224)), device=device),)
         )
     return model, model_inputs
-
-
-def _enlarge_small_parameters(model: nn.Module) -> None:
-    """Add noise to zero heads and tiny LayerScales, which would hide whether a method works."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if float(parameter.abs().max()) < 0.05:
-                parameter.add_(0.05 * torch.randn_like(parameter))
 
 
 def main() -> None:

@@ -48,6 +48,32 @@ def _baddbmm(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return torch.bmm(logits.softmax(-1), v).view(b, HEADS, -1, HEAD)
 
 
+def _baddbmm_by_name(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The heads come apart between the logits and the softmax, as in BLOOM."""
+    b, n = len(q), q.shape[2]
+    flat = [t.reshape(b * HEADS, -1, HEAD) for t in (q, k, v)]
+    logits = q.new_zeros(b * HEADS, n, n).baddbmm(batch1=flat[0], batch2=flat[1].mT, beta=1.0, alpha=SCALE)
+    attention = F.softmax(logits.view(b, HEADS, n, n), dim=-1).view(b * HEADS, n, n)
+    return torch.bmm(attention, flat[2]).view(b, HEADS, -1, HEAD)
+
+
+def _sink(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """One more logit that belongs to no token, as in gpt-oss; it is so low that it changes nothing."""
+    logits = (q @ k.mT) * SCALE
+    sink = logits.new_full((*logits.shape[:-1], 1), -1e3)
+    attention = torch.cat([logits, sink], dim=-1).softmax(-1)[..., :-1]
+    return attention @ v
+
+
+def _two_terms(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Logits with a second product, of queries and positions, as in DeBERTa; here it is zero."""
+    n = q.shape[2]
+    positions = q.new_zeros(1, 1, n, HEAD).expand(len(q), HEADS, -1, -1)
+    content = (q @ k.mT) * SCALE
+    index = torch.arange(n).flip(0).expand(len(q), HEADS, n, n)
+    return (content + torch.gather(q @ positions.mT, -1, index)).softmax(-1) @ v
+
+
 def _merged_fused(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     b = len(q)
     q, k, v = (t.reshape(b * HEADS, -1, HEAD) for t in (q, k, v))
@@ -132,6 +158,9 @@ SPELLINGS: dict[str, Spelling] = {
     "bmm": _bmm,
     "bmm-heads-first": _bmm_heads_first,
     "baddbmm": _baddbmm,
+    "baddbmm-by-name": _baddbmm_by_name,
+    "sink": _sink,
+    "two-terms": _two_terms,
     "einsum": _einsum(("bhid,bhjd->bhij", "bhij,bhjd->bhid"), same, same),
     "einsum-spaces": _einsum(("b h i d, b h j d -> b h i j", "b h i j, b h j d -> b h i d"), same, same),
     "einsum-heads-last": _einsum(("bhid,bhjd->bhij", "bhij,bhjd->bihd"), same, swap),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -13,6 +14,7 @@ import vitrail
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, MapWarning, ModelError, NotApplicableError
+from vitrail.testing import tiny_vit
 
 transformers = pytest.importorskip("transformers")
 
@@ -288,5 +290,143 @@ def test_flex_attention_in_a_model_of_ones_own_is_seen():
             warnings.simplefilter("ignore")
             found = vitrail.explain(model, images(2, 32), "transformer_mm", target=1).grid
         assert torch.allclose(found, expected, rtol=1e-6)
+    finally:
+        del SPELLINGS["flex"]
+
+
+# -- forms of attention and of inputs ----------------------------------------------------------------------------------
+
+
+def test_all_that_queries_do_counts_where_logits_have_terms_of_positions():
+    """DeBERTa's queries meet keys and positions; the gradient at them is that of both."""
+    from vitrail.capture.forward import forward_pass
+    from vitrail.capture.trace import LAST
+
+    model = build("DebertaV2ForSequenceClassification", "DebertaV2Config", **TEXT, relative_attention=True,
+                  pos_att_type=["c2p", "p2c"], max_relative_positions=8, type_vocab_size=0)  # fmt: skip
+    ids = torch.randint(1, 60, (2, 16), generator=torch.Generator().manual_seed(4))
+    given = ModelInputs((), {"input_ids": ids, "attention_mask": torch.ones_like(ids)})
+    found = read_structure(model, given)
+    assert found.kind == "plain" and all(layer.product for layer in found.layers)  # noqa: PT018
+    with forward_pass(model, given, found, [{"dQ": LAST, "Q": LAST}]) as one:
+        block = one.trace(one.output.logits[:, 1]).blocks[-1]
+    seen: list[Tensor] = []
+    layer = model.deberta.encoder.layer[-1].attention.self.query_proj
+    handle = layer.register_forward_hook(lambda *a: seen.append(a[-1]) or a[-1].retain_grad())
+    model(**given.kwargs).logits[:, 1].sum().backward()
+    handle.remove()
+    expected = seen[0].grad.view(2, 16, 4, 8).transpose(1, 2)
+    assert torch.allclose(block.Q, seen[0].view(2, 16, 4, 8).transpose(1, 2))
+    assert torch.allclose(block.dQ, expected, atol=1e-10)
+    model.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "options"),
+    [
+        ("GPT2ForSequenceClassification", "GPT2Config", {"n_embd": 32, "n_layer": 2, "n_head": 4}),
+        ("RobertaForSequenceClassification", "RobertaConfig", {"pad_token_id": 0, "max_position_embeddings": 40}),
+        ("CTRLForSequenceClassification", "CTRLConfig", {"n_embd": 32, "n_layer": 2, "n_head": 4, "dff": 48}),
+    ],
+)
+def test_vectors_of_padded_texts_have_the_gradients_they_have_alone(model, config, options):
+    """Padding, positions and the last token are found by the words, which stay beside the vectors."""
+    built = build(model, config, **TEXT | options)
+    ids = torch.randint(1, 60, (2, 12), generator=torch.Generator().manual_seed(4))
+    mask = torch.ones_like(ids)
+    ids[1, 7:] = mask[1, 7:] = 0
+    together = explain(built, {"input_ids": ids, "attention_mask": mask}, "gradient_x_input")
+    for i, length in enumerate((12, 7)):
+        own = {"input_ids": ids[i : i + 1, :length], "attention_mask": mask[i : i + 1, :length]}
+        expected = explain(built, own, "gradient_x_input")[0, 0]
+        assert torch.allclose(together[i, 0, : len(expected)], expected, atol=1e-8)
+
+
+def test_flattened_patches_are_tokens():
+    """SigLIP 2 takes patches that were cut out already."""
+    vision = {k: v for k, v in VISION.items() if k != "num_labels"}
+    model = build("Siglip2ForImageClassification", "Siglip2Config", vision_config=vision | {"num_patches": 16},
+                  num_labels=5)  # fmt: skip
+    patches = torch.randn(1, 16, 3 * PATCH * PATCH, dtype=torch.float64)
+    given = {
+        "pixel_values": patches,
+        "pixel_attention_mask": torch.ones(1, 16, dtype=torch.long),
+        "spatial_shapes": torch.tensor([[4, 4]]),
+    }
+    found = read_structure(model, ModelInputs((), given))
+    assert (found.kind, found.tokens, found.layout.prefix) == ("plain", 16, 0)
+    assert not found.failed
+    gradient = torch.autograd.grad(model(**given | {"pixel_values": patches.requires_grad_()}).logits[0, 1], patches)[0]
+    expected = (gradient * patches).sum(-1)[0].detach()
+    shown = explain(model, given | {"pixel_values": patches.detach()}, "gradient_x_input").flatten()
+    assert torch.allclose(shown, expected, atol=1e-8)
+    for method in ("transformer_mm", "attcat", "attnlrp", "random"):
+        assert explain(model, given | {"pixel_values": patches.detach()}, method).isfinite().all()
+
+
+def test_a_model_that_does_not_name_its_embedding_layer_is_refused_by_name():
+    model = build(*ENCODERS["bert"][:2], **TEXT)
+    ids = torch.randint(1, 60, (1, 8))
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    model.get_input_embeddings = lambda: None
+    with pytest.raises(NotApplicableError, match="does not name the layer"):
+        vitrail.explain(model, given, "gradient_x_input", target=1)
+    model.get_input_embeddings = nn.Identity
+    with pytest.raises(NotApplicableError, match="not one vector a word"):
+        vitrail.explain(model, given, "gradient_x_input", target=1)
+    other = nn.Embedding(60, 32).double()
+    model.get_input_embeddings = lambda: other
+    with pytest.raises(NotApplicableError, match="does not embed them"):
+        vitrail.explain(model, given, "gradient_x_input", target=1)
+
+
+# -- accelerate --------------------------------------------------------------------------------------------------------
+
+
+def test_hooks_of_accelerate_change_nothing():
+    accelerate = pytest.importorskip("accelerate")
+    model, given = tiny_vit(), torch.randn(2, 3, 32, 32)
+    methods = ["rollout", "transformer_mm", "vtranm", "attnlrp"]
+    expected = vitrail.explain(model, given, methods=methods, target=1)
+    hooked = accelerate.dispatch_model(copy.deepcopy(model), {"": "cpu"}, force_hooks=True, main_device="cpu")
+    assert hasattr(hooked, "_hf_hook")
+    for name, found in vitrail.explain(hooked, given, methods=methods, target=1).items():
+        assert torch.equal(found.grid, expected[name].grid), name
+
+
+@pytest.mark.parametrize("where", ["cpu", "disk"])
+def test_weights_that_accelerate_offloads_are_refused_by_name(where, tmp_path):
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny_vit()
+    if where == "cpu":
+        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
+    else:
+        accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
+    with pytest.raises(ModelError, match="offloaded by accelerate"):
+        vitrail.explain(model, torch.randn(1, 3, 32, 32), "rollout", target=1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two devices")
+def test_weights_on_several_devices_are_refused_by_name():
+    model = tiny_vit()
+    model.head.to("cuda")
+    with pytest.raises(ModelError, match="several devices"):
+        vitrail.explain(model, torch.randn(1, 3, 32, 32), "rollout", target=1)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_flex_attention_on_a_gpu_gives_the_maps_of_the_fused_kernel():
+    flex = pytest.importorskip("torch.nn.attention.flex_attention").flex_attention
+    from own_vit import SPELLINGS, twin
+
+    SPELLINGS["flex"] = flex
+    try:
+        model, plain = (twin(spelling=name).float().cuda() for name in ("flex", "fused"))
+        given = torch.randn(2, 3, 32, 32, device="cuda")
+        methods = ["rollout", "transformer_mm", "gradtoken", "vtranm"]
+        expected = vitrail.explain(plain, given, methods=methods, target=1)
+        for name, found in vitrail.explain(model, given, methods=methods, target=1).items():
+            largest = float(expected[name].grid.abs().max())
+            assert torch.allclose(found.grid, expected[name].grid, atol=1e-4 * largest), name
     finally:
         del SPELLINGS["flex"]

@@ -188,15 +188,24 @@ def test_models_without_one_chain_of_global_attention_are_told_apart(name):
 
 
 @pytest.mark.parametrize("block", ["ParallelScalingBlock", "ParallelThingsBlock"])
-def test_parallel_blocks_are_not_mistaken_for_a_chain(block):
+def test_parallel_attention_is_not_mistaken_for_a_chain(block):
+    """One attention beside an MLP is a chain whose sums are taken apart; several attentions side by side are none."""
     from timm.models import vision_transformer
 
     model = vision_transformer.VisionTransformer(
         img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=4,
         block_fn=getattr(vision_transformer, block),
     ).eval()  # fmt: skip
-    with pytest.raises(vitrail.errors.NotApplicableError):
-        vitrail.explain(model, torch.randn(1, 3, 32, 32), "vtranm")
+    images = torch.randn(1, 3, 32, 32)
+    if block == "ParallelThingsBlock":
+        with pytest.raises(vitrail.errors.NotApplicableError):
+            vitrail.explain(model, images, "vtranm")
+        return
+    given = ModelInputs((images,))
+    with forward_pass(model, given, read_structure(model, given), [{"stream": ALL, "branch": ALL}]) as one:
+        first, second = one.blocks[:2]
+    assert torch.allclose(first.X + first.branch + first.F, second.X, atol=1e-5)
+    vitrail.explain(model, images, "vtranm")
 
 
 def test_a_clip_of_two_towers():

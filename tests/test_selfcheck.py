@@ -13,6 +13,7 @@ from torch import nn
 import vitrail
 from own_vit import DEPTH, ORDERS, PATCH, SIDE, SPELLINGS, UNSEEN, OwnViT, twin
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, MapWarning, NotApplicableError, TargetError
 
@@ -233,6 +234,16 @@ def test_probabilities_are_not_passed_through_softmax_again():
     with pytest.warns(GuessWarning, match="probabilities already"):
         found = vitrail.explain(model, IMAGES, "transformer_mm", target=1)
     assert torch.allclose(found.probabilities[:, 0].double(), model(IMAGES)[:, 1], atol=1e-6)
+
+
+def test_probabilities_are_recognised_before_the_self_check():
+    model = Softmaxed().double().eval()
+    output = model(IMAGES)
+    for wrapped in (model, nn.DataParallel(model)):
+        logits = class_logits(wrapped, output)
+        assert torch.allclose(logits.softmax(1), output)
+    plain = twin()
+    assert class_logits(plain, plain(IMAGES)).equal(plain(IMAGES))
 
 
 class Headless(OwnViT):

@@ -16,7 +16,6 @@ import vitrail
 from texts import FAMILIES, reviews, text_model, train_classifier
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods import METHODS
-from vitrail.methods.registry import find
 from vitrail.scores import rationale
 from vitrail.text import TokenizerSettings
 from vitrail.text.tokens import encode_texts, load_tokenizer, word_scores
@@ -50,25 +49,10 @@ def close(one, other):
 # -- padding -----------------------------------------------------------------------------------------------------------
 
 
-def methods_for(family):
-    """Text methods that work on a model family."""
-    if not family.startswith("deberta"):
-        return TEXT_METHODS
-    # DeBERTa v1 computes its layer norm by hand, so its residual stream is not found.
-    unavailable = {"Q", "K", "dQ", "stream"} if family == "deberta" else {"Q", "K", "dQ"}
-    lines = {name: find(name, options)[1:] for name, options in TEXT_METHODS.items()}
-    applicable = [
-        n
-        for n, (line, options) in lines.items()
-        if line.family != "relevance" and not unavailable & {*line.needed(options)}
-    ]
-    return {name: TEXT_METHODS[name] for name in applicable}
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_batch_of_texts_equals_single_texts(family):
     model, tokenizer = cached_model(family)
-    methods = {**methods_for(family), **(VARIANTS if family == "bert" else {})}
+    methods = {**TEXT_METHODS, **(VARIANTS if family == "bert" else {})}
     together = vitrail.explain(model, TEXTS, methods=methods, tokenizer=tokenizer, target=[0, 2, 1])
     for i, (text, target) in enumerate(zip(TEXTS, [0, 2, 1], strict=True)):
         alone = vitrail.explain(model, text, methods=methods, tokenizer=tokenizer, target=target)
@@ -164,15 +148,20 @@ def test_gradients_at_the_word_embeddings():
         vitrail.explain(model, TEXTS[0], "smoothgrad", tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize("family", ["deberta", "deberta-v2"])
-def test_disentangled_attention_rejects_methods_that_need_queries_and_keys(family):
-    model, tokenizer = cached_model(family)
-    applicable = methods_for(family)
-    assert {"raw_attention", "rollout", "gradcam", "transformer_mm", "tam", "integrated_gradients"} <= set(applicable)
-    assert ("vtranm" in applicable) == (family == "deberta-v2")
-    for name in set(TEXT_METHODS) - set(applicable):
-        with pytest.raises(NotApplicableError, match=r"needs attention that is a product|no such pair of sums"):
-            vitrail.explain(model, TEXTS[0], name, tokenizer=tokenizer)
+def test_probabilities_of_a_text_model_are_not_passed_through_softmax_again():
+    model, tokenizer = cached_model()
+
+    class Softmaxed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.inner = model.config, model
+
+        def forward(self, input_ids=None, attention_mask=None, token_type_ids=None):
+            return self.inner(input_ids, attention_mask, token_type_ids).logits.softmax(-1)
+
+    settings = TokenizerSettings(tokenizer)
+    expected = predict_texts(TEXTS, settings, model).softmax(1)
+    assert torch.allclose(predict_texts(TEXTS, settings, Softmaxed().eval()).softmax(1), expected)
 
 
 # -- words and windows -------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import vitrail
+from own_vit import OwnViT
 from score_helpers import batch, count_forwards, removed_mask
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import NotApplicableError
@@ -127,3 +128,24 @@ def test_models_without_support_for_token_dropping_raise():
     bert = transformers.BertForSequenceClassification(config)
     with pytest.raises(NotApplicableError, match="needs images"):
         TokenDropper(bert, torch.ones(1, 6, dtype=torch.long))
+
+
+class OrderedAttention(OwnViT):
+    """Attention with a bias for each pair of positions in the sequence, on tokens that are not in raster order."""
+
+    def attend(self, index, x):
+        block = self.blocks[index]
+        b, n, width = x.shape
+        q, k, v = block["qkv"](x).view(b, n, 3, 4, -1).permute(2, 0, 3, 1, 4)
+        steps = torch.arange(n, dtype=x.dtype)
+        bias = 0.5 * torch.sin(steps[:, None] - 2 * steps[None])
+        z = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=bias.expand(b, 4, n, n))
+        return block["proj"](z.transpose(1, 2).reshape(b, n, width))
+
+
+@pytest.mark.parametrize("order", ["raster", "shuffled", "columns"])
+def test_models_that_depend_on_the_order_of_tokens_are_refused_whatever_the_order(order):
+    images = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert TokenDropper(OwnViT(order=order).eval(), images).patches == 16
+    with pytest.raises(NotApplicableError, match="depends on the order"):
+        TokenDropper(OrderedAttention(order=order).eval(), images)

@@ -186,7 +186,7 @@ def explain(
             return explain(about, ready, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
 
         found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
-        found = _with_provenance(found, inputs, about)
+        found = _with_provenance(found, inputs, about, texts=True)
         _warn(found)
         return Explanations(found) if methods is not None else found[jobs[0].label]
     model_inputs = to_model_inputs(inputs, about)
@@ -240,7 +240,9 @@ def _checked(found: Found, source: MapSource, budget: str, advance: Callable[[in
     return {label: replace(e, checks={at: checks[at][label] for at in places}) for label, e in found.items()}
 
 
-def _with_provenance(found: Mapping[str, Explanation], inputs: Inputs, about: LoadedModel) -> Found:
+def _with_provenance(
+    found: Mapping[str, Explanation], inputs: Inputs, about: LoadedModel, texts: bool = False
+) -> Found:
     """Add the names of the inputs, the preprocessing and the hash of the weights."""
     preprocess = about.preprocess
     stated: dict[str, Any] = {}
@@ -249,8 +251,8 @@ def _with_provenance(found: Mapping[str, Explanation], inputs: Inputs, about: Lo
     elif preprocess is not None:
         stated = {"function": getattr(preprocess, "__qualname__", None) or type(preprocess).__qualname__}
     count = len(next(iter(found.values())).maps)
-    stated = {"applied": needs_preprocess(inputs), **stated}
-    provenance = Provenance(input_names(inputs, count), stated, WeightsHash(about.module))
+    stated = {"applied": not texts and needs_preprocess(inputs), **stated}
+    provenance = Provenance(input_names(inputs, count, texts), stated, WeightsHash(about.module))
     return {label: replace(explanation, provenance=provenance) for label, explanation in found.items()}
 
 

@@ -81,27 +81,34 @@ def needs_preprocess(inputs: Inputs) -> bool:
     return isinstance(inputs, Sequence) and not all(isinstance(i, Tensor) for i in inputs)
 
 
-def input_names(inputs: Inputs, count: int) -> tuple[str, ...]:
+def input_names(inputs: Inputs, count: int, texts: bool = False) -> tuple[str, ...]:
     """Name each input: a path by its file name, anything else by its kind and index.
+
+    Args:
+        inputs: As `vitrail.explain` takes them.
+        count: Number of inputs.
+        texts: Whether strings are texts; otherwise they are paths.
 
     Example:
         >>> input_names(["photos/cat.jpg", Path("dog.jpg")], 2)
         ('cat.jpg', 'dog.jpg')
         >>> input_names(torch.zeros(2, 3, 8, 8), 2)
         ('tensor 0', 'tensor 1')
+        >>> input_names(["It was great.Really", "No."], 2, texts=True)
+        ('text 0', 'text 1')
     """
     single = isinstance(inputs, str | Path | Tensor | Mapping) or _is_image(inputs) or not isinstance(inputs, Sequence)
     given = [inputs] * count if single else list(inputs)
-    return tuple(_name(value, i) for i, value in enumerate(given))
+    return tuple(f"text {i}" if texts else _name(value, i) for i, value in enumerate(given))
 
 
 def _name(value: Any, index: int) -> str:
-    if isinstance(value, Path) or (isinstance(value, str) and Path(value).suffix and "\n" not in value):
+    if isinstance(value, str | Path):
         return Path(value).name
     if _is_image(value):
         file_name = getattr(value, "filename", "")
         return Path(file_name).name if isinstance(file_name, str | Path) and file_name else f"image {index}"
-    return f"{'text' if isinstance(value, str) else 'tensor'} {index}"
+    return f"tensor {index}"
 
 
 def _prepare(images: Sequence[Any], model: LoadedModel) -> Tensor:

@@ -21,7 +21,7 @@ from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
 from vitrail.bench.protocols import PROTOCOLS, score_perturbation
 from vitrail.bench.text_chunk import TextChunkRunner
-from vitrail.capture.inputs import logits_of
+from vitrail.capture.outputs import class_logits
 from vitrail.errors import OutputError, TargetError, WeightsError
 from vitrail.scores.presets import find_presets
 
@@ -210,7 +210,7 @@ class _ChunkRunner:
 
         def forward(size: int) -> Tensor:
             with torch.inference_mode():
-                outputs = [logits_of(module(images[i : i + size])) for i in range(0, len(images), size)]
+                outputs = [class_logits(module, module(images[i : i + size])) for i in range(0, len(images), size)]
             if outputs[0] is None:
                 raise TargetError(f"{self.model.loaded.name} returns no class scores: it cannot be scored")
             return torch.cat([o for o in outputs if o is not None]).float().softmax(1).cpu()

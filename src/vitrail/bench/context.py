@@ -176,7 +176,7 @@ class BenchContext:
         structure = read_structure(loaded.module, ModelInputs((_noise_image(preprocess),)).onto(loaded.module))
         return BenchModel(
             loaded=loaded, preprocess=preprocess, structure=structure, weights_hash=weights_hash,
-            not_applicable=self._not_applicable(structure),
+            not_applicable=self._not_applicable(structure, loaded.module),
         )  # fmt: skip
 
     def _load_text_model(self, spec: ModelSpec) -> BenchTextModel:
@@ -193,7 +193,7 @@ class BenchContext:
         structure = read_structure(loaded.module, inputs)
         return BenchTextModel(
             loaded=loaded, settings=settings, structure=structure, weights_hash=digest,
-            not_applicable=self._not_applicable(structure),
+            not_applicable=self._not_applicable(structure, loaded.module),
         )  # fmt: skip
 
     def _to_device(self, loaded: LoadedModel, spec: ModelSpec) -> LoadedModel:
@@ -202,13 +202,13 @@ class BenchContext:
         except (RuntimeError, AssertionError) as error:
             raise InputError(f"device {self.device!r} cannot be used: {str(error).splitlines()[0]}") from error
 
-    def _not_applicable(self, structure: ModelStructure) -> dict[str, str]:
+    def _not_applicable(self, structure: ModelStructure, module: nn.Module) -> dict[str, str]:
         """Return the methods that do not apply to a model, with the reason."""
         not_applicable = {}
         for method_spec in self.plan.specs():
             try:
                 _, method, options = find(method_spec)
-                method.check(structure, options, model=loaded.module)
+                method.check(structure, options, model=module)
             except VitrailError as error:
                 not_applicable[method_spec] = str(error)
         return not_applicable

@@ -26,7 +26,6 @@ from vitrail.bench.parts import read_footer
 from vitrail.bench.plan import DatasetSpec, Plan
 from vitrail.bench.protocols import MULTICLASS, MULTICLASS_ORIGINAL, PROTOCOLS
 from vitrail.bench.text_protocols import ERASER
-from vitrail.capture.inputs import logits_of
 from vitrail.data import cifar, movies, voc
 from vitrail.errors import VitrailError
 from vitrail.methods import ModelSize, find
@@ -195,7 +194,7 @@ def _time_forward(context: BenchContext, model: AnyBenchModel) -> tuple[float, i
 def _timed_images(context: BenchContext, model: AnyBenchModel, count: int) -> Callable[[int], object]:
     assert isinstance(model, BenchModel)
     images = torch.randn(count, len(model.preprocess.mean), *model.preprocess.size).to(context.device)
-    return lambda size: logits_of(model.loaded.module(images[:size]))
+    return lambda size: model.loaded.module(images[:size])
 
 
 def _timed_texts(model: BenchTextModel, count: int) -> Callable[[int], object]:

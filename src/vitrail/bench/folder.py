@@ -39,7 +39,7 @@ from vitrail.bench.parts import (
     write_table,
 )
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
-from vitrail.capture.inputs import logits_of
+from vitrail.capture.outputs import class_logits
 from vitrail.class_group import ClassGroup, append_groups
 from vitrail.errors import DataError, InputError, WeightsError, require
 from vitrail.methods import find
@@ -138,8 +138,10 @@ class FolderChunk:
             return
         images = torch.stack(prepared).to(context.device)
         with torch.inference_mode():
+            module = model.loaded.module
             outputs = shrink_batch_to_fit(
-                context, lambda n: [logits_of(model.loaded.module(images[i : i + n])) for i in range(0, len(ids), n)]
+                context,
+                lambda n: [class_logits(module, module(images[i : i + n])) for i in range(0, len(ids), n)],
             )
         logits = torch.cat([o for o in outputs if o is not None]).float().cpu()
         resolved = resolve_target(settings["target"], logits, len(ids), class_names)

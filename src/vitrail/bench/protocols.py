@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.bench.batch import BenchProtocol, ProtocolScores, ScoreBatch
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.text_protocols import TEXT_PROTOCOLS
-from vitrail.capture.inputs import logits_of
+from vitrail.capture.outputs import class_logits
 from vitrail.class_group import ClassGroup
 from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
 from vitrail.errors import DataError, ModelError
@@ -187,9 +187,11 @@ def _score_sensitivity(batch: ScoreBatch, method: str, target: str) -> ScoresAnd
     """Explain each image ten more times under small noise."""
     explain, reasons = _make_reexplain(batch, method, target)
 
+    module = batch.explainer.model.loaded.module
+
     def predict(images: Tensor) -> Tensor:
         with torch.inference_mode():
-            logits = logits_of(batch.explainer.model.loaded.module(images))
+            logits = class_logits(module, module(images))
         assert logits is not None
         return logits.argmax(1)
 

@@ -8,6 +8,7 @@ by `Recogniser`.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -15,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
@@ -36,6 +37,11 @@ from vitrail.capture.trace import Block
 KeptBlocks = Mapping[str, frozenset[int]]
 Edit = Callable[[Tensor], Tensor]
 NOWHERE: frozenset[int] = frozenset()
+#: Functions that compute nothing; models call them more often than any other.
+ATTRIBUTES = {
+    Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.is_complex, Tensor.data_ptr,
+    *(getattr(Tensor, name).__get__ for name in ("shape", "dtype", "device", "requires_grad", "is_cuda", "ndim")),
+}  # fmt: skip
 #: Functions that may begin a softmax the model writes out.
 STARTS = EXP | LOG_SOFTMAX
 
@@ -112,6 +118,8 @@ class AttentionMode(TorchFunctionMode):
         #: Convolutions after the first attention, and whether one before it reads overlapping patches.
         self.convolutions = 0
         self.overlapping = False
+        #: The last function calls, where every attention is made explicit.
+        self.makers: deque[tuple[Tensor, Any, tuple[Any, ...]]] = deque(maxlen=256 if explicit else 0)
         self._kept = kept
         self._batch = batch
         self._dtype = dtype
@@ -123,8 +131,8 @@ class AttentionMode(TorchFunctionMode):
         self._explicit = NOWHERE.union(self._edits, *(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
         self._all_explicit = explicit
         self._norms: dict[int, Tensor] = {}
-        self._candidates: dict[int, tuple[Tensor, Tensor]] = {}
-        follows = ("stream", "branch", "norms", "value_path", "dX")
+        self._candidates: dict[int, Tensor] = {}
+        follows = ("stream", "branch", "norms", "value_path", "dX", "X")
         watched = tail is not None or any(kind in kept for kind in follows)
         self.stream = ResidualStream(kept, dtype, self.nodes, tail, keep_graph=keep_output) if watched else None
 
@@ -132,6 +140,8 @@ class AttentionMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in ATTRIBUTES:
+            return func(*args, **kwargs)
         stream = self.stream
         if stream is not None:
             stream.before(func, args)
@@ -146,6 +156,8 @@ class AttentionMode(TorchFunctionMode):
                 self._follow(func, args, kwargs, result)
         if stream is not None:
             result = stream.after(func, args, kwargs, result)
+        if self._all_explicit and isinstance(result, Tensor):
+            self.makers.append((result, func, args))
         return result
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
@@ -244,7 +256,7 @@ class AttentionMode(TorchFunctionMode):
         if merged:
             query, key, value = (self._split(t) for t in (query, key, value))
             attn_mask = self._split_mask(attn_mask)
-        self._gated(index, query, key, value)
+        self._gated(index, query, key, value, *([] if attn_mask is None else [attn_mask]))
         query = self._node("dQ", index, query)
         if index in self._explicit or self._all_explicit:
             if enable_gqa and key.shape[-3] != query.shape[-3]:
@@ -331,7 +343,7 @@ class AttentionMode(TorchFunctionMode):
         Z = self._node("dZ", index, torch.matmul(A, V))
         pair = met.softmax.queries_and_keys()
         if pair is not None and id(pair[0]) in self._candidates:
-            self.nodes["dQ", index] = self._candidates[id(pair[0])][1]
+            self.nodes["dQ", index] = self._candidates[id(pair[0])]
         self._candidates.clear()
         Q, K = (None, None) if pair is None else (self._split(pair[0]), self._split(pair[1]))
         folded = met.A.dim() == 3
@@ -352,24 +364,33 @@ class AttentionMode(TorchFunctionMode):
         return result
 
     def _candidate(self, factor: Tensor) -> Tensor:
-        """A factor that may turn out to be the queries, as a node of the graph with the axes (b, H, n, dh)."""
-        folded = factor.dim() == 3
-        node = self._split(factor) if folded else factor
-        node = node if node.requires_grad else node.detach().requires_grad_()
-        used = self._merge(node) if folded else node
-        self._candidates[id(used)] = (used, node)
-        return used
+        """A factor that may turn out to be the queries, as a node of the graph, heads folded into the batch or not.
 
-    def _added_product(self, func: Any, added: Tensor, left: Tensor, right: Tensor, **kwargs: Any) -> Tensor:
+        The model's own tensor is the node, so that all it does with the queries counts, also terms of positions.
+        """
+        if not factor.requires_grad:
+            factor = factor.detach().requires_grad_() if isinstance(factor, nn.Parameter) else factor.requires_grad_()
+        self._candidates[id(factor)] = factor
+        return factor
+
+    def _added_product(
+        self,
+        func: Any,
+        input: Tensor,  # noqa: A002 - torch's names: some models pass them by name
+        batch1: Tensor,
+        batch2: Tensor,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+    ) -> Tensor:
         """``baddbmm`` written as what it is; with beta=0 it ignores its first argument."""
-        beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
-        out = self._product(torch.bmm, left, right)
+        out = self._product(torch.bmm, batch1, batch2)
         followed: Tensor = out * alpha
         self._follow(Tensor.mul, (out, alpha), {}, followed)
         if beta == 0:
             return followed
-        total: Tensor = followed + beta * added
-        self._follow(Tensor.add, (followed, added), {}, total)
+        total: Tensor = followed + beta * input
+        self._follow(Tensor.add, (followed, input), {}, total)
         return total
 
     def _softmax(self, func: Any, logits: Tensor, *args: Any, **kwargs: Any) -> Tensor:

@@ -15,13 +15,14 @@ from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
 from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
 
-_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch")
+_STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
 
 
@@ -73,6 +74,8 @@ class ForwardPass:
                 value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
+                if kind == "dQ":
+                    value = split_heads(value, len(target), self.structure.heads_first)
                 if kind == "dY" and self.features_of is not None:
                     value = self.features_of(value)
                 if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
@@ -168,17 +171,13 @@ def forward_pass(
         heads_first=structure.heads_first,
         tail=None if tail is None else ([o for o in layers if not o.pool][-1].call, tail),
     )  # fmt: skip
-    image = model_inputs.image
-    if image is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
-        model_inputs = model_inputs.swap(image, image.detach().clone().requires_grad_())
+    start = model_inputs.patches if model_inputs.image is None else model_inputs.image
+    if start is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
+        model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
     with frozen(model):
         with mode:
             output = run_model(model, model_inputs)
-        if len(mode.calls) <= layers[-1].call:
-            raise ModelError(
-                f"the model attended {len(mode.calls)} times where {layers[-1].call + 1} were expected: "
-                "its path depends on the input; explain the inputs one by one"
-            )
+        _check_calls(mode, structure)
         blocks = []
         for layer in layers:
             block = mode.calls[layer.call].block
@@ -196,6 +195,24 @@ def forward_pass(
         device = model_inputs.tensors[0].device
         yield ForwardPass(
             output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid
+        )
+
+
+def _check_calls(mode: AttentionMode, structure: ModelStructure) -> None:
+    """Refuse a pass that made other attention calls than the one on which the structure was checked."""
+    layers = structure.layers
+    if len(mode.calls) != structure.calls:
+        raise ModelError(
+            f"the model attended {len(mode.calls)} times where {structure.calls} were expected: "
+            "its path depends on the input; explain the inputs one by one"
+        )
+    other = next((o for o in layers if mode.calls[o.call].shape[1:] != (o.heads, *o.size)), None)
+    if other is not None:
+        heads, queries, keys = mode.calls[other.call].shape[1:]
+        raise ModelError(
+            f"attention {other.call} of the model has {heads} heads, {queries} queries and {keys} keys where "
+            f"{other.heads}, {other.size[0]} and {other.size[1]} were expected: its path depends on the input; explain "
+            "the inputs one by one"
         )
 
 

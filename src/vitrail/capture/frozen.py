@@ -66,12 +66,19 @@ def _refuse_unreadable(model: nn.Module) -> None:
         )
     if getattr(getattr(model, "meta", None), "get", None) and hasattr(model, "graph") and hasattr(model, "_guards_fn"):
         raise ModelError("this module came out of torch.export: pass the nn.Module it was exported from")
+    devices: dict[str, str] = {}
     for name, parameter in model.named_parameters():
-        if parameter.device.type == "meta":
-            raise ModelError(
-                f"the weight {name} is on the meta device (not loaded, or offloaded by accelerate): "
-                "load the model with its weights in memory"
-            )
+        devices.setdefault(str(parameter.device), name)
+    if "meta" in devices:
+        raise ModelError(
+            f"the weight {devices['meta']} is on the meta device (not loaded, or offloaded by accelerate): "
+            "load the model with its weights in memory"
+        )
+    if len(devices) > 1:
+        raise ModelError(
+            f"the model's weights are on several devices ({', '.join(f'{n} on {d}' for d, n in devices.items())}): "
+            'load it onto one, e.g. device_map={"": 0} instead of device_map="auto"'
+        )
 
 
 def lock_of(model: nn.Module) -> threading.RLock:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import InputError, ModelError, TargetError, VitrailError
+from vitrail.errors import InputError, ModelError, NotApplicableError, TargetError, VitrailError
 
 #: Where the scores of classes stand in the output objects of common libraries, best first.
 LOGITS = ("logits", "logits_per_image")
@@ -21,6 +21,12 @@ EMBEDDINGS = ("image_embeds", "image_features", "pooler_output", "last_hidden_st
 class ModelInputs:
     """Arguments for one call of a model; tensors whose first axis is the batch can be cut along it.
 
+    Attributes:
+        args: Positional arguments.
+        kwargs: Keyword arguments.
+        embeddings: The model's embedding layer and the vectors that it returns in this call instead of its own, or
+            None.
+
     Example:
         >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
         >>> model_inputs.batch, model_inputs.select(slice(0, 1)).args[0].shape
@@ -29,6 +35,7 @@ class ModelInputs:
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
+    embeddings: tuple[nn.Module, Tensor] | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -56,23 +63,33 @@ class ModelInputs:
         return given if text and self.image is None else None
 
     @property
+    def patches(self) -> Tensor | None:
+        """Flattened patches, shape (b, n, values), of models that take these instead of images, or None."""
+        given = self.kwargs.get("pixel_values")
+        flat = isinstance(given, Tensor) and given.dim() == 3 and given.is_floating_point()
+        return given if flat and self.image is None and self.words is None else None
+
+    @property
     def valid(self) -> Tensor | None:
         """Which tokens of a text are no padding, by its attention mask, shape (b, n); None where all are."""
-        mask = self.kwargs.get("attention_mask")
+        mask = self.kwargs.get("attention_mask" if self.patches is None else "pixel_attention_mask")
         if self.image is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
             return None
         valid = mask.bool()
         return None if bool(valid.all()) else valid
 
-    def embedded(self, rows: Tensor, vectors: Tensor) -> ModelInputs:
-        """Some of the texts by index, any of them as often as it is named, with vectors in place of words."""
+    def embedded(self, rows: Tensor, layer: nn.Module, vectors: Tensor) -> ModelInputs:
+        """Some of the texts by index, any of them as often as it is named, with vectors in place of embedded words.
+
+        The words themselves stay: models find padding, positions and the last token of a text by them.
+        """
         batch = self.batch
 
         def index(value: Any) -> Any:
             return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
 
-        kept = {k: index(v) for k, v in self.kwargs.items() if k != "input_ids"}
-        return ModelInputs((), {**kept, "inputs_embeds": vectors})
+        args, kwargs = tuple(index(a) for a in self.args), {k: index(v) for k, v in self.kwargs.items()}
+        return ModelInputs(args, kwargs, (layer, vectors))
 
     def select(self, rows: slice) -> ModelInputs:
         """Some of the inputs."""
@@ -84,8 +101,8 @@ class ModelInputs:
         return ModelInputs(tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()})
 
     def pick(self, rows: Tensor, images: Tensor) -> ModelInputs:
-        """Some of the inputs by index, any of them as often as it is named, with other images."""
-        batch, image = self.batch, self.image
+        """Some of the inputs by index, any of them as often as it is named, with other images or flattened patches."""
+        batch, image = self.batch, self.patches if self.image is None else self.image
 
         def index(value: Any) -> Any:
             if value is image:
@@ -115,7 +132,40 @@ class ModelInputs:
 
     def into(self, model: nn.Module) -> Any:
         """Call the model."""
-        return model(*self.args, **self.kwargs)
+        if self.embeddings is None:
+            return model(*self.args, **self.kwargs)
+        layer, vectors = self.embeddings
+        words, used = self.words, []
+
+        def put(_: nn.Module, given: tuple[Any, ...], output: Any) -> Any:
+            ids = given[0] if given else None
+            same = (
+                isinstance(ids, Tensor)
+                and words is not None
+                and ids.shape == words.shape
+                and bool((ids == words).all())
+            )
+            turned = isinstance(ids, Tensor) and words is not None and not same and ids.shape == words.shape[::-1]
+            if not (same or turned):
+                return output
+            used.append(True)
+            own, rest = (output[0], output[1:]) if isinstance(output, tuple) else (output, None)
+            new = vectors if same else vectors.transpose(0, 1)
+            # A copy, as models change embeddings in place; the graph that starts at the words, if any, goes on.
+            new = new + (own - own.detach()) if own.requires_grad else new.clone()
+            return new if rest is None else (new, *rest)
+
+        handle = layer.register_forward_hook(put)
+        try:
+            result = model(*self.args, **self.kwargs)
+        finally:
+            handle.remove()
+        if not used:
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and {type(model).__name__} does not embed them with "
+                "get_input_embeddings()"
+            )
+        return result
 
     @property
     def shape(self) -> tuple[tuple[int, ...], ...]:

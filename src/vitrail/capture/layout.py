@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import isqrt, sqrt
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -209,14 +210,10 @@ def measured_layout(owners: Tensor, tokens: int) -> Layout | None:
         Layout(prefix=0, grid=(1, 2), readout=None, suffix=1, table=(1, 0), area=Area(top=0, left=0, height=2, width=4))
     """
     height, width = owners.shape
-    known = owners >= 0
-    ids = owners[known].flatten()
-    if not len(ids):
+    count, rows, columns = _sums_by_token(owners, tokens)
+    if not bool(count.any()):
         return None
-    y, x = (t[known].double() for t in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij"))
-    count = torch.zeros(tokens, dtype=torch.float64).index_add_(0, ids, torch.ones(len(ids), dtype=torch.float64))
-    rows = torch.zeros(tokens, dtype=torch.float64).index_add_(0, ids, y) / count
-    columns = torch.zeros(tokens, dtype=torch.float64).index_add_(0, ids, x) / count
+    rows, columns = rows / count, columns / count
     seen = (count > 0.2 * count[count > 0].median()).nonzero()[:, 0]
     lines = _lines(rows[seen]), _lines(columns[seen])
     grid = (len(lines[0]), len(lines[1]))
@@ -234,6 +231,22 @@ def measured_layout(owners: Tensor, tokens: int) -> Layout | None:
         prefix, grid, None, suffix, None if regular else tuple(table),
         None if area == Area(0, 0, height, width) else area,
     )  # fmt: skip
+
+
+def _sums_by_token(owners: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Number of pixels, and sums of their rows and of their columns, of each token, each of shape (tokens,)."""
+    height, width = owners.shape
+    ids = (owners + 1).flatten()  # 0 for pixels of no token
+    if owners.device.type == "cpu":  # numpy is faster here
+        y, x = np.repeat(np.arange(height), width), np.tile(np.arange(width), height)
+        one, two, three = (np.bincount(ids.numpy(), w, tokens + 1)[1:].astype(np.float64) for w in (None, y, x))
+        return torch.from_numpy(one), torch.from_numpy(two), torch.from_numpy(three)
+    grid = torch.ones(3, height, width, dtype=torch.float64, device=owners.device)
+    grid[1] = torch.arange(height, device=owners.device)[:, None]
+    grid[2] = torch.arange(width, device=owners.device)
+    sums = torch.zeros(3, tokens + 1, dtype=torch.float64, device=owners.device)
+    one, two, three = sums.index_add_(1, ids, grid.flatten(1))[:, 1:].cpu()
+    return one, two, three
 
 
 def _lines(centres: Tensor) -> Tensor:

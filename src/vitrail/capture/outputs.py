@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import any_output, logits_of
 from vitrail.capture.recogniser import FOLD, MATMUL, SAME
 from vitrail.capture.residual import NORM
@@ -25,47 +26,32 @@ _SIGMOID = {torch.sigmoid, Tensor.sigmoid, F.sigmoid}
 _kinds: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
 
 
-class OutputMode(TorchFunctionMode):
-    """Remember which function made each small tensor, to tell a head's scores from features."""
+#: Function calls of a pass, newest last: the result, the function and its arguments.
+Makers = Sequence[tuple[Tensor, Any, tuple[Any, ...]]]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int, tuple[Tensor, Any, tuple[Any, ...]]] = {}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor) and 1 <= result.dim() <= 3 and result.is_floating_point():
-            known = id(result) in self._made and any(a is result for a in args)
-            if not known:
-                self._made[id(result)] = (result, func, args)
-        return result
-
-    def maker(self, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
-        """The function that computed a tensor's values, and its arguments."""
-        for _ in range(16):
-            if id(tensor) not in self._made:
-                return None
-            _, func, args = self._made[id(tensor)]
+def maker(makers: Makers, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+    """The function that computed a tensor's values, and its arguments; None if it is not among the last calls."""
+    for result, func, args in reversed(makers):
+        if result is tensor and not any(a is tensor for a in args):
             if func not in _FORM or not args or not isinstance(args[0], Tensor):
                 return func, args
             tensor = args[0]
-        return None
+    return None
 
 
-def output_kind(model: nn.Module, output: Any, mode: OutputMode) -> str:
+def output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
     """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
-    kind = _output_kind(model, output, mode)
+    kind = _output_kind(model, output, makers)
     _kinds[model] = kind
     return kind
 
 
-def _output_kind(model: nn.Module, output: Any, mode: OutputMode) -> str:
+def _output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
     scores = logits_of(output)
     if scores is None:
         return "scores"
-    found = mode.maker(any_output(output))
+    found = maker(makers, any_output(output))
     func, args = found if found is not None else (None, ())
     if func in _SIGMOID and scores.shape[1] > 0:
         return "sigmoid"
@@ -96,9 +82,23 @@ def is_probabilities(scores: Tensor) -> bool:
 def class_logits(model: nn.Module, output: Any) -> Tensor | None:
     """The class scores in a model's output as logits, shape (b, C), or None if it has none.
 
-    Probabilities become their logarithms, whose softmax they are, so that no softmax is applied twice.
+    Probabilities become their logarithms, whose softmax they are, so that no softmax is applied twice. What the model
+    returns is known from its self-check; before that, rows that are probabilities are taken as such.
+
+    Args:
+        model: The model, wrapped or not.
+        output: What it returned.
+
+    Example:
+        >>> class_logits(nn.Identity(), torch.tensor([[0.25, 0.75]])).softmax(1)
+        tensor([[0.2500, 0.7500]])
     """
-    return as_logits(logits_of(output), _kinds.get(model, "scores"))
+    scores = logits_of(output)
+    kind = _kinds.get(model)
+    kind = _kinds.get(unwrap(model)) if kind is None else kind
+    if kind is None:
+        kind = "probabilities" if scores is not None and is_probabilities(scores) else "scores"
+    return as_logits(scores, kind)
 
 
 def scores_as_logits(model: nn.Module, scores: Tensor) -> Tensor:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture.attention import Edit
+from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs, fields_of, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.structure import ModelStructure
@@ -99,17 +99,33 @@ class Probe:
     @property
     def inputs(self) -> Tensor:
         """What can be changed little by little: the images, or the vectors of a text's tokens, shape (b, n, d)."""
-        words = self.model_inputs.words
+        words, patches = self.model_inputs.words, self.model_inputs.patches
         if words is None:
-            return self.images
-        embed = getattr(self.model, "get_input_embeddings", None)
-        if embed is None or "inputs_embeds" not in signature(self.model.forward).parameters:
-            raise NotApplicableError(
-                f"this method changes the vectors of words, and {self.structure.model} cannot be fed with vectors: it "
-                "has no get_input_embeddings, or takes no inputs_embeds"
-            )
+            return self.images if patches is None else patches.detach()
         with torch.no_grad():
-            return embed()(words)  # type: ignore[no-any-return]
+            vectors = self.embedding_layer(words)
+        vectors = vectors[0] if isinstance(vectors, tuple) else vectors
+        if not isinstance(vectors, Tensor) or vectors.shape[:-1] != words.shape:
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and the embedding layer of {self.structure.model} returns "
+                f"{fields_of(vectors)}, not one vector a word"
+            )
+        return vectors
+
+    @property
+    def embedding_layer(self) -> nn.Module:
+        """The layer that turns a text's words into vectors."""
+        find = getattr(self.model, "get_input_embeddings", None)
+        try:
+            layer = None if find is None else find()
+        except NotImplementedError:  # transformers' way to say that there is none
+            layer = None
+        if not isinstance(layer, nn.Module):
+            raise NotApplicableError(
+                f"this method changes the vectors of words, and {self.structure.model} does not name the layer that "
+                "makes them: it has no get_input_embeddings()"
+            )
+        return layer
 
     @property
     def batch(self) -> int:
@@ -137,7 +153,7 @@ class Probe:
         return (
             self.model_inputs.pick(owner, images)
             if self.model_inputs.words is None
-            else self.model_inputs.embedded(owner, images)
+            else self.model_inputs.embedded(owner, self.embedding_layer, images)
         )
 
     def scores(self, images: Tensor, owner: Tensor | int = 0, precision: torch.dtype | None = None) -> Tensor:
@@ -307,7 +323,10 @@ class Probe:
         return self.as_map(_at_stage([_feature(block, kind) for block in shown], stage))
 
     def as_map(self, value: Tensor) -> Tensor:
-        """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out."""
+        """Features as a map: (b, n, d) or (b, rows, columns, d) to (b, d, rows, columns), prefix left out.
+
+        Where the places of the tokens were not measured, their order is checked on the model.
+        """
         if len(value) != len(self.images):
             raise NotApplicableError(
                 f"the features of {self.structure.model} do not lie on a grid: it cuts its images into "
@@ -325,6 +344,7 @@ class Probe:
             for prefix in (0, 1, 2):
                 grid = grid_of(value.shape[1] - prefix, size)
                 if grid is not None:
+                    check_feature_order(self.model, self.model_inputs, self.structure, prefix, grid)
                     value = value[:, prefix:]
                     break
             else:

@@ -31,8 +31,10 @@ TRANSPOSE = {Tensor.transpose, torch.transpose, Tensor.swapaxes, torch.swapaxes}
 PERMUTE = {Tensor.permute, torch.permute}
 # Functions that may fold the heads into the batch.
 FOLD = {Tensor.view, Tensor.reshape, torch.reshape, Tensor.flatten, torch.flatten}
-# Functions that may mix heads, after which logits are no product of queries and keys any more.
-_NOT_ELEMENTWISE = {F.linear, F.conv2d, torch.conv2d, F.layer_norm, torch.layer_norm}
+# Functions that may mix heads or move entries, after which logits are no product of queries and keys any more.
+_NOT_ELEMENTWISE = {F.linear, F.conv2d, torch.conv2d, F.layer_norm, torch.layer_norm, torch.gather, Tensor.gather}
+_NOT_ELEMENTWISE |= {torch.roll, Tensor.roll, torch.flip, Tensor.flip, torch.take_along_dim}
+CONCATENATE = {torch.cat, torch.concat, torch.concatenate}
 UNSQUEEZE = {Tensor.unsqueeze, torch.unsqueeze, Tensor.__getitem__}
 
 
@@ -97,7 +99,7 @@ class Softmax:
 
     def queries_and_keys(self) -> tuple[Tensor, Tensor] | None:
         """Q and K with the axes (…, tokens, width), or None where the logits are not their product."""
-        if self.product is None or self.product.result.dim() != self.A.dim():
+        if self.product is None:
             return None
         rows, columns = self.product.order[-2:]
         if self.axis == columns:
@@ -137,7 +139,8 @@ class Recogniser:
 
     def __init__(self) -> None:
         self.unmatched = 0
-        self._product: QueryKeyProduct | None = None
+        #: Products that may turn out to be QKᵀ, oldest first: logits may have terms of positions besides.
+        self._products: list[QueryKeyProduct] = []
         self._softmax: Softmax | None = None
         self._exp: dict[int, tuple[Tensor, Tensor]] = {}
         self._sums: dict[int, tuple[Tensor, Tensor, int]] = {}
@@ -146,7 +149,7 @@ class Recogniser:
     @property
     def waiting(self) -> bool:
         """Whether anything is followed at the moment."""
-        return self._softmax is not None or self._product is not None or bool(self._exp)
+        return self._softmax is not None or bool(self._products) or bool(self._exp)
 
     # -- products ------------------------------------------------------------------------------------------------
 
@@ -161,7 +164,8 @@ class Recogniser:
             operands = _operands(args, kwargs)
             found = None if operands is None else self._matmul_values(softmax, *operands)
         if found is not None:
-            self._softmax = self._product = None
+            self._softmax = None
+            self._products.clear()
             self._exp.clear()
             self._sums.clear()
         return found
@@ -238,7 +242,7 @@ class Recogniser:
 
     def product(self, left: Tensor, right: Tensor, order: tuple[int, ...], result: Tensor) -> None:
         """Remember the result of such a product."""
-        self._product = QueryKeyProduct(result, left, right, order)
+        self._products = [*self._products[-7:], QueryKeyProduct(result, left, right, order)]
 
     # -- softmax -------------------------------------------------------------------------------------------------
 
@@ -246,8 +250,9 @@ class Recogniser:
         """A softmax was computed; its result is attention if it meets values."""
         if self._softmax is not None and self._softmax.product is not None:
             self.unmatched += 1
-        product = self._product if self._product is not None and self._product.result is logits else None
-        self._softmax, self._product = Softmax(result, logits, axis % logits.dim(), product), None
+        product = next((one for one in self._products if one.result is logits), None)
+        self._softmax = Softmax(result, logits, axis % logits.dim(), product)
+        self._products.clear()
 
     def alias(self, result: Tensor) -> None:
         """The mode replaced the last softmax's result by another tensor."""
@@ -285,8 +290,9 @@ class Recogniser:
             self._follow_sums(func, args, kwargs, result)
         if self._softmax is not None and id(args[0]) in self._softmax.aliases:
             self._follow_attention(self._softmax, func, args, kwargs, result)
-        elif self._product is not None:
-            self._follow_logits(self._product, func, args, kwargs, result)
+        elif self._products:
+            followed = (self._follow_logits(one, func, args, kwargs, result) for one in self._products)
+            self._products = [one for one in followed if one is not None]
 
     def _follow_sums(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor) -> None:
         if func in SUM and id(args[0]) in self._exp:
@@ -299,19 +305,33 @@ class Recogniser:
             _, summed, axis = self._sums[id(args[0])]
             self._sums[id(result)] = (result, summed, axis)
 
+    @staticmethod
     def _follow_logits(
-        self, product: QueryKeyProduct, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
-    ) -> None:
-        """Scale, bias and mask keep the shape of a product; a permutation changes the order of its axes."""
+        product: QueryKeyProduct, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Tensor
+    ) -> QueryKeyProduct | None:
+        """A product behind one function call; None where it is none any more.
+
+        Scale, bias and mask keep its shape, other terms are added to it, and a permutation changes the order of its
+        axes.
+        """
+        used = any(a is product.result for a in args[:2])
         moved = permutation(func, args, kwargs)
         if moved is not None and args[0] is product.result:
             order = tuple(moved.index(axis) for axis in product.order)
-            self._product = QueryKeyProduct(result, product.left, product.right, order)
-        elif func in _NOT_ELEMENTWISE:
-            if any(a is product.result for a in args[:2]):
-                self._product = None
-        elif result.shape == product.result.shape and any(a is product.result for a in args[:2]):
-            self._product = QueryKeyProduct(result, product.left, product.right, product.order)
+            return QueryKeyProduct(result, product.left, product.right, order)
+        if func in FOLD and args[0] is product.result and result.shape[-2:] == product.result.shape[-2:]:
+            # Heads that were folded into the batch come apart, or the other way round.
+            straight = tuple(product.order) == tuple(range(len(product.order)))
+            order = tuple(range(result.dim()))
+            return QueryKeyProduct(result, product.left, product.right, order) if straight else product
+        if func in CONCATENATE:
+            leads = _leads(args, kwargs, product.result, result)
+            return QueryKeyProduct(result, product.left, product.right, product.order) if leads else product
+        if func in _NOT_ELEMENTWISE:
+            return None if used else product
+        if result.shape == product.result.shape and used:
+            return QueryKeyProduct(result, product.left, product.right, product.order)
+        return product
 
     @staticmethod
     def _follow_attention(
@@ -323,9 +343,30 @@ class Recogniser:
             softmax.aliases[id(result)] = (result, origin)
         elif moved is not None and origin is not None:
             softmax.aliases[id(result)] = (result, tuple(origin[axis] for axis in moved))
+        elif func is Tensor.__getitem__ and origin == tuple(range(tensor.dim())) and _drops_last_keys(tensor, result):
+            # Attention to a sink, a logit that belongs to no token, is left out.
+            if softmax.axis == tensor.dim() - 1:
+                softmax.aliases[id(result)] = (result, origin)
         elif func in FOLD and result.shape[-2:] == tensor.shape[-2:] and (origin is None or origin[-1] == softmax.axis):
             same = result.dim() == tensor.dim()
             softmax.aliases[id(result)] = (result, origin if same else None)
+
+
+def _leads(args: tuple[Any, ...], kwargs: dict[str, Any], first: Tensor, result: Tensor) -> bool:
+    """Whether a tensor comes first among those concatenated along the last axis."""
+    given = args[0] if isinstance(args[0], list | tuple) else ()
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+    return bool(given) and given[0] is first and isinstance(dim, int) and dim % result.dim() == result.dim() - 1
+
+
+def _drops_last_keys(tensor: Tensor, result: Tensor) -> bool:
+    """Whether a slice keeps all but the last entries of the last axis."""
+    return (
+        result.shape[:-1] == tensor.shape[:-1]
+        and result.shape[-1] < tensor.shape[-1]
+        and result.stride() == tensor.stride()
+        and result.data_ptr() == tensor.data_ptr()
+    )
 
 
 def _value_product(
@@ -333,7 +374,7 @@ def _value_product(
 ) -> ValueProduct:
     logits = softmax.O
     if origin is not None and logits.dim() == len(origin):
-        logits = logits.permute(origin)
+        logits = logits.permute(origin)[..., : A.shape[-1]]
     return ValueProduct(softmax, A, V, logits.reshape(A.shape), restore)
 
 

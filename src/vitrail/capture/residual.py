@@ -4,7 +4,8 @@ No two libraries name their blocks alike, but all of them add a branch to a stre
 computed: whatever descends from an attention's output is its branch, until a sum with
 something that was there before; that is the stream X the branch is added to. From then on the next sum that has the
 new stream (or its norm, in post-norm models) as a term is the MLP's. On the way, the first linear map of the branch is
-the output projection and a product with a vector is LayerScale.
+the output projection, a product with a vector is LayerScale, and a product with one number for each token is a norm of
+the branch. In parallel blocks the MLP's result joins the branch before both are added to the stream.
 """
 
 from __future__ import annotations
@@ -17,13 +18,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.recogniser import einsum_pair
 from vitrail.capture.trace import Block
 from vitrail.errors import ModelError
 
 # Operators reach a mode as methods (a + b as Tensor.add, a += b as Tensor.add_), in some versions as operators.
 ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
 MUL = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__}
+MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__}
+#: Linear maps, which an MLP has and a norm has not.
+LINEAR = {F.linear, torch.addmm, F.conv1d, torch.conv1d, F.conv2d, torch.conv2d, torch.bmm, torch.einsum} | MATMUL
+RMS_NORM = {F.rms_norm, torch.rms_norm}
 NORM = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
+DIV = {torch.div, Tensor.div, Tensor.div_, torch.true_divide, Tensor.true_divide, Tensor.__truediv__}
 NOWHERE: frozenset[int] = frozenset()
 
 #: From what left each block, in order, to what the rest of the model is to read.
@@ -69,6 +76,14 @@ class ResidualStream:
         self._branch: dict[int, Tensor] = {}
         self._fresh: dict[int, Tensor] = {}
         self._mid: Tensor | None = None
+        #: What was computed from the stream behind the attention, and whether a linear map lies between.
+        self._after_mid: dict[int, tuple[Tensor, bool]] = {}
+        #: In parallel blocks, the attention's result and the MLP's.
+        self._joined: tuple[Tensor, Tensor] | None = None
+        self._join_copies: tuple[Tensor, Tensor] | None = None
+        #: The stream times numbers that do not depend on tokens, as some models add it: the product and the stream.
+        self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
+        self.scaled = False
         self._norms: dict[int, _Norm] = {}
         self._linears: list[_Linear] = []
         self._summed: tuple[Block, Tensor] | None = None
@@ -80,8 +95,8 @@ class ResidualStream:
         self.entering: dict[int, Tensor] = {}
         #: The last tensor of the stream's shape: the tokens as the head reads them.
         self.last: Tensor | None = None
-        #: By block, how far its sums are from adding up, relative to the stream; only where asked for.
-        self.errors: dict[int, Tensor] = {}
+        #: By block, how far the stream that enters it is from what left the block before; only where asked for.
+        self.errors: dict[int, Tensor | float] = {}
         self._left: Tensor | None = None
 
     def _wants(self, kind: str, index: int | None = None) -> bool:
@@ -99,7 +114,8 @@ class ResidualStream:
 
     def attended(self, index: int, block: Block, V: Tensor) -> None:
         """An attention call was made; its block is filled in as the stream goes on."""
-        self._index, self._block, self._mid = index, block, None
+        self._index, self._block, self._mid, self._joined = index, block, None, None
+        self._after_mid.clear()
         if self._wants("value_path"):
             self._find_value_projection(V)
         self._linears.clear()
@@ -114,7 +130,7 @@ class ResidualStream:
         if self._block is not None and self._wants("stream"):
             self._block.Wo = self._full(weight)
             self._block.bo = None if bias is None else self._full(bias)
-            self._block.gamma = self._block.F_gamma = None
+            self._block.gamma = self._block.F_gamma = self._block.branch_scale = None
 
     def made_values(self, source: Tensor, weight: Tensor) -> None:
         """The value projection of the current block, and what it read."""
@@ -136,6 +152,9 @@ class ResidualStream:
                     )
                 X, branch = (term.clone() if term is args[0] else term for term in parts)
                 self._copies = (*parts, X, branch)
+            elif (joined := self._join(args)) is not None:
+                attention, mlp = (term.clone() if term is args[0] else term for term in joined)
+                self._join_copies = (attention, mlp)
 
     def after(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Follow one function call; returns its result, or what the tail replaces it by."""
@@ -144,7 +163,9 @@ class ResidualStream:
         if func in ADD:
             parts = self._parts(args)
             if parts is not None:
-                return self._note_sum(*parts, *parts, result)
+                alpha = kwargs.get("alpha", 1)
+                branch = parts[1] if alpha == 1 else alpha * parts[1]
+                return self._note_sum(*parts, parts[0], branch, result)
         elif func is Tensor.add_:
             if self._copies is not None:
                 copies, self._copies = self._copies, None
@@ -154,7 +175,10 @@ class ResidualStream:
         elif self._mid is not None and func in MUL and self._wants("stream"):
             self._note_mlp_scale(args, result)
         if self._branch:
+            self._note_join(func, args)
             self._note_branch(func, args, kwargs, result)
+        elif self._mid is not None:
+            self._note_descendant(func, args, result)
         if self._keep_graph and isinstance(result, Tensor) and result.dim() == 3 and self.entering:
             X = next(reversed(self.entering.values()))
             if result.shape[:2] == X.shape[:2] and result.requires_grad:
@@ -166,8 +190,10 @@ class ResidualStream:
         if len(args) < 2 or not (isinstance(args[0], Tensor) and isinstance(args[1], Tensor)):
             return None
         left, right = args[0], args[1]
-        if left.shape != right.shape or (left.dim() != 3 and not self._is_map(left)):
+        if left.shape != right.shape:
             return None
+        if left.dim() != 3 and not self._is_map(left):
+            return self._mlp_parts(left, right)
         if self._branch:
             in_left, in_right = id(left) in self._branch, id(right) in self._branch
             stream, branch = (right, left) if in_left else (left, right)
@@ -178,7 +204,51 @@ class ResidualStream:
             for stream, branch in ((left, right), (right, left)):
                 if stream is self._mid or (norm is not None and stream is norm.result):
                     return stream, branch
+        return self._mlp_parts(left, right)
+
+    def _mlp_parts(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Stream and MLP where the stream behind the attention was reshaped, cut or normalised by the model's own code.
+
+        Both terms come from that stream, and linear maps lie on the way to one of them alone.
+        """
+        mid = self._mid
+        if self._branch or mid is None or left.shape[-1] != mid.shape[-1] or left.numel() != mid.numel():
+            return None
+        one, two = self._after_mid.get(id(left)), self._after_mid.get(id(right))
+        if one is None or two is None or one[1] == two[1]:
+            return None
+        return (right, left) if one[1] else (left, right)
+
+    def _join(self, args: tuple[Any, ...]) -> tuple[Tensor, Tensor] | None:
+        """The attention's result and that of an MLP beside it, if a sum is theirs."""
+        if len(args) < 2 or not (isinstance(args[0], Tensor) and isinstance(args[1], Tensor)):
+            return None
+        left, right = args[0], args[1]
+        if left.shape != right.shape or left.dim() != 3 or ("Wo", self._index) not in self.parameters:
+            return None
+        for attention, mlp in ((left, right), (right, left)):
+            if id(attention) in self._branch and id(mlp) in self._fresh and id(mlp) not in self._branch:
+                return attention, mlp
         return None
+
+    def _note_join(self, func: Any, args: tuple[Any, ...]) -> None:
+        if func is Tensor.add_:
+            joined, self._join_copies = self._join_copies, None
+        else:
+            joined = self._join(args) if func in ADD else None
+        if joined is not None:
+            self._joined = joined
+
+    def _note_descendant(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """Follow what is computed from the stream behind the attention."""
+        known = [self._after_mid[id(a)] for a in args if id(a) in self._after_mid]
+        if known:
+            if isinstance(result, Tensor) and any(a is self._mid for a in args):
+                self._is_scaled_stream(func, args, result)
+            linear = func in LINEAR or any(passed for _, passed in known)
+            for tensor in result if isinstance(result, list | tuple) else (result,):
+                if isinstance(tensor, Tensor):
+                    self._after_mid[id(tensor)] = (tensor, linear)
 
     def _is_map(self, term: Tensor) -> bool:
         """Whether a term of four axes is a stream laid out as a map, not heads before their projection."""
@@ -189,47 +259,73 @@ class ResidualStream:
         block = self._block
         if block is None:
             return result
-        norm = self._norms.get(id(stream))
-        if self._keep_graph:
-            self._check_sum(stream, X, F_out, result)
+        if self._keep_graph and self._branch:
+            self._check_stream(stream, X)
+        if id(stream) in self._scaled:  # the stream enters the block before it is scaled
+            stream = X = self._scaled[id(stream)][1]
+            self.scaled = True
+        self._scaled.clear()
         if self._branch:
-            if self._wants("branch"):
-                block.branch = self._full(F_out)
-            if self._wants("dX"):
-                self._nodes["dX", self._index] = stream
-            if self._wants("stream"):
-                block.X, block.F = self._full(X), None
-            if self._wants("norms"):
-                block.X_norm = None if norm is None else self._full(norm.result)
-                block.X_mid_norm = block.norm_gain = block.F_norm_gain = None
-            self._branch, self._fresh, self._mid = {}, {}, result
+            result = self._note_attention_sum(block, stream, X, F_out, result)
         else:
-            if self._wants("stream"):
-                block.X_mid, block.F = self._full(X), self._full(F_out)
-                if self._mlp_scale is not None and branch is self._mlp_scale[0]:
-                    block.F_gamma = self._full(self._mlp_scale[1].flatten())
-                self._mlp_scale = None
-            if self._wants("norms"):
-                self._note_mlp_norms(block, stream, result)
-            self._mid, self._left = None, result
-            result = self._leave(result)
+            result = self._note_mlp_sum(block, stream, branch, X, F_out, result)
         self._norms.clear()
         return result
 
-    def _check_sum(self, stream: Tensor, X: Tensor, F_out: Tensor, result: Tensor) -> None:
-        """Note how far a sum is from adding up, and how far the stream is from what left the block before."""
-        errors = [_relative(result, X.detach() + F_out.detach())]
-        if self._branch:
-            self.entering[self._index] = stream
-            if self._left is not None:
-                norm = self._norms.get(id(self._left))
-                before = [self._left] if norm is None else [self._left, norm.result]
-                errors.append(torch.stack([_relative(X, t) for t in before]).min())
-        known = [self.errors[self._index]] if self._index in self.errors else []
-        self.errors[self._index] = torch.stack([*known, *errors]).max()
+    def _note_attention_sum(self, block: Block, stream: Tensor, X: Tensor, F_out: Tensor, result: Tensor) -> Tensor:
+        norm = self._norms.get(id(stream))
+        joined, self._joined = self._joined, None
+        if self._wants("branch"):
+            block.branch = self._full(F_out if joined is None else joined[0])
+        if self._wants("dX"):
+            self._nodes["dX", self._index] = stream
+        if self._wants("X") or self._wants("stream"):
+            block.X = self._full(X)
+        if self._wants("stream"):
+            block.F = None
+        if self._wants("norms"):
+            block.X_norm = None if norm is None else self._full(norm.result)
+            block.X_mid_norm = block.norm_gain = block.F_norm_gain = None
+        self._branch, self._fresh, self._mid = {}, {}, result
+        self._after_mid = {id(result): (result, False)}
+        if joined is None:
+            return result
+        if self._wants("stream"):  # attention and MLP read the same stream
+            block.X_mid, block.F = self._full(X), self._full(joined[1])
+        return self._leave(result)
+
+    def _note_mlp_sum(
+        self, block: Block, stream: Tensor, branch: Tensor, X: Tensor, F_out: Tensor, result: Tensor
+    ) -> Tensor:
+        if self._wants("stream"):
+            block.X_mid, block.F = (self._full(t).reshape(block.X.shape) for t in (X, F_out))
+            if self._mlp_scale is not None and branch is self._mlp_scale[0]:
+                block.F_gamma = self._full(self._mlp_scale[1].flatten())
+            self._mlp_scale = None
+        if self._wants("norms"):
+            self._note_mlp_norms(block, stream, result)
+        return self._leave(result)
+
+    def _check_stream(self, stream: Tensor, X: Tensor) -> None:
+        """Note the stream that enters an attention, and how far it is from what left the block before."""
+        if id(stream) in self._scaled:
+            stream = X = self._scaled[id(stream)][1]
+        self.entering[self._index] = stream
+        left = self._left
+        norm = None if left is None else self._norms.get(id(left))
+        if left is None or stream is left or (norm is not None and stream is norm.result):
+            self.errors[self._index] = 0.0
+            return
+        before = [left.reshape(X.shape) if left.numel() == X.numel() else left] + (
+            [] if norm is None else [norm.result]
+        )
+        differences = [_relative(X, t) for t in before]
+        self.errors[self._index] = torch.stack([*differences, _norm_difference(before[0], X)]).min()
 
     def _leave(self, output: Tensor) -> Tensor:
         """A block is complete; the last one's output may be replaced."""
+        self._mid, self._left = None, output
+        self._after_mid.clear()
         if self._tail is None:
             return output
         self._outputs.append(output)
@@ -269,28 +365,88 @@ class ResidualStream:
         if not any(id(a) in self._branch for a in touched):
             touched = [a for group in args if isinstance(group, list | tuple) for a in group if isinstance(a, Tensor)]
             if not any(id(a) in self._branch for a in touched):
-                if isinstance(result, Tensor):
+                if isinstance(result, Tensor) and not self._is_scaled_stream(func, args, result):
                     self._fresh[id(result)] = result
                 return
-        if func is F.linear and self._block is not None and ("Wo", self._index) not in self.parameters:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.projected(weight, args[2] if len(args) > 2 else kwargs.get("bias"))
-        elif func is torch.addmm and self._block is not None and ("Wo", self._index) not in self.parameters:
-            self.projected(args[2].T, args[0])  # a linear map with its weight the other way round
-        elif func in MUL and self._block is not None and ("Wo", self._index) in self.parameters:
-            self._note_layer_scale(touched)
+        if self._block is not None:
+            if ("Wo", self._index) not in self.parameters:
+                self._note_projection(func, args, kwargs)
+            elif func in RMS_NORM:
+                self._note_rms_norm(args, kwargs)
+            elif func in MUL or func in DIV:
+                self._note_scale(func, args)
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self._branch[id(tensor)] = tensor
 
-    def _note_layer_scale(self, touched: list[Tensor]) -> None:
-        assert self._block is not None
+    def _note_projection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The first linear map of a branch, in any of the ways models write it."""
+        if func is F.linear:
+            weight = args[1] if len(args) > 1 else kwargs["weight"]
+            self.projected(weight, args[2] if len(args) > 2 else kwargs.get("bias"))
+        elif func is torch.addmm:
+            self.projected(args[2].T, args[0])  # the weight the other way round
+        elif func in MATMUL and _is_weight(args):
+            self.projected(args[1].T, None)
+        elif func is torch.einsum:
+            heads_weight = _einsum_weight(args)
+            if heads_weight is not None:
+                self.projected(heads_weight, None)
+
+    def _is_scaled_stream(self, func: Any, args: tuple[Any, ...], result: Tensor) -> bool:
+        """Whether a tensor that is no part of a branch is multiplied with numbers that do not depend on tokens."""
+        if func not in MUL or result.dim() != 3:
+            return False
+        old = [a for a in args if isinstance(a, Tensor) and a.shape == result.shape and id(a) not in self._fresh]
+        others = [a for a in args if not any(a is o for o in old)]
+        scaled = len(old) == 1 and all(not isinstance(a, Tensor) or a.numel() in (1, result.shape[-1]) for a in others)
+        if scaled:
+            self._scaled[id(result)] = (result, old[0])
+        return scaled
+
+    def _note_scale(self, func: Any, args: tuple[Any, ...]) -> None:
+        """LayerScale (a factor for each channel or one number), or a norm of the branch (a factor for each token)."""
+        branch = next((a for a in args if id(a) in self._branch and a.dim() > 1 and a.shape[-1] > 1), None)
         width = self.parameters["Wo", self._index].shape[0]
-        for factor in touched:
-            if id(factor) not in self._branch and factor.numel() == width and factor.shape[-1] == width:
-                self.parameters.setdefault(("gamma", self._index), factor)
-                if self._wants("stream"):
-                    self._block.gamma = self._full(factor.flatten())
+        if branch is None or branch.shape[-1] != width or len(args) < 2:
+            return
+        factor = args[1] if args[0] is branch else args[0]
+        if isinstance(factor, int | float):
+            factor = branch.new_full((width,), factor)
+        if not isinstance(factor, Tensor) or (func in DIV and args[0] is not branch):
+            return
+        factor = factor.reciprocal() if func in DIV else factor
+        if factor.numel() == 1 and branch.numel() != width:
+            factor = factor.reshape(1).expand(width)
+        if factor.numel() == width and factor.shape[-1] == width and id(factor) not in self._branch:
+            self._scale_branch(factor)
+        elif factor.shape[-1] == 1 and factor.shape[:-1] == branch.shape[:-1]:
+            self._scale_tokens(factor)
+
+    def _scale_branch(self, factor: Tensor) -> None:
+        assert self._block is not None
+        self.parameters.setdefault(("gamma", self._index), factor)
+        if self._wants("stream"):
+            known, new = self._block.gamma, self._full(factor.flatten())
+            self._block.gamma = new if known is None else known * new
+
+    def _scale_tokens(self, factor: Tensor) -> None:
+        assert self._block is not None
+        if self._wants("stream"):
+            known, new = self._block.branch_scale, self._full(factor.squeeze(-1))
+            self._block.branch_scale = new if known is None else known * new
+
+    def _note_rms_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The fused form of a norm of the branch."""
+        source, shape = args[0], args[1] if len(args) > 1 else kwargs["normalized_shape"]
+        if len(shape) != 1 or shape[0] != self.parameters["Wo", self._index].shape[0]:
+            return
+        gain = kwargs.get("weight", args[2] if len(args) > 2 else None)
+        eps = kwargs.get("eps", args[3] if len(args) > 3 else None)
+        full = self._full(source)
+        self._scale_tokens((full.square().mean(-1, keepdim=True) + (eps or torch.finfo(source.dtype).eps)).rsqrt())
+        if gain is not None:
+            self._scale_branch(gain)
 
     def _note_mlp_scale(self, args: tuple[Any, ...], result: Any) -> None:
         for factor in args:
@@ -317,3 +473,43 @@ def _relative(one: Tensor, two: Tensor) -> Tensor:
     scale = two.detach().abs().max().double()
     difference = (one.detach() - two.detach()).abs().max().double()
     return torch.where(scale > 0, difference / scale.clamp_min(1e-300), difference)
+
+
+def _einsum_weight(args: tuple[Any, ...]) -> Tensor | None:
+    """The output projection, shape (d, H·dh), of an einsum of heads (…, H, dh) with a weight (d, H, dh), or None."""
+    pair = einsum_pair(args)
+    if pair is None:
+        return None
+    (heads, weight), (_, W), out = pair
+    fits = len(weight) == 3 and heads[-2:] == weight[1:] and out == heads[:-2] + weight[0]
+    return W.flatten(1) if fits else None
+
+
+def _is_weight(args: tuple[Any, ...]) -> bool:
+    return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() == 2
+
+
+#: What norms add to the variance.
+_NORM_EPS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
+
+
+def _norm_difference(source: Tensor, result: Tensor) -> Tensor:
+    """How far a tensor is from a norm of another one: LayerNorm or RMSNorm over the last axis with any gain and bias.
+
+    Gain and bias are fitted to the tokens channel by channel; few tokens would fit anything.
+    """
+    none = torch.tensor(torch.inf, dtype=torch.float64, device=result.device)
+    rows, made = source.detach().double().flatten(0, -2), result.detach().double().flatten(0, -2)
+    if source.shape != result.shape or len(rows) < 3:
+        return none
+    errors = []
+    for centred in (rows - rows.mean(-1, keepdim=True), rows):
+        square = centred.square().mean(-1, keepdim=True)
+        for eps in _NORM_EPS:
+            unit = centred * (square + eps).rsqrt()
+            x, y = unit - unit.mean(0), made - made.mean(0)
+            gain = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-300)
+            errors.append((y - gain * x).abs().max() / made.abs().max().clamp_min(1e-300))
+    error = torch.stack(errors).min()
+    # Some models compute their norms in single precision whatever they run in.
+    return error.masked_fill(error < 1e-5, 0.0)

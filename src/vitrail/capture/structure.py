@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,7 +16,7 @@ from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
 from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
-from vitrail.capture.outputs import OutputMode, output_kind
+from vitrail.capture.outputs import output_kind
 from vitrail.capture.residual import ResidualStream
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, TargetError
@@ -53,7 +53,8 @@ class AttentionLayer:
         scale: Name of the LayerScale of the attention branch, or None.
         stream: Whether the residual stream was found and adds up.
         mlp: Whether the MLP's branch was found.
-        product: Whether its attention is made of queries and keys alone.
+        product: Whether its logits hold a product of queries and keys.
+        size: Number of queries and of keys.
     """
 
     call: int
@@ -65,6 +66,7 @@ class AttentionLayer:
     stream: bool
     mlp: bool
     product: bool = True
+    size: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class ModelStructure:
             classification head.
         notes: What was guessed or is unusual.
         checks: The self-check: what was measured, and whether it holds.
+        calls: Number of attention calls in one forward pass, those that do not reach the score included.
     """
 
     model: str
@@ -101,6 +104,7 @@ class ModelStructure:
     outputs: str = "scores"
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
+    calls: int = 0
 
     @property
     def pooled(self) -> bool:
@@ -110,7 +114,18 @@ class ModelStructure:
     @property
     def has_stream(self) -> bool:
         """Whether the residual stream and output projection of every block were found and add up."""
-        return all(o.projection is not None and (o.pool or (o.stream and o.mlp)) for o in self.layers)
+        return self.missing_stream is None
+
+    @property
+    def missing_stream(self) -> int | None:
+        """The first block whose residual stream or output projection was not found or does not add up, or None."""
+        found = [o.projection is not None and (o.pool or (o.stream and o.mlp)) for o in self.layers]
+        return next((i for i, holds in enumerate(found) if not holds), None)
+
+    @property
+    def missing_sum(self) -> int | None:
+        """The first block whose attention was not seen to be added to the residual stream, or None."""
+        return next((i for i, o in enumerate(self.layers) if not (o.pool or o.stream)), None)
 
     @property
     def failed(self) -> tuple[Check, ...]:
@@ -159,7 +174,8 @@ def read_structure(
 ) -> ModelStructure:
     """Run one input through the model and measure its structure.
 
-    The result is cached for as long as the model lives and neither its modules nor its weights change.
+    The result is cached for as long as the model lives and neither its modules nor its weights change. It is measured
+    again for other shapes, types and devices of the inputs, under another autocast, and with other switches of kernels.
 
     Args:
         model: The user's model; it is left as it was.
@@ -173,6 +189,7 @@ def read_structure(
             model_inputs.shape,
             tuple((t.dtype, t.device) for t in model_inputs.tensors),
             _version(model),
+            _arithmetic(model_inputs.tensors),
             layout,
             _target_key(target),
         )
@@ -194,6 +211,17 @@ def _version(model: nn.Module) -> int:
     weights = ((id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors)  # noqa: SLF001
     switches = tuple(bool(getattr(m, "merged", False)) for m in model.modules() if hasattr(m, "base_layer"))
     return hash((tuple(map(id, model.modules())), tuple(weights), switches))
+
+
+def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
+    """What decides on the arithmetic besides the model: autocast, and which kernels torch may use."""
+    kind = tensors[0].device.type if tensors else "cpu"
+    cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    cuda = torch.backends.cuda
+    switches: tuple[Any, ...] = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
+    kernels = tuple(switch() for switch in switches)
+    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    return (cast, kernels, exact, torch.are_deterministic_algorithms_enabled())
 
 
 def _target_key(target: Callable[..., Any] | None) -> Any:
@@ -223,6 +251,7 @@ class _StructurePass:
     scores: Tensor
     leaf: Tensor | None
     shared: float = 0.0
+    arrived: dict[int, Tensor] = field(default_factory=dict)
 
     @property
     def image_size(self) -> tuple[int, int] | None:
@@ -233,7 +262,7 @@ class _StructurePass:
 def _measure(
     model: nn.Module, model_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
 ) -> ModelStructure:
-    image = model_inputs.image
+    image = model_inputs.patches if model_inputs.image is None else model_inputs.image
     kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), _ALL_CALLS)
     mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True)
     with frozen(model, merge=False), torch.no_grad():
@@ -244,11 +273,10 @@ def _measure(
             # The graph starts at the pixels, so that only attention over the image is part of it.
             leaf = image.detach().clone().requires_grad_()
             model_inputs = model_inputs.swap(image, leaf)
-        producers = OutputMode()
-        with mode, producers:
+        with mode:
             output = run_model(model, model_inputs)
-        outputs = output_kind(model, output, producers)
-        del producers
+        outputs = output_kind(model, output, mode.makers)
+        mode.makers.clear()
         scores = any_output(output) if target is None else target(output)
         if not isinstance(scores, Tensor):
             raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
@@ -300,11 +328,12 @@ def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
         return replace(base, kind="quantised")
     if not mode.calls:
         return base
-    live = verify.reaching(mode.calls, one.scores)
+    live, one.arrived = verify.reaching(mode.calls, one.scores)
     calls = [mode.calls[i] for i in live]
     kind = _kind(mode, calls)
     names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
-    base = replace(base, kind=kind, layers=tuple(_layer(i, mode, names) for i in live), width=_width(mode, live))
+    layers = tuple(_layer(i, mode, names) for i in live)
+    base = replace(base, kind=kind, layers=layers, width=_width(mode, live), calls=len(mode.calls))
     ignored = len(mode.calls) - len(live)
     checks = [
         Check(
@@ -326,6 +355,9 @@ def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
     if base.kind != "plain":
         return replace(base, checks=tuple(checks))
     base, stream_checks = _check_stream(one, base)
+    if one.mode.stream is not None and one.mode.stream.scaled:
+        note = "its skip connections are scaled by learned numbers: methods take them as they are, without the scale"
+        base = replace(base, notes=(*base.notes, note))
     base, mixing = _check_mixing(one, base, streams, live)
     base, folding = _check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
@@ -369,14 +401,17 @@ def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: i
     measured_owners = None if V is None or leaf is None else verify.owners(V, leaf)
     owners, shared = (None, 0.0) if measured_owners is None else measured_owners
     one.shared = shared
-    name = "which token is which patch" if size is not None else "which token is which word"
+    words = size is None and one.model_inputs.patches is None
+    name = "which token is which word" if words else "which token is which patch"
     check = Check(name, None, "no gradient from the tokens to the input: the order was counted")
     layout = None
     if size is None:
         layout = Layout(given.prefix, None, given.readout, given.suffix)
         if owners is not None:
+            valid, owners = one.model_inputs.valid, owners.cpu()
+            owners = owners if valid is None else _padding_in_place(owners, valid[0].cpu())
             straight = bool((owners == torch.arange(len(owners))).all()) and len(owners) == tokens
-            check = Check(name, straight, "in the order of the text" if straight else _shifted(owners, tokens))
+            check = Check(name, straight, "in the order of the input" if straight else _shifted(owners, tokens))
     elif owners is not None:
         layout = measured_layout(owners, tokens)
         check = _placed(layout, owners, name)
@@ -396,6 +431,13 @@ def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: i
         count_layout(replace(given, grid=layout.grid), tokens, size, None, None)  # raises: it does not fit
     layout, note = _readout(replace(layout, readout=given.readout), calls, one, text=size is None)
     return layout, [*notes, *([note] if note else [])], check
+
+
+def _padding_in_place(owners: Tensor, valid: Tensor) -> Tensor:
+    """Padding that no token depends on, as models set its embedding to zero, counts as being at its position."""
+    return (
+        torch.where((owners < 0) & ~valid, torch.arange(len(owners)), owners) if len(valid) == len(owners) else owners
+    )
 
 
 def _shifted(owners: Tensor, tokens: int) -> str:
@@ -421,14 +463,13 @@ def _readout(layout: Layout, calls: Sequence[Call], one: _StructurePass, text: b
     prefix, note = layout.prefix, None
     if layout.readout is None:
         readout = None
-        if last.Z is not None:
-            (gradient,) = verify.gradients((one.scores * verify.direction(one.scores)).sum(), [last.Z])
-            if gradient is not None:
-                reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
-                valid = one.model_inputs.valid
-                reach = reach if valid is None else reach * valid[0].to(reach)
-                before, after = (1, 0) if pool else (0, 0) if text else (prefix or 0, layout.suffix)
-                readout = read_readout(_padded_mean(reach, valid), before, after)
+        gradient = next((one.arrived[i] for i in reversed(one.arrived) if one.mode.calls[i] is last), None)
+        if gradient is not None:
+            reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
+            valid = one.model_inputs.valid
+            reach = reach if valid is None else reach * valid[0].to(reach)
+            before, after = (1, 0) if pool else (0, 0) if text else (prefix or 0, layout.suffix)
+            readout = read_readout(_padded_mean(reach, valid), before, after)
         if pool:
             readout = readout if isinstance(readout, tuple) else "pool"
         if readout is None:
@@ -453,7 +494,7 @@ def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStruc
     if stream is None:
         return base, []
     limit = TOLERANCE.get(one.scores.dtype, 1e-3)
-    found: dict[tuple[str, int], Tensor] = {}
+    found: dict[tuple[str, int], Tensor | float] = {}
     for i, layer in enumerate(base.layers):
         call = mode.calls[layer.call]
         assert call.Z is not None and call.V is not None  # noqa: PT018 - kept by this pass
@@ -463,8 +504,7 @@ def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStruc
             "value": verify.value_error(call.block, call.V),
         }
         found |= {(name, i): error for name, error in errors.items() if error is not None}
-    numbers = torch.stack([*found.values()]).tolist() if found else []
-    measured = dict(zip(found, numbers, strict=True))  # read from the device once
+    measured = _numbers(found)
     failed = {name: [i for (n, i), e in measured.items() if n == name and not e <= limit] for name in _STREAM_CHECKS}
     layers = [
         replace(
@@ -484,6 +524,13 @@ def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStruc
         where = f"; not in block {', '.join(map(str, bad[:6]))}: methods that need it refuse this model" if bad else ""
         checks.append(Check(title, not bad, f"largest relative error {worst:.1e}{where}"))
     return replace(base, layers=tuple(layers)), checks
+
+
+def _numbers(errors: dict[tuple[str, int], Tensor | float]) -> dict[tuple[str, int], float]:
+    """Errors as numbers, read from the device once."""
+    on_device = {key: error for key, error in errors.items() if isinstance(error, Tensor)}
+    read = dict(zip(on_device, torch.stack([*on_device.values()]).tolist() if on_device else [], strict=True))
+    return {key: read[key] if isinstance(error, Tensor) else error for key, error in errors.items()}
 
 
 #: Checks of the residual stream by name.
@@ -542,7 +589,7 @@ def _check_pool(
     finally:
         one.mode.gate.closed = False
     expected = torch.arange(base.tokens) - missing
-    if found is None or not bool((found[0] == expected.clamp_min(-1)).all()):
+    if found is None or not bool((found[0].cpu() == expected.clamp_min(-1)).all()):
         return replace(base, kind="pyramid")
     return replace(base, pool_skips=missing)
 
@@ -599,7 +646,7 @@ def _layer(index: int, mode: AttentionMode, names: dict[int, str]) -> AttentionL
     held = vars(call.block)
     return AttentionLayer(
         index, call.shape[1], call.shape[2] < call.shape[3], name("Wo"), name("Wv"), name("gamma"),
-        "X" in held, held.get("F") is not None, call.product,
+        "X" in held, held.get("F") is not None, call.product, call.shape[2:],
     )  # fmt: skip
 
 

@@ -111,7 +111,7 @@ class TokenDropper:
         suffix = torch.arange(tokens - layout.suffix, tokens, device=keep.device).expand(len(keep), -1)
         patches = keep + self.prefix
         if layout.table is not None:
-            patches = torch.tensor(layout.table, device=keep.device)[keep].sort(1).values
+            patches = torch.tensor(layout.table, device=keep.device)[keep]
         mode = _TokenDropMode(torch.cat([prefix, patches, suffix], 1), call_index, self.structure)
         with mode:
             yield

@@ -17,9 +17,10 @@ ALL = slice(None)
 LAST = slice(-1, None)
 
 #: What a method may ask of a block. ``stream`` stands for the residual stream and the projections
-#: (X, X_mid, F, Wo, bo, gamma), ``norms`` for the normalised stream (X_norm, X_mid_norm and the gains of
-#: norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``, ``dX`` and ``dY`` for gradients,
-#: ``dZ`` for the gradient at the attention's output, ``cut`` for a backward pass that may skip attention.
+#: (X, X_mid, F, Wo, bo, gamma, branch_scale), ``X`` for the stream alone, ``norms`` for the normalised stream (X_norm,
+#: X_mid_norm and the gains of norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``,
+#: ``dX`` and ``dY`` for gradients, ``dZ`` for the gradient at the attention's output, ``cut`` for a backward pass that
+#: may skip attention.
 TENSOR_KINDS = (
     "A",
     "A_mean",
@@ -33,6 +34,7 @@ TENSOR_KINDS = (
     "dX",
     "dY",
     "dZ",
+    "X",
     "stream",
     "branch",
     "norms",
@@ -65,13 +67,15 @@ class Block:
         branch: What the attention adds to the stream, LayerScale included, in the shape of X.
         X: Residual stream entering the attention sub-layer, shape (b, n, d).
         X_norm: X after the norm in front of the attention, if there is one.
-        X_mid: Residual stream entering the MLP sub-layer.
+        X_mid: Residual stream entering the MLP sub-layer; X where attention and MLP are parallel.
         X_mid_norm: X_mid after the norm in front of the MLP, if there is one.
         F: What the MLP adds to the stream, LayerScale included, or None where no MLP was seen.
         Wo: Output projection, shape (d, H·dh), as torch's Linear stores it.
         bo: Its bias or None.
         gamma: LayerScale of the attention branch, shape (d,), or None.
         F_gamma: LayerScale of the MLP branch, shape (d,), or None.
+        branch_scale: Where the attention's branch is normalised before it is added, what it is multiplied with at
+            each token besides ``gamma``, shape (b, n), or None.
         norm_gain: Gain of the norm applied after the attention's sum (post-norm models), or None.
         F_norm_gain: Gain of the norm applied after the MLP's sum (post-norm models), or None.
         V_in: What the value projection read, shape (b, n, d).
@@ -100,6 +104,7 @@ class Block:
     bo: Tensor | None
     gamma: Tensor | None
     F_gamma: Tensor | None
+    branch_scale: Tensor | None
     norm_gain: Tensor | None
     F_norm_gain: Tensor | None
     V_in: Tensor

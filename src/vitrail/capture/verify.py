@@ -57,14 +57,19 @@ def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> lis
     return [next(found) if node.requires_grad else None for node in nodes]
 
 
-def reaching(calls: Sequence[Call], scores: Tensor) -> list[int]:
-    """The attention calls that the explained scores depend on; all of them where no gradient arrives anywhere."""
+def reaching(calls: Sequence[Call], scores: Tensor) -> tuple[list[int], dict[int, Tensor]]:
+    """The attention calls that the explained scores depend on, and the gradients at their outputs.
+
+    All calls where no gradient arrives anywhere.
+    """
     nodes = [(i, c.Z) for i, c in enumerate(calls) if c.Z is not None and c.Z.requires_grad]
     if not nodes:
-        return list(range(len(calls)))
-    found = gradients((scores * direction(scores)).sum(), [Z for _, Z in nodes])
-    live = [i for (i, _), g in zip(nodes, found, strict=True) if g is not None and bool((g != 0).any())]
-    return live or [i for i, _ in nodes]
+        return list(range(len(calls))), {}
+    arrived = zip(nodes, gradients((scores * direction(scores)).sum(), [Z for _, Z in nodes]), strict=True)
+    found = {i: g for (i, _), g in arrived if g is not None}
+    largest = torch.stack([g.abs().amax() for g in found.values()]).tolist() if found else []
+    live = [i for i, size in zip(found, largest, strict=True) if size > 0]
+    return live or [i for i, _ in nodes], {i: found[i] for i in live}
 
 
 def first_break(calls: Sequence[Call]) -> int | None:
@@ -91,7 +96,12 @@ def _depends(result: Tensor, source: Tensor) -> bool:
 
 
 def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
-    """The token that each pixel (or each word embedding) belongs to, by binary codes in 2·log₂ n backward passes.
+    """The token that each pixel (or each word embedding) belongs to, by few backward passes.
+
+    The tokens are weighted with the digits of their index, and with one for every other token: the ratio of two
+    gradients at a pixel is a digit of its token, and a pixel of one token has no gradient from the other half. Where
+    pixels belong to several tokens (overlapping patches), the tokens are weighted with the bits of their index instead,
+    and the stronger gradient decides on each bit.
 
     Args:
         V: Values of the first attention, shape (1, H, n, dh), in the graph of ``leaf``.
@@ -103,20 +113,64 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     """
     n = V.shape[-2]
     each = (V * direction(V[:, :, :1])).sum((0, 1, 3))
-    bits = max(1, (n - 1).bit_length())
-    code = torch.arange(n, device=V.device)[None] >> torch.arange(bits, device=V.device)[:, None]
-    ones = (code & 1).to(each)
-    found = _gradient_rows(each, leaf, torch.cat([1 - ones, ones]))
+    index = torch.arange(n, device=V.device)
+    digits = [index // _BASE**k % _BASE for k in range(max(1, _digits(n)))]
+    half = _every_other(n, V.device)
+    found = _gradient_rows(each, leaf, torch.stack([half, ~half, *digits]).to(each))
     if found is None:
         return None
     channels = 2 if leaf.dim() == 4 else 3
-    zero, one = found.double().square().sum(channels)[:, 0].chunk(2)
-    total = (zero + one).sum(0)
+    rows = found.double().movedim(channels, -1)[:, 0]
+    one, zero = rows[0].square().sum(-1), rows[1].square().sum(-1)
+    total = one + zero
     top = total.max()
-    ids = ((one > zero).long() << torch.arange(bits, device=V.device).view(-1, *[1] * total.dim())).sum(0)
+    own = torch.where((one >= zero)[..., None], rows[0], rows[1])
+    size = own.square().sum(-1).clamp_min(1e-300)
+    read = [((row * own).sum(-1) / size).round() for row in rows[2:]]
+    ids = torch.stack([digit.clamp(-1, _BASE) * _BASE**k for k, digit in enumerate(read)]).sum(0).long()
+    wrong = torch.stack([(digit < 0) | (digit >= _BASE) for digit in read]).any(0)
+    shared = (torch.minimum(zero, one) / total.clamp_min(1e-300)).max()
+    ids = ids.masked_fill((total <= top * 1e-24) | wrong | (ids >= n) | (ids < 0), -1)
+    largest, shared_most = torch.stack([top, shared]).tolist()
+    if not largest > 0:
+        return None
+    return (ids, shared_most) if shared_most < _OVERLAP else _owners_by_bits(each, leaf)
+
+
+def _owners_by_bits(each: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
+    """The same by binary codes, in 2·log₂ n backward passes; ``each`` is one number a token, shape (n,)."""
+    n = len(each)
+    bits = torch.arange(max(1, (n - 1).bit_length()), device=each.device)
+    ones = (torch.arange(n, device=each.device)[None] >> bits[:, None] & 1).to(each)
+    found = _gradient_rows(each, leaf, torch.cat([1 - ones, ones]))
+    if found is None:
+        return None
+    zero, one = found.double().square().sum(2 if leaf.dim() == 4 else 3)[:, 0].chunk(2)
+    total = (zero + one).sum(0)
+    ids = ((one > zero).long() << bits.view(-1, *[1] * total.dim())).sum(0)
     shared = (torch.minimum(zero, one) / (zero + one).clamp_min(1e-300)).max()
-    ids = ids.masked_fill((total <= top * 1e-24) | (ids >= n), -1)
-    return (ids.cpu(), float(shared)) if float(top) > 0 else None
+    ids = ids.masked_fill((total <= total.max() * 1e-24) | (ids >= n), -1)
+    return ids, float(shared)
+
+
+#: From this share of another token on, a pixel belongs to several.
+_OVERLAP = 1e-8
+#: Digits of token indices are read off ratios of gradients, in half precision as well.
+_BASE = 32
+
+
+def _digits(n: int) -> int:
+    count = 0
+    while n > 1:
+        n, count = -(-n // _BASE), count + 1
+    return count
+
+
+def _every_other(n: int, device: torch.device) -> Tensor:
+    """Half of the tokens, drawn at random, the same each time; neither half is empty."""
+    half = torch.rand(n, generator=torch.Generator().manual_seed(1)) < 0.5
+    half[:1], half[1:2] = True, False
+    return half.to(device)
 
 
 def _gradient_rows(values: Tensor, leaf: Tensor, weights: Tensor) -> Tensor | None:
@@ -160,14 +214,17 @@ def mixing(tokens: Tensor, entering: dict[int, Tensor], gate: Gate, count: int) 
         found = gradients((chosen * direction(chosen)).sum(), [X for _, X in sorted(entering.items())])
     finally:
         gate.closed = False
-    leaks: list[tuple[int, float]] = []
+    pairs: list[tuple[int, Tensor]] = []
     for (i, own), gradient in zip(streams, found, strict=True):
-        if gradient is None or own is None:
-            continue
-        size = gradient.movedim(own, 0).flatten(1).norm(dim=1)
-        inside, outside = float(size[half].max()), float(size[~half].max())
-        if inside > 0 or outside > 0:
-            leaks.append((i, outside / max(inside, outside)))
+        if gradient is not None and own is not None:
+            size = gradient.movedim(own, 0).flatten(1).norm(dim=1)
+            pairs.append((i, torch.stack([size[half].max(), size[~half].max()])))
+    numbers = torch.stack([pair for _, pair in pairs]).tolist() if pairs else []
+    leaks = [
+        (i, outside / max(inside, outside))
+        for (i, _), (inside, outside) in zip(pairs, numbers, strict=True)
+        if inside > 0 or outside > 0
+    ]
     if not leaks:
         return None
     mixed = [i for i, share in leaks if share > SILENT]
@@ -180,7 +237,10 @@ def _token_axis(tensor: Tensor, count: int) -> int | None:
 
 
 def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | None:
-    """Relative difference between what the attention adds to the stream and γ·(Z·Woᵀ + bo); None if not seen."""
+    """Relative difference between what the attention adds to the stream and s·γ·(Z·Woᵀ + bo); None if not seen.
+
+    s is the factor of each token where the branch is normalised.
+    """
     held = vars(block)
     if "branch" not in held or "Wo" not in held:
         return None
@@ -192,6 +252,9 @@ def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | No
     bias, scale = held.get("bo"), held.get("gamma")
     made = made if bias is None else made + bias
     made = made if scale is None else made * scale
+    tokens = held.get("branch_scale")
+    if tokens is not None:
+        made = made * (tokens.T if tokens_first else tokens)[..., None].to(made)
     if made.numel() != branch.numel():
         return torch.tensor(torch.inf, dtype=torch.float64, device=Z.device)
     return relative(made.reshape(branch.shape), branch)

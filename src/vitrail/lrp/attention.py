@@ -131,13 +131,19 @@ def _einsum(state: RelevanceState, func: Any, args: tuple[Any, ...]) -> Tensor:
 
 
 def added_product(
-    state: RelevanceState, func: Any, added: Tensor, left: Tensor, right: Tensor, **kwargs: Any
+    state: RelevanceState,
+    func: Any,
+    input: Tensor,
+    batch1: Tensor,
+    batch2: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> Tensor:
     """``baddbmm`` as a product, a scale and a sum."""
-    beta, alpha = kwargs.get("beta", 1), kwargs.get("alpha", 1)
     with state.reentered():
-        out: Tensor = torch.bmm(left, right) * alpha
-        return out if beta == 0 else out + beta * added
+        out: Tensor = torch.bmm(batch1, batch2) * alpha
+        return out if beta == 0 else out + beta * input
 
 
 #: Handlers whose steps come back through the mode one by one.

@@ -263,6 +263,8 @@ def mean(
 ) -> Tensor:
     """A mean over anything but the width is one over tokens."""
     rule = state.rule("mean")
+    if dim is None:
+        dim = kwargs.pop("axis", None)  # numpy's name, which torch accepts
     dims = () if dim is None else tuple(d % input.dim() for d in (dim if isinstance(dim, tuple | list) else (dim,)))
     if rule is None or not dims or input.dim() - 1 in dims:
         return func(input, dim, keepdim, **kwargs) if dims else func(input, **kwargs)  # type: ignore[no-any-return]

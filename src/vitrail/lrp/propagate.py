@@ -127,14 +127,14 @@ def _run(
     read: Callable[[Any], Tensor],
 ) -> _Pass:
     image = model_inputs.image
-    leaf = None
-    if image is not None:
-        leaf = image.detach().to(torch.promote_types(image.dtype, torch.float32)).requires_grad_()
-        model_inputs = model_inputs.swap(image, leaf.clone())
+    start, leaf = model_inputs.patches if image is None else image, None
+    if start is not None:
+        leaf = start.detach().to(torch.promote_types(start.dtype, torch.float32)).requires_grad_()
+        model_inputs = model_inputs.swap(start, leaf.clone())
     mode = RelevanceMode(
         rules,
         Samples(model_inputs.batch, structure.tokens_first),
-        text=image is None,
+        text=start is None,
         heads_first=structure.heads_first,
     )
     with mode:
@@ -146,7 +146,7 @@ def _run(
         )
     if not scores.requires_grad:
         raise ModelError("the model's output does not depend on its input, so no relevance can flow")
-    return _Pass(mode, scores, leaf)
+    return _Pass(mode, scores, None if image is None else leaf)
 
 
 def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:

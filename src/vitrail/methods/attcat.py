@@ -19,7 +19,7 @@ def _signed(sign: str, **_: object) -> bool:
     "AttCAT",
     "gradient",
     cite="qiang2022attcat",
-    needs={"stream": ALL, "dX": ALL, "A_mean": ALL},
+    needs={"X": ALL, "dX": ALL, "A_mean": ALL},
     score="logit",
     signed=_signed,
 )

@@ -41,8 +41,9 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
     Returns:
         Relevance of patches, shape (b, K, rows, columns); of a text's tokens, shape (b, K, S).
     """
-    if probe.model_inputs.words is not None:
-        return _random_words(probe, probe.model_inputs.words, seed)
+    sequence = probe.model_inputs.patches if probe.model_inputs.words is None else probe.model_inputs.words
+    if sequence is not None:
+        return _random_sequence(probe, sequence, seed)
     grid = _grid(probe)
     maps = []
     for image in probe.images:
@@ -52,14 +53,16 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
     return torch.stack(maps).to(probe.images)[:, None].expand(-1, probe.count, -1, -1)
 
 
-def _random_words(probe: Probe, words: Tensor, seed: int) -> Tensor:
+def _random_sequence(probe: Probe, sequence: Tensor, seed: int) -> Tensor:
+    """Noise for the words of texts, shape (b, n), or for flattened patches, shape (b, n, values)."""
     valid = probe.model_inputs.valid
-    maps = torch.zeros(words.shape)
-    for i, own in enumerate(words.cpu()):
-        there = torch.ones_like(own, dtype=torch.bool) if valid is None else valid[i].cpu()
-        generator = torch.Generator().manual_seed(crc32(own[there].long().numpy().tobytes(), seed))
+    maps = torch.zeros(sequence.shape[:2])
+    for i, own in enumerate(sequence.detach().cpu()):
+        there = torch.ones(len(own), dtype=torch.bool) if valid is None else valid[i].cpu()
+        values = own[there].float() if own.is_floating_point() else own[there].long()
+        generator = torch.Generator().manual_seed(crc32(values.numpy().tobytes(), seed))
         maps[i, there] = torch.rand(int(there.sum()), generator=generator)
-    maps = maps[:, probe.structure.layout.prefix or 0 :].to(words.device)
+    maps = maps[:, probe.structure.layout.prefix or 0 :].to(sequence.device)
     return maps[:, None].expand(-1, probe.count, -1)
 
 

@@ -17,7 +17,12 @@ from vitrail.methods.registry import Applies, choose, register
     "gradient",
     cite="bousselham2024legrad",
     score="logit",
-    applies=Applies(excluded={"text": "the head of a post-norm encoder does not read what leaves a block"}),
+    applies=Applies(
+        excluded={
+            "text": "it is defined for image encoders: in a post-norm text encoder the head does not read the sum that "
+            "leaves a block, in a decoder it reads one token of it"
+        }
+    ),
 )
 def legrad(trace: ProbedTrace, *, blocks: int = 2, pool: str = "model") -> Tensor:
     """The mean over heads and queries of (∂s/∂A)⁺, summed over the last blocks; s is the score read off that block.

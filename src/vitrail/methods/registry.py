@@ -188,15 +188,13 @@ class Method:
                 f"{self.name} does not apply to {structure.model}: it needs attention that is a product of queries and "
                 "keys, and this model adds other terms to it; transformer_mm needs the attention only"
             )
-        if "stream" in self.needed(options) and attention and not structure.has_stream:
-            missing = next(
-                i
-                for i, layer in enumerate(structure.layers)
-                if layer.projection is None or not (layer.pool or (layer.stream and layer.mlp))
-            )
+        needed = self.needed(options)
+        missing = structure.missing_stream if "stream" in needed else structure.missing_sum if "X" in needed else None
+        if missing is not None and attention:
             raise NotApplicableError(
                 f"{self.name} does not apply to {structure.model}: it follows the residual stream through each block's "
-                f"attention and MLP, and block {missing} has no such pair of sums; transformer_mm needs none"
+                f"attention{' and MLP' if 'stream' in needed else ''}, and block {missing} has no such "
+                f"{'pair of sums' if 'stream' in needed else 'sum'}; transformer_mm needs none"
             )
 
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:

@@ -100,7 +100,8 @@ def vtranm(
         per_head: Measure each head's vectors by themselves, or all heads' sum.
         value_bias: Whether the value projection's bias is part of Ẽ.
         projection_bias: Whether the output projection's bias is; heads share it evenly.
-        layer_scale: Whether LayerScale is.
+        layer_scale: Whether LayerScale is, and the norm of the attention's branch in models that have one: it scales
+            what each token receives.
         necc_over: NECC sums to one over "all" tokens or over the "patches".
         init: C starts as diag(‖X_0‖) ("norm") or as I ("identity"); by default "norm" where lengths are measured.
         post_norm: In models that normalise after the sum, "ignore" that norm or "fold" its centring and gain into
@@ -136,7 +137,8 @@ def vtranm(
     for block, (w, w_mlp) in zip(reversed(trace.blocks), reversed(weights), strict=True):
         if w_mlp is not None:
             v = v * (1 + w_mlp)  # the MLP acts after attention, so it comes first on the way down
-        moved = rows(v, _weighted(block))
+        scale = None if w is None or not layer_scale else block.branch_scale
+        moved = rows(v if scale is None else v * scale, _weighted(block))
         moved = (moved if w is None else moved * w).mean(1)
         v = moved if block.pool else v + moved
     if init == "norm" or (init is None and measure.length):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.outputs import class_logits
 from vitrail.errors import InputError, MapWarning, ModelError, OptionError
 from vitrail.explanation import Explanation, number_groups_alike
 from vitrail.models.loaded import LoadedModel
@@ -100,7 +101,7 @@ def _logits(model: nn.Module, encoded: Sequence[EncodedText], settings: Tokenize
         for start in range(0, len(order), size):
             batch = order[start : start + size]
             inputs = ModelInputs((), pad_windows([windows[i] for i in batch], _padding_id(settings)))
-            logits = logits_of(inputs.onto(model).into(model))
+            logits = class_logits(model, inputs.onto(model).into(model))
             if logits is None:
                 raise ModelError(f"{type(model).__name__} returns no class scores: load a sequence classifier")
             for i, row in zip(batch, logits.clone(), strict=True):

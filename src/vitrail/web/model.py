@@ -15,8 +15,9 @@ from torch import Tensor
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
+from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure, read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, VitrailError
@@ -114,7 +115,7 @@ class ServedModel:
         if self.reading is not None:
             return predict_texts([raw_input], self.reading, model)[0].float()
         with frozen(model), torch.inference_mode():
-            logits = logits_of(self.model_inputs(raw_input).into(model))
+            logits = class_logits(model, self.model_inputs(raw_input).into(model))
         assert logits is not None
         return logits[0].float().clone()
 
@@ -198,7 +199,7 @@ def serve_model(
         warnings.simplefilter("ignore")
         structure = read_structure(unwrap(loaded.module), model_inputs)
         with frozen(unwrap(loaded.module)), torch.inference_mode():
-            logits = logits_of(model_inputs.into(unwrap(loaded.module)))
+            logits = class_logits(loaded.module, model_inputs.into(unwrap(loaded.module)))
     if logits is None:
         raise ModelError(f"{title} returns no class scores, so the page does not support it: load a classifier")
     model_id = base = slug(title)

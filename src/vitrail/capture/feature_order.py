@@ -1,0 +1,105 @@
+"""Check on the model that the features of a token come from the place in the image where a map shows them.
+
+Models that are no plain encoder (pyramids, windows) may keep their tokens in another order than row by row, and no
+table of places is measured for them. The gradient of a few tokens' features at the image tells where they come from.
+"""
+
+from __future__ import annotations
+
+import warnings
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.frozen import frozen
+from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.structure import ModelStructure
+from vitrail.capture.verify import direction, gradients
+from vitrail.errors import GuessWarning, NotApplicableError
+
+#: Tokens that are looked at.
+CELLS = 9
+#: A token's gradient is concentrated if its largest cell has this multiple of the mean over all cells.
+PEAK = 2.0
+_checked: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[ModelStructure, int, int]]] = WeakKeyDictionary()
+
+
+def check_feature_order(
+    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, prefix: int, grid: tuple[int, int]
+) -> None:
+    """Check that tokens lie row by row on a grid after a prefix; once per structure and grid.
+
+    Args:
+        model: The user's model, unwrapped.
+        model_inputs: Inputs on its device; the first is used.
+        structure: As read from it.
+        prefix: Number of tokens before the first one of the grid.
+        grid: Rows and columns.
+
+    Raises:
+        NotApplicableError: The features come from other places.
+    """
+    known = _checked.setdefault(model, {})
+    key = (id(structure), prefix, *grid)
+    if key not in known:
+        known[key] = (structure, *_measure(model, model_inputs.select(slice(0, 1)), structure, prefix, grid))
+    _, right, clear = known[key]
+    if not clear:
+        warnings.warn(
+            f"{structure.model}: whether its {grid[0]}×{grid[1]} features lie row by row could not be measured",
+            GuessWarning,
+            stacklevel=4,
+        )
+    elif right < 0.75 * clear:
+        raise NotApplicableError(
+            f"the features of {structure.model} are not in the order of the image: {clear - right} of {clear} tokens "
+            f"come from another place than their cell of the {grid[0]}×{grid[1]} grid; use rise, occlusion or an input "
+            "gradient instead"
+        )
+
+
+def _measure(
+    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, prefix: int, grid: tuple[int, int]
+) -> tuple[int, int]:
+    """Of a few tokens, how many come from their own cell, and how many come from one cell at all."""
+    image = model_inputs.image
+    assert image is not None
+    leaf = image.detach().clone().requires_grad_()
+    count = prefix + grid[0] * grid[1]
+    mode = AttentionMode({"dY": frozenset(o.call for o in structure.layers)}, 1)
+    with frozen(model):
+        with mode:
+            run_model(model, model_inputs.swap(image, leaf))
+        nodes = [node for node in mode.nodes.values() if node.dim() == 3 and node.shape[:2] == (1, count)]
+        if not nodes:
+            return 0, 0
+        cells = _spread(grid)
+        energy = [_energy(nodes[-1][:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
+    found = torch.stack([e.flatten() for e in energy])
+    clear = found.amax(1) > PEAK * found.mean(1)
+    own = torch.tensor([r * grid[1] + c for r, c in cells], device=found.device)
+    right = found[:, own].argmax(1) == torch.arange(len(cells), device=found.device)
+    return int((right & clear).sum()), int(clear.sum())
+
+
+def _energy(features: Tensor, leaf: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Squared gradient of one token's features at the image, summed over each cell, shape (rows, columns)."""
+    (gradient,) = gradients((features * direction(features)).sum(), [leaf])
+    if gradient is None:
+        return torch.zeros(grid, dtype=torch.float64, device=leaf.device)
+    return F.adaptive_avg_pool2d(gradient.double().square().sum(1, keepdim=True), grid)[0, 0]
+
+
+def _spread(grid: tuple[int, int]) -> list[tuple[int, int]]:
+    """Cells that are far from each other.
+
+    Example:
+        >>> _spread((2, 4))
+        [(0, 0), (0, 2), (0, 3), (1, 0), (1, 2), (1, 3)]
+    """
+    side = int(CELLS**0.5)
+    rows, columns = (sorted({round(i * (n - 1) / (side - 1)) for i in range(side)}) for n in grid)
+    return [(r, c) for r in rows for c in columns]
