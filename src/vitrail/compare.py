@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -23,18 +23,15 @@ from vitrail.methods.cost import size_of
 from vitrail.methods.registry import METHODS
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.recommendation import remember
-from vitrail.scores.agreement import spearman
-from vitrail.scores.comparison import MethodValues, RankedMethod, rank_methods
-from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.fills import TOKENS
-from vitrail.scores.presets import Curve, LevelGrid, Preset
-from vitrail.scores.segmentation import average_precision
+
+if TYPE_CHECKING:
+    from vitrail.scores.comparison import RankedMethod
 
 MOST_IMAGES = 64
 #: Methods of more forward passes are not compared unless they are named.
 FAST = 20.0
 CONTROLS = ("centre", "random")
-LEVELS = LevelGrid((0, 10, 25, 50, 75, 90))
+PERCENTS = (0, 10, 25, 50, 75, 90)
 FILL = "blur"
 
 
@@ -155,6 +152,10 @@ def compare(
         >>> sorted(row.method for row in found.rows)
         ['centre', 'gradsam', 'random', 'transformer_mm']
     """
+    from vitrail.scores.comparison import MethodValues, rank_methods
+    from vitrail.scores.evaluator import Evaluator
+    from vitrail.scores.presets import Curve, LevelGrid, Preset
+
     about = describe(model)
     model_inputs = to_model_inputs(images, about)
     pixels = model_inputs.image
@@ -163,12 +164,13 @@ def compare(
     if model_inputs.batch > MOST_IMAGES:
         raise InputError(f"{model_inputs.batch} images are too many for a comparison: pass at most {MOST_IMAGES}")
     structure = read_structure(about.module, model_inputs)
-    chosen, refused = _applicable(structure, methods)
+    chosen, refused = _applicable(structure, about.module, methods)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
         found = explain(about, pixels, methods=[*chosen, *CONTROLS], target="top2", batch_size=batch_size)
     removal = _removal(about.module, pixels)
-    curves = (Curve("positive", "morf", removal, LEVELS), Curve("negative", "lerf", removal, LEVELS))
+    levels = LevelGrid(PERCENTS)
+    curves = (Curve("positive", "morf", removal, levels), Curve("negative", "lerf", removal, levels))
     preset = Preset("compare", "vitrail.compare", curves, "explained", "unit", extras=("srg",))
     evaluate = Evaluator(about, preset, advance=advance, seed=seed)
     records = evaluate(pixels, {name: e.maps[:, 0] for name, e in found.items()})
@@ -191,13 +193,15 @@ def compare(
     return MethodComparison(about.name, len(pixels), removal, rows, recommended, reason, refused)
 
 
-def _applicable(structure: ModelStructure, methods: Sequence[str] | None) -> tuple[list[str], dict[str, str]]:
+def _applicable(
+    structure: ModelStructure, module: nn.Module, methods: Sequence[str] | None
+) -> tuple[list[str], dict[str, str]]:
     """Methods to compare, and those that were left out with the reasons."""
     chosen, refused = [], {}
     for name in methods if methods is not None else [m for m in METHODS if METHODS[m].family != "control"]:
         label, method, options = find(name)
         try:
-            method.check(structure, options)
+            method.check(structure, options, model=module)
         except NotApplicableError as error:
             if methods is not None:
                 raise
@@ -224,7 +228,7 @@ def _removal(module: nn.Module, images: Tensor) -> str:
         TokenDropper(module, ModelInputs((images[:1],)).onto(module).args[0])
     except VitrailError:
         return FILL
-    return TOKENS
+    return "tokens"
 
 
 def _column(scores: Mapping[str, Tensor], removal: str) -> NDArray[np.float64]:
@@ -234,6 +238,8 @@ def _column(scores: Mapping[str, Tensor], removal: str) -> NDArray[np.float64]:
 def _class_similarity(explanation: Any) -> float | None:
     if explanation.maps.shape[1] < 2:
         return None
+    from vitrail.scores.agreement import spearman
+
     rho = spearman(explanation.grid[:, 0].flatten(1).float().cpu(), explanation.grid[:, 1].flatten(1).float().cpu())
     finite = rho[rho.isfinite()]
     return float(finite.mean()) if len(finite) else None
@@ -242,6 +248,8 @@ def _class_similarity(explanation: Any) -> float | None:
 def _localisation(explanation: Any, masks: NDArray[Any] | Tensor | None) -> float | None:
     if masks is None:
         return None
+    from vitrail.scores.segmentation import average_precision
+
     truth = torch.as_tensor(np.asarray(masks)) > 0
     maps = explanation.maps[:, 0].cpu()
     if truth.shape != maps.shape:

@@ -27,6 +27,7 @@ from vitrail.capture.trace import Trace
 from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations, Provenance, number_groups_alike
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
+from vitrail.map_source import MapSource
 from vitrail.methods import find
 from vitrail.methods.registry import Method
 from vitrail.models import LoadedModel, describe
@@ -36,7 +37,6 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import is_constant, normalise, place, upsample
 from vitrail.recommendation import AUTO, recommended
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
-from vitrail.trust.checker import MapSource
 
 DEFAULT = "gradtoken"
 
@@ -234,9 +234,11 @@ def _explain_again(
 
 def _checked(found: Found, source: MapSource, budget: str, advance: Callable[[int], None]) -> Found:
     """Check every map."""
+    from vitrail.trust.checker import check_maps
+
     images, targets = next(iter(found.values())).maps.shape[:2]
     places = [(b, k) for b in range(images) for k in range(targets)]
-    checks = {at: source.check(found, *at, budget=budget, advance=advance) for at in places}
+    checks = {at: check_maps(source, found, *at, budget=budget, advance=advance) for at in places}
     return {label: replace(e, checks={at: checks[at][label] for at in places}) for label, e in found.items()}
 
 

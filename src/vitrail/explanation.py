@@ -19,6 +19,7 @@ from torch import Tensor
 
 from vitrail.class_group import ClassGroup, merge_groups, target_rows
 from vitrail.errors import InputError, OutputError
+from vitrail.map_source import MapSource
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.targets import class_scores
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from vitrail.text.result import WordRelevance
-    from vitrail.trust.checker import MapSource
     from vitrail.trust.map_check import MapCheck, MapChecks
 
 
@@ -172,7 +172,7 @@ class Explanation:
             >>> from vitrail.testing import tiny_vit
             >>> e = vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "transformer_mm")
             >>> e.check(tests=["removal"]).copies
-            32
+            49
         """
         return Explanations({self.method: self}).check(image, k, **options)[self.method]
 
@@ -310,10 +310,12 @@ class Explanations(Mapping[str, Explanation]):
 
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapChecks:
         """Check one map of each method; see `Explanation.check`. Forward passes are shared where they can be."""
+        from vitrail.trust.checker import check_maps
+
         sources = [e.source for e in self._by_method.values()]
         if not sources or sources[0] is None:
             raise InputError("these maps have no model to be checked on: check what vitrail.explain returned")
-        return sources[0].check(self, image, k, **options)
+        return check_maps(sources[0], self, image, k, **options)
 
     def save(self, folder: str | Path) -> Path:
         """Write the files of each method into a subfolder named after it."""

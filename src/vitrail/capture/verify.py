@@ -17,6 +17,7 @@ from torch import Tensor
 
 from vitrail.capture.attention import AttentionMode, Call, Gate
 from vitrail.capture.trace import Block
+from vitrail.errors import ModelError
 
 #: Relative differences above this are errors, by precision of the model.
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
@@ -53,7 +54,11 @@ def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> lis
     if not scalar.requires_grad:
         return [None] * len(nodes)
     wanted = [node for node in nodes if node.requires_grad]
-    found = iter(torch.autograd.grad(scalar, wanted, retain_graph=keep, allow_unused=True) if wanted else ())
+    try:
+        found = iter(torch.autograd.grad(scalar, wanted, retain_graph=keep, allow_unused=True) if wanted else ())
+    except AssertionError as error:  # a backward of the model's own, such as that of reversible layers
+        raise ModelError(f"the model's own backward pass failed: {error or 'an assertion'}; use methods that need no "
+                         "gradients, such as rise or occlusion") from error  # fmt: skip
     return [next(found) if node.requires_grad else None for node in nodes]
 
 

@@ -3,7 +3,7 @@
 `vitrail.Explanation.check` and ``vitrail check`` run them; `vitrail.compare` ranks methods with the same tests.
 """
 
-from vitrail.trust.checker import BUDGETS, Budget, MapSource, patch_values
+from vitrail.trust.checker import BUDGETS, Budget, check_maps, patch_values
 from vitrail.trust.map_check import VERDICTS, MapCheck, MapChecks
 from vitrail.trust.null import moved_maps
 from vitrail.trust.removal import PatchRemoval, log_odds
@@ -14,8 +14,8 @@ __all__ = [
     "Budget",
     "MapCheck",
     "MapChecks",
-    "MapSource",
     "PatchRemoval",
+    "check_maps",
     "log_odds",
     "moved_maps",
     "patch_values",

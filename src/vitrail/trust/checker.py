@@ -10,13 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
-from vitrail.capture.structure import ModelStructure
 from vitrail.errors import InputError, ModelError, OptionError, VitrailError
+from vitrail.map_source import MapSource
 from vitrail.methods import find
 from vitrail.methods.cost import size_of
-from vitrail.models.loaded import LoadedModel
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
 from vitrail.scores.sensitivity import RADIUS, noise_samples
@@ -62,56 +60,38 @@ BUDGETS = {
 }
 
 
-@dataclass(frozen=True)
-class MapSource:
-    """The model and inputs that maps were computed from, as far as checking them needs it.
-
-    Attributes:
-        loaded: The model.
-        model_inputs: What it was called with.
-        structure: What was found in it.
-        target: The target if it was a function, otherwise None.
-        explain: From images, methods with options and targets to explanations, as `vitrail.explain` gives them.
-    """
-
-    loaded: LoadedModel
-    model_inputs: ModelInputs
-    structure: ModelStructure
-    target: Callable[[Any], Tensor] | None
-    explain: Callable[..., Mapping[str, Any]]
-
-    def check(
-        self,
-        explanations: Mapping[str, Any],
-        image: int,
-        k: int,
-        *,
-        budget: str | Budget = "quick",
-        tests: Sequence[str] = TESTS,
-        removal: str | None = None,
-        seed: int = 0,
-        advance: Callable[[int], None] = lambda _: None,
-    ) -> MapChecks:
-        """Check one map of each method; see `vitrail.Explanation.check`."""
-        if isinstance(budget, str) and budget not in BUDGETS:
-            raise OptionError(f"budget={budget!r} is not one of {', '.join(map(repr, BUDGETS))}")
-        unknown = [test for test in tests if test not in TESTS]
-        if unknown:
-            raise OptionError(f"test {unknown[0]!r} is not one of {', '.join(map(repr, TESTS))}")
-        images = self.model_inputs.image
-        if images is None:
-            raise InputError("maps of texts cannot be checked yet: the check removes patches of images")
-        first = next(iter(explanations.values()))
-        if not (0 <= image < first.maps.shape[0] and 0 <= k < first.maps.shape[1]):
-            raise OptionError(
-                f"image={image}, k={k} does not exist: there are {first.maps.shape[0]} images with "
-                f"{first.maps.shape[1]} targets each"
-            )
-        chosen = BUDGETS[budget] if isinstance(budget, str) else budget
-        grid = self.structure.layout.grid or DEFAULT_GRID
-        remove = PatchRemoval(self.loaded, images[image : image + 1], grid, removal, advance=advance)
-        run = _CheckRun(self, first, image, k, chosen, remove, seed, frozenset(tests))
-        return MapChecks({name: run(explanation) for name, explanation in explanations.items()})
+def check_maps(
+    source: MapSource,
+    explanations: Mapping[str, Any],
+    image: int,
+    k: int,
+    *,
+    budget: str | Budget = "quick",
+    tests: Sequence[str] = TESTS,
+    removal: str | None = None,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda _: None,
+) -> MapChecks:
+    """Check one map of each method; see `vitrail.Explanation.check`."""
+    if isinstance(budget, str) and budget not in BUDGETS:
+        raise OptionError(f"budget={budget!r} is not one of {', '.join(map(repr, BUDGETS))}")
+    unknown = [test for test in tests if test not in TESTS]
+    if unknown:
+        raise OptionError(f"test {unknown[0]!r} is not one of {', '.join(map(repr, TESTS))}")
+    images = source.model_inputs.image
+    if images is None:
+        raise InputError("maps of texts cannot be checked yet: the check removes patches of images")
+    first = next(iter(explanations.values()))
+    if not (0 <= image < first.maps.shape[0] and 0 <= k < first.maps.shape[1]):
+        raise OptionError(
+            f"image={image}, k={k} does not exist: there are {first.maps.shape[0]} images with "
+            f"{first.maps.shape[1]} targets each"
+        )
+    chosen = BUDGETS[budget] if isinstance(budget, str) else budget
+    grid = source.structure.layout.grid or DEFAULT_GRID
+    remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, advance=advance)
+    run = _CheckRun(source, first, image, k, chosen, remove, seed, frozenset(tests))
+    return MapChecks({name: run(explanation) for name, explanation in explanations.items()})
 
 
 def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) -> Tensor:

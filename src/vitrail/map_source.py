@@ -1,0 +1,32 @@
+"""MapSource: the model and inputs that maps were computed from, kept with an explanation for its checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import ModelStructure
+from vitrail.models.loaded import LoadedModel
+
+
+@dataclass(frozen=True)
+class MapSource:
+    """The model and inputs that maps were computed from, as far as checking them needs it.
+
+    Attributes:
+        loaded: The model.
+        model_inputs: What it was called with.
+        structure: What was found in it.
+        target: The target if it was a function, otherwise None.
+        explain: From images, methods with options and targets to explanations, as `vitrail.explain` gives them.
+    """
+
+    loaded: LoadedModel
+    model_inputs: ModelInputs
+    structure: ModelStructure
+    target: Callable[[Any], Tensor] | None
+    explain: Callable[..., Mapping[str, Any]]
