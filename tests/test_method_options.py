@@ -46,3 +46,15 @@ def test_numbers_of_other_libraries_are_numbers():
     expected = vitrail.explain(model, images, "leadlight:mix=0.5", target=1).grid
     for half in (np.float64(0.5), torch.tensor(0.5)):
         assert torch.equal(vitrail.explain(model, images, "leadlight", mix=half, target=1).grid, expected)
+
+
+def test_one_default_method_everywhere():
+    from inspect import signature
+
+    from vitrail.bench.folder import explain_folder
+    from vitrail.cli.explain import explain as command
+    from vitrail.explain import DEFAULT
+
+    assert signature(vitrail.explain).parameters["method"].default == DEFAULT
+    assert signature(command).parameters["method"].default == [DEFAULT]
+    assert signature(explain_folder).parameters["methods"].default == (DEFAULT,)
