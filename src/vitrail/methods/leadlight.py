@@ -51,21 +51,19 @@ def leadlight(
     """
     if not 0 <= mix <= 1 or not power > 0 or rounds < 1:
         raise OptionError(f"expected mix from 0 to 1, power > 0 and rounds ≥ 1, got {mix=}, {power=} and {rounds=}")
-    R = _scaled(_source(trace, source))
+    R = averaged = _scaled(_source(trace, source))
     W = _affinity(trace, power) if spread == "keys" else _attention(trace)
-    averaged = R.unsqueeze(-1)
     for _ in range(rounds):
-        averaged = W @ averaged
+        averaged = (W @ averaged.unsqueeze(-1)).squeeze(-1)
     trace.note("source", R)
-    trace.note("spread", averaged.squeeze(-1))
-    return (1 - mix) * R + mix * _scaled(averaged.squeeze(-1))
+    trace.note("spread", averaged)
+    return (1 - mix) * R + mix * _scaled(averaged)
 
 
 def _source(trace: Trace, source: str) -> Tensor:
     if source == "last":
         last = trace.blocks[-1]
-        r = trace.readout.expand(len(last.A), -1)
-        return trace.patches(rows(r, (last.dA * last.A).clamp_min(0)).mean(1))
+        return trace.patches(rows(trace.readout.expand(len(last.A), -1), (last.dA * last.A).clamp_min(0)).mean(1))
     return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
 
 
@@ -73,7 +71,8 @@ def _affinity(trace: Trace, power: float) -> Tensor:
     upper = trace.blocks[len(trace.blocks) // 2 :]
     keys = [normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper]
     W = torch.stack([K @ K.transpose(-2, -1) for K in keys]).mean(0).clamp_min(0) ** power
-    W = W if trace.valid is None else W * trace.patches(trace.valid)[:, None]
+    if trace.valid is not None:  # padding neither gives nor gets relevance
+        W = W * trace.between_patches(trace.valid[:, :, None] & trace.valid[:, None])
     return W / W.sum(-1, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
 
 
