@@ -5,7 +5,7 @@
 #   speed      six methods, all methods, a paper's table                  OUT/*-gpu.json
 #   maps       class discrimination, and precision (needs ASSETS)         OUT/pairs.json, OUT/precision.json
 #   sweep      one model of every timm family                             OUT/sweep-timm.csv
-#   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight.csv
+#   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight
 #   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
 #   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
 #   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
@@ -39,7 +39,7 @@ for step in "$@"; do
       $python benchmarks/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
       $python benchmarks/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
       ;;
-    leadlight) $python benchmarks/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight.csv" ;;
+    leadlight) $python benchmarks/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight" ;;
     shapley) $python benchmarks/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
     imagenet)
       for plan in imagenet1000 imagenet1000_many; do

@@ -58,7 +58,8 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
 
 LEADLIGHT: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "leadlight": leadlight.replica,
-    "leadlight:mix=1,depth=1": lambda p, c: leadlight.replica(p, c, mix=1.0, lower=1000),
+    "leadlight:power=2,rounds=1,mix=1": lambda p, c: leadlight.replica(p, c, power=2.0, rounds=1, mix=1.0),
     "leadlight:source=transformer_mm": lambda p, c: leadlight.replica(p, c, of="transformer_mm"),
-    "leadlight:score=logit": lambda p, c: leadlight.replica(p, c, score="logit"),
+    "leadlight:fast": lambda p, c: leadlight.replica(p, c, of="last", score="logit"),
+    "leadlight:attention": lambda p, c: leadlight.replica(p, c, power=None, rounds=1),
 }

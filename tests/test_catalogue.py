@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from vitrail.errors import ModelError
+from vitrail.errors import ModelError, WeightsError
 from vitrail.models import load
 from vitrail.models.catalogue import CATALOGUE, full_name
 from vitrail.models.loading import NO_NETWORK, offline
@@ -39,3 +40,20 @@ def test_missing_weights_and_unknown_names_raise(monkeypatch, tmp_path):
         load("vit-t16")
     with pytest.raises(ModelError, match=r"unknown source 'vit-b17'.*vit-b16, "):
         load("vit-b17")
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+def test_image_size_and_classes_are_those_of_the_weights(tmp_path, prefix):
+    from safetensors.torch import save_file
+
+    name = "test_vit"  # timm's smallest: 160 pixels, patches of 16, 1,000 classes
+    given = timm.create_model(name, img_size=96, num_classes=7)
+    save_file({prefix + k: v.half() for k, v in given.state_dict().items()}, tmp_path / "fitted.safetensors")
+    loaded = load(f"timm:{name}", tmp_path / "fitted.safetensors")
+    assert loaded.preprocess.size == (96, 96)
+    assert loaded.preprocess.squash
+    image = torch.randn(1, 3, 96, 96)
+    assert torch.allclose(loaded.module(image), given.eval()(image), atol=0.02)
+    save_file({"head.weight": torch.zeros(3, 5)}, tmp_path / "other.safetensors")
+    with pytest.raises(WeightsError, match="does not fit"):
+        load(f"timm:{name}", tmp_path / "other.safetensors")

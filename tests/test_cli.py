@@ -98,7 +98,7 @@ def test_explain_takes_class_names_and_indices(image, tmp_path):
     (["{image}", *MODEL, "--target", "elephant"], "385 Indian elephant, 386 African elephant"),
     (["{image}", *MODEL, "--target", "1000"], "class 1000 does not exist"),
     (["{image}", *MODEL, "--method", "gradtokens"], "did you mean gradtoken"),
-    (["{image}", "--model", "timm:resnet18", "--weights", "random"], "gradtoken does not apply to ResNet"),
+    (["{image}", "--model", "timm:resnet18", "--weights", "random"], "leadlight does not apply to ResNet"),
     (["{image}", "--model", "timm:swin_tiny_patch4_window7_224", "--weights", "random"], "attends inside windows"),
     (["{image}", "--model", "timm:vit_tiny", "--weights", "random"], "did you mean"),
     (["{image}", "--model", "timm:vit_tiny_patch16_224", "--weights", "{wrong}"], "does not fit VisionTransformer"),

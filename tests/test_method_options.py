@@ -17,7 +17,7 @@ from vitrail.testing import tiny_vit
     [
         ("attnlrp:gamma_conv=abc", "gamma_conv='abc' of attnlrp must be a number; it is 0.25 by default"),
         ("rollout:start=1.5", "start=1.5 of rollout must be a whole number; it is 0 by default"),
-        ("leadlight:mix=much", "mix='much' of leadlight must be a number or none; it is None by default"),
+        ("leadlight:mix=much", "mix='much' of leadlight must be a number; it is 0.75 by default"),
         ("leadlight:source=1.5", "source=1.5 of leadlight must be a word; it is vtranm by default"),
         ("gradtoken:variant=true", "variant=True of gradtoken must be a whole number; it is 4 by default"),
         ("rise:masks=none", "masks=None of rise must be a whole number; it is 4000 by default"),
@@ -46,3 +46,15 @@ def test_numbers_of_other_libraries_are_numbers():
     expected = vitrail.explain(model, images, "leadlight:mix=0.5", target=1).grid
     for half in (np.float64(0.5), torch.tensor(0.5)):
         assert torch.equal(vitrail.explain(model, images, "leadlight", mix=half, target=1).grid, expected)
+
+
+def test_one_default_method_everywhere():
+    from inspect import signature
+
+    from vitrail.bench.folder import explain_folder
+    from vitrail.cli.explain import explain as command
+    from vitrail.explain import DEFAULT
+
+    assert signature(vitrail.explain).parameters["method"].default == DEFAULT
+    assert signature(command).parameters["method"].default == [DEFAULT]
+    assert signature(explain_folder).parameters["methods"].default == (DEFAULT,)

@@ -104,7 +104,7 @@ def test_first_load_shows_maps_of_a_sample(visit, record_property):
     taken = page.evaluate("performance.getEntriesByName('first-map')[0].duration")
     record_property("milliseconds from load to the first map", round(taken))
     print(f"from load to the first map: {taken:.0f} ms")  # noqa: T201 - reported, not tested
-    assert page.get_attribute("#main-map canvas", "data-shows") == "vtranm"
+    assert page.get_attribute("#main-map canvas", "data-shows") == "leadlight"
     assert page.get_attribute("#samples button >> nth=0", "aria-pressed") == "true"
     assert re.fullmatch(r"Why \w+\?\s?[\d.<]+\s%", page.inner_text("#question"))
     wait_idle(page)

@@ -44,6 +44,7 @@ def test_every_method_and_control_of_the_plan_has_every_score():
         for spec in parse_plan(plans()[name].read_text(encoding="utf-8"), ROOT, PlanOverrides(home=None))[0].specs()
     }
     specs -= UNMEASURED
+    specs -= {"leadlight", "leadlight:fast"}  # an earlier form was measured here
     scores = {
         ("imagenet", "chefer21"): {"positive(black)", "negative(black)"},
         ("imagenet", "vtranm"): {"aopc(black)", "lodds(black)"},
@@ -139,3 +140,39 @@ def test_runs_with_different_settings_are_not_merged(scripts, tmp_path):
     (tmp_path / "0" / "scores.parquet").unlink()
     with pytest.raises(DataError, match=r"neither results.parquet nor scores.parquet"):
         collect.CollectedRun(tmp_path / "0")
+
+
+def test_three_models_are_collected(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import three_models
+
+    rng = np.random.default_rng(0)
+    regions = [f"{kind}/{i}" for kind in ("true", "false") for i in range(11)]
+    for shift, model in enumerate(three_models.TITLES):
+        rows = []
+        for level, method in enumerate([*CONTROLS, "tam", "rollout"]):
+            for image in (f"{i:02}" for i in range(12)):
+                values = {(c.dataset, c.protocol, c.score): level + rng.normal() / 10 for c in three_models.SCORES
+                          if c.dataset == "imagenet"}  # fmt: skip
+                values |= {("pets", "segmentation", name): float(rng.integers(1, 90)) for name in regions}
+                values |= {("pets", "segmentation", n): 90.0 for n in ("foreground", "background")}
+                values["pets", "segmentation", "ap"] = 0.1 * level if shift else 0.5 - 0.1 * level
+                rows += [(model, d, image, method, "predicted", p, s, v, 3, None) for (d, p, s), v in values.items()]
+        names = ("model", "dataset", "image", "method", "target", "protocol", "score", "value", "explained", "error")
+        schema = dict.fromkeys(names, pl.String) | {"value": pl.Float64, "explained": pl.Int32}
+        pl.DataFrame(rows, schema=schema, orient="row").write_parquet(tmp_path / f"scores-{model}.parquet")
+    found = list(three_models.csv_rows([tmp_path], ["edges"]))
+    assert {row["method"] for row in found} == {"random", "centre", "tam", "rollout"}
+    with (tmp_path / "few.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, three_models.CSV_COLUMNS)
+        writer.writeheader()
+        writer.writerows(found)
+    table = three_models.read_table(tmp_path / "few.csv")
+    ranks = three_models.ranks(table)
+    assert ranks["rollout"]["vit-t", three_models.show.SRG_BLACK] == 1
+    assert ranks["rollout"]["vit-t", three_models.show.POSITIVE] == 2, "lower is better"
+    claims = three_models.claims_table(table)
+    assert "| SRG, tokens ↑ | `rollout` " in claims
+    assert "`rollout` | 2 of 2 |" in next(line for line in claims.splitlines() if line.startswith("| SRG, black"))
+    m_ap = next(line for line in claims.splitlines() if line.startswith("| mAP"))
+    assert m_ap.split(" | ")[1:3] == ["`tam` 20.0", "`rollout` 40.0"]

@@ -112,7 +112,7 @@ def test_api_reference_lists_every_operation(client):
 def test_models_and_samples(client):
     small, scenes = client.get("/api/models").json()
     assert (small["id"], small["kind"], small["input"], small["grid"]) == ("tiny", "image", [32, 32], [4, 4])
-    assert (small["layers"], small["heads"], small["class_count"], small["default"]) == (3, [4] * 3, 5, "gradtoken")
+    assert (small["layers"], small["heads"], small["class_count"], small["default"]) == (3, [4] * 3, 5, "leadlight")
     assert [m["name"] for m in scenes["methods"]] == list(METHODS)
     by_name = {m["name"]: m for m in scenes["methods"]}
     assert by_name["rollout"]["shared_pass"]

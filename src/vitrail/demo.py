@@ -16,7 +16,7 @@ from vitrail.capture.structure import read_structure
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.data.shapes import SCENE_CLASSES
 from vitrail.errors import NotApplicableError, OutputError
-from vitrail.explain import explain
+from vitrail.explain import DEFAULT, explain
 from vitrail.explanation import Explanations
 from vitrail.methods import METHODS, find
 from vitrail.models import LoadedModel, load
@@ -83,13 +83,13 @@ def explain_demo_scenes(
 
 
 def _applicable_methods(loaded: LoadedModel) -> dict[str, Mapping[str, Any]]:
-    """Every method that applies to the model, with its preview options."""
+    """Every method that applies to the model, the default one first, with its preview options."""
     assert isinstance(loaded.preprocess, Preprocess)
     stripes = torch.zeros(1, 3, *loaded.preprocess.size)
     stripes[..., ::2] = 1
     structure = read_structure(loaded.module, ModelInputs((stripes,)))
     chosen: dict[str, Mapping[str, Any]] = {}
-    for name, method in METHODS.items():
+    for name, method in sorted(METHODS.items(), key=lambda item: item[0] != DEFAULT):
         _, entry, options = find(name)
         try:
             entry.check(structure, options, model=loaded.module)

@@ -24,7 +24,7 @@ from vitrail.capture.structure import ModelStructure, read_structure
 from vitrail.capture.swin import Places, find_places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
 from vitrail.capture.trace import Trace
-from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
+from vitrail.errors import MapWarning, ModelError, NotApplicableError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations, Provenance, number_groups_alike
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.map_source import MapSource
@@ -38,7 +38,8 @@ from vitrail.postprocess import is_constant, normalise, place, upsample
 from vitrail.recommendation import AUTO, recommended
 from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
 
-DEFAULT = "gradtoken"
+#: Default method; its page says why.
+DEFAULT = "leadlight"
 
 
 @dataclass(frozen=True)
@@ -193,8 +194,13 @@ def explain(
     structure = read_structure(about.module, model_inputs, layout, target if callable(target) else None)
     _check_outputs(structure, about, target)
     stitch = stitch and structure.kind == "windowed"
-    for job in jobs:
-        job.method.check(structure, job.options, stitch, about.module)
+    try:
+        for job in jobs:
+            job.method.check(structure, job.options, stitch, about.module)
+    except NotApplicableError:
+        # What a method needs is not found either where the model's numbers are not finite.
+        check_finite(about.module, forward_only(about.module, model_inputs, structure).logits)
+        raise
     run = _Run(
         batch_size or MOST, keep, advance, find_places(about.module, model_inputs, structure) if stitch else None
     )

@@ -1,11 +1,11 @@
-"""Leadlight: a relevance map mixed with itself as spread over the patches by the attention of the earlier blocks."""
+"""Leadlight: relevance of patches mixed with itself as spread over patches of similar keys, or by attention."""
 
 import torch
 from torch import Tensor
 
 from . import transformer_mm, vtranm
 from .raw_attention import head_mean
-from .vit import Classes, Pass
+from .vit import Classes, Pass, gradients_at
 
 
 def over_max(x: Tensor) -> Tensor:
@@ -13,36 +13,81 @@ def over_max(x: Tensor) -> Tensor:
     return x / x.max() if x.max() > 0 else torch.zeros_like(x)
 
 
+def last_block(pass_: Pass, classes: Classes, score: str) -> Tensor:
+    """What the readout attends to in the last block, weighted by the positive gradient, shape b, S."""
+    A = pass_.blocks[-1].A
+    dA = gradients_at([A], pass_, classes, score)[0]
+    maps = []
+    for image in range(A.shape[0]):
+        R = torch.zeros(A.shape[-1], dtype=torch.float64)
+        for h in range(A.shape[1]):
+            for i, share in enumerate(pass_.r):
+                R = R + share * (A[image, h, i].detach() * dA[image, h, i].clamp(min=0)) / A.shape[1]
+        maps.append(R[pass_.prefix :])
+    return torch.stack(maps)
+
+
+def affinity(pass_: Pass, image: int, power: float) -> Tensor:
+    """Positive cosine between the keys of two patches to a power, rows scaled to sum one, shape S, S."""
+    count = len(pass_.blocks)
+    vectors = []
+    for block in pass_.blocks[count // 2 :]:
+        keys = block.K[image, :, pass_.prefix :].detach()
+        per_block = torch.cat(list(keys), dim=-1)
+        vectors.append(per_block / per_block.norm(dim=-1, keepdim=True))
+    joined = torch.cat(vectors, dim=-1)
+    size = joined.shape[0]
+    W = torch.zeros(size, size, dtype=torch.float64)
+    for i in range(size):
+        for j in range(size):
+            cosine = joined[i] @ joined[j] / (joined[i].norm() * joined[j].norm())
+            W[i, j] = max(float(cosine), 0.0) ** power
+        W[i] = W[i] / W[i].sum()
+    return W
+
+
+def attention(pass_: Pass, image: int) -> Tensor:
+    """Mean attention between patches below the last block, without the lower quarter of the blocks, shape S, S."""
+    count = len(pass_.blocks)
+    before = pass_.blocks[min(count // 4, count - 2) : -1]
+    mean = sum(head_mean(block.A[image].detach()) for block in before) / len(before)
+    return mean[pass_.prefix :, pass_.prefix :]
+
+
 def replica(
-    pass_: Pass, classes: Classes, mix: float = 0.75, lower: int = 4, of: str = "vtranm", score: str = "prob"
+    pass_: Pass,
+    classes: Classes,
+    of: str = "vtranm",
+    power: float | None = 4.0,
+    rounds: int = 2,
+    mix: float = 0.75,
+    score: str = "prob",
 ) -> Tensor:
     """Mix a map and its spread version, each over its maximum.
 
     Args:
         pass_: The recorded forward pass.
         classes: One class per image.
+        of: The map to start from: "vtranm" with lengths and without cosines, "transformer_mm" or "last".
+        power: Exponent of the cosine between keys; None spreads by attention instead.
+        rounds: How often the map is spread.
         mix: Share of the spread map.
-        lower: One block in so many, counted from the input, is left out of the spreading, as is the last block; at
-            least one block spreads.
-        of: The map to start from: "vtranm" with lengths and without cosines, or "transformer_mm".
-        score: What that map differentiates, "prob" or "logit".
+        score: What the maps differentiate, "prob" or "logit".
 
     Returns:
         Patch relevance, shape b, S.
     """
-    if of == "vtranm":
-        start = vtranm.replica(pass_, classes, variant="af+l", score=score)
-    elif of == "transformer_mm":
-        start = transformer_mm.replica(pass_, classes, score=score)
-    else:
-        raise ValueError(f"no replica here for leadlight of {of!r}")
-    count = len(pass_.blocks)
-    before = pass_.blocks[min(count // lower, count - 2) : -1]
+    found = {
+        "vtranm": lambda: vtranm.replica(pass_, classes, variant="af+l", score=score),
+        "transformer_mm": lambda: transformer_mm.replica(pass_, classes, score=score),
+        "last": lambda: last_block(pass_, classes, score),
+    }
     maps = []
-    for image, R in enumerate(start):
-        A_bar = torch.zeros(pass_.r.shape[0], pass_.r.shape[0], dtype=torch.float64)
-        for block in before:
-            A_bar = A_bar + head_mean(block.A[image].detach()) / len(before)
-        spread = A_bar[pass_.prefix :, pass_.prefix :] @ R
-        maps.append((1 - mix) * over_max(R) + mix * over_max(spread))
+    for image, start in enumerate(found[of]()):
+        R = over_max(start)
+        W = attention(pass_, image) if power is None else affinity(pass_, image, power)
+        spread = R
+        for _ in range(rounds):
+            spread = W @ spread
+        maps.append((1 - mix) * R + mix * over_max(spread))
     return torch.stack(maps)

@@ -42,6 +42,7 @@ from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
 from vitrail.capture.outputs import class_logits
 from vitrail.class_group import ClassGroup, append_groups
 from vitrail.errors import DataError, InputError, WeightsError, require
+from vitrail.explain import DEFAULT
 from vitrail.methods import find
 from vitrail.models.preprocess import open_image
 from vitrail.targets import resolve_target
@@ -175,7 +176,7 @@ def explain_folder(
     recursive: bool = False,
     model: str = "scenes",
     weights: str | None = None,
-    methods: Sequence[str] = ("gradtoken",),
+    methods: Sequence[str] = (DEFAULT,),
     target: Any = None,
     chunk: int = 256,
     batch: int = 32,

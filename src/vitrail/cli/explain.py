@@ -41,7 +41,7 @@ def explain(
             help="A method: NAME, NAME:VARIANT or NAME:OPTION=VALUE,… Repeat it to compare several. "
             "See `vitrail methods`.",
         ),
-    ] = ["gradtoken"],  # noqa: B006 - typer does not change the default
+    ] = ["leadlight"],  # noqa: B006 - typer does not change the default
     target: TargetOption = None,
     text: Annotated[
         list[str] | None,

@@ -1,90 +1,87 @@
-"""Leadlight: class-specific relevance of patches, spread over the patches they attend to."""
+"""Leadlight: class-specific relevance of patches, spread over patches that are alike."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
-from vitrail.capture.probe import ProbedTrace
-from vitrail.capture.trace import LAST, Needs, Trace
+from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import rows
 from vitrail.methods.registry import METHODS, choose, register
 
-#: Where the relevance to be joined comes from: a method and its options, none for the last block alone.
-SOURCES: dict[str, dict[str, Any]] = {"transformer_mm": {"start": 0}, "vtranm": {"variant": "af+l"}, "last": {}}
-
-#: Of images, and of texts, whose single words count: how much of the spread part is taken, and one block in so many,
-#: counted from below, that takes no part in the spreading.
-SHARE = {"image": 0.75, "text": 0.5}
-LOWER = {"image": 4, "text": 2}
+#: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
+SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
+VARIANTS = {"fast": {"source": "last", "score": "logit"}, "attention": {"spread": "attention", "rounds": 1}}
 
 
-def _needs(source: str, depth: int | None, **_: object) -> Needs:
+def _needs(source: str, spread: str, **_: object) -> Needs:
     choose("source", source, SOURCES)
+    choose("spread", spread, ("keys", "attention"))
     needs: Needs = {"A": LAST, "dA": LAST}
     if source != "last":
-        method = METHODS[source]
-        needs = method.needed({**method.options, **SOURCES[source]})
-    return {**needs, "A_mean": slice((depth or 1) - 1, -1)}
+        needs = METHODS[source].needed({**METHODS[source].options, **SOURCES[source]})
+    return {**needs, **({"K": ALL} if spread == "keys" else {"A_mean": slice(0, -1)})}
 
 
-@register(
-    "leadlight",
-    "Leadlight",
-    "gradient",
-    cite="vitrail",
-    needs=_needs,
-    score="prob",
-    variants={"fast": {"source": "last", "score": "logit"}},
-)
+@register("leadlight", "Leadlight", "gradient", cite="vitrail", needs=_needs, score="prob", variants=VARIANTS)
 def leadlight(
-    trace: ProbedTrace, *, source: str = "vtranm", mix: float | None = None, depth: int | None = None
+    trace: Trace, *, source: str = "vtranm", spread: str = "keys", power: float = 4, rounds: int = 2, mix: float = 0.75
 ) -> Tensor:
-    """Relevance of the patches, mixed with itself spread over the patches each attends to.
+    """Relevance of the patches, mixed with its average over patches with similar keys.
 
-    R' = Ā·R with Ā the mean attention between patches over the blocks
-    below the last; both are scaled to a maximum of one and mixed.
+    R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
+    one; R and R' are scaled to a maximum of one and mixed.
 
     Args:
         trace: The pass, with gradients.
         source: Where the relevance R comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
-        mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone); None is 0.75 for images and 0.5 for texts.
-        depth: First block of the mean, counted from 1; None leaves out the lower quarter of the blocks, for texts the
-            lower half.
+        spread: What W is made of: "keys" of the upper half of the blocks, those of each block scaled to unit length; or
+            "attention", its mean between patches over the blocks below the last, without the lower quarter.
+        power: Exponent of the cosine; a higher one spreads over fewer patches.
+        rounds: How often W is applied.
+        mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone).
 
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
-    choose("source", source, SOURCES)
-    kind = "text" if trace.probe.model_inputs.image is None else "image"
-    mix = SHARE[kind] if mix is None else mix
-    if not 0 <= mix <= 1:
-        raise OptionError(f"mix={mix} is not a share: it must lie between 0 and 1")
-    total = len(trace.blocks)
-    if depth is None:
-        depth = max(1, min(1 + total // LOWER[kind], total - 1))
-    if not 1 <= depth < total:
-        raise OptionError(f"depth={depth} is not a block below the last: this model has blocks 1 to {total}")
-    R = _source(trace, source)
-    below = trace.blocks[depth - 1 : -1]
-    total_attention = sum((b.A_mean for b in below[1:]), start=below[0].A_mean.clone())
-    mean_attention = trace.between_patches(total_attention) / len(below)
-    spread = (mean_attention @ R.unsqueeze(-1)).squeeze(-1)
+    if not 0 <= mix <= 1 or not power > 0 or rounds < 1:
+        raise OptionError(f"expected mix from 0 to 1, power > 0 and rounds ≥ 1, got {mix=}, {power=} and {rounds=}")
+    R = averaged = _scaled(_source(trace, source))
+    W = _affinity(trace, power) if spread == "keys" else _attention(trace)
+    for _ in range(rounds):
+        averaged = (W @ averaged.unsqueeze(-1)).squeeze(-1)
     trace.note("source", R)
-    trace.note("spread", spread)
-    return (1 - mix) * _scaled(R) + mix * _scaled(spread)
+    trace.note("spread", averaged)
+    return (1 - mix) * R + mix * _scaled(averaged)
 
 
 def _source(trace: Trace, source: str) -> Tensor:
     if source == "last":
         last = trace.blocks[-1]
-        r = trace.readout.expand(len(last.A), -1)
-        return trace.patches(rows(r, (last.dA * last.A).clamp_min(0)).mean(1))
-    method = METHODS[source]
-    return method.apply(trace, {**method.options, **SOURCES[source]})
+        return trace.patches(rows(trace.readout.expand(len(last.A), -1), (last.dA * last.A).clamp_min(0)).mean(1))
+    return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
+
+
+def _affinity(trace: Trace, power: float) -> Tensor:
+    upper = trace.blocks[len(trace.blocks) // 2 :]
+    keys = [normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper]
+    W = torch.stack([K @ K.transpose(-2, -1) for K in keys]).mean(0).clamp_min(0) ** power
+    if trace.valid is not None:  # padding neither gives nor gets relevance
+        W = W * trace.between_patches(trace.valid[:, :, None] & trace.valid[:, None])
+    return W / W.sum(-1, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
+
+
+def _attention(trace: Trace) -> Tensor:
+    total = len(trace.blocks)
+    if total < 2:
+        raise OptionError('spread="attention" needs a block below the last, and this model has one: use "keys"')
+    below = trace.blocks[min(total // 4, total - 2) : -1]
+    return trace.between_patches(torch.stack([block.A_mean for block in below]).mean(0))
 
 
 def _scaled(relevance: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -
         WeightsError: Keys are missing or unexpected, or shapes differ. The message names them.
     """
     expected = model.state_dict()
-    weights = _strip_prefixes(weights, set(expected))
+    weights = strip_prefixes(weights, set(expected))
     missing = [k for k in expected if k not in weights]
     unexpected = [k for k in weights if k not in expected]
     shapes = [
@@ -89,7 +89,7 @@ def fit_classes(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         reset(int(heads[0].shape[0]))
 
 
-def _strip_prefixes(weights: Mapping[str, Tensor], expected: set[str]) -> Mapping[str, Tensor]:
+def strip_prefixes(weights: Mapping[str, Tensor], expected: set[str]) -> Mapping[str, Tensor]:
     """Remove common prefixes until a key matches the model's."""
     while not expected & set(weights):
         for prefix in _PREFIXES:

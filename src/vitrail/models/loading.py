@@ -19,7 +19,7 @@ from vitrail.models.checkpoint import first_line, fit_classes, load_weights, rea
 from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess
 from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import Preprocess
-from vitrail.models.sources import SOURCES
+from vitrail.models.sources import SOURCES, fitting_image_size, from_timm
 
 EMBEDDED_MODELS = {
     "scenes": "ViT with a CLS token, trained on the embedded scenes",
@@ -39,9 +39,10 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
         spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
             `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes",
             "scenes-tagged" or "cifar10".
-        weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. A timm
-            model takes the number of classes of the file. For an embedded model, a file that ``training/`` wrote,
-            which may have another architecture and other classes.
+        weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. Of timm
+            models, its shapes decide the number of classes and the image size, so that a fitted head can be loaded. If
+            they are of another image size than timm's, images are squashed to it: timm's crop is for its own size. For
+            an embedded model, a file that ``training/`` wrote, which may have another architecture and other classes.
         pretrained: Whether to download the library's weights; by default yes, unless ``weights`` is given.
 
     Raises:
@@ -65,6 +66,9 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     state = None if weights is None else read_weights(weights)
     try:
         module = SOURCES[library](name, download)
+        size = fitting_image_size(module, state) if library == "timm" and state is not None else None
+        if size is not None:
+            module = from_timm(name, pretrained=False, img_size=size)
     except VitrailError:
         raise
     except Exception as error:
@@ -75,6 +79,9 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
             fit_classes(module, state)
         load_weights(module, state, str(weights))
     loaded, entry = describe(module.eval(), spec), catalogue_entry(spec)
+    if size is not None and isinstance(loaded.preprocess, Preprocess):
+        origin = "timm's mean and standard deviation, image size of the weights"
+        loaded = replace(loaded, preprocess=replace(loaded.preprocess, squash=True, origin=origin, guessed=True))
     if library == "hf" and loaded.preprocess is not None:
         processor = hugging_face_processor(name)
         if processor is None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from math import isqrt
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.errors import ModelError, require
+from vitrail.models.checkpoint import strip_prefixes
 from vitrail.models.loaded import LoadedModel
 
 TESTED_MODELS = {
@@ -43,12 +45,32 @@ def matching_names(source: str, text: str) -> tuple[str, ...]:
     return tuple(n for n in module.list_models() if text.lower() in n.lower())
 
 
-def from_timm(name: str, pretrained: bool) -> nn.Module:
-    """Create a timm model."""
+def from_timm(name: str, pretrained: bool, **options: Any) -> nn.Module:
+    """Create a timm model; the options are those of ``timm.create_model``, such as ``num_classes``."""
     timm: Any = require("timm", "timm", "create timm models")
     base = name.partition(".")[0]
     _check_name("timm", base, timm.list_models())
-    return timm.create_model(name, pretrained=pretrained)  # type: ignore[no-any-return]
+    return timm.create_model(name, pretrained=pretrained, **options)  # type: ignore[no-any-return]
+
+
+def fitting_image_size(module: nn.Module, weights: Mapping[str, Tensor]) -> int | None:
+    """Image size at which a timm model has the position embedding of some weights, or None where it has it already.
+
+    Args:
+        module: The model as timm creates it by default.
+        weights: A state dict.
+    """
+    own = module.state_dict()
+    before, after = own.get("pos_embed"), strip_prefixes(weights, set(own)).get("pos_embed")
+    patch_embed = getattr(module, "patch_embed", None)
+    grid, patch = getattr(patch_embed, "grid_size", None), getattr(patch_embed, "patch_size", None)
+    if not grid or not patch or before is None or after is None or not before.dim() == after.dim() == 3:
+        return None
+    prefix = before.shape[1] - grid[0] * grid[1]
+    side = isqrt(max(0, after.shape[1] - prefix))
+    if before.shape[1] == after.shape[1] or side * side + prefix != after.shape[1]:
+        return None
+    return side * int(patch[0])
 
 
 def from_hf(name: str, pretrained: bool) -> nn.Module:

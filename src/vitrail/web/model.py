@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 #: The text that a text model's structure is read from.
 EXAMPLE_TEXT = "an example text to read the structure of the model"
 
-#: Default methods of models on which the library's default scores low: on pairs of scenes, GradToken marks the
-#: background.
-DEFAULT_METHODS = {"scenes": "vtranm"}
-
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
@@ -138,7 +134,7 @@ class ServedModel:
         blocks = [layer for layer in self.structure.layers if not layer.pool]
         methods = [self._method_info(method) for method in METHODS.values()]
         applicable = {m["name"]: m for m in methods if m["works"]}
-        default = DEFAULT_METHODS.get(self.title, DEFAULT)
+        default = DEFAULT
         if default not in applicable:
             default = next((name for name, m in applicable.items() if m["class_specific"]), "")
         return {

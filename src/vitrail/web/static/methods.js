@@ -14,7 +14,7 @@ const FAMILIES = {
 };
 
 /** Shown with the default method at first: all are computed in one pass. */
-const INITIAL_METHODS = ["vtranm", "transformer_mm", "gradtoken", "rollout"];
+const INITIAL_METHODS = ["vtranm", "gradtoken", "transformer_mm", "rollout"];
 
 /** Methods with fewer forward passes than this have no badge for their cost. */
 const MIN_PASSES_SHOWN = 10;
