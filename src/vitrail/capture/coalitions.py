@@ -32,7 +32,7 @@ REMOVALS = ("tokens", "mask", "fill")
 #: Side of a patch, in pixels, of models without one grid.
 PATCH = 16
 
-_Run = Callable[[Tensor, Tensor], Any]
+_Run = Callable[["CoalitionGame", Tensor, Tensor], Any]
 
 
 def patch_grid(probe: Probe) -> tuple[int, int]:
@@ -81,6 +81,7 @@ class CoalitionGame:
         self.rows = torch.arange(probe.batch) if rows is None else torch.tensor(rows)
         self.members = members.to(device)
         self.text = probe.model_inputs.image is None
+        # Functions, not bound methods: these would tie the game and its tensors into a circle of references.
         self._runs: dict[str, _Run] = {}
         self.removal = self._choose(removal)
 
@@ -121,7 +122,7 @@ class CoalitionGame:
         if removal == "tokens" and not bool(kept.any()) and not self._empty:
             removal = "fill"  # the model averages its patches and has nothing to read without any
         with frozen(self.probe.model), torch.no_grad():
-            output = self._runs[removal](kept, owner)
+            output = self._runs[removal](self, kept, owner)
             values = self.probe.scorer(output, owner, self.probe.score)
         self.probe.advance(len(kept))
         return values
@@ -132,7 +133,7 @@ class CoalitionGame:
         if removal not in (None, *REMOVALS):
             raise OptionError(f"removal={removal!r} is not one of {', '.join(map(repr, REMOVALS))} or None")
         self._empty = True
-        self._runs["fill"] = self._filled
+        self._runs["fill"] = CoalitionGame._filled
         order = ("mask", "tokens", "fill") if self.text else REMOVALS
         for name in order if removal is None else (removal,):
             try:
@@ -148,22 +149,22 @@ class CoalitionGame:
         """Check that a model supports a removal, by a trial pass where needed."""
         probe = self.probe
         if removal == "tokens" and self.text:
-            self._runs[removal] = self._shortened
+            self._runs[removal] = CoalitionGame._shortened
             self._empty = bool(probe.structure.layout.prefix)
         elif removal == "tokens":
             dropper = TokenDropper(probe.model, probe.images, probe.structure.layout)
             self._empty = dropper.supports_empty
-            self._runs[removal] = lambda kept, owner: dropper(probe.images[owner], _indices(kept))
+            self._runs[removal] = lambda game, kept, owner: dropper(game.probe.images[owner], _indices(kept))
         elif removal == "mask" and self.text:
             if "attention_mask" not in signature(probe.model.forward).parameters:
                 raise NotApplicableError(f"{probe.structure.model} takes no attention_mask: use removal='fill'")
-            self._runs[removal] = self._text_masked
+            self._runs[removal] = CoalitionGame._text_masked
         elif removal == "mask":
             if probe.structure.kind != "plain" or probe.structure.layout.grid is None:
                 raise NotApplicableError(
                     f"no attention connects all patches of {probe.structure.model}: use removal='fill'"
                 )
-            self._runs[removal] = self._attention_masked
+            self._runs[removal] = CoalitionGame._attention_masked
             try:
                 self._attention_masked(torch.ones_like(self.members[:1]), self.rows[:1].to(self.members.device))
             except ModelError as error:
