@@ -17,6 +17,8 @@ VERDICTS = {
     "faithful": "removing what the map marks changes the output more than moved copies of the map do",
 }
 FAITHFUL = "faithful"
+#: Rank correlation above which a map hardly changes.
+HARDLY = 0.95
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ class MapCheck:
     def _class(self) -> str:
         if self.class_similarity is None:
             return "Whether the map depends on the class was not tested" + self._why("class") + "."
-        verb = "hardly changes" if "not class-specific" in self.failures else "changes"
+        verb = "hardly changes" if self.class_similarity > HARDLY else "changes"
         return f"The map {verb} for {self.other_class} (rank correlation {self.class_similarity:.2f})."
 
     def _stability(self) -> str:
