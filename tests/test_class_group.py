@@ -102,6 +102,8 @@ def test_groups_by_name_index_and_text_beside_classes():
 def test_group_of_one_class_equals_that_class(name):
     """In one call, beside it: both are targets of the same pass."""
     options = METHODS[name].quick
+    if METHODS[name].check_weights is not None:
+        pytest.skip("needs weights trained for this model")
     found = vitrail.explain(tiny_vit(seed=3).double(), IMAGES, name, target=[[2, ClassGroup([2])]], **options)
     scale = found.grid.abs().max().clamp_min(1e-300)
     assert ((found.grid[:, 0] - found.grid[:, 1]).abs().max() / scale) < 1e-9

@@ -82,7 +82,7 @@ def test_explain_without_images_explains_the_embedded_scenes(tmp_path):
     assert done.returncode == 0, done.stderr
     page = (tmp_path / "here" / "index.html").read_text()
     assert (tmp_path / "here" / "figure.png").is_file()
-    assert page.count("GradToken") >= 6
+    assert page.count("Leadlight") >= 6
     assert "http" not in page.replace("http-equiv", ""), "the page loads nothing"
     assert str(tmp_path / "here" / "index.html") in done.stdout.replace("\n", "")
 

@@ -46,8 +46,8 @@ def diagnose(model: LoadedModel) -> Diagnosis:
     Example:
         >>> from vitrail.testing import tiny_vit
         >>> diagnosis = diagnose(LoadedModel(tiny_vit(), Preprocess((32, 32)), name="tiny"))
-        >>> dict(diagnosis.properties)["tokens"], all(works for _, works, _ in diagnosis.methods)
-        ('17 = 1 prefix + 4×4 patches', True)
+        >>> dict(diagnosis.properties)["tokens"], [name for name, works, _ in diagnosis.methods if not works]
+        ('17 = 1 prefix + 4×4 patches', ['vit_shapley'])
     """
     module = unwrap(model.module)
     preprocess = model.preprocess if isinstance(model.preprocess, Preprocess) else Preprocess((224, 224))

@@ -43,7 +43,7 @@ def check(
     ] = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Check whether maps of a model can be trusted, on your own images.
+    """Check on your own images whether maps can be trusted.
 
     Removes the patches that each map marks, and regions of the same shape elsewhere, and compares; computes the map
     again for another class, under noise, and after parts of the model were randomised.

@@ -28,7 +28,7 @@ def compare(
     to: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file for the numbers.")] = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Compare methods on your own model and images, and recommend one.
+    """Compare methods on your own model and images.
 
     Patches are removed in the order of each map; faithfulness is the area between the curves of the least and the most
     relevant patches first. `vitrail explain --method auto` then uses the recommended method.
