@@ -115,6 +115,7 @@ def test_report_has_the_curve_of_the_figure(folder, store):
     assert scores.mean("f1@10") == pytest.approx(summary.macro()[0])
 
 
+@pytest.mark.slow
 def test_packaged_plan_runs_with_any_classifier(folder):
     overrides = PlanOverrides({"movies": str(folder / "movies")}, {"classifier": str(folder / "classifier")}, limit=2)
     store = open_run("gradtoken_fig6", folder / "runs", overrides=overrides)

@@ -24,6 +24,7 @@ def real_cifar(assets):
     return CIFAR10(assets / "cifar10" / "cifar10_jpeg.tar.xz", "test")
 
 
+@pytest.mark.slow
 def test_real_cifar(real_cifar):
     assert len(real_cifar) == 10_000 == real_cifar.expected
     assert real_cifar.ids[0] == "test/airplane/0000"

@@ -141,6 +141,7 @@ def test_relevance_is_on_the_object(method, single_objects):
     assert better >= 36
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", LOCALISED)
 def test_relevance_is_on_the_target_object_of_a_pair(method, object_pairs):
     """Relevance per pixel on the target object against the other one, for both objects of a pair."""

@@ -111,8 +111,8 @@ def test_attention_rows_sum_to_one_and_make_the_stream(one):
         assert torch.allclose(bias, bias[:, :, :1].expand_as(bias), atol=1e-6), "V is V_in·Wvᵀ up to a bias"
 
 
-def test_every_method_gives_maps(one):
-    case, model, model_inputs = one
+def test_every_method_gives_maps(repeated):
+    case, model, model_inputs = repeated
     outputs = any_output(model_inputs.into(model)).shape[-1]
     target = case.target or [list(range(min(6, outputs)))]
     methods = quick(model, model_inputs, target)
@@ -176,7 +176,11 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
+#: One of each kind in the fast tests.
+EXAMPLES = ("pit_ti_224", "convit_tiny", "cait_xxs24_224", "nest_tiny")
+
+
+@pytest.mark.parametrize("name", [n if n in EXAMPLES else pytest.param(n, marks=pytest.mark.slow) for n in OTHERS])
 def test_models_without_one_chain_of_global_attention_are_told_apart(name):
     import timm
 

@@ -49,6 +49,7 @@ def test_class_blind_methods_do_not_change_with_the_class(model, assets):
         assert (found[name].grid - other[name].grid).abs().max() < 1e-6
 
 
+@pytest.mark.slow
 def test_the_model_is_as_good_as_its_card(model, assets):
     """Preprocessing, class order and weights together: top-1 on a few real images."""
     import csv

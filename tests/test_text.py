@@ -382,6 +382,7 @@ KNOWN_RATES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_decisive_word_ranks_first():
     model, tokenizer, generator = train_classifier(100)
     texts, labels, positions = reviews(60, generator)
