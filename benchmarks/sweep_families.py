@@ -51,7 +51,8 @@ from torch import Tensor, nn
 
 import vitrail
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, VitrailError
 from vitrail.methods.registry import kind_of
 

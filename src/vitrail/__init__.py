@@ -8,7 +8,7 @@ torch.Size([1, 1, 32, 32])
 """
 
 from vitrail.capture.layout import Layout
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.class_group import ClassGroup
 from vitrail.compare import MethodComparison, compare
 from vitrail.explain import explain

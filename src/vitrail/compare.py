@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import read_structure
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import InputError, MapWarning, NotApplicableError, VitrailError
 from vitrail.explain import explain

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs, any_output, logits_of
-from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import VitrailError
 from vitrail.explain import explain

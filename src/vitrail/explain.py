@@ -18,9 +18,10 @@ from vitrail.capture.forward import check_finite, forward_only, forward_pass
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.probe import Probe, ProbedTrace, Scorer
-from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import Places, find_places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
 from vitrail.capture.trace import Trace

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.models.loaded import LoadedModel
 
 

@@ -16,7 +16,8 @@ from vitrail.bench.method_groups import group_methods
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import read_structure
 from vitrail.data import Dataset, open_dataset
 from vitrail.errors import DataError, DataWarning, InputError, ModelError, VitrailError
 from vitrail.methods import find

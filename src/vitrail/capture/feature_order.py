@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import GuessWarning, NotApplicableError
 

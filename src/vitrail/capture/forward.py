@@ -14,10 +14,10 @@ from vitrail.capture.attention import AttentionMode, Edit, Gate
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
-from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError

@@ -16,8 +16,8 @@ from vitrail.capture.forward import ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, fields_of, run_model
 from vitrail.capture.layout import grid_of
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import scores_as_logits
-from vitrail.capture.structure import ModelStructure
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.capture.verify import gradients
 from vitrail.class_group import ClassGroup, membership

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,157 +16,23 @@ from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
 from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
+from vitrail.capture.model_structure import AttentionLayer, ModelStructure
 from vitrail.capture.outputs import output_kind
 from vitrail.capture.residual import ResidualStream
+from vitrail.capture.structure_checks import (
+    ALL_CALLS,
+    StructurePass,
+    check_folding,
+    check_mixing,
+    check_pool,
+    check_stream,
+)
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, TargetError
 
-#: Kinds of models whose tokens no single chain of n×n attention matrices connects, and why.
-UNCHAINED_KINDS = {
-    "windowed": "attends inside windows, so no attention matrix connects all its patches",
-    "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
-    "class-attention": "reads its patches through several class-attention layers",
-    "parallel": "runs attention layers side by side (parallel branches, several encoders, or an encoder and a "
-    "decoder), so they form no single chain",
-    "mixed": "combines its attention maps with something else before it multiplies them with the values",
-    "unseen": "moves information between tokens outside the attention that was recognised",
-    "quantised": "has int8 layers, through which no gradient passes; explain the model before it was quantised",
-    "none": "has no attention that was recognised: none of scaled_dot_product_attention, multi_head_attention_forward, "
-    "flex_attention or softmax times values was called",
-}
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
-_ALL_CALLS = frozenset(range(4096))
 _known: WeakKeyDictionary[nn.Module, dict[Any, ModelStructure]] = WeakKeyDictionary()
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """One attention layer as found.
-
-    Attributes:
-        call: Which of the model's attention calls it is.
-        heads: Number of heads.
-        pool: Whether it is an attention pool.
-        projection: Name of the output projection's weight, or None if none was seen or it does not hold numerically.
-        value: Name of the value projection's weight, or None, likewise.
-        scale: Name of the LayerScale of the attention branch, or None.
-        stream: Whether the residual stream was found and adds up.
-        mlp: Whether the MLP's branch was found.
-        product: Whether its logits hold a product of queries and keys.
-        size: Number of queries and of keys.
-    """
-
-    call: int
-    heads: int
-    pool: bool
-    projection: str | None
-    value: str | None
-    scale: str | None
-    stream: bool
-    mlp: bool
-    product: bool = True
-    size: tuple[int, int] = (0, 0)
-
-
-@dataclass(frozen=True)
-class ModelStructure:
-    """The structure of a model, with the checks that confirm it.
-
-    Attributes:
-        model: The model's class.
-        library: The package that class comes from.
-        kind: "plain" (every token attends to every token) or a key of ``UNCHAINED_KINDS``.
-        layout: Prefix, suffix, grid and readout.
-        tokens: Number of tokens n.
-        layers: Attention layers in order; an attention pool comes last.
-        width: Number of feature maps: rows of the last output projection seen, 0 if none was.
-        tokens_first: Whether the residual stream is laid out (n, b, d) instead of (b, n, d).
-        heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
-        pool_skips: Number of leading tokens (registers) that the attention pool does not read.
-        outputs: What the model returns: "scores", "probabilities", "sigmoid", or "features" where it has no
-            classification head.
-        notes: What was guessed or is unusual.
-        checks: The self-check: what was measured, and whether it holds.
-        calls: Number of attention calls in one forward pass, those that do not reach the score included.
-    """
-
-    model: str
-    library: str
-    kind: str
-    layout: Layout
-    tokens: int
-    layers: tuple[AttentionLayer, ...]
-    width: int = 0
-    tokens_first: bool = False
-    heads_first: bool = False
-    pool_skips: int = 0
-    outputs: str = "scores"
-    notes: tuple[str, ...] = ()
-    checks: tuple[Check, ...] = ()
-    calls: int = 0
-
-    @property
-    def pooled(self) -> bool:
-        """Whether the head reads the tokens through an attention pool."""
-        return bool(self.layers) and self.layers[-1].pool
-
-    @property
-    def has_stream(self) -> bool:
-        """Whether the residual stream and output projection of every block were found and add up."""
-        return self.missing_stream is None
-
-    @property
-    def missing_stream(self) -> int | None:
-        """The first block whose residual stream or output projection was not found or does not add up, or None."""
-        found = [o.projection is not None and (o.pool or (o.stream and o.mlp)) for o in self.layers]
-        return next((i for i, holds in enumerate(found) if not holds), None)
-
-    @property
-    def missing_sum(self) -> int | None:
-        """The first block whose attention was not seen to be added to the residual stream, or None."""
-        return next((i for i, o in enumerate(self.layers) if not (o.pool or o.stream)), None)
-
-    @property
-    def failed(self) -> tuple[Check, ...]:
-        """Checks that do not hold."""
-        return tuple(check for check in self.checks if check.passed is False)
-
-    def rows(self) -> list[tuple[str, str]]:
-        """The findings as (what, value) pairs, for printing."""
-        blocks = [o for o in self.layers if not o.pool]
-        layers = "1 layer" if len(self.layers) == 1 else f"{len(self.layers)} layers"
-        rows = [("model", f"{self.model} ({self.library})"), ("attention", f"{self.kind}, {layers}")]
-        if blocks:
-            rows.append(("heads", ", ".join(str(h) for h in sorted({o.heads for o in blocks}))))
-        if self.kind == "plain":
-            rows += [("tokens", self._token_row()), ("readout", self.layout.describe())]
-        for label, names in (
-            ("value projection", [o.value for o in self.layers]),
-            ("output projection", [o.projection for o in self.layers]),
-            ("LayerScale", [o.scale for o in self.layers]),
-        ):
-            found = [n for n in names if n]
-            rows.append((label, found[0] + (f" … {found[-1]}" if len(found) > 1 else "") if found else "none"))
-        if self.kind == "plain":
-            stream, mlps = sum(o.stream for o in blocks), sum(o.mlp for o in blocks)
-            rows.append(("residual stream", f"found in {stream} of {len(blocks)} blocks, MLP in {mlps}"))
-        rows += [("note", note) for note in self.notes]
-        return rows
-
-    def _token_row(self) -> str:
-        layout = self.layout
-        patches = f"{self.tokens - (layout.prefix or 0) - layout.suffix} others"
-        if layout.grid:
-            order = "" if layout.table is None else ", not row by row"
-            patches = f"{layout.grid[0]}×{layout.grid[1]} patches{order}"
-        suffix = f" + {layout.suffix} suffix" if layout.suffix else ""
-        return f"{self.tokens} = {layout.prefix} prefix + {patches}{suffix}"
-
-    def __str__(self) -> str:
-        rows = [*self.rows(), *((f"check: {check.name}", str(check)) for check in self.checks)]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)
 
 
 def read_structure(
@@ -240,30 +106,11 @@ def _cell_key(value: Any) -> Any:
     return value if isinstance(value, int | float | str | bool | None) else id(value)
 
 
-@dataclass
-class _StructurePass:
-    """The forward pass that everything is measured on."""
-
-    model: nn.Module
-    model_inputs: ModelInputs
-    mode: AttentionMode
-    output: Any
-    scores: Tensor
-    leaf: Tensor | None
-    shared: float = 0.0
-    arrived: dict[int, Tensor] = field(default_factory=dict)
-
-    @property
-    def image_size(self) -> tuple[int, int] | None:
-        image = self.model_inputs.image
-        return None if image is None else (int(image.shape[2]), int(image.shape[3]))
-
-
 def _measure(
     model: nn.Module, model_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
 ) -> ModelStructure:
     image = model_inputs.patches if model_inputs.image is None else model_inputs.image
-    kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), _ALL_CALLS)
+    kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), ALL_CALLS)
     mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True)
     with frozen(model, merge=False), torch.no_grad():
         bare = run_model(model, model_inputs)
@@ -280,7 +127,7 @@ def _measure(
         scores = any_output(output) if target is None else target(output)
         if not isinstance(scores, Tensor):
             raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
-        one = _StructurePass(model, model_inputs, mode, output, scores, leaf)
+        one = StructurePass(model, model_inputs, mode, output, scores, leaf)
         if leaf is None and mode.embeddings:
             one.leaf = _word_embedding(one)
         structure = replace(_describe(one, given), outputs=outputs)
@@ -294,7 +141,7 @@ def _agreement(output: Any, bare: Any, dtype: torch.dtype) -> Check:
     return verify.agreement(any_output(output), any_output(bare), TOLERANCE.get(dtype, 1e-3))
 
 
-def _word_embedding(one: _StructurePass) -> Tensor | None:
+def _word_embedding(one: StructurePass) -> Tensor | None:
     """The embeddings of the text's own tokens, among those of positions and types."""
     words = one.model_inputs.words
     if words is None:
@@ -321,7 +168,7 @@ def _report(structure: ModelStructure) -> None:
         warnings.warn(f"{structure.model}: {check.name}: {check.detail}", GuessWarning, stacklevel=6)
 
 
-def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
+def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     mode = one.mode
     base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, ())
     if any(type(m).__module__.startswith(_QUANTISED) for m in one.model.modules()):
@@ -351,15 +198,15 @@ def _describe(one: _StructurePass, given: Layout) -> ModelStructure:
     streams = {i: X for i, X in mode.stream.entering.items() if i in live} if mode.stream is not None else {}
     first = streams.get(live[0])
     base = replace(base, tokens_first=first is not None and first.shape[0] == tokens and first.shape[1] == 1)
-    base = _check_pool(one, base, calls, streams)
+    base = check_pool(one, base, calls, streams)
     if base.kind != "plain":
         return replace(base, checks=tuple(checks))
-    base, stream_checks = _check_stream(one, base)
+    base, stream_checks = check_stream(one, base)
     if one.mode.stream is not None and one.mode.stream.scaled:
         note = "its skip connections are scaled by learned numbers: methods take them as they are, without the scale"
         base = replace(base, notes=(*base.notes, note))
-    base, mixing = _check_mixing(one, base, streams, live)
-    base, folding = _check_folding(one, base, calls)
+    base, mixing = check_mixing(one, base, streams, live)
+    base, folding = check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
     return replace(base, checks=tuple(checks))
 
@@ -394,7 +241,7 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     return "plain"
 
 
-def _layout(one: _StructurePass, calls: Sequence[Call], given: Layout, tokens: int) -> tuple[Layout, list[str], Check]:
+def _layout(one: StructurePass, calls: Sequence[Call], given: Layout, tokens: int) -> tuple[Layout, list[str], Check]:
     """Where the patches are among the tokens and in the image, and which tokens the head reads."""
     size, notes = one.image_size, list[str]()
     V, leaf = calls[0].V, one.leaf
@@ -457,7 +304,7 @@ def _placed(layout: Layout | None, owners: Tensor, name: str) -> Check:
     )
 
 
-def _readout(layout: Layout, calls: Sequence[Call], one: _StructurePass, text: bool) -> tuple[Layout, str | None]:
+def _readout(layout: Layout, calls: Sequence[Call], one: StructurePass, text: bool) -> tuple[Layout, str | None]:
     last = calls[-1]
     pool = last.shape[2] < last.shape[3] and len(calls) > 1
     prefix, note = layout.prefix, None
@@ -486,144 +333,6 @@ def _padded_mean(reach: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None or not bool((reach[valid[0]] > 0).all()):
         return reach
     return reach[valid[0]]
-
-
-def _check_stream(one: _StructurePass, base: ModelStructure) -> tuple[ModelStructure, list[Check]]:
-    """The residual stream, output and value projections hold numerically; layers where they do not lose them."""
-    mode, stream = one.mode, one.mode.stream
-    if stream is None:
-        return base, []
-    limit = TOLERANCE.get(one.scores.dtype, 1e-3)
-    found: dict[tuple[str, int], Tensor | float] = {}
-    for i, layer in enumerate(base.layers):
-        call = mode.calls[layer.call]
-        assert call.Z is not None and call.V is not None  # noqa: PT018 - kept by this pass
-        errors = {
-            "sum": stream.errors.get(layer.call) if not layer.pool else None,
-            "projection": None if layer.pool else verify.projection_error(call.block, call.Z, base.tokens_first),
-            "value": verify.value_error(call.block, call.V),
-        }
-        found |= {(name, i): error for name, error in errors.items() if error is not None}
-    measured = _numbers(found)
-    failed = {name: [i for (n, i), e in measured.items() if n == name and not e <= limit] for name in _STREAM_CHECKS}
-    layers = [
-        replace(
-            layer,
-            stream=layer.stream and i not in failed["sum"],
-            projection=None if i in failed["projection"] else layer.projection,
-            value=None if i in failed["value"] else layer.value,
-        )
-        for i, layer in enumerate(base.layers)
-    ]
-    checks = []
-    for name, title in _STREAM_CHECKS.items():
-        bad, worst = failed[name], max((e for (n, _), e in measured.items() if n == name), default=None)
-        if worst is None:
-            checks.append(Check(title, None, "not seen in any block"))
-            continue
-        where = f"; not in block {', '.join(map(str, bad[:6]))}: methods that need it refuse this model" if bad else ""
-        checks.append(Check(title, not bad, f"largest relative error {worst:.1e}{where}"))
-    return replace(base, layers=tuple(layers)), checks
-
-
-def _numbers(errors: dict[tuple[str, int], Tensor | float]) -> dict[tuple[str, int], float]:
-    """Errors as numbers, read from the device once."""
-    on_device = {key: error for key, error in errors.items() if isinstance(error, Tensor)}
-    read = dict(zip(on_device, torch.stack([*on_device.values()]).tolist() if on_device else [], strict=True))
-    return {key: read[key] if isinstance(error, Tensor) else error for key, error in errors.items()}
-
-
-#: Checks of the residual stream by name.
-_STREAM_CHECKS = {
-    "sum": "the residual stream adds up",
-    "projection": "output projections",
-    "value": "value projections",
-}
-
-
-def _check_mixing(
-    one: _StructurePass, base: ModelStructure, streams: dict[int, Tensor], live: Sequence[int]
-) -> tuple[ModelStructure, list[Check]]:
-    """Tokens are mixed by the attention that was seen, and by nothing else."""
-    name = "no other mixing of tokens"
-    last = None if one.mode.stream is None else one.mode.stream.last
-    found = None if last is None else verify.mixing(last, streams, one.mode.gate, base.tokens)
-    if found is None:
-        return base, [Check(name, None, "the residual stream was not found in every block")]
-    highest, share = found
-    # Patches that do not overlap are separate until the first attention; where they are not, one was not recognised.
-    if highest is None and one.shared > verify.SILENT**2 and not one.mode.overlapping and one.image_size is not None:
-        highest, share = live[0], one.shared**0.5
-    if highest is None:
-        return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]
-    blocks = sum(not layer.pool for layer in base.layers)
-    repeated = _repeated_blocks(one.model, blocks)
-    where = list(live).index(highest)
-    if one.mode.convolutions and not repeated:
-        detail = (
-            f"convolutions mix tokens as well (share {share:.1e}, last below block {where + 1}): "
-            "methods that read attention see part of the mixing"
-        )
-        return replace(base, notes=(*base.notes, detail)), [Check(name, None, detail)]
-    seen = f"{repeated} blocks mix tokens, attention was seen in {blocks}" if repeated else "tokens are mixed"
-    detail = (
-        f"{seen}: below block {where + 1} something else than recognised attention moves information "
-        f"(share {share:.1e})"
-    )
-    return replace(base, kind="unseen"), [Check(name, False, detail)]
-
-
-def _check_pool(
-    one: _StructurePass, base: ModelStructure, calls: Sequence[Call], streams: dict[int, Tensor]
-) -> ModelStructure:
-    """Which tokens an attention pool reads, where it does not read all of them."""
-    missing = base.tokens - calls[-1].shape[3]
-    if not missing:
-        return base
-    last, V = next(reversed(streams.values()), None), calls[-1].V
-    if last is None or V is None or not base.layers[-1].pool:
-        return replace(base, kind="pyramid")
-    one.mode.gate.closed = True
-    try:
-        found = verify.owners(V, last.transpose(0, 1) if base.tokens_first else last)
-    finally:
-        one.mode.gate.closed = False
-    expected = torch.arange(base.tokens) - missing
-    if found is None or not bool((found[0].cpu() == expected.clamp_min(-1)).all()):
-        return replace(base, kind="pyramid")
-    return replace(base, pool_skips=missing)
-
-
-def _repeated_blocks(model: nn.Module, blocks: int) -> int | None:
-    """Length of the repeated module list that holds the blocks, if it is longer than the number of blocks seen."""
-    lengths = [
-        len(m) for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential) and len(m) > blocks
-        and len({type(child) for child in m}) <= 2
-    ]  # fmt: skip
-    return min(lengths, default=None)
-
-
-def _check_folding(
-    one: _StructurePass, base: ModelStructure, calls: Sequence[Call]
-) -> tuple[ModelStructure, list[Check]]:
-    """How a merged batch-and-heads axis is ordered, from one image alone and beside another."""
-    if not any(c.folded for c in calls) or one.image_size is None:
-        return base, []
-    image = one.model_inputs.image
-    assert image is not None
-    pair = torch.cat([image.detach(), image.detach().flip(-1) + 0.1])
-    rows = torch.zeros(2, dtype=torch.long, device=image.device)
-    modes = []
-    for size, inputs in ((1, one.model_inputs.swap(image, image.detach())), (2, one.model_inputs.pick(rows, pair))):
-        mode = AttentionMode({"A": _ALL_CALLS}, batch=size)
-        with torch.no_grad(), mode:
-            run_model(one.model, inputs)
-        modes.append(mode)
-    order = verify.folded_order(*modes)
-    name = "order of heads folded into the batch"
-    if order is None:
-        return base, [Check(name, False, "neither batch first nor heads first: explain the inputs one by one")]
-    return replace(base, heads_first=order), [Check(name, True, "heads first" if order else "batch first")]
 
 
 def _width(mode: AttentionMode, calls: Sequence[int]) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import ALL, Block, Trace
 from vitrail.errors import NotApplicableError
 

@@ -25,7 +25,8 @@ from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs, any_output
 from vitrail.capture.layout import Layout
-from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import read_structure
 from vitrail.errors import ModelError, NotApplicableError
 
 _FORWARD_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)

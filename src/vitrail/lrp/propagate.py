@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
 from vitrail.lrp.mode import RelevanceMode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 
 
 class ModelSize(NamedTuple):

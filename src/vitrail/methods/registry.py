@@ -13,7 +13,7 @@ from typing import Any, NoReturn, get_args, get_type_hints
 import numpy as np
 from torch import Tensor, nn
 
-from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure
+from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.methods.cost import CostFunction, shared_pass

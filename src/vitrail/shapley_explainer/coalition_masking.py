@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import as_logits
-from vitrail.capture.structure import ModelStructure, read_structure
+from vitrail.capture.structure import read_structure
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import NotApplicableError, OptionError, TargetError
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.layout import Layout
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import NotApplicableError
 from vitrail.models.plain_vit import PlainBlock
 from vitrail.shapley_explainer.coalition_masking import CoalitionMasking, kernel_sizes, membership, split_patches

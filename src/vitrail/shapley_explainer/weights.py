@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.structure import ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import NotApplicableError, WeightsError
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.shapley_explainer.explainer_network import ShapleyExplainer

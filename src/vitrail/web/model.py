@@ -17,8 +17,9 @@ from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
+from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
-from vitrail.capture.structure import UNCHAINED_KINDS, ModelStructure, read_structure
+from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, VitrailError
 from vitrail.explain import DEFAULT
