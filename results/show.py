@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -242,13 +242,8 @@ def draw(table: ResultsTable, path: Path) -> None:
     Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
 
 
-def updated(page: str, table: ResultsTable) -> str:
-    """The page with its tables replaced."""
-    tables = {
-        "methods": methods(table), "perturbation": main_table(table, PERTURBATION, SRG_BLACK),
-        "localisation": main_table(table, LOCALISATION, MIOU), "leaders": leaders(table),
-        "correlation": correlation(table), "targets": targets(table),
-    }  # fmt: skip
+def replace_tables(page: str, tables: Mapping[str, str]) -> str:
+    """A page with the text between ``<!-- name -->`` and ``<!-- /name -->`` replaced for each table."""
     for name, text in tables.items():
         before, found, rest = page.partition(f"<!-- {name} -->")
         _, ended, after = rest.partition(f"<!-- /{name} -->")
@@ -256,6 +251,16 @@ def updated(page: str, table: ResultsTable) -> str:
             raise ValueError(f"the page has no <!-- {name} --> … <!-- /{name} -->: add the two marks")
         page = f"{before}{found}\n\n{text}\n\n{ended}{after}"
     return page
+
+
+def updated(page: str, table: ResultsTable) -> str:
+    """The page with its tables replaced."""
+    tables = {
+        "methods": methods(table), "perturbation": main_table(table, PERTURBATION, SRG_BLACK),
+        "localisation": main_table(table, LOCALISATION, MIOU), "leaders": leaders(table),
+        "correlation": correlation(table), "targets": targets(table),
+    }  # fmt: skip
+    return replace_tables(page, tables)
 
 
 def update(folder: Path, page: Path) -> None:

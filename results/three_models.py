@@ -231,13 +231,7 @@ def updated(page: str, table: Table) -> str:
         "perturbation": values_table(table, [show.SRG_BLACK, show.SRG_TOKENS, show.POSITIVE, show.NEGATIVE]),
         "localisation": values_table(table, [show.POINTING, show.PIXEL_ACCURACY, show.MAP, show.MIOU]),
     }  # fmt: skip
-    for name, text in tables.items():
-        before, found, rest = page.partition(f"<!-- {name} -->")
-        _, ended, after = rest.partition(f"<!-- /{name} -->")
-        if not found or not ended:
-            raise ValueError(f"the page has no <!-- {name} --> … <!-- /{name} -->: add the two marks")
-        page = f"{before}{found}\n\n{text}\n\n{ended}{after}"
-    return page
+    return show.replace_tables(page, tables)
 
 
 def main() -> None:
