@@ -27,10 +27,10 @@ from vitrail.explanation import versions
 PLAN = """
 name = "cluster"
 models = ["scenes"]
-methods = ["@single"]
-protocols = ["srg", "complexity"]
+methods = ["gradtoken", "vtranm", "attnlrp"]
+protocols = ["chefer21-tokens", "complexity"]
 batch = 32
-chunk = 2
+chunk = 1
 dataset = {{ name = "scenes", options = {{ split = "test", count = {count}, objects = 1 }} }}
 """
 #: Ray lowers its workers' priority; one thread each, so that workers do not share cores.
