@@ -4,80 +4,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
-from time import perf_counter
 from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.forward import check_finite, forward_only, forward_pass
+from vitrail.capture.forward import check_finite, forward_only
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.outputs import class_logits
-from vitrail.capture.probe import Probe, ProbedTrace, Scorer
 from vitrail.capture.structure import read_structure
-from vitrail.capture.swin import Places, find_places, stitched_layout
-from vitrail.capture.swin import stitch as join_windows
-from vitrail.capture.trace import Trace
-from vitrail.errors import MapWarning, ModelError, NotApplicableError, OptionError, TargetError
-from vitrail.explanation import Explanation, Explanations, Provenance, number_groups_alike
+from vitrail.capture.swin import find_places
+from vitrail.errors import MapWarning, NotApplicableError, OptionError, TargetError
+from vitrail.explanation import Explanation, Explanations, Provenance
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.map_source import MapSource
-from vitrail.methods import find
-from vitrail.methods.registry import Method
+from vitrail.method_jobs import DEFAULT, MethodJob, method_jobs, requested_methods
 from vitrail.models import LoadedModel, describe
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
-from vitrail.postprocess import is_constant, normalise, place, upsample
 from vitrail.recommendation import AUTO, recommended
-from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.shared_pass import MOST, PassSettings, explain_batch, join_batches, split_inputs
+from vitrail.targets import Target
 
-#: Default method; its page says why.
-DEFAULT = "leadlight"
-
-
-@dataclass(frozen=True)
-class _Job:
-    """One method to run."""
-
-    label: str
-    method: Method
-    options: dict[str, Any]
-
-    @property
-    def score(self) -> str | None:
-        return self.options.get("score")
-
-    @property
-    def round(self) -> tuple[str, bool] | None:
-        """Which backward it shares: what is differentiated, and whether attention is cut; None if it needs none."""
-        return None if self.score is None else (self.score, self.method.detach_attention)
-
-
-@dataclass(frozen=True)
-class _Run:
-    """Settings of one call."""
-
-    most: int
-    keep: bool
-    advance: Callable[[int], None]
-    places: Places | None
-
-    def stitched(self, trace: Trace) -> Trace:
-        """The pass, with window attention stitched where requested."""
-        return trace if self.places is None else join_windows(trace, self.places)
-
+__all__ = ["DEFAULT", "explain"]
 
 Found = dict[str, Explanation]
-#: Images in one forward pass of methods that evaluate many, where the user sets no limit.
-MOST = 32
 
 
 @overload
@@ -156,36 +112,23 @@ def explain(
         >>> e.maps.shape, e.grid.shape
         (torch.Size([2, 1, 32, 32]), torch.Size([2, 1, 4, 4]))
     """
-    if not isinstance(method, str):
-        raise OptionError("several methods go to methods=[…]; method= takes one name")
+    requested = requested_methods(method, methods, options)
     _check_arguments(method, target, batch_size, keep)
     if check and tokenizer is not None:
         raise OptionError("check=True needs images: maps of texts cannot be checked yet")
-    methods = [methods] if isinstance(methods, str) else methods
-    if methods is not None and method != DEFAULT:
-        raise OptionError(f"give either method={method!r} or methods=…, not both")
-    if methods is not None and options:
-        raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")
-    asked: Mapping[str, Mapping[str, Any]]
-    asked = methods if isinstance(methods, Mapping) else {name: {} for name in methods or ()}
     about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
-    method = recommended(about.module) if method == AUTO else method
-    jobs = [_Job(*find(spec, chosen)) for spec, chosen in asked.items()]
-    if methods is None:
-        jobs = [_Job(*find(method, options))]
-    elif not jobs:
-        raise OptionError("no methods given: see vitrail.methods()")
+    if methods is None and method == AUTO:
+        requested = {recommended(about.module): options}
+    jobs = method_jobs(requested)
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
     if tokenizer is not None:
         from vitrail.text.windows import explain_texts
 
-        asked = asked if methods is not None else {method: options}
-
         def run_texts(ready: Mapping[str, Tensor], aimed: Target) -> Explanations:
             given = {"target": aimed, "layout": layout, "keep": keep, "advance": advance}
-            return explain(about, ready, methods=asked, **given)  # type: ignore[no-any-return,call-overload]
+            return explain(about, ready, methods=requested, **given)  # type: ignore[no-any-return,call-overload]
 
         found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
         found = _with_provenance(found, inputs, about, texts=True)
@@ -195,20 +138,15 @@ def explain(
     structure = read_structure(about.module, model_inputs, layout, target if callable(target) else None)
     _check_outputs(structure, about, target)
     stitch = stitch and structure.kind == "windowed"
-    try:
-        for job in jobs:
-            job.method.check(structure, job.options, stitch, about.module)
-    except NotApplicableError:
-        # What a method needs is not found either where the model's numbers are not finite.
-        check_finite(about.module, forward_only(about.module, model_inputs, structure).logits)
-        raise
-    run = _Run(
+    _check_methods(jobs, structure, about, model_inputs, stitch)
+    run = PassSettings(
         batch_size or MOST, keep, advance, find_places(about.module, model_inputs, structure) if stitch else None
     )
     pieces = [
-        _explain(about, piece, aimed, structure, jobs, run) for piece, aimed in _cut(model_inputs, target, batch_size)
+        explain_batch(about, piece, aimed, structure, jobs, run)
+        for piece, aimed in split_inputs(model_inputs, target, batch_size)
     ]
-    found = {job.label: _join([piece[job.label] for piece in pieces]) for job in jobs}
+    found = {job.label: join_batches([piece[job.label] for piece in pieces]) for job in jobs}
     found = _with_provenance(found, inputs, about)
     again = partial(_explain_again, about, {"layout": layout, "batch_size": batch_size, "stitch": stitch})
     source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
@@ -274,213 +212,17 @@ def _check_outputs(structure: ModelStructure, about: LoadedModel, target: Target
         )
 
 
-def _cut(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
-    """The inputs in pieces, each with its targets."""
-    batch = model_inputs.batch
-    if size is None or size >= batch:
-        return [(model_inputs, target)]
-    if size < 1:
-        raise OptionError(f"batch_size={size} must be at least 1")
-    several = isinstance(target, Sequence) or (isinstance(target, Tensor | np.ndarray) and target.ndim > 0)
-    each = several and not isinstance(target, str) and len(target) == batch  # type: ignore[arg-type]
-    return [
-        (model_inputs.select(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
-        for i in range(0, batch, size)
-    ]
-
-
-def _explain(
-    about: LoadedModel,
-    model_inputs: ModelInputs,
-    target: Target,
-    structure: ModelStructure,
-    jobs: Sequence[_Job],
-    run: _Run,
-) -> Found:
-    """Run all methods on one batch: one forward pass, and one backward pass for each target and kind of score."""
-    started = perf_counter()
-    relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
-    own: dict[str, float] = dict.fromkeys(relevance, 0.0)
-    parts: dict[str, list[dict[str, Any]]] = {job.label: [] for job in jobs}
-    by_trace = [job for job in jobs if job.method.takes == "trace"]
-    needs = [job.method.needed(job.options) for job in jobs]
-    # Methods that only need the model's output need no capture.
-    outside = (
-        nullcontext(forward_only(about.module, model_inputs, structure)) if not by_trace and not any(needs) else None
-    )
-    with outside or forward_pass(about.module, model_inputs, structure, needs) as one:
-        logits = class_logits(about.module, one.output)
-        aimed = resolve_target(target, one.output, model_inputs.batch, about.classes, logits)
-        # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
-        # is one with a graph, which would stay in memory.
-        again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
-        probe = Probe(
-            about.module,
-            model_inputs,
-            structure,
-            _scorer(about.module, aimed, target),
-            aimed.count,
-            aimed.classes,
-            aimed.groups,
-            most=run.most,
-            seen=one if again else None,
-        )
-        agnostic = run.stitched(one.trace()) if by_trace else None
-        for job in by_trace:
-            if job.round is None and job.method.class_specific:
-                relevance[job.label] = [_timed(job, agnostic, probe.of(k), own, parts, run) for k in range(aimed.count)]
-            elif job.round is None:
-                relevance[job.label] = [_timed(job, agnostic, probe, own, parts, run)] * aimed.count
-                parts[job.label] *= aimed.count
-        probe.propagations.clear()
-        rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(job.round for job in by_trace) if r]
-        for k, (score, cut) in rounds:
-            last = (k, (score, cut)) == rounds[-1]
-            trace = run.stitched(one.trace(aimed.scalar(k, score), keep_graph=not last, cut=cut))
-            for job in by_trace:
-                if job.round == (score, cut):
-                    relevance[job.label].append(_timed(job, trace, probe.of(k), own, parts, run))
-        probe.propagations.clear()
-        check_finite(about.module, one.logits)
-    for job in jobs:
-        if job.method.takes == "probe":
-            relevance[job.label] = list(_timed(job, None, probe, own, parts, run).unbind(1))
-    shared = perf_counter() - started - sum(own.values())
-    if run.places is not None:
-        structure = replace(structure, layout=stitched_layout(run.places))
-    finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
-    common: dict[str, Any] = {
-        "targets": aimed.classes, "groups": aimed.groups, "logits": one.logits,
-        "model": about.name, "classes": about.classes,
-        "images": model_inputs.image, "structure": dict(structure.rows()),
-        "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,
-    }  # fmt: skip
-    return {
-        job.label: Explanation(
-            method=job.label, title=job.method.title, maps=maps, grid=grid, constant=constant, options=job.options,
-            signed=job.method.is_signed(job.options), seconds=shared + own[job.label],
-            intermediates=_merge(parts[job.label]), **common,
-        )
-        for job, (maps, grid, constant) in zip(jobs, finished, strict=True)
-    }  # fmt: skip
-
-
-def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:
-    """All targets as a function of the model's output for any images made from the inputs."""
-
-    def score(output: Any, owner: Tensor, kind: str) -> Tensor:
-        if callable(target):
-            values = target(output)
-            return values[:, None] if values.dim() == 1 else values
-        assert aimed.classes is not None
-        logits = class_logits(model, output)
-        assert logits is not None
-        return class_scores(logits, kind, aimed.groups).gather(1, aimed.classes[owner])
-
-    return score
-
-
-def _timed(
-    job: _Job,
-    trace: Trace | None,
-    probe: Probe,
-    own: dict[str, float],
-    parts: dict[str, list[dict[str, Any]]],
-    run: _Run,
-) -> Tensor:
-    """Run a method on what it takes, and keep its notes if they are wanted."""
-    began = perf_counter()
-    if job.method.family != "relevance":
-        probe.propagations.clear()
-    notes: dict[str, list[Any]] | None = {} if run.keep else None
-    own_probe = replace(probe, score=job.score or "prob", notes=notes, advance=run.advance)
-    given = own_probe if trace is None else ProbedTrace.of(trace, own_probe, notes)
-    with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
-        relevance = job.method.apply(given, job.options)
-    own[job.label] += perf_counter() - began
-    if notes is not None:
-        parts[job.label].append(notes)
-    return relevance
-
-
-def _merge(notes: list[dict[str, list[Any]]]) -> dict[str, list[list[Any]]]:
-    """What was noted for each target, as name → target → notes in order."""
-    return {name: [note[name] for note in notes] for name in (notes[0] if notes else ())}
-
-
-def _finish(
-    jobs: Sequence[_Job], relevance: Mapping[str, Tensor], structure: ModelStructure, model_inputs: ModelInputs
-) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Relevance by each method as maps, grids and which maps say nothing; methods alike in shape go together."""
-    finished: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-    kinds: dict[Any, list[_Job]] = {}
-    for job in jobs:
-        if len(relevance[job.label]) != model_inputs.batch:
-            raise ModelError(
-                f"{job.label} gave {len(relevance[job.label])} maps for {model_inputs.batch} inputs: "
-                f"{structure.model} splits its inputs into several rows; use a method that needs only the model's "
-                "outputs, such as rise or occlusion"
-            )
-        kinds.setdefault((relevance[job.label].shape, job.method.is_signed(job.options)), []).append(job)
-    for (_, signed), alike in kinds.items():
-        joined = torch.stack([relevance[job.label] for job in alike])
-        for job, *triple in zip(alike, *_to_maps(joined, signed, structure, model_inputs), strict=True):
-            finished[job.label] = (triple[0], triple[1], triple[2])
-    return [finished[job.label] for job in jobs]
-
-
-def _to_maps(
-    relevance: Tensor, signed: bool, structure: ModelStructure, model_inputs: ModelInputs
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Relevance of patches, shape (M, b, K, S), or of a grid, (M, b, K, rows, columns), as maps over the input."""
-    grid, image = structure.layout.grid, model_inputs.image
-    valid = model_inputs.valid
-    if relevance.dim() == 4 and valid is not None:
-        return _to_token_maps(relevance, signed, valid, structure.layout.prefix or 0)
-    # On a text the prefix is padding, which would lend contrast to relevance that has none.
-    constant = is_constant(relevance.flatten(3), axes=1)[..., 0]
-    if relevance.dim() == 4 and grid is not None and image is not None:
-        relevance = relevance.reshape(*relevance.shape[:3], *grid)
-    if relevance.dim() == 5 and image is not None:
-        raw, axes = relevance, 2
-        area = structure.layout.area if tuple(raw.shape[-2:]) == grid else None
-        size = (int(image.shape[2]), int(image.shape[3]))
-        if area is not None:
-            covered = normalise(upsample(raw, (area.height, area.width)), signed=signed).float()
-            return place(covered, size, (area.top, area.left)), raw, constant
-        big = upsample(raw, size)
-    else:
-        raw = big = torch.nn.functional.pad(relevance, (structure.layout.prefix or 0, 0))
-        axes = 1
-    return normalise(big, signed=signed, axes=axes).float(), raw, constant
-
-
-def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Relevance of tokens of texts with padding, shape (M, b, K, S): as of each text alone, and zero at padding."""
-    raw = torch.nn.functional.pad(relevance.masked_fill(~valid[None, :, None, prefix:], 0.0), (prefix, 0))
-    maps, constant = torch.zeros_like(raw), raw.new_zeros(raw.shape[:3], dtype=torch.bool)
-    for b, count in enumerate(valid.sum(-1).tolist()):
-        there = valid[b].nonzero()[:, 0]
-        own = raw[:, b][..., there]
-        constant[:, b] = is_constant(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
-        maps[:, b, :, there] = normalise(own, signed=signed, axes=1)
-    return maps.float(), raw, constant
-
-
-def _join(pieces: list[Explanation]) -> Explanation:
-    """Explanations of consecutive inputs as one."""
-    if len(pieces) == 1:
-        return pieces[0]
-
-    def cat(name: str) -> Any:
-        parts = [getattr(piece, name) for piece in pieces]
-        return None if parts[0] is None else torch.cat(parts)
-
-    pieces = number_groups_alike(pieces)
-    joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "constant", "images")}
-    names = pieces[0].intermediates
-    kept = {name: [values for piece in pieces for values in piece.intermediates[name]] for name in names}
-    return replace(pieces[0], **joined, intermediates=kept, seconds=sum(p.seconds for p in pieces))
+def _check_methods(
+    jobs: Sequence[MethodJob], structure: ModelStructure, about: LoadedModel, model_inputs: ModelInputs, stitch: bool
+) -> None:
+    """Refuse methods that do not apply to the model."""
+    try:
+        for job in jobs:
+            job.method.check(structure, job.options, stitch, about.module)
+    except NotApplicableError:
+        # What a method needs is not found either where the model's numbers are not finite.
+        check_finite(about.module, forward_only(about.module, model_inputs, structure).logits)
+        raise
 
 
 def _warn(found: Mapping[str, Explanation]) -> None:

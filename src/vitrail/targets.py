@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.capture.inputs import fields_of, logits_of
+from vitrail.capture.inputs import fields_of
 from vitrail.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
 from vitrail.errors import OptionError, TargetError
 
@@ -106,16 +106,16 @@ def pick(scores: Tensor, classes: Tensor) -> Tensor:
 
 
 def resolve_target(
-    target: Target, output: Any, batch: int, names: Sequence[str] | None = None, logits: Tensor | None = None
+    target: Target, logits: Tensor | None, batch: int, names: Sequence[str] | None = None, output: Any = None
 ) -> ResolvedTarget:
     """Resolve a target against a model's output.
 
     Args:
         target: See ``Target``.
-        output: What the model returned.
+        logits: The class scores in the output, shape (b, C), or None if it has none.
         batch: Number of images b.
         names: Class names, for targets given by name and for messages.
-        logits: The class scores in the output where they are known; found in it otherwise.
+        output: What the model returned, for targets that are a function of it; the logits by default.
 
     Example:
         >>> resolve_target([[1, 2]], torch.zeros(2, 3), batch=2).classes
@@ -126,7 +126,7 @@ def resolve_target(
         ...
         vitrail.errors.TargetError: class 7 does not exist: the model has 3 classes, 0 to 2
     """
-    logits = logits_of(output) if logits is None else logits
+    output = logits if output is None else output
     if callable(target):
         return ResolvedTarget(None, _values(target(output), batch), logits)
     if logits is None:
