@@ -19,6 +19,7 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import find_places
 from vitrail.errors import MapWarning, NotApplicableError, OptionError, TargetError
+from vitrail.evaluation_progress import Progress, evaluation_progress, expected_evaluations
 from vitrail.explanation import Explanation, Explanations, Provenance
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.map_source import MapSource
@@ -29,7 +30,9 @@ from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.recommendation import AUTO, recommended
 from vitrail.shared_pass import MOST, PassSettings, explain_batch, join_batches, split_inputs
-from vitrail.targets import Target
+from vitrail.smoothed_pass import explain_smoothed
+from vitrail.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
+from vitrail.targets import Target, target_count
 
 __all__ = ["DEFAULT", "explain"]
 
@@ -40,7 +43,9 @@ Found = dict[str, Explanation]
 def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., check: bool | str = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
+    stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
+    smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
+    tokenizer: Any = ...,
     **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
@@ -50,7 +55,9 @@ def explain(
     model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
-    stitch: bool = ..., check: bool | str = ..., advance: Callable[[int], None] = ..., tokenizer: Any = ...,
+    stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
+    smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
+    tokenizer: Any = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -66,7 +73,12 @@ def explain(
     batch_size: int | None = None,
     keep: bool = False,
     stitch: bool = False,
+    smooth: str | None = None,
+    smooth_samples: int = SAMPLES,
+    smooth_noise: float = SIGMA,
+    smooth_seed: int = 0,
     check: bool | str = False,
+    progress: Progress = None,
     advance: Callable[[int], None] = lambda _: None,
     tokenizer: Any = None,
     **options: Any,
@@ -93,10 +105,18 @@ def explain(
             evaluate at most this many at a time (32 by default).
         stitch: Join attention inside windows (Swin) into attention between all patches, for the methods that take it
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
+        smooth: Average the relevance over copies of each image, for any method: "flips", the image and its mirror
+            image, each times 0.9, 1 and 1.1 (6 copies), or "noise", noisy copies. All copies explain the classes of the
+            unchanged image.
+        smooth_samples: Number of noisy copies.
+        smooth_noise: Standard deviation of their noise, as a share of the image's range of values.
+        smooth_seed: Seed of the noise.
         check: Also check each map on this model and image, see `Explanation.check`; "quick" (as True) or "full". The
             results are in ``checks`` of the result, and maps that fail are marked in overlays and figures.
         keep: Also keep intermediate results of the methods, in ``intermediates`` of the result.
-        advance: Called with the number of images a method has just evaluated, for progress.
+        progress: True shows a bar on standard error while methods evaluate images beyond the shared pass; a function is
+            called with the number of images evaluated so far and the number expected.
+        advance: Called with the number of images a method has just evaluated.
         tokenizer: For texts: the model's fast Hugging Face tokenizer, or `vitrail.text.TokenizerSettings`, which
             also say how token scores become word scores and how long texts are split. The result's ``text`` has a
             score for each word.
@@ -116,6 +136,9 @@ def explain(
     _check_arguments(method, target, batch_size, keep)
     if check and tokenizer is not None:
         raise OptionError("check=True needs images: maps of texts cannot be checked yet")
+    smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
+    if smoothing is not None and keep:
+        raise OptionError("keep=True does not go with smooth=: intermediate results belong to one image, not to a mean")
     about = describe(model if isinstance(model, LoadedModel) else unwrap(model))
     if methods is None and method == AUTO:
         requested = {recommended(about.module): options}
@@ -124,10 +147,12 @@ def explain(
     if hasattr(about.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
     if tokenizer is not None:
+        if smoothing is not None:
+            images_to_smooth(ModelInputs())
         from vitrail.text.windows import explain_texts
 
         def run_texts(ready: Mapping[str, Tensor], aimed: Target) -> Explanations:
-            given = {"target": aimed, "layout": layout, "keep": keep, "advance": advance}
+            given = {"target": aimed, "layout": layout, "keep": keep, "progress": progress, "advance": advance}
             return explain(about, ready, methods=requested, **given)  # type: ignore[no-any-return,call-overload]
 
         found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
@@ -139,16 +164,26 @@ def explain(
     _check_outputs(structure, about, target)
     stitch = stitch and structure.kind == "windowed"
     _check_methods(jobs, structure, about, model_inputs, stitch)
-    run = PassSettings(
-        batch_size or MOST, keep, advance, find_places(about.module, model_inputs, structure) if stitch else None
-    )
-    pieces = [
-        explain_batch(about, piece, aimed, structure, jobs, run)
-        for piece, aimed in split_inputs(model_inputs, target, batch_size)
-    ]
-    found = {job.label: join_batches([piece[job.label] for piece in pieces]) for job in jobs}
+    places = find_places(about.module, model_inputs, structure) if stitch else None
+    copies = model_inputs.batch * (1 if smoothing is None else smoothing.copies)
+    total = expected_evaluations(jobs, structure, copies, target_count(target))
+    with evaluation_progress(progress, total, advance) as report:
+        run = PassSettings(batch_size or MOST, keep, report, places)
+        if smoothing is not None:
+            found = explain_smoothed(about, model_inputs, target, structure, jobs, run, smoothing, batch_size)
+        else:
+            pieces = [
+                explain_batch(about, piece, aimed, structure, jobs, run)
+                for piece, aimed in split_inputs(model_inputs, target, batch_size)
+            ]
+            found = {job.label: join_batches([piece[job.label] for piece in pieces]) for job in jobs}
     found = _with_provenance(found, inputs, about)
-    again = partial(_explain_again, about, {"layout": layout, "batch_size": batch_size, "stitch": stitch})
+    again = partial(
+        _explain_again,
+        about,
+        {"layout": layout, "batch_size": batch_size, "stitch": stitch}
+        | ({} if smoothing is None else smoothing.settings()),
+    )
     source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
     found = {label: replace(explanation, source=source) for label, explanation in found.items()}
     _warn(found)

@@ -22,6 +22,7 @@ from vitrail.errors import InputError, OutputError
 from vitrail.map_source import MapSource
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
+from vitrail.smoothing import Smoothing
 from vitrail.targets import class_scores
 from vitrail.viz.colormap import mark_failure, overlay, to_image
 
@@ -86,6 +87,7 @@ class Explanation:
         groups: Groups of classes among the targets.
         source: The model and inputs, for `check`; None for explanations that were put together by hand.
         checks: Results of ``explain(check=True)`` by image and target.
+        smoothing: How the maps were smoothed, or None if they were not.
     """
 
     method: str
@@ -109,6 +111,7 @@ class Explanation:
     groups: tuple[ClassGroup, ...] = ()
     source: MapSource | None = field(default=None, repr=False)
     checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
+    smoothing: Smoothing | None = None
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -211,6 +214,8 @@ class Explanation:
         found: dict[str, Any] = {}
         if self.groups:
             found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
+        if self.smoothing is not None:
+            found["smoothing"] = self.smoothing.settings()
         if self.checks:
             found["checks"] = [{"image": b, "target": k, **c.to_dict()} for (b, k), c in self.checks.items()]
         return found

@@ -52,6 +52,10 @@ class PassSettings:
         """The pass, with window attention stitched where requested."""
         return trace if self.places is None else join_windows(trace, self.places)
 
+    def shown(self, structure: ModelStructure) -> ModelStructure:
+        """The structure whose layout the maps have: that of the stitched windows where requested."""
+        return structure if self.places is None else replace(structure, layout=stitched_layout(self.places))
+
 
 def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
     """The inputs in pieces, each with its targets."""
@@ -125,8 +129,7 @@ def explain_batch(
         if job.method.takes == "probe":
             relevance[job.label] = list(_timed(job, None, probe, own, parts, run).unbind(1))
     shared = perf_counter() - started - sum(own.values())
-    if run.places is not None:
-        structure = replace(structure, layout=stitched_layout(run.places))
+    structure = run.shown(structure)
     finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
     common: dict[str, Any] = {
         "targets": aimed.classes, "groups": aimed.groups, "logits": one.logits,

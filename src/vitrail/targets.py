@@ -161,6 +161,23 @@ def classes_of_each(target: Target, batch: int, names: Sequence[str] | None) -> 
     return target_rows(classes, groups, GROUP_CODE)
 
 
+def target_count(target: Target) -> int:
+    """Targets of each image, K, as far as that is known before the model has run; 1 for a function.
+
+    Example:
+        >>> target_count(None), target_count("top3"), target_count([4, 5]), target_count([[1, 2]])
+        (1, 3, 1, 2)
+    """
+    if isinstance(target, Tensor | np.ndarray):
+        return int(target.shape[1]) if target.ndim == 2 else 1
+    if isinstance(target, str) or not isinstance(target, Sequence) or not len(target):
+        return max(1, _top(target))
+    row = target[0]
+    if isinstance(row, Tensor | np.ndarray):
+        return int(row.shape[0]) if row.ndim else 1
+    return max(1, len(row)) if isinstance(row, Sequence) and not isinstance(row, str) else 1
+
+
 def class_or_group(text: str, names: Sequence[str] | None) -> int | ClassGroup:
     """The class a text names, or the group of classes where it names several with "|" between them.
 

@@ -284,7 +284,9 @@ class _CheckRun:
         """Forward passes for one map: a forward and a backward pass, and what the method evaluates beyond them."""
         _, method, options = find(explanation.method, None)
         options = {**options, **{k: v for k, v in explanation.options.items() if k in options}}
-        return 3.0 + method.cost(options, size_of(self.source.structure), 1).forwards
+        each = 3.0 + method.cost(options, size_of(self.source.structure), 1).forwards
+        smoothing = explanation.smoothing
+        return each if smoothing is None else 1.0 + smoothing.copies * each
 
 
 def _nth(target: Callable[[Any], Tensor], k: int) -> Callable[[Any], Tensor]:
