@@ -14,7 +14,7 @@ from vitrail.errors import OptionError
 from vitrail.methods.registry import within
 
 #: An index from the start, or negative from the end; several as a list, or with "+" between them.
-BlockChoice = int | str | Sequence[int]
+BlockChoice = int | str | list[int]
 
 
 def block_indices(block: BlockChoice) -> list[int]:
