@@ -23,7 +23,7 @@ def test_a_block_that_does_not_exist_is_named_with_the_range(method):
 
 @pytest.mark.parametrize("block", ["first", 1.5, None, [], [0, True], "1+"])
 def test_a_choice_that_is_none_is_named(block):
-    with pytest.raises(OptionError, match="is no choice of blocks|must be a whole number or a word or a list"):
+    with pytest.raises(OptionError, match=r"is no choice of blocks|must be a whole number or a word or a list"):
         vitrail.explain(tiny_vit(), IMAGES, "gradcam_features", target=1, block=block)
 
 

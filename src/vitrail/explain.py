@@ -28,11 +28,12 @@ from vitrail.models import LoadedModel, describe
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
+from vitrail.models.sources import embed_texts
 from vitrail.recommendation import AUTO, recommended
 from vitrail.shared_pass import MOST, PassSettings, explain_batch, join_batches, split_inputs
 from vitrail.smoothed_pass import explain_smoothed
 from vitrail.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
-from vitrail.targets import Target, target_count
+from vitrail.targets import Target, similarity, target_count
 
 __all__ = ["DEFAULT", "explain"]
 
@@ -98,7 +99,8 @@ def explain(
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
             a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
             per image (``[[a, b]]`` for the same of every image), or a function from the model's output to one or K
-            numbers per image.
+            numbers per image. For a CLIP model: a text or ``[[text, text]]`` if it was loaded by name, otherwise
+            `similarity` to text embeddings.
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Process the inputs in batches of this size, to bound memory; methods that evaluate perturbed images
@@ -145,7 +147,7 @@ def explain(
     jobs = method_jobs(requested)
     about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
-        raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
+        target = _text_target(about, target)
     if tokenizer is not None:
         if smoothing is not None:
             images_to_smooth(ModelInputs())
@@ -201,6 +203,18 @@ def _check_arguments(method: str, target: Target, batch_size: int | None, keep: 
         raise OptionError(f"batch_size={batch_size!r} must be an integer or None")
     if isinstance(target, type):
         raise TargetError(f"{target.__name__} is a Python class, not a target: give a class index or name")
+
+
+def _text_target(about: LoadedModel, target: Target) -> Target:
+    """Similarity to the texts that were given as a CLIP model's targets."""
+    row = target[0] if isinstance(target, list | tuple) and len(target) == 1 else target
+    texts = [row] if isinstance(row, str) else row
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) for text in texts):
+        raise TargetError(
+            "a CLIP model has no classes: pass a text, [[text, text]] for several, or "
+            "target=vitrail.similarity(text embeddings, labels=texts)"
+        )
+    return similarity(embed_texts(about, texts), labels=texts)
 
 
 def _explain_again(

@@ -88,6 +88,8 @@ class Explanation:
         source: The model and inputs, for `check`; None for explanations that were put together by hand.
         checks: Results of ``explain(check=True)`` by image and target.
         smoothing: How the maps were smoothed, or None if they were not.
+        target_labels: Names of the K targets of a function, such as the texts that `vitrail.similarity` was given; None
+            if unknown.
     """
 
     method: str
@@ -112,6 +114,7 @@ class Explanation:
     source: MapSource | None = field(default=None, repr=False)
     checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
     smoothing: Smoothing | None = None
+    target_labels: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -134,15 +137,17 @@ class Explanation:
 
     def label(self, image: int, k: int) -> str:
         """Class name and probability of a target, for display; a group has its own name or those of its classes."""
+        name, probabilities = self.target_name(image, k), self.probabilities
+        return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
+
+    def target_name(self, image: int, k: int) -> str:
+        """Name of a target, for display: a class, a group of classes, or the text of a row of a CLIP model."""
         if self.targets is None:
-            return f"target {k}"
+            return self.target_labels[k] if self.target_labels and k < len(self.target_labels) else f"target {k}"
         index = int(self.targets[image, k])
         if self.groups and self.logits is not None and index >= self.logits.shape[1]:
-            name = self.groups[index - self.logits.shape[1]].title(self.classes)
-        else:
-            name = self.classes[index].split(",")[0] if self.classes and index < len(self.classes) else f"class {index}"
-        probabilities = self.probabilities
-        return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
+            return self.groups[index - self.logits.shape[1]].title(self.classes)
+        return self.classes[index].split(",")[0] if self.classes and index < len(self.classes) else f"class {index}"
 
     def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75) -> Image:
         """Draw one map over its image; a map that was checked and failed carries its verdict in a corner."""

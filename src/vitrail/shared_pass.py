@@ -26,7 +26,7 @@ from vitrail.method_jobs import MethodJob
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import to_maps
-from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target, target_labels
 
 #: Images in one forward pass of methods that evaluate many, where the user sets no limit.
 MOST = 32
@@ -132,7 +132,7 @@ def explain_batch(
     structure = run.shown(structure)
     finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
     common: dict[str, Any] = {
-        "targets": aimed.classes, "groups": aimed.groups, "logits": one.logits,
+        "targets": aimed.classes, "groups": aimed.groups, "logits": one.logits, "target_labels": target_labels(target),
         "model": about.name, "classes": about.classes,
         "images": model_inputs.image, "structure": dict(structure.rows()),
         "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,

@@ -245,21 +245,22 @@ def _listed(indices: Sequence[int], names: Sequence[str]) -> str:
     return ", ".join(f"{i} {names[i].split(',')[0]}" for i in dict.fromkeys(indices[:8]))
 
 
-def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
-    """A target for CLIP-like models: similarity of the image to each of K texts.
+@dataclass(frozen=True, eq=False)
+class TextSimilarity:
+    """The target that `similarity` returns: from a model's output to the similarity to each of K texts, shape (b, K).
 
-    Args:
-        text: Text embeddings, shape (K, d).
-        scale: Factor on the cosine, as the model's logit scale.
-
-    Example:
-        >>> target = similarity(torch.eye(2))
-        >>> target(torch.tensor([[3.0, 0.0]]))
-        tensor([[100.,   0.]])
+    Attributes:
+        unit: Text embeddings of length one, shape (K, d).
+        scale: Factor on the cosine.
+        labels: The texts, or None if they are unknown.
     """
-    unit = F.normalize(text, dim=-1)
 
-    def target(output: Any) -> Tensor:
+    unit: Tensor
+    scale: float
+    labels: tuple[str, ...] | None = None
+
+    def __call__(self, output: Any) -> Tensor:
+        """Similarity of the images' embeddings, found in the model's output, to each text."""
         for name in ("image_embeds", "image_features", "pooler_output"):
             value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
             if isinstance(value, Tensor):
@@ -269,9 +270,32 @@ def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
         if not isinstance(value, Tensor) or value.dim() != 2:
             raise TargetError(f"no image embedding found in {fields_of(output)}")
         image: Tensor = F.normalize(value, dim=-1)
-        return scale * image @ unit.to(value).T
+        return self.scale * image @ self.unit.to(value).T
 
-    return target
+
+def similarity(text: Tensor, scale: float = 100.0, labels: Sequence[str] | None = None) -> TextSimilarity:
+    """A target for CLIP-like models: similarity of the image to each of K texts.
+
+    Args:
+        text: Text embeddings, shape (K, d).
+        scale: Factor on the cosine, as the model's logit scale.
+        labels: The K texts, shown wherever a target is named.
+
+    Example:
+        >>> target = similarity(torch.eye(2), labels=["a dog", "a cat"])
+        >>> target(torch.tensor([[3.0, 0.0]]))
+        tensor([[100.,   0.]])
+    """
+    if labels is not None and (isinstance(labels, str) or len(labels) != len(text)):
+        count = 1 if isinstance(labels, str) else len(labels)
+        raise TargetError(f"{count} labels for {len(text)} text embeddings: give a list with one for each")
+    return TextSimilarity(F.normalize(text, dim=-1), scale, None if labels is None else tuple(labels))
+
+
+def target_labels(target: Target) -> tuple[str, ...] | None:
+    """Names of the targets of a function that has ``labels``, such as `similarity` returns; None for all others."""
+    labels = getattr(target, "labels", None) if callable(target) else None
+    return tuple(map(str, labels)) if isinstance(labels, list | tuple) else None
 
 
 def _top(target: object) -> int:

@@ -116,7 +116,7 @@ def parse_targets(loaded: Any, target: list[str] | None) -> Any:
     if hasattr(loaded.module, "encode_text"):
         if not target:
             raise InputError('a CLIP model has no classes: pass a text, as in --target "a photo of a dog"')
-        return similarity(embed_texts(loaded, target))
+        return similarity(embed_texts(loaded, target), labels=target)
     if not target:
         return None
     if len(target) == 1 and target[0].startswith("top") and target[0][3:].isdigit():

@@ -131,7 +131,7 @@ class _CheckRun:
         self.probability = float(self._shown(whole))
         self.controls = {name: self._curves(values[None], False)[0][0] for name, values in self._control_maps().items()}
         self.other = self._other_class(first)
-        self.label = first.label(image, k).rpartition(" (")[0] or first.label(image, k)
+        self.label = first.target_name(image, k)
         self.classes = first.classes
 
     def __call__(self, explanation: Any) -> MapCheck:
