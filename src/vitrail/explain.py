@@ -22,7 +22,7 @@ from vitrail.errors import MapWarning, NotApplicableError, OptionError, TargetEr
 from vitrail.evaluation_progress import Progress, evaluation_progress, expected_evaluations
 from vitrail.explanation import Explanation, Explanations, Provenance
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
-from vitrail.map_source import MapSource
+from vitrail.map_source import MapSource, TextSource
 from vitrail.method_jobs import DEFAULT, MethodJob, method_jobs, requested_methods
 from vitrail.models import LoadedModel, describe
 from vitrail.models.checkpoint import WeightsHash
@@ -136,8 +136,6 @@ def explain(
     """
     requested = requested_methods(method, methods, options)
     _check_arguments(method, target, batch_size, keep)
-    if check and tokenizer is not None:
-        raise OptionError("check=True needs images: maps of texts cannot be checked yet")
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
     if smoothing is not None and keep:
         raise OptionError("keep=True does not go with smooth=: intermediate results belong to one image, not to a mean")
@@ -151,15 +149,20 @@ def explain(
     if tokenizer is not None:
         if smoothing is not None:
             images_to_smooth(ModelInputs())
-        from vitrail.text.windows import explain_texts
+        from vitrail.text.tokens import TokenizerSettings
+        from vitrail.text.windows import explain_texts, predict_texts
 
         def run_texts(ready: Mapping[str, Tensor], aimed: Target) -> Explanations:
             given = {"target": aimed, "layout": layout, "keep": keep, "progress": progress, "advance": advance}
             return explain(about, ready, methods=requested, **given)  # type: ignore[no-any-return,call-overload]
 
-        found = explain_texts(inputs, tokenizer, about, target, run_texts, batch_size, keep)
+        settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
+        found = explain_texts(inputs, settings, about, target, run_texts, batch_size, keep)
         found = _with_provenance(found, inputs, about, texts=True)
-        _warn(found)
+        again = partial(_explain_again, about, {"layout": layout, "batch_size": batch_size, "tokenizer": settings})
+        texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
+        predict = partial(predict_texts, settings=settings, model=about.module)
+        found = _finished(found, TextSource(about, texts, settings, predict, again), check, advance)
         return Explanations(found) if methods is not None else found[jobs[0].label]
     model_inputs = to_model_inputs(inputs, about)
     structure = read_structure(about.module, model_inputs, layout, target if callable(target) else None)
@@ -187,9 +190,7 @@ def explain(
         | ({} if smoothing is None else smoothing.settings()),
     )
     source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
-    found = {label: replace(explanation, source=source) for label, explanation in found.items()}
-    _warn(found)
-    found = _checked(found, source, "quick" if check is True else check, advance) if check else found
+    found = _finished(found, source, check, advance)
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 
@@ -218,18 +219,23 @@ def _text_target(about: LoadedModel, target: Target) -> Target:
 
 
 def _explain_again(
-    about: LoadedModel, given: Mapping[str, Any], images: Tensor, asked: Mapping[str, Mapping[str, Any]], target: Target
+    about: LoadedModel, given: Mapping[str, Any], inputs: Inputs, asked: Mapping[str, Mapping[str, Any]], target: Target
 ) -> Explanations:
-    """Explain other images of the same model, for checks."""
+    """Explain other inputs of the same model, for checks."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
-        return explain(about, images, methods=asked, target=target, **given)
+        return explain(about, inputs, methods=asked, target=target, **given)
 
 
-def _checked(found: Found, source: MapSource, budget: str, advance: Callable[[int], None]) -> Found:
-    """Check every map."""
+def _finished(found: Found, source: MapSource | TextSource, check: bool | str, advance: Callable[[int], None]) -> Found:
+    """Explanations with their source and, if wanted, the check of every map; warn about constant maps."""
+    found = {label: replace(explanation, source=source) for label, explanation in found.items()}
+    _warn(found)
+    if not check:
+        return found
     from vitrail.trust.checker import check_maps
 
+    budget = "quick" if check is True else check
     images, targets = next(iter(found.values())).maps.shape[:2]
     places = [(b, k) for b in range(images) for k in range(targets)]
     checks = {at: check_maps(source, found, *at, budget=budget, advance=advance) for at in places}
@@ -285,5 +291,5 @@ def _warn(found: Mapping[str, Explanation]) -> None:
                 f"at (image, target) {where[0]}; they carry no information and are shown as zeros. Check that the "
                 "class is plausible and the head is trained.",
                 MapWarning,
-                stacklevel=3,
+                stacklevel=4,
             )

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from vitrail.class_group import ClassGroup, merge_groups, target_rows
 from vitrail.errors import InputError, OutputError
-from vitrail.map_source import MapSource
+from vitrail.map_source import MapSource, TextSource
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.smoothing import Smoothing
@@ -111,7 +111,7 @@ class Explanation:
     text: tuple[WordRelevance, ...] | None = field(default=None, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
     groups: tuple[ClassGroup, ...] = ()
-    source: MapSource | None = field(default=None, repr=False)
+    source: MapSource | TextSource | None = field(default=None, repr=False)
     checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
     smoothing: Smoothing | None = None
     target_labels: tuple[str, ...] | None = None
@@ -161,15 +161,17 @@ class Explanation:
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapCheck:
         """Check one map on the model and image it explains.
 
-        Patches are removed in the order of the map, and in the order of moved copies of it. The map is computed again
-        for another class, under noise, and after parts of the model were randomised; the model is restored.
+        Patches, or the words of a text, are removed in the order of the map, and in the order of moved copies of it.
+        The map is computed again for another class, under noise, and after parts of the model were randomised; the
+        model is restored.
 
         Args:
             image: Which image.
             k: Which target.
             **options: ``budget`` "quick" (at most 200 forward passes a map, if the method needs no more than a few) or
                 "full"; ``tests``, some of "removal", "class", "noise" and "model"; ``removal``, "tokens" or the name of
-                a fill; ``seed``; ``advance``, called with the number of images just evaluated.
+                a fill, for a text "words" or "mask"; ``seed``; ``advance``, called with the number of images just
+                evaluated.
 
         Returns:
             Numbers, verdict and sentences.

@@ -81,7 +81,7 @@ def explain(
     if text:
         if images:
             raise InputError("image files and --text were both given: pass one of them")
-        _explain_texts(text, model, weights, device, methods, target, to)
+        _explain_texts(text, model, weights, device, methods, target, to, check)
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:
@@ -136,8 +136,9 @@ def _remark(explanation: Any) -> str:
 
 
 def _explain_texts(
-    texts: list[str], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path
-) -> None:
+    texts: list[str], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
+    check: bool,
+) -> None:  # fmt: skip
     from vitrail.explain import explain as explain_inputs
     from vitrail.text.tokens import load_tokenizer
     from vitrail.viz.text import html, terminal
@@ -149,7 +150,13 @@ def _explain_texts(
     targets = parse_targets(loaded, target)
     with progress_bar("Explaining texts", 1) as advance:
         explanations = explain_inputs(
-            loaded, texts, methods=methods, target=targets, tokenizer=tokenizer, progress=advance.evaluations
+            loaded,
+            texts,
+            methods=methods,
+            target=targets,
+            tokenizer=tokenizer,
+            check=check,
+            progress=advance.evaluations,
         )
     explanations.save(to)
     try:
@@ -165,6 +172,8 @@ def _explain_texts(
             for name, explanation in explanations.items():
                 table.add_row(f"[dim]{name}[/dim]", terminal(explanation, b, k))
             out.print(table)
+            for explanation in explanations.values() if check else ():
+                out.print(str(explanation.checks[b, k]), markup=False, highlight=False, soft_wrap=True)
     out.print(f"Word scores, page and manifests: [bold]{to}[/bold]", soft_wrap=True)
 
 
