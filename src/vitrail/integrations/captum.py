@@ -14,6 +14,7 @@ from vitrail.capture.forward import forward_only
 from vitrail.errors import InputError, OptionError
 from vitrail.explain import DEFAULT, explain
 from vitrail.explanation import Explanation
+from vitrail.map_source import MapSource
 from vitrail.methods import METHODS, find
 from vitrail.models import LoadedModel
 from vitrail.shared_pass import MOST
@@ -169,8 +170,8 @@ def convergence_delta(explanation: Explanation) -> Tensor:
         explanation: Of images, by ``integrated_gradients``, with one target for each.
     """
     source, options = explanation.source, explanation.options
-    images = None if source is None else source.model_inputs.image
-    if source is None or images is None:
+    images = source.model_inputs.image if isinstance(source, MapSource) else None
+    if images is None:
         raise InputError("these maps have no model to be evaluated on: pass what vitrail.explain returned for images")
     start = torch.as_tensor(options["baseline"]).to(images).expand_as(images)
     return explanation.grid[:, 0].sum((1, 2)) - (_scores(explanation, images) - _scores(explanation, start))
@@ -179,7 +180,7 @@ def convergence_delta(explanation: Explanation) -> Tensor:
 def _scores(explanation: Explanation, images: Tensor) -> Tensor:
     """The first target's score of images in place of those that were explained, shape (N,)."""
     source, targets = explanation.source, explanation.targets
-    assert source is not None
+    assert isinstance(source, MapSource)
     values = []
     for begin in range(0, len(images), MOST):
         piece = slice(begin, begin + MOST)

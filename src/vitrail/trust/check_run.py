@@ -172,7 +172,8 @@ class CheckRun(ABC):
         )  # fmt: skip
 
     def _evaluate(self, keep: Tensor) -> Tensor:
-        return self.remove(0, keep, self._score)
+        scores: Tensor = self.remove(0, keep, self._score)
+        return scores
 
     def _shown(self, scores: Tensor) -> Tensor:
         """Scores as they are reported: probabilities, or values of the target function."""
