@@ -10,10 +10,9 @@ import torch
 import vitrail
 from texts import BAD, FILLERS, GOOD, text_model, train_classifier
 from vitrail.errors import InputError, OptionError
-from vitrail.text import TokenizerSettings
 from vitrail.trust import WordRemoval, shifted_orders
 
-WORDS = 24
+WORDS = 20
 
 
 def long_reviews(count, generator):
@@ -38,23 +37,21 @@ def with_scores(explanation, scores):
 def test_verdicts_tell_right_word_scores_from_wrong_ones():
     """A classifier that decides by one word: scores that mark it are faithful, others are not."""
     model, tokenizer, generator = train_classifier()
-    settings = TokenizerSettings(tokenizer, window=24)
-    right, wrong, maps = [], [], []
-    for text, label, position in long_reviews(6, generator):
-        e = vitrail.explain(model, [text], "gradient_x_input", target=label, tokenizer=settings)
-        if float(e.probabilities) < 0.9:
-            continue
+    default = int(vitrail.explain(model, " ".join(FILLERS), "rollout", tokenizer=tokenizer).targets)
+    right, wrong = [], []
+    for text, label, position in long_reviews(10, generator):
+        if label == default or len(right) > 5:
+            continue  # without its decisive word such a text is classified as before
+        e = vitrail.explain(model, [text], "transformer_mm", target=label, tokenizer=tokenizer)
         truth = torch.zeros(WORDS, dtype=torch.float64)
         truth[position] = 1
-        away = truth.roll(WORDS // 2) + 0.5 * truth.roll(3)
-        for scores, into in ((truth, right), (away, wrong), (-truth, wrong)):
+        for scores, into in ((truth, right), (truth.roll(7), wrong), (-truth, wrong)):
             into.append(with_scores(e, scores).check(tests=["removal"]))
-        maps.append(e.check())
-    assert len(right) >= 3, "the classifier is sure of its reviews"
+        (right if int(e.text[0].scores[0].argmax()) == position else wrong).append(e.check())
+    assert len(right) > 3
     assert all(check.passed for check in right)
     assert not any(check.passed for check in wrong)
-    assert sum(check.passed for check in maps) > len(maps) / 2
-    one = maps[0]
+    one = right[1]
     assert one.unit == "words"
     assert one.sentences[0].startswith("Removing the 10 % most relevant words lowers")
     assert "as many words in shifted orders" in one.sentences[0]
