@@ -124,7 +124,7 @@ def test_images_and_paths_have_originals_and_tensors_have_none(rotated):
     assert e.originals is None
     with pytest.raises(InputError, match="tensors were explained"):
         e.overlay(original=True)
-    e = vitrail.explain(tiny_vit(), image, "rollout", preprocess=lambda one: PREPROCESS(one))
+    e = vitrail.explain(tiny_vit(), image, "rollout", preprocess=PREPROCESS.__call__)
     with pytest.raises(InputError, match="preprocessing is a function"):
         e.overlay(original=True)
 

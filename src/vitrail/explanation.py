@@ -285,7 +285,6 @@ class Explanation:
         """
         from safetensors.torch import save as to_safetensors
 
-
         folder = Path(folder)
         tensors = {"maps": self.maps, "grid": self.grid, "constant": self.constant}
         tensors |= {k: v for k, v in (("targets", self.targets), ("logits", self.logits)) if v is not None}
