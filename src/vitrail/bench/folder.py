@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -47,6 +47,8 @@ from vitrail.methods import find
 from vitrail.models.preprocess import open_image
 from vitrail.targets import resolve_target
 
+#: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
+_SETTINGS = ("model", "weights", "methods", "target", "batch")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
@@ -100,7 +102,7 @@ class FolderChunk:
         from safetensors.torch import save
 
         settings = json.loads(self.settings)
-        context = _open_folder_context(self.settings, device)
+        context = open_folder_context(self.settings, device)
         if context.model(0).weights_hash != self.weights_hash:
             raise WeightsError(
                 f"{settings['model']} has other weights on this machine than on the one that started the run"
@@ -217,7 +219,7 @@ def explain_folder(
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
     about = {"model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch}
     settings = json.dumps(about)
-    loaded = _open_folder_context(settings, device).model(0)
+    loaded = open_folder_context(settings, device).model(0)
     if loaded.classes:  # reject an unknown class now, not in every worker
         resolve_target(target, torch.zeros(1, loaded.classes), 1, loaded.loaded.classes)
     hashed = about | {
@@ -260,6 +262,27 @@ def read_map(out: str | Path, row: dict[str, Any]) -> Tensor:
     return relevance
 
 
+def read_manifest(out: str | Path) -> dict[str, Any]:
+    """Read the manifest of an explained folder: key, folder, model, weights, methods, target, number of images.
+
+    Raises:
+        DataError: There is none.
+    """
+    path = Path(out) / "manifest.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): pass the --out folder of `vitrail explain DIR`") from error
+    if not isinstance(found, dict) or not {"key", "folder", *_SETTINGS} <= set(found):
+        raise DataError(f"{path} is not the manifest of a folder: pass the --out folder of `vitrail explain DIR`")
+    return found
+
+
+def folder_settings(manifest: Mapping[str, Any]) -> str:
+    """Settings of a folder's chunks, from its manifest."""
+    return json.dumps({name: manifest[name] for name in _SETTINGS})
+
+
 def _as_json(target: Any) -> Any:
     """A target with its groups as texts, such as "281|282"."""
     if isinstance(target, list | tuple):
@@ -282,7 +305,7 @@ def _list_images(root: Path, recursive: bool, out: Path) -> list[str]:
 
 
 @lru_cache(maxsize=2)
-def _open_folder_context(settings: str, device: str) -> BenchContext:
+def open_folder_context(settings: str, device: str) -> BenchContext:
     """Open the model and methods of a folder as a plan whose data set is not used."""
     about = json.loads(settings)
     plan = Plan(

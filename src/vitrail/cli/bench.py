@@ -1,4 +1,4 @@
-"""The command ``vitrail bench``, and ``vitrail explain`` for a folder of images."""
+"""The command ``vitrail bench``."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def bench(
 
     from vitrail.cli import common
 
-    _require_bench()
+    require_bench()
     from vitrail.bench.dry_run import dry_run_all, dry_run_plan
     from vitrail.bench.engines.shard import parse_shard
     from vitrail.bench.plan import PlanError, PlanOverrides
@@ -108,7 +108,7 @@ def bench(
         common.err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     runner = make_engine(engine, workers, device, store.context.plan.threads, address)
-    _warn_shared_gpu(runner)
+    warn_shared_gpu(runner)
     with show_progress(common.err) as progress:
         done = run_missing(store, runner, own_shard, progress.begin, progress.done)
     left = len(store.missing())
@@ -124,43 +124,8 @@ def bench(
         common.open_in_browser(page)
 
 
-def explain_directory(
-    directory: Path,
-    to: Path,
-    *,
-    recursive: bool,
-    model: str,
-    weights: str,
-    methods: list[str],
-    target: list[str] | None,
-    engine: str,
-    workers: int | None,
-    device: str,
-    address: str | None,
-) -> None:
-    """Explain every image of a folder."""
-    from vitrail.cli import common
-
-    _require_bench()
-    from vitrail.bench.folder import explain_folder
-    from vitrail.bench.progress import show_progress
-    from vitrail.bench.run import make_engine
-
-    runner = make_engine(engine, workers, device, 1, address)
-    _warn_shared_gpu(runner)
-    classes: Any = None
-    if target:  # several classes are one row, the same for all images; "topN" stands alone
-        classes = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
-    with show_progress(common.err) as progress:
-        index = explain_folder(
-            directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
-            methods=methods, target=classes, device="cuda:0" if device == "cuda" else device, engine=runner,
-            begin=progress.begin, done=progress.done,
-        )  # fmt: skip
-    common.out.print(f"Index of all maps: [bold]{index}[/bold]", soft_wrap=True)
-
-
-def _require_bench() -> None:
+def require_bench() -> None:
+    """Raise an error if a library of the extra ``bench`` is missing."""
     for module in ("pydantic", "polars", "pyarrow"):
         require(module, "bench", "run benchmarks")
 
@@ -190,7 +155,7 @@ def _print_new_name(plan: str) -> None:
         _print_note(f"the plan {plan} is now called {current_name(plan)}")
 
 
-def _warn_shared_gpu(engine: Any) -> None:
+def warn_shared_gpu(engine: Any) -> None:
     """Print a note if several workers share a GPU, which slows all of them down."""
     devices: list[str] = getattr(engine, "devices", ["cpu"])
     gpus = len(set(devices))

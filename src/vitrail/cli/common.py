@@ -80,6 +80,16 @@ def load_model(model: str, weights: str, device: str) -> Any:
     return loaded
 
 
+def model_sentence(model: str, weights: str) -> str:
+    """Which model was used; of the embedded model of scenes, that it is not for photographs."""
+    if model.startswith("scenes"):
+        return (
+            f"Model: {model}, the embedded toy model, which only knows drawn shapes: on a photograph its classes and "
+            "maps mean nothing. Choose a model with --model."
+        )
+    return f"Model: {model}, weights: {weights}"
+
+
 def parse_targets(loaded: Any, target: list[str] | None) -> Any:
     """Convert --target to the ``target`` of `vitrail.explain`.
 
