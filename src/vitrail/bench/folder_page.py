@@ -73,7 +73,7 @@ def _entry(out: Path, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
         full = original_name(path)
         overlays.append({
             "src": quote(path) if (out / path).is_file() else None, "href": quote(full if (out / full).is_file() else path), "method": row["method"],
-            "label": row["name"] or f"class {row['class']}", "probability": row["probability"], "flat": row["flat"],
+            "label": (row["name"] or f"class {row['class']}").split(",")[0], "probability": row["probability"], "flat": row["flat"],
         })  # fmt: skip
     thumbnail = thumbnail_name(name)
     return {
