@@ -45,6 +45,7 @@ from vitrail.errors import DataError, InputError, WeightsError, require
 from vitrail.explain import DEFAULT
 from vitrail.methods import find
 from vitrail.models.preprocess import open_image
+from vitrail.plugins import import_modules
 from vitrail.targets import resolve_target
 
 #: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
@@ -185,6 +186,7 @@ def explain_folder(
     target: Any = None,
     chunk: int = 256,
     batch: int = 32,
+    imports: Sequence[str] = (),
     device: str = "cpu",
     engine: Engine | None = None,
     begin: Callable[[Sequence[BenchTask], int], None] = lambda _, __: None,
@@ -203,6 +205,7 @@ def explain_folder(
             as "tabby|tiger cat", or a row of these.
         chunk: Images in one part.
         batch: Images in one forward pass.
+        imports: Modules that register further methods.
         device: Device of the model.
         engine: Engine that runs the parts. Default: one local worker.
         begin: Called once with the missing parts and the number of finished ones.
@@ -216,8 +219,17 @@ def explain_folder(
     """
     root, out = Path(directory).resolve(), Path(out).resolve()
     images = _list_images(root, recursive, out)
+    import_modules(imports)
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
-    about = {"model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch}
+    about: dict[str, Any] = {
+        "model": model,
+        "weights": weights,
+        "methods": specs,
+        "target": _as_json(target),
+        "batch": batch,
+    }
+    if imports:
+        about["imports"] = list(imports)
     settings = json.dumps(about)
     loaded = open_folder_context(settings, device).model(0)
     if loaded.classes:  # reject an unknown class now, not in every worker
@@ -280,7 +292,7 @@ def read_manifest(out: str | Path) -> dict[str, Any]:
 
 def folder_settings(manifest: Mapping[str, Any]) -> str:
     """Settings of a folder's chunks, from its manifest."""
-    return json.dumps({name: manifest[name] for name in _SETTINGS})
+    return json.dumps({name: manifest[name] for name in (*_SETTINGS, "imports") if name in manifest})
 
 
 def _as_json(target: Any) -> Any:
@@ -311,7 +323,7 @@ def open_folder_context(settings: str, device: str) -> BenchContext:
     plan = Plan(
         name="folder", models=(ModelSpec(name=about["model"], weights=about["weights"]),),
         dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(about["methods"]), protocols=("complexity",),
-        controls=False, batch=about["batch"],
+        controls=False, batch=about["batch"], imports=tuple(about.get("imports", ())),
     )  # fmt: skip
     context = BenchContext(plan, device)
     not_applicable = context.model(0).not_applicable

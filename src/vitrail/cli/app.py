@@ -10,7 +10,7 @@ import typer
 
 from vitrail.cli.bench import bench
 from vitrail.cli.check import check
-from vitrail.cli.command import Interrupted, as_command
+from vitrail.cli.command import InterruptedCommandError, as_command
 from vitrail.cli.common import err, out
 from vitrail.cli.compare import compare
 from vitrail.cli.demo import demo
@@ -74,7 +74,7 @@ def main() -> None:
     warnings.simplefilter("ignore", MapWarning)  # the commands list constant maps in their own output
     try:
         app()
-    except (KeyboardInterrupt, Interrupted):
+    except (KeyboardInterrupt, InterruptedCommandError):
         err.print("interrupted; files that were finished are complete")
         sys.exit(130)
     except VitrailError as error:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrail.cli.common import ImportOption
 from vitrail.errors import OptionError, require
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def bench(
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
     device: DeviceOption = "cpu",
     address: AddressOption = None,
+    imports: ImportOption = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in a browser at the end.")] = False,
 ) -> None:
     """Run a benchmark: models × methods × protocols.
@@ -90,7 +92,9 @@ def bench(
     own_shard = parse_shard(shard) if shard else None
     if own_shard is not None and not resume:
         raise OptionError("--fresh would delete the parts of other shards: delete the run's folder instead")
-    overrides = PlanOverrides(_parse_pairs("--data", data), _parse_pairs("--weights", weights), limit)
+    overrides = PlanOverrides(
+        _parse_pairs("--data", data), _parse_pairs("--weights", weights), limit, tuple(imports or ())
+    )
     # A process that only distributes work needs no GPU; a single worker, or a dry run, is this process.
     devices = getattr(make_engine(engine, workers, device, 1, address), "devices", None)
     own_device = devices[0] if devices and (len(devices) == 1 or dry_run) else "cpu"

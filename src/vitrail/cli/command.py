@@ -1,24 +1,68 @@
-"""What all commands share: one line and status 130 after Ctrl-C."""
+"""What all commands share: modules given with --import, methods of other packages, one line after Ctrl-C."""
 
 from __future__ import annotations
 
+import inspect
+import sys
+import warnings
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
+from vitrail.cli.common import ImportOption, err
+from vitrail.errors import PluginWarning
+from vitrail.plugins import import_modules, load_plugins
 
-class Interrupted(Exception):
+
+class InterruptedCommandError(Exception):
     """Ctrl-C was pressed. Typer would end the program without a word on a KeyboardInterrupt."""
 
 
 def as_command(function: Callable[..., None]) -> Callable[..., None]:
-    """Turn a function into a command: a KeyboardInterrupt becomes `Interrupted`, which `main` reports."""
+    """Turn a function into a command.
+
+    The command takes ``--import`` and loads methods and scores of other packages before it runs. A KeyboardInterrupt
+    becomes `InterruptedCommandError`, which `main` reports.
+
+    Args:
+        function: The function. It receives the modules if it has a parameter ``imports``.
+    """
+    signature = inspect.signature(function)
+    takes_imports = "imports" in signature.parameters
 
     @wraps(function)
-    def run(*args: Any, **options: Any) -> None:
+    def run(*args: Any, imports: list[str] | None = None, **options: Any) -> None:
         try:
-            function(*args, **options)
+            _import(imports or [])
+            _load_plugins()
+            function(*args, **options, **({"imports": imports} if takes_imports else {}))
         except KeyboardInterrupt as error:
-            raise Interrupted from error
+            raise InterruptedCommandError from error
 
+    if not takes_imports:
+        extra = inspect.Parameter("imports", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=ImportOption)
+        run.__signature__ = signature.replace(  # type: ignore[attr-defined]
+            parameters=[*signature.parameters.values(), extra]
+        )
+        run.__annotations__ = {**inspect.get_annotations(function, eval_str=True), "imports": ImportOption}
     return run
+
+
+def _import(modules: list[str]) -> None:
+    """Import modules by name, from the current folder too, as ``python -m`` would."""
+    here = str(Path.cwd())
+    if modules and here not in sys.path and "" not in sys.path:
+        sys.path.append(here)
+    import_modules(modules)
+
+
+def _load_plugins() -> None:
+    """Load methods and scores of other packages; print a line for each that fails."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", PluginWarning)
+        load_plugins()
+    for warning in caught:
+        if issubclass(warning.category, PluginWarning):
+            err.print("[yellow]warning:[/yellow] ", end="")
+            err.print(str(warning.message), markup=False, highlight=False, soft_wrap=True)

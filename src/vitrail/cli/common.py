@@ -46,6 +46,16 @@ TargetOption = Annotated[
         "class.",
     ),
 ]
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import a module that registers methods or scores; it is also looked for in the current folder. Repeat it "
+        "for several.",
+        show_default=False,
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="Torch device: cpu, cuda, cuda:1, mps …")]
 
 

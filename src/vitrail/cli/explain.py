@@ -13,6 +13,7 @@ from rich.markup import escape
 from vitrail.cli.bench import AddressOption, EngineOption, WorkersOption
 from vitrail.cli.common import (
     DeviceOption,
+    ImportOption,
     ModelOption,
     TargetOption,
     WeightsOption,
@@ -75,6 +76,7 @@ def explain(
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     address: AddressOption = None,
+    imports: ImportOption = None,
 ) -> None:
     """Explain images, a folder of images, or texts.
 
@@ -102,6 +104,7 @@ def explain(
         explain_directory(
             folder, to, recursive=recursive, model=model, weights=weights, methods=methods, target=target,
             original=bool(original), engine=engine, workers=workers, device=device, address=address,
+            imports=imports or [],
         )  # fmt: skip
 
 

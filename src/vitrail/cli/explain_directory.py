@@ -26,6 +26,7 @@ def explain_directory(
     workers: int | None,
     device: str,
     address: str | None,
+    imports: list[str],
 ) -> None:
     """Explain every image of a folder, draw overlays and write an HTML index; images that fail are counted.
 
@@ -48,7 +49,7 @@ def explain_directory(
     with show_progress(err) as progress:
         index = explain_folder(
             directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
-            methods=methods, target=classes, device=own_device, engine=runner,
+            methods=methods, target=classes, device=own_device, engine=runner, imports=imports,
             begin=progress.begin, done=progress.done,
         )  # fmt: skip
     with show_progress(err, "Overlays") as progress:
