@@ -9,8 +9,8 @@ from unittest.mock import patch
 
 import pytest
 from PIL import Image
-from test_cli import MODEL, vitrail
 
+from test_cli import MODEL, vitrail
 from vitrail.cli import common
 from vitrail.models.preprocess import Preprocess
 
@@ -61,6 +61,7 @@ def test_missing_extras_are_noticed_before_any_work(module, extra, args, photo, 
     assert module in done.stderr
 
 
+@pytest.mark.slow
 def test_demo_without_matplotlib_says_so_first_and_writes_the_page(tmp_path, monkeypatch):
     hidden(monkeypatch, "matplotlib")
     done = vitrail("explain", "--method", "rollout", "--out", tmp_path)
@@ -81,6 +82,7 @@ def test_ctrl_c_is_one_line_and_status_130(command, photo):
     assert done.stderr.strip().splitlines() == ["interrupted; files that were finished are complete"]
 
 
+@pytest.mark.slow
 def test_explain_says_that_the_toy_model_was_used(photo, tmp_path):
     done = vitrail("explain", photo, "--method", "rollout", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -112,7 +112,9 @@ def test_overlays_of_a_folder_are_those_of_explain(tmp_path):
     Image.fromarray(render(0, 1).image).save(tmp_path / "in" / "scene.png")
     explain_folder(tmp_path / "in", tmp_path / "out", methods=["gradtoken", "attcat"])
     draw_folder(tmp_path / "out")
-    explanations = vitrail.explain(vitrail.load("scenes"), tmp_path / "in" / "scene.png", methods=["gradtoken", "attcat"])
+    explanations = vitrail.explain(
+        vitrail.load("scenes"), tmp_path / "in" / "scene.png", methods=["gradtoken", "attcat"]
+    )
     assert explanations["attcat"].signed != explanations["gradtoken"].signed
     for method, one in explanations.items():
         drawn = np.asarray(Image.open(tmp_path / "out" / "overlays" / f"scene.png.{method}-0.jpg"), float)

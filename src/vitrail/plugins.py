@@ -15,6 +15,8 @@ import warnings
 from collections.abc import Iterable, MutableMapping
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from vitrail.errors import OptionError, PluginWarning
@@ -28,6 +30,8 @@ _attempted: set[tuple[str, str, str]] = set()
 def import_modules(names: Iterable[str]) -> None:
     """Import modules that register methods or scores.
 
+    A module that is not found is looked for in the current folder, which is then appended to ``sys.path``.
+
     Raises:
         OptionError: A module cannot be imported.
 
@@ -40,6 +44,7 @@ def import_modules(names: Iterable[str]) -> None:
     """
     for name in names:
         try:
+            _find_in_current_folder(name)
             importlib.import_module(name)
         except Exception as error:
             kind = "" if isinstance(error, ImportError | OptionError) else f"{type(error).__name__}: "
@@ -47,6 +52,15 @@ def import_modules(names: Iterable[str]) -> None:
             raise OptionError(
                 f"{name} cannot be imported ({reason}): install it, or add its folder to PYTHONPATH"
             ) from error
+
+
+def _find_in_current_folder(name: str) -> None:
+    """Append the current folder to ``sys.path`` if only it has the module: a console script does not search it."""
+    top = name.partition(".")[0]
+    here = Path.cwd()
+    if find_spec(top) is None and ((here / f"{top}.py").is_file() or (here / top / "__init__.py").is_file()):
+        sys.path.append(str(here))
+        importlib.invalidate_caches()
 
 
 def load_plugins(group: str | None = None, name: str | None = None) -> None:

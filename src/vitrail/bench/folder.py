@@ -221,15 +221,10 @@ def explain_folder(
     images = _list_images(root, recursive, out)
     import_modules(imports)
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
-    about: dict[str, Any] = {
-        "model": model,
-        "weights": weights,
-        "methods": specs,
-        "target": _as_json(target),
-        "batch": batch,
-    }
-    if imports:
-        about["imports"] = list(imports)
+    named = {"imports": list(imports)} if imports else {}
+    about = {
+        "model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch, **named,
+    }  # fmt: skip
     settings = json.dumps(about)
     loaded = open_folder_context(settings, device).model(0)
     if loaded.classes:  # reject an unknown class now, not in every worker

@@ -71,9 +71,11 @@ def _entry(out: Path, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     overlays = []
     for row, path in zip(found, overlay_names(found), strict=True):
         full = original_name(path)
+        href = quote(full if (out / full).is_file() else path)
+        label = (row["name"] or f"class {row['class']}").split(",")[0]
         overlays.append({
-            "src": quote(path) if (out / path).is_file() else None, "href": quote(full if (out / full).is_file() else path), "method": row["method"],
-            "label": (row["name"] or f"class {row['class']}").split(",")[0], "probability": row["probability"], "flat": row["flat"],
+            "src": quote(path) if (out / path).is_file() else None, "href": href, "method": row["method"],
+            "label": label, "probability": row["probability"], "flat": row["flat"],
         })  # fmt: skip
     thumbnail = thumbnail_name(name)
     return {

@@ -201,15 +201,15 @@ def _score_registered(score: RegisteredScore, batch: ScoreBatch, method: str, ta
         at = torch.tensor(rows, device=batch.images.device)
         inputs = ScoreInputs(
             batch.maps(method, target)[at], batch.explanations[method].signed, batch.images[at],
-            torch.tensor([explained[row] for row in rows]), batch.labels[torch.tensor(rows, device=batch.labels.device)],
+            torch.tensor([explained[row] for row in rows]), batch.labels[at.to(batch.labels.device)],
             tuple(masks[row] for row in rows), tuple(boxes[row] for row in rows),
             batch.explainer.model.loaded.module,
         )  # fmt: skip
         found = torch.as_tensor(score.compute(inputs))
         if found.shape != (len(rows),):
             raise OptionError(
-                f"the score {score.name} returned shape {tuple(found.shape)} for {len(rows)} images: it must return one "
-                f"number per image, shape ({len(rows)},)"
+                f"the score {score.name} returned shape {tuple(found.shape)} for {len(rows)} images: it must return "
+                f"one number per image, shape ({len(rows)},)"
             )
         values[rows] = found.detach().double().cpu()
     return {score.name: values}, reasons

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import inspect
-import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 from vitrail.cli.common import ImportOption, err
@@ -28,13 +26,13 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
     Args:
         function: The function. It receives the modules if it has a parameter ``imports``.
     """
-    signature = inspect.signature(function)
+    signature = inspect.signature(function, eval_str=True)
     takes_imports = "imports" in signature.parameters
 
     @wraps(function)
     def run(*args: Any, imports: list[str] | None = None, **options: Any) -> None:
         try:
-            _import(imports or [])
+            import_modules(imports or [])
             _load_plugins()
             function(*args, **options, **({"imports": imports} if takes_imports else {}))
         except KeyboardInterrupt as error:
@@ -47,14 +45,6 @@ def as_command(function: Callable[..., None]) -> Callable[..., None]:
         )
         run.__annotations__ = {**inspect.get_annotations(function, eval_str=True), "imports": ImportOption}
     return run
-
-
-def _import(modules: list[str]) -> None:
-    """Import modules by name, from the current folder too, as ``python -m`` would."""
-    here = str(Path.cwd())
-    if modules and here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
-    import_modules(modules)
 
 
 def _load_plugins() -> None:

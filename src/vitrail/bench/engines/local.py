@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
-from multiprocessing.connection import Connection, wait
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from typing import Any
