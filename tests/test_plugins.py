@@ -9,9 +9,9 @@ import warnings
 
 import pytest
 import torch
-from test_cli import vitrail
 
 import vitrail as library
+from test_cli import vitrail
 from vitrail import plugins
 from vitrail.errors import OptionError, PluginWarning
 from vitrail.methods import METHODS, find, register

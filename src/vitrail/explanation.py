@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from vitrail.text.result import WordRelevance
     from vitrail.trust.map_check import MapCheck, MapChecks
+    from vitrail.viz.viewer import ExplanationViewer
 
 
 UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
@@ -225,6 +226,25 @@ class Explanation:
         """Draw all targets with matplotlib; see `vitrail.viz.figure.figure`, or `vitrail.viz.text.figure` for texts."""
         return Explanations({self.method: self}).figure(**options)
 
+    def view(self, height: int = 460) -> ExplanationViewer:
+        """An interactive viewer, which displays itself in a notebook; ``save`` writes it as an HTML file.
+
+        It shows the maps over their images, or the words of texts: choose the image and the class, change the opacity,
+        and point at a patch or word to read its value. It contains everything it needs and loads nothing.
+
+        Args:
+            height: Height of the frame in a notebook, in pixels.
+
+        Example:
+            >>> import torch
+            >>> import vitrail
+            >>> from vitrail.testing import tiny_vit
+            >>> e = vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "rollout")
+            >>> "<iframe" in e.view()._repr_html_()
+            True
+        """
+        return Explanations({self.method: self}).view(height)
+
     def _repr_html_(self) -> str:
         return Explanations({self.method: self})._repr_html_()
 
@@ -365,6 +385,12 @@ class Explanations(Mapping[str, Explanation]):
         from vitrail.viz.notebook import explanations_html
 
         return explanations_html(self)
+
+    def view(self, height: int = 460) -> ExplanationViewer:
+        """An interactive viewer with the maps of all methods side by side; see `Explanation.view`."""
+        from vitrail.viz.viewer import ExplanationViewer
+
+        return ExplanationViewer(self, height)
 
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapChecks:
         """Check one map of each method; see `Explanation.check`. Forward passes are shared where they can be."""
