@@ -129,7 +129,7 @@ class OverlayChunk:
         return place(covered, self.preprocess.size, (self.area.top, self.area.left)).numpy()
 
 
-def overlay_names(rows: list[Row]) -> Iterator[str]:
+def overlay_names(rows: Sequence[Row]) -> Iterator[str]:
     """Path of the overlay of each row of one image, below the output folder."""
     counts: dict[str, int] = {}
     for row in rows:
