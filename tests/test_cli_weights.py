@@ -7,6 +7,7 @@ import json
 import pytest
 from PIL import Image
 from safetensors.torch import save_file
+
 from test_cli import vitrail
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -32,5 +34,5 @@ def test_figures_have_a_colour_bar_for_each_kind_of_map(methods, labels):
     bars = [[t.get_text() for t in a.get_yticklabels()] for a in figure.axes[1 + len(methods) :]]
     assert bars == labels
     edges = [a.get_position() for a in figure.axes[1 + len(methods) :]]
-    assert all(left.x1 < right.x0 for left, right in zip(edges, edges[1:], strict=False))
+    assert all(left.x1 < right.x0 for left, right in pairwise(edges))
     assert edges[-1].x1 < 1

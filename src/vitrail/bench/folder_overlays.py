@@ -90,6 +90,9 @@ class OverlayChunk:
     def _part(self) -> Path:
         return Path(self.out) / "parts" / f"{self.name}.parquet"
 
+    def prepare(self, device: str) -> None:
+        """Nothing is read ahead: images are drawn one by one."""
+
     def perform(self, device: str) -> Path:
         """Draw the overlays of all maps of the part."""
         del device
