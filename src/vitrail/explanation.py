@@ -301,9 +301,9 @@ class Explanations(Mapping[str, Explanation]):
     def _repr_html_(self) -> str:
         """Display in notebooks: each image beside its maps, or the words of texts in colour."""
         if all(e.text is not None for e in self._by_method.values()):
-            from vitrail.viz.text import html
+            from vitrail.viz.text import words_html
 
-            return html(self)
+            return words_html(self)
         from vitrail.viz.notebook import explanations_html
 
         return explanations_html(self)
