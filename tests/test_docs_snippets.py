@@ -1,6 +1,6 @@
 """Snippets of the documentation that are not Python pages: commands, plans and blocks that need a server or a download.
 
-``python`` blocks are run by test_docs.py, tutorials by test_tutorials.py, `coming-from.md` by test_coming_from.py. Here,
+``python`` blocks are run by test_docs.py, tutorials by test_tutorials.py, coming-from.md by test_coming_from.py. Here,
 commands are parsed by the parser of the command line without being run: most of them name files or weights of the
 reader. Plans are validated; the client of the web server is run against the server.
 """

@@ -90,7 +90,10 @@ def test_notebook_runs(name, tutorials):
     """Each cell runs without an error or a warning, and shows what the committed notebook shows."""
     for module in ("jupytext", "nbclient", "ipykernel"):
         pytest.importorskip(module)
-    notebook = tutorials.execute(tutorials.read_source(FOLDER / f"{name}.md"))
+    source = tutorials.read_source(FOLDER / f"{name}.md")
+    written = [(cell["cell_type"], "".join(cell["source"])) for cell in committed(name)["cells"]]
+    assert [(cell.cell_type, cell.source) for cell in source.cells] == written, "run docs/hooks/tutorials.py --text"
+    notebook = tutorials.execute(source)
     printed = [output for output in outputs(notebook) if output.get("name") == "stderr"]
     assert not printed, printed[0]["text"]
     assert kinds(notebook) == kinds(committed(name))
@@ -98,11 +101,12 @@ def test_notebook_runs(name, tutorials):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["first-explanation", "which-method"])
-def test_own_weights_are_used(name, assets, monkeypatch, capsys):
+def test_own_weights_are_used(name, assets, monkeypatch, tmp_path, capsys):
     """The last cell of a tutorial with real weights and images."""
     photos = sorted((assets / "pets" / "images").glob("*.jpg"))
     monkeypatch.setenv("VITRAIL_WEIGHTS", str(assets / "weights" / "vit_tiny_patch16_224.safetensors"))
     monkeypatch.setenv("VITRAIL_PHOTO", str(photos[0]))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("VITRAIL_PHOTOS", str(photos[0].parent))
     block = next(body for body in BLOCK.findall(page(name)) if "VITRAIL_WEIGHTS" in body)
     with warnings.catch_warnings():

@@ -1,10 +1,11 @@
 """Tutorials: run their notebooks, and show the outputs on their pages.
 
-    python docs/hooks/tutorials.py [NAME ...]
+    python docs/hooks/tutorials.py [--text] [NAME ...]
 
 docs/tutorials/NAME.md is the source, Markdown that jupytext reads: each ``python`` block is a cell. This command runs
-the cells and writes docs/tutorials/NAME.ipynb, which is committed and is what readers download. As a MkDocs hook, this
-file puts the outputs of the committed notebook below the blocks of the page; nothing is run while the site is built.
+the cells and writes docs/tutorials/NAME.ipynb, which is committed and is what readers download; with ``--text``, cells
+keep the committed outputs, for changes of the text between them. As a MkDocs hook, this file puts the outputs of the
+committed notebook below the blocks of the page; nothing is run while the site is built.
 """
 
 from __future__ import annotations
@@ -172,15 +173,30 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: ob
     return render(markdown, json.loads(path.with_suffix(".ipynb").read_text(encoding="utf-8")), path.stem)
 
 
+def with_committed_outputs(notebook: Any, page: Path) -> Any:
+    """A notebook with the outputs of the committed one, whose cells must be the same."""
+    import nbformat
+
+    committed = nbformat.read(page.with_suffix(".ipynb"), as_version=4)
+    own, old = ([cell for cell in one.cells if cell.cell_type == "code"] for one in (notebook, committed))
+    if [cell.source for cell in own] != [cell.source for cell in old]:
+        raise ValueError(f"cells of {page.name} have changed: run it without --text")
+    for cell, before in zip(own, old, strict=True):
+        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    return notebook
+
+
 def main(names: list[str]) -> None:
     """Run some notebooks, or all, and write them."""
     import nbformat
 
+    text_only = "--text" in names
+    names = [name for name in names if name != "--text"]
     for page in sources():
         if not names or page.stem in names:
-            notebook = execute(read_source(page))
-            text = nbformat.writes(notebook)
-            page.with_suffix(".ipynb").write_text(text.rstrip("\n") + "\n", encoding="utf-8")
+            source = read_source(page)
+            notebook = with_committed_outputs(source, page) if text_only else execute(source)
+            page.with_suffix(".ipynb").write_text(nbformat.writes(notebook).rstrip("\n") + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
