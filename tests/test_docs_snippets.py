@@ -7,6 +7,7 @@ reader. Plans are validated; the client of the web server is run against the ser
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -102,3 +103,26 @@ def test_client_of_the_web_server_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(httpx, "Client", lambda **_: testclient.TestClient(server))
     exec(compile(block, "web.md", "exec"), {})  # noqa: S102
     assert Image.open(tmp_path / "figure.png").width > 100
+
+
+def test_compared_models_agree_with_the_page():
+    """What docs/compare.md says in words holds for the committed numbers; its tables are made from them."""
+    text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
+    results = json.loads((ROOT / "benchmarks" / "results" / "compare.json").read_text(encoding="utf-8"))
+    models = re.findall(r"<!-- compare: (\S+) -->", text)
+    below, tied = [], []
+    for found in (results[name] for name in models):
+        rows = {row["method"]: row for row in found["rows"]}
+        own = [row for row in rows.values() if not row["control"]]
+        assert f"`{found['recommended']}` for" in text
+        assert max(own, key=lambda row: row["localisation"])["method"] == "leadlight"
+        behind = found["rows"][0]["faithfulness"][0] - rows["leadlight"]["faithfulness"][0]
+        assert f"{100 * behind:.1f}" in text
+        assert not rows["leadlight"]["tied_with_best"]
+        centre = rows["centre"]["faithfulness"][0]
+        below.append({row["method"] for row in own if row["faithfulness"][0] < centre})
+        tied.append({row["method"] for row in own if row["tied_with_best"]})
+    assert [len(names) for names in below] == [6, 6]
+    assert below[0] & below[1] == {"gradtoken", "abslrp", "gradient_x_input", "lrp"}
+    assert tied[0] & tied[1] == {"grad_rollout", "transformer_mm", "attnlrp"}
+    assert "cdam" in tied[1] - tied[0]
