@@ -20,7 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-RUNNABLE = [p for p in PAGES if p.parent.name != "tutorials" and BLOCK.search(p.read_text(encoding="utf-8"))]
+#: Pages whose examples take seconds.
+SLOW = ("coming-from",)
+RUNNABLE = [
+    pytest.param(p, marks=pytest.mark.slow if p.stem in SLOW else ())
+    for p in PAGES
+    if p.parent.name != "tutorials" and BLOCK.search(p.read_text(encoding="utf-8"))
+]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda p: p.stem)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 DISPLAY_DPI = 100
 
 
-class NotebookFigure(Figure):  # type: ignore[misc]
+class NotebookFigure(Figure):
     """A figure that is not attached to a window and shows itself as the result of a cell.
 
     Example:
