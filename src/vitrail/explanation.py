@@ -22,8 +22,8 @@ from vitrail.errors import InputError, OutputError
 from vitrail.map_source import MapSource, TextSource
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
-from vitrail.smoothing import Smoothing
 from vitrail.original_image import OriginalImage
+from vitrail.smoothing import Smoothing
 from vitrail.targets import class_scores
 from vitrail.viz.colormap import mark_failure, overlay, to_image
 
@@ -391,9 +391,9 @@ class Explanations(Mapping[str, Explanation]):
     def _repr_html_(self) -> str:
         """Display in notebooks: each image beside its maps, or the words of texts in colour."""
         if all(e.text is not None for e in self._by_method.values()):
-            from vitrail.viz.text import html
+            from vitrail.viz.text import words_html
 
-            return html(self)
+            return words_html(self)
         from vitrail.viz.notebook import explanations_html
 
         return explanations_html(self)

@@ -47,7 +47,7 @@ def figure(
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """
     require("matplotlib", "plot", "draw figures")
-    from matplotlib.figure import Figure as MatplotlibFigure
+    from vitrail.viz.notebook_figure import NotebookFigure
 
     groups, rows = _targets(explanations)
     if len(rows) > MAX_ROWS:
@@ -58,7 +58,7 @@ def figure(
     top = 0.24 + 0.13 * max(text.count("\n") for text in headings)
     signs = list(dict.fromkeys(e.signed for e in groups[0].values()))  # a colour bar for each kind of map
     size = (columns * (cell + 0.06) + _BAR_WIDTH * len(signs), len(rows) * (cell_height + 0.26) + top - 0.16)
-    drawing = MatplotlibFigure(figsize=size, dpi=200)
+    drawing = NotebookFigure(figsize=size, dpi=200)
     right = 1 - _BAR_WIDTH * len(signs) / size[0]
     axes = drawing.subplots(
         len(rows), columns, squeeze=False,
@@ -102,7 +102,7 @@ def gallery(
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """
     require("matplotlib", "plot", "draw figures")
-    from matplotlib.figure import Figure as MatplotlibFigure
+    from vitrail.viz.notebook_figure import NotebookFigure
 
     groups, columns = _targets(explanations)
     names = list(groups[0])
@@ -112,7 +112,7 @@ def gallery(
         blocks = min(range(1, len(names) + 1), key=lambda n: abs(n * block_width - ceil(len(names) / n) * cell_height))
     rows = ceil(len(names) / blocks)
     size = (blocks * block_width + 0.1, (1 + rows) * cell_height + _HEADER_HEIGHT + 0.1)
-    drawing = MatplotlibFigure(figsize=size, dpi=150)
+    drawing = NotebookFigure(figsize=size, dpi=150)
 
     def add_axes(block: int, row: int, column: int) -> Any:
         left = block * block_width + _LABEL_WIDTH + column * cell
