@@ -61,6 +61,7 @@ from vitrail.scores import Evaluator, SegmentationScores, find_presets, score_se
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
 from vitrail.scores.sensitivity import RADIUS, noise_samples
+from vitrail.shapley_explainer.weights import load_explainer
 from vitrail.targets import SCORES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -142,10 +143,10 @@ class Model:
                 classes = self.loaded.module(self.images).topk(2).indices.cpu()
                 self.pet_classes = self.loaded.module(self.pets).argmax(1).tolist()
         self.own, self.other = classes[:, 0].tolist(), classes[:, 1].tolist()
-        structure = read_structure(self.loaded.module, ModelInputs((self.images,)))
-        assert structure.layout.grid is not None
-        self.grid: tuple[int, int] = structure.layout.grid
-        self.size = size_of(structure)
+        self.structure = read_structure(self.loaded.module, ModelInputs((self.images,)))
+        assert self.structure.layout.grid is not None
+        self.grid: tuple[int, int] = self.structure.layout.grid
+        self.size = size_of(self.structure)
         self.timer = Timer(self.device, 5)
         self.bare: dict[int, float] = {}
         self.controls: dict[str, dict[str, list[float]]] = {}
@@ -223,7 +224,9 @@ def completeness(model: Model, name: str, explanation: Any, count: int) -> dict[
         if name == "integrated_gradients":
             baseline = torch.full_like(images, float(METHODS[name].options["baseline"]))
             change = whole - model.loaded.module(baseline)
-        elif name in ("shapley", "vit_shapley"):
+        elif name == "vit_shapley":
+            change = whole.softmax(1) - load_explainer(model.loaded.module, model.structure, "").empty
+        elif name == "shapley":
             dropper = TokenDropper(model.loaded.module, images)
             empty = dropper(images, torch.zeros(count, 0, dtype=torch.long, device=images.device))
             change = whole.softmax(1) - empty.softmax(1)
