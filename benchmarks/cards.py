@@ -17,8 +17,8 @@ rank correlations between patch values, means over the images, of the default ma
 ``completeness`` is the relative error of the map's sum for methods whose values sum to a difference of the score, and
 ``over_forward_backward`` the time over that of a forward and backward pass of the bare model on the same images.
 ``perturbation`` has scores per image of methods that results/three_models.csv does not have, with the controls on the
-same images, and ``regions`` what the mIoU on pets is computed from; ``pairs`` is the class discrimination of methods that
-pairs-scenes.json does not have.
+same images, and ``regions`` what the mIoU on pets is computed from; ``pairs`` is the class discrimination of methods
+that pairs-scenes.json does not have.
 
 Methods are measured from cheap to expensive, on all models in turn. Rows are written one by one, and a second run
 continues where the first one stopped.
@@ -254,7 +254,7 @@ def perturbation(model: Model, name: str, maps: Tensor, count: int) -> dict[str,
 
 
 def regions(model: Model, name: str, count: int) -> list[list[float]]:
-    """Intersections and unions of object and background on pets, shape (images, 4), with the map's mean as threshold."""
+    """Intersections and unions of object and background on pets, shape (images, 4); maps are cut at their mean."""
     _, explanation = model.maps(name, count, images=model.pets, target=model.pet_classes)
     scores = SegmentationScores()
     found = score_segmentation(explanation.maps[:, 0].cpu(), model.masks[: len(explanation.maps)])
@@ -402,7 +402,7 @@ def main() -> None:
             own[name] = measure(model, name, scored)
         except VitrailError as error:
             own[name] = {"images": 0, "refused": {"method": str(error)}}
-        except Exception:  # a row that fails must not end a run on a machine with a time limit
+        except Exception:  # noqa: BLE001 - a row that fails must not end a run on a machine with a time limit
             print(f"{model.name} {name} failed:\n{traceback.format_exc()}", flush=True)
             continue
         save_json(args.out, results)
