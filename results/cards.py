@@ -159,11 +159,11 @@ def collect(root: Path = ROOT) -> dict[str, Any]:
     pairs = json.loads((root / SOURCES[2]).read_text(encoding="utf-8"))
     methods: dict[str, Lines] = {name: {} for name in METHODS}
     for model, rows in measured["rows"].items():
-        for name, row in rows.items():
+        for name, row in ((name, row) for name, row in rows.items() if name in METHODS):
             for key, found in model_lines(row).items():
                 methods[name].setdefault(key, {})[model] = found
         for key in COMPARED:
-            names = [name for name in rows if model not in table.get(name, {}).get(key, {})]
+            names = [name for name in rows if name in METHODS and model not in table.get(name, {}).get(key, {})]
             for name, found in compared_lines(rows, key, names).items():
                 methods[name].setdefault(key, {})[model] = found
     for name, lines in table.items():
