@@ -19,7 +19,9 @@
 
   function sort(table, column, heading) {
     const before = heading.getAttribute("aria-sort");
-    const better = heading.textContent.includes("\u2191") ? "descending" : "ascending";
+    const rated = table.tBodies[0].rows[0].cells[column].querySelector(".rating") !== null;
+    const down = heading.textContent.includes("\u2193");
+    const better = heading.textContent.includes("\u2191") || (rated && !down) ? "descending" : "ascending";
     const other = better === "ascending" ? "descending" : "ascending";
     const order = before === better ? other : better;
     const sign = order === "ascending" ? 1 : -1;
