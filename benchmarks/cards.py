@@ -16,7 +16,7 @@ rank correlations between patch values, means over the images, of the default ma
 
 ``completeness`` is the relative error of the map's sum for methods whose values sum to a difference of the score, and
 ``over_forward_backward`` the time over that of a forward and backward pass of the bare model on the same images.
-``perturbation`` has scores per image of methods that results/three_models.csv does not have, with the controls on the
+``perturbation`` has scores per image of methods that the tables of three models do not have, with the controls on the
 same images, and ``regions`` what the mIoU on pets is computed from; ``pairs`` is the class discrimination of methods
 that pairs-scenes.json does not have.
 
@@ -33,7 +33,7 @@ import json
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
@@ -65,17 +65,19 @@ from vitrail.shapley_explainer.weights import load_explainer
 from vitrail.targets import SCORES
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Names of the models in results/three_models.csv, and those of their weights.
+#: Names of the models in the tables, and those of their weights.
 PHOTOGRAPHS = {
     "vit-t": "vit_tiny_patch16_224", "deit-t": "deit_tiny_patch16_224", "dinov2-s": "vit_small_patch14_dinov2"
 }  # fmt: skip
 SCENES = "scenes"
-#: Methods whose scores in results/three_models.csv are those of fewer forward passes.
+#: Tables of results on three models.
+TABLES = ("three_models_single", "three_models", "three_models_new")
+#: Methods whose scores in the tables are those of fewer forward passes.
 STAND_INS = {"rise": "rise:masks=1000"}
 CONTROLS = ("random", "centre", "edges")
-#: Perturbation protocols and their scores, as in results/three_models.csv.
+#: Perturbation protocols and their scores, as in the tables.
 PROTOCOLS = {"chefer21": ("positive(black)", "negative(black)"), "srg": ("srg(black)",), "srg-tokens": ("srg(tokens)",)}
-#: Images of results/three_models.csv are the first of these.
+#: Images of the tables are the first of these.
 PLANNED = 300
 #: Most seconds of one run of a method on CUDA; a slower one goes on with fewer images.
 SLOW = 3.0
@@ -269,7 +271,7 @@ def image_count(model: Model, name: str) -> int:
     return int(min(len(model.images), max(model.args.least, model.args.work // each)))
 
 
-def measure(model: Model, name: str, scored: bool) -> dict[str, Any]:
+def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
     """All measurements of one method on one model."""
     options = METHODS[name].options
     count = image_count(model, name)
@@ -315,13 +317,13 @@ def measure(model: Model, name: str, scored: bool) -> dict[str, Any]:
         except VitrailError as error:
             refused[spec] = str(error)
     row["completeness"] = completeness(model, name, explanation, count)
-    if scored:
-        limit = int(2 * model.args.slow * count / max(taken, 1e-9))
-        more = min(len(model.images), max(count, min(model.args.scored_images, limit)))
+    limit = int(2 * model.args.slow * count / max(taken, 1e-9))
+    more = min(len(model.images), max(count, min(model.args.scored_images, limit)))
+    if "perturbation" in scored:
         explanation = explanation if more == count else model.maps(name, more)[1]
         row["perturbation"] = perturbation(model, name, explanation.maps[:, 0], more)
-        if model.name in PHOTOGRAPHS:
-            row["regions"] = regions(model, name, more)
+    if "regions" in scored and model.name in PHOTOGRAPHS:
+        row["regions"] = regions(model, name, more)
     return {**row, "refused": refused}
 
 
@@ -339,13 +341,14 @@ def size_of_scenes() -> Any:
     return size_of(read_structure(loaded.module, ModelInputs((Scenes(split="test", count=1).batch([0])[0],))))
 
 
-def committed(path: Path) -> dict[str, set[str]]:
-    """Methods whose perturbation scores are in a table of results, by model."""
+def committed(score: str) -> dict[str, set[str]]:
+    """Methods whose values of a score are in the committed tables of three models, by model."""
     found: dict[str, set[str]] = {}
-    with path.open(encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["score"] == "srg(tokens)":
-                found.setdefault(row["model"], set()).add(row["method"])
+    for table in TABLES:
+        with (ROOT / "results" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
+            for row in csv.DictReader(file):
+                if row["score"] == score:
+                    found.setdefault(row["model"], set()).add(row["method"])
     return found
 
 
@@ -386,7 +389,7 @@ def main() -> None:
         "device": device_name(args.device), "versions": versions(), "matmul": "tf32", "similarity": "Spearman",
         "noise": RADIUS, **{name: getattr(args, name) for name in settings},
     }  # fmt: skip
-    known = committed(ROOT / "results" / "three_models.csv")
+    known = {kind: committed(score) for kind, score in (("perturbation", "srg(tokens)"), ("regions", "miou"))}
     models = [Model(name, args) for name in args.models if name == SCENES or args.assets]
     print(f"{len(models)} models loaded, {time.monotonic() - started:.0f} s", flush=True)
     for model, name in ordered(args.methods, models):
@@ -397,7 +400,8 @@ def main() -> None:
             print("stopped: run again to continue", flush=True)
             break
         lap = time.monotonic()
-        scored = name in CONTROLS or STAND_INS.get(name, name) not in known.get(model.name, set())
+        given = {kind for kind, by_model in known.items() if STAND_INS.get(name, name) in by_model.get(model.name, ())}
+        scored = {"perturbation", "regions"} - (set() if name in CONTROLS else given)
         try:
             own[name] = measure(model, name, scored)
         except VitrailError as error:

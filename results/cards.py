@@ -2,9 +2,9 @@
 
     python results/cards.py
 
-Reads results/three_models.csv and cards.json, pairs-scenes.json and movies.json of benchmarks/results; writes
-src/vitrail/methods/cards.json, the card of every docs/methods/NAME.md, and the tables of docs/methods/index.md. Nothing
-in them is typed by hand. A method whose scores are in three_models.csv has them from there, on more images.
+Reads the tables of scores on three models, and cards.json, pairs-scenes.json and movies.json of benchmarks/results;
+writes src/vitrail/methods/cards.json, the card of every docs/methods/NAME.md, and the tables of docs/methods/index.md. Nothing
+in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ from vitrail.scores.statistics import holm, mean_ratio, p_value, single_mean
 ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "src" / "vitrail" / "methods" / "cards.json"
 PAGES = ROOT / "docs" / "methods"
-SOURCES = (
-    "results/three_models.csv", "benchmarks/results/cards.json", "benchmarks/results/pairs-scenes.json",
-    "benchmarks/results/movies.json",
-)  # fmt: skip
+#: Tables of scores on three models; a method is taken from the first that has it, which has the most images.
+TABLES = ("results/three_models_single.csv", "results/three_models.csv", "results/three_models_new.csv")
+MEASURED, PAIRS, TEXTS = (f"benchmarks/results/{name}.json" for name in ("cards", "pairs-scenes", "movies"))
 ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 CONTROLS = ("random", "centre", "edges")
-#: Lines that compare with controls: data set and score in three_models.csv, and whether more is better.
+#: Lines that compare with controls: data set and score in the tables, and whether more is better.
 COMPARED = {
     "deletion": ("imagenet", "positive(black)", False),
     "insertion": ("imagenet", "negative(black)", True),
@@ -74,7 +73,7 @@ def model_lines(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def table_lines(path: Path) -> dict[str, Lines]:
-    """Measurements by method from three_models.csv."""
+    """Measurements by method from a table of scores on three models."""
     wanted = {(dataset, score): (key, up) for key, (dataset, score, up) in COMPARED.items()}
     names = {STAND_INS.get(name, name): name for name in METHODS}
     lines: dict[str, Lines] = {}
@@ -154,9 +153,14 @@ def text_lines(measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def collect(root: Path = ROOT) -> dict[str, Any]:
     """The measurements of all methods, as they are stored in the package."""
-    table = table_lines(root / SOURCES[0])
-    measured = json.loads((root / SOURCES[1]).read_text(encoding="utf-8"))
-    pairs = json.loads((root / SOURCES[2]).read_text(encoding="utf-8"))
+    table: dict[str, Lines] = {}
+    for path in reversed(TABLES):
+        for name, lines in table_lines(root / path).items():
+            for key, by_model in lines.items():
+                table.setdefault(name, {})[key] = by_model
+    measured, pairs, movies = (
+        json.loads((root / name).read_text(encoding="utf-8")) for name in (MEASURED, PAIRS, TEXTS)
+    )
     methods: dict[str, Lines] = {name: {} for name in METHODS}
     for model, rows in measured["rows"].items():
         for name, row in ((name, row) for name, row in rows.items() if name in METHODS):
@@ -171,10 +175,9 @@ def collect(root: Path = ROOT) -> dict[str, Any]:
             methods[name].setdefault(key, {}).update({m: f for m, f in by_model.items() if m in PHOTOGRAPH_MODELS})
     for name, found in pair_lines(pairs, measured["pairs"]).items():
         methods[name]["pairs"] = {"scenes": found}
-    movies = json.loads((root / SOURCES[3]).read_text(encoding="utf-8"))
     for name, found in text_lines(movies).items():
         methods[name]["texts"] = {"movies": found}
-    return {"sources": list(SOURCES), "methods": methods}
+    return {"sources": [*TABLES, MEASURED, PAIRS, TEXTS], "methods": methods}
 
 
 def stored_text(content: Mapping[str, Any]) -> str:
