@@ -3,8 +3,8 @@
     python results/cards.py
 
 Reads the tables of scores on three models, and cards.json, pairs-scenes.json and movies.json of benchmarks/results;
-writes src/vitrail/methods/cards.json, the card of every docs/methods/NAME.md, and the tables of docs/methods/index.md. Nothing
-in them is typed by hand.
+writes src/vitrail/methods/cards.json, the card of every docs/methods/NAME.md, and the tables of docs/methods/index.md.
+Nothing in them is typed by hand.
 """
 
 from __future__ import annotations
@@ -90,6 +90,15 @@ def table_lines(path: Path) -> dict[str, Lines]:
     return lines
 
 
+def merged_tables(root: Path) -> dict[str, Lines]:
+    """Measurements by method from all tables, each line from the first table that has it."""
+    merged: dict[str, Lines] = {}
+    for path in reversed(TABLES):
+        for name, lines in table_lines(root / path).items():
+            merged.setdefault(name, {}).update(lines)
+    return merged
+
+
 def compared_lines(rows: Mapping[str, Any], key: str, names: list[str]) -> dict[str, dict[str, Any]]:
     """Measurements of some methods on one model, tested against the strongest control on the same images."""
     _, score, up = COMPARED[key]
@@ -153,14 +162,8 @@ def text_lines(measured: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def collect(root: Path = ROOT) -> dict[str, Any]:
     """The measurements of all methods, as they are stored in the package."""
-    table: dict[str, Lines] = {}
-    for path in reversed(TABLES):
-        for name, lines in table_lines(root / path).items():
-            for key, by_model in lines.items():
-                table.setdefault(name, {})[key] = by_model
-    measured, pairs, movies = (
-        json.loads((root / name).read_text(encoding="utf-8")) for name in (MEASURED, PAIRS, TEXTS)
-    )
+    table = merged_tables(root)
+    measured, pairs, movies = (json.loads((root / f).read_text(encoding="utf-8")) for f in (MEASURED, PAIRS, TEXTS))
     methods: dict[str, Lines] = {name: {} for name in METHODS}
     for model, rows in measured["rows"].items():
         for name, row in ((name, row) for name, row in rows.items() if name in METHODS):
