@@ -301,6 +301,17 @@ def _line(rule: CardRule, found: Mapping[str, CardMeasurement], method: Method) 
         remark = "lowest: " + ", ".join(f"{method.name}:{name}" for name in names)
     rating = combined([rule.rate(found[model]) for model in counted])
     if rule.key == "texts":
-        remark = ", ".join(f"{one.value:.{rule.digits}f}" for one in found.values())
-    cells = {model: f"{one.value:.{rule.digits}f}".replace("-", "−") for model, one in found.items()}
-    return CardLine(rule.section, rule.title, rating, cells, {m: one.value for m, one in found.items()}, remark)
+        remark = ", ".join(shown_number(rule, one.value) for one in found.values())
+    cells = {model: shown_number(rule, one.value) for model, one in found.items()}
+    title = "same call ↑" if rule.key == "determinism" and "seed" not in method.options else rule.title
+    return CardLine(rule.section, title, rating, cells, {m: one.value for m, one in found.items()}, remark)
+
+
+def shown_number(rule: CardRule, value: float) -> str:
+    """A number with the decimals of its line.
+
+    Example:
+        >>> shown_number(RULES[0], -0.001), shown_number(RULES[0], -0.25)
+        ('0.00', '−0.25')
+    """
+    return f"{round(value, rule.digits) + 0.0:.{rule.digits}f}".replace("-", "−")

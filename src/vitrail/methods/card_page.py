@@ -16,6 +16,7 @@ from vitrail.methods.card import (
     CardLine,
     MethodCard,
     method_card,
+    shown_number,
 )
 from vitrail.methods.registry import METHODS
 
@@ -31,7 +32,6 @@ COLUMNS = (
     ("mIoU ↑", "objects", "objects"),
     ("time ↓", "cost", "cost"),
 )
-_DIGITS = {rule.key: rule.digits for rule in RULES}
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _cell(card: MethodCard, rated: str, key: str) -> str:
 
 
 def _number(key: str, value: float) -> str:
-    return f"{value:.{_DIGITS[key]}f}".replace("-", "−")
+    return shown_number(next(rule for rule in RULES if rule.key == key), value)
 
 
 def recommendations() -> str:
