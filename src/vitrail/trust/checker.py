@@ -69,6 +69,7 @@ def check_maps(
     budget: str | Budget = "quick",
     tests: Sequence[str] = TESTS,
     removal: str | None = None,
+    batch_size: int = 64,
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> MapChecks:
@@ -89,7 +90,7 @@ def check_maps(
         )
     chosen = BUDGETS[budget] if isinstance(budget, str) else budget
     grid = source.structure.layout.grid or DEFAULT_GRID
-    remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, advance=advance)
+    remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
     run = _CheckRun(source, first, image, k, chosen, remove, seed, frozenset(tests))
     return MapChecks({name: run(explanation) for name, explanation in explanations.items()})
 

@@ -98,7 +98,7 @@ class MapCache:
 def _key(job: Job, method: RequestedMethod, target: int) -> str:
     text = job.raw_input if job.image_id is None else ""
     options = sorted(method.extra_options.items())
-    return f"{job.served.id}|{job.image_id}|{text}|{method.label}|{options}|{target}"
+    return f"{job.served.id}|{job.image_id}|{text}|{method.label}|{options}|{target}|{job.contrast}"
 
 
 def _select_target(explanation: Explanation, k: int) -> Explanation:

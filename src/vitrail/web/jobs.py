@@ -46,7 +46,7 @@ class Job:
     """A request for maps or curves, and its results.
 
     Attributes:
-        kind: "explain" or "curves".
+        kind: "explain", "check" or "curves".
         served: The model.
         raw_input: The image's pixels at the model's input size, shape (height, width, 3), or the text.
         image_id: The id of the image, or None for a text.
@@ -55,6 +55,7 @@ class Job:
         seed: Seed of methods that draw random numbers.
         owners: Identities of the client that may cancel it.
         steps: Number of steps of curves.
+        contrast: For the difference of two logits, the class whose logit is subtracted.
     """
 
     kind: str
@@ -66,6 +67,7 @@ class Job:
     seed: int
     owners: frozenset[str]
     steps: int = 0
+    contrast: int | None = None
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: str = "queued"
     items: list[JobItem] = field(default_factory=list)
@@ -134,6 +136,7 @@ class Job:
             "id": self.id, "kind": self.kind, "model": self.served.id, "picture": self.image_id,
             "text": self.raw_input if self.image_id is None else None, "targets": targets,
             "target_names": [self.served.class_name(t) for t in targets], "state": self.state, "ahead": ahead,
+            "contrast": self.contrast,
             "seed": self.seed, "items": [self.item_json(item) for item in self.items], "url": f"/r/{self.id}",
         }  # fmt: skip
 
@@ -142,10 +145,12 @@ class Job:
         empty: dict[str, Any]
         if self.kind == "explain":
             empty = {"flat": False, "map": None, "words": None}
+        elif self.kind == "check":
+            empty = {"check": None}
         else:
             empty = {"fractions": [], "deletion": [], "insertion": [], "deletion_auc": None, "insertion_auc": None}
         values = {
-            "key": item.key, "method": item.method, "target": item.target,
+            "key": item.key, "method": item.method, "target": item.target, "contrast": self.contrast,
             "target_name": None if item.target is None else self.served.class_name(item.target), "state": item.state,
             "progress": item.progress, "seconds": item.seconds, "error": item.error, **empty, **item.result,
         }  # fmt: skip

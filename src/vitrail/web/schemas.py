@@ -21,7 +21,7 @@ class RequestSchema(BaseModel):
 
 
 class SampleRequest(RequestSchema):
-    """Use an embedded scene as the image."""
+    """Use a sample as the image."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "scenes", "sample": "pair-1"}]})
     model: Name
@@ -183,13 +183,23 @@ class JobResponse(BaseModel):
     url: str
 
 
+class GeometryInfo(BaseModel):
+    """The part of an image that a model sees: left, top, right and bottom as fractions of its width and height."""
+
+    box: list[float]
+    cropped: bool
+    squashed: bool
+    text: str
+
+
 class ImageResponse(BaseModel):
-    """The id of a stored image, with the size of the uploaded file and notes on its conversion."""
+    """The id of a stored image, with the size of the uploaded file, notes on its conversion, and what a model sees."""
 
     picture: str
     width: int
     height: int
     notes: list[str]
+    geometry: GeometryInfo | None = None
 
 
 class PaperInfo(BaseModel):

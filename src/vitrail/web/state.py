@@ -22,6 +22,7 @@ from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
 from vitrail.web.limits import MEGABYTE, Limits
 from vitrail.web.model import ServedModel
+from vitrail.web.originals import encode_original
 from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
 from vitrail.web.runner import JobRunner
 from vitrail.web.samples import sample_pixels
@@ -50,7 +51,7 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class StoredImage:
-    """An image at the input size of each model; the uploaded file is not kept.
+    """An image at the input size of each model, and reduced for display; the uploaded file is not kept.
 
     Attributes:
         id: Its id.
@@ -58,6 +59,7 @@ class StoredImage:
         height: Height of the uploaded image.
         notes: Conversions that were applied.
         pixels: For each model id, bytes of shape (height, width, 3).
+        original: The image as JPEG, see `vitrail.web.originals`.
     """
 
     id: str
@@ -65,6 +67,7 @@ class StoredImage:
     height: int
     notes: tuple[str, ...]
     pixels: Mapping[str, np.ndarray[Any, Any]]
+    original: bytes
 
 
 class ServerState:
@@ -153,8 +156,8 @@ class ServerState:
     def _add_image(self, image_id: str, upload: Upload) -> StoredImage:
         pixels = {served.id: served.pixels(upload.image) for served in self.models.values() if served.kind == "image"}
         width, height = upload.image.size
-        image = StoredImage(image_id, width, height, upload.notes, pixels)
-        self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + 1024)
+        image = StoredImage(image_id, width, height, upload.notes, pixels, encode_original(upload.image))
+        self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + len(image.original) + 1024)
         return image
 
     # -- predictions -----------------------------------------------------------------------------------------------
