@@ -16,6 +16,7 @@ from starlette.templating import Jinja2Templates
 
 from vitrail import __version__
 from vitrail.web.errors import ApiError, error_body, message_of
+from vitrail.web.help_page import help_page
 from vitrail.web.limits import Limits
 from vitrail.web.middleware import SecurityMiddleware
 from vitrail.web.model import ServedModel
@@ -53,6 +54,7 @@ def make_app(
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
     app.add_api_route("/", _page, include_in_schema=False, response_class=HTMLResponse)
     app.add_api_route("/r/{job}", _permalink, include_in_schema=False, response_class=HTMLResponse)
+    app.add_api_route("/help", _help, include_in_schema=False, response_class=HTMLResponse)
     app.add_api_route("/api/docs", _reference, include_in_schema=False, response_class=HTMLResponse)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
@@ -89,6 +91,10 @@ async def _permalink(request: Request, job: str) -> Response:
     except ApiError:
         return _render(request, job[:60], 404)
     return _render(request, job)
+
+
+async def _help(_: Request) -> Response:
+    return HTMLResponse(help_page(__version__))
 
 
 async def _reference(request: Request) -> Response:

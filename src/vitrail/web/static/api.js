@@ -41,12 +41,16 @@ export const samples = (model) => requestJson("GET", `/api/samples?model=${encod
 export const useSample = (model, sample) => requestJson("POST", "/api/pictures/sample", { model, sample });
 export const predict = (input, signal) => requestJson("POST", "/api/predict", input, signal);
 export const explain = (body) => requestJson("POST", "/api/explain", body);
+export const check = (body) => requestJson("POST", "/api/check", body);
 export const curves = (body) => requestJson("POST", "/api/curves", body);
 export const attention = (body, signal) => requestJson("POST", "/api/attention", body, signal);
 export const job = (id) => requestJson("GET", `/api/jobs/${id}`);
 export const cancel = (id) => request("DELETE", `/api/jobs/${id}`);
 export const code = async (id) => (await request("GET", `/api/jobs/${id}/code.py`)).text();
 export const imageUrl = (model, image) => `/api/pictures/${image}.png?model=${encodeURIComponent(model)}`;
+export const originalUrl = (image) => `/api/pictures/${image}/original.jpg`;
+export const image = (model, id) =>
+  requestJson("GET", `/api/pictures/${encodeURIComponent(id)}?model=${encodeURIComponent(model)}`);
 export const fileUrl = (id, name) => `/api/jobs/${id}/${name}`;
 
 export function upload(model, file) {
