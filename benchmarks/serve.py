@@ -92,6 +92,12 @@ def memory(pid: int) -> float:
     return int(found[1]) / 1024
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, of all its threads; unlike response times, independent of other load."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def kill_client(url: str) -> dict[str, object]:
     """Start a long job from a separate process, kill that process, and measure how long the job continues."""
     program = (
@@ -141,11 +147,11 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
             url = found[0]
             asyncio.run(simulate_users(url, 2, 2.0))  # warm-up
             (alone,) = asyncio.run(simulate_users(url, 1, 10.0, slow=False))
-            before = memory(server.pid)
+            before, cpu_before = memory(server.pid), cpu_seconds(server.pid)
             start = time.monotonic()
             users = asyncio.run(simulate_users(url, count, seconds))
             elapsed = time.monotonic() - start
-            after = memory(server.pid)
+            after, cpu_after = memory(server.pid), cpu_seconds(server.pid)
             killed = kill_client(url)
         finally:
             server.send_signal(signal.SIGINT)
@@ -160,6 +166,7 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
         "cheap": {
             "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times), 3),
             "p95_s": round(quantiles(times, n=20)[-1], 3), "per_second": round(len(times) / elapsed, 2),
+            "cpu_s_per_answer": round((cpu_after - cpu_before) / max(1, sum(outcomes.values())), 4),
             "median_s_of_one_user_alone": round(median(alone.seconds), 3),
         },
         "fairness": {"served_min": min(served), "served_max": max(served), "users": len(served)},

@@ -14,7 +14,6 @@ from fastapi.testclient import TestClient
 import vitrail
 from vitrail.web.cache import BoundedStore
 from vitrail.web.errors import ApiError
-from vitrail.web.limits import Limits
 from vitrail.web.queue import Queue, QueuedTask, Step
 from web_case import LONG_METHODS, image_file, running_server, small_app, upload, upload_id, wait_until
 
@@ -23,7 +22,7 @@ class RecordingQueue:
     """A queue whose steps record their client; nothing runs before ``run``."""
 
     def __init__(self, **limits):
-        self.queue, self.records, self.gate = Queue(Limits(**limits)), [], threading.Event()
+        self.queue, self.records, self.gate = Queue(**{"total": 128, "per_client": 8, **limits}), [], threading.Event()
         first = QueuedTask("gate", deque([Step(lambda: self.gate.wait(10) and None)]), lambda _: None)
         self.queue.put(first)
         wait_until(lambda: first.started)
@@ -65,13 +64,13 @@ def test_short_steps_run_during_long_steps():
 
 
 def test_queue_is_bounded_per_client_and_in_total():
-    recorder = RecordingQueue(queue_per_client=2, queue=4)
+    recorder = RecordingQueue(per_client=2, total=4)
     recorder.put("a")
     recorder.put("a")
     with pytest.raises(ApiError, match="at most 2 per client"):
         recorder.put("a")
     recorder.put("b")
-    with pytest.raises(ApiError, match="at most 4 on this server"):
+    with pytest.raises(ApiError, match="at most 4 in total"):
         recorder.put("c")
     recorder.run(6)
     with pytest.raises(ApiError, match="shutting down"):
@@ -112,6 +111,7 @@ def test_bounded_store_drops_by_number_and_bytes():
 
 def test_old_images_and_jobs_are_dropped():
     with TestClient(small_app(images=2, jobs=2)) as client:
+        client.get("/")
         image_ids = [upload(client, image_file(30 + i, 30)).json()["picture"] for i in range(3)]
         assert [client.get(f"/api/pictures/{i}.png?model=tiny").status_code for i in image_ids] == [404, 200, 200]
         body = {"model": "tiny", "picture": image_ids[2], "methods": ["rollout"], "targets": [0]}
@@ -168,7 +168,7 @@ def new_client(url, methods=LONG_METHODS):
 
 
 def finished_states(server):
-    return [job.state for job, _ in server.finished_jobs._values.values()]
+    return [job.state for job, *_ in server.finished_jobs._values.values()]
 
 
 def test_disconnecting_a_waiting_request_cancels_its_job(server):

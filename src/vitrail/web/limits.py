@@ -19,6 +19,9 @@ MAX_OPTION_CHARACTERS = 100
 MAX_SPEC_CHARACTERS = 200
 #: A method that evaluates at most this many images may run between two batches of a longer one.
 MAX_INTERLEAVED_EVALUATIONS = 8
+#: Requests of several clients that are computed in one batch, at most, and about how long such a batch may take.
+MAX_BATCH = 16
+BATCH_SECONDS = 0.75
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Limits:
         job_bytes: Memory of these jobs.
         images: Images kept.
         image_bytes: Memory of these images.
+        files: Uploads and figures of all clients that are being read or drawn.
+        files_per_client: Those of one client.
         grace: Seconds a job continues after its owner closed the last event stream.
     """
 
@@ -62,4 +67,6 @@ class Limits:
     job_bytes: int = 512 * MEGABYTE
     images: int = 500
     image_bytes: int = 256 * MEGABYTE
+    files: int = 32
+    files_per_client: int = 8
     grace: float = 5.0

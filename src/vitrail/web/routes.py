@@ -123,8 +123,9 @@ async def upload_image(
     """Upload an image. Its pixels, not the file, are kept for a limited time."""
     server = server_of(request)
     served = None if model is None else _image_model(server, model)
-    data = await file.read()
-    return _image_json(await asyncio.wrap_future(server.run_in_background(lambda: server.add_upload(data))), served)
+    client = client_of(request)
+    work = server.run_in_background(client, lambda: server.add_upload(file.file.read(), client))
+    return _image_json(await asyncio.wrap_future(work), served)
 
 
 @router.post("/pictures/sample", response_model=schemas.ImageResponse, tags=["pictures"], responses=_errors(404, 422))
@@ -132,8 +133,8 @@ async def use_sample(request: Request, body: schemas.SampleRequest) -> Any:
     """Use a sample as the image."""
     server = server_of(request)
     served = _image_model(server, body.model)
-    image = await asyncio.wrap_future(server.run_in_background(lambda: server.add_sample(served, body.sample)))
-    return _image_json(image, served)
+    work = server.run_in_background(client_of(request), lambda: server.add_sample(served, body.sample))
+    return _image_json(await asyncio.wrap_future(work), served)
 
 
 @router.get("/pictures/{picture}.png", tags=["pictures"], response_class=Response, responses=_PNG | _errors(404, 422))
@@ -174,7 +175,7 @@ async def predict(request: Request, body: schemas.PredictRequest) -> Any:
     served = server.model(body.model)
     asked = check_targets(body.classes or None, served, server.limits) or []
     raw_input = server.raw_input(served, body.picture, body.text)
-    probabilities = await _run_query(request, lambda: server.probabilities(served, body.picture, raw_input))
+    probabilities = await _result(server.predict(client_of(request), served, body.picture, raw_input))
     best = probabilities.topk(min(TOP_CLASSES, len(probabilities)))
 
     def entry(index: int) -> dict[str, Any]:
@@ -191,13 +192,16 @@ async def attention(request: Request, body: schemas.AttentionRequest) -> Any:
     server = server_of(request)
     served = server.model(body.model)
     raw_input = server.raw_input(served, body.picture, body.text)
-    return JSONResponse(await _run_query(request, lambda: attention_from(served, raw_input, body.token)))
+    client = client_of(request)
+    return JSONResponse(
+        await _result(server.queue.submit(client.key, lambda: attention_from(served, raw_input, body.token)))
+    )
 
 
-async def _run_query(request: Request, work: Any) -> Any:
-    """Run a short function in the queue and return its result."""
+async def _result(future: Any) -> Any:
+    """Wait for a future of the queue."""
     try:
-        return await asyncio.wrap_future(server_of(request).queue.submit(client_of(request).key, work))
+        return await asyncio.wrap_future(future)
     except VitrailError as error:
         raise to_api_error(error) from error
 
@@ -326,7 +330,7 @@ async def job_file(request: Request, job: str, name: str) -> Response:
         return server.draw(lambda: file.create(found)) if file.uses_matplotlib else file.create(found)
 
     try:
-        data = await asyncio.wrap_future(server.run_in_background(create))
+        data = await asyncio.wrap_future(server.run_in_background(client_of(request), create))
     except VitrailError as error:
         raise to_api_error(error) from error
     disposition = f'attachment; filename="{download_name(found, name)}"'

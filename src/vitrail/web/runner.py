@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 import torch
 
 from vitrail.errors import VitrailError
-from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, LevelGrid, Preset
-from vitrail.web.cache import MapCache, to_cpu
+from vitrail.web.batch import MapBatches, explain_inputs
+from vitrail.web.cache import to_cpu
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
@@ -40,13 +39,14 @@ class JobRunner:
         methods: Its methods.
         queue: The queue whose short steps run between two batches of a long method.
         limits: How much time one method, and all together, may take.
-        cache: Maps that are already computed.
+        batches: Maps that are already computed, and those that are computed together with other jobs.
     """
 
     def __init__(
-        self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, cache: MapCache
+        self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, batches: MapBatches
     ) -> None:
-        self.job, self.methods, self.queue, self.limits, self.cache = job, list(methods), queue, limits, cache
+        self.job, self.methods, self.queue, self.limits, self.batches = job, list(methods), queue, limits, batches
+        self.cache = batches.cache
         self._total_seconds = 0.0
         self._create_items()
 
@@ -55,8 +55,7 @@ class JobRunner:
         """The steps: methods that share a pass first, then the others by increasing cost, then checks or curves."""
         shared = [method for method in self.methods if method.shares_pass]
         others = sorted((m for m in self.methods if not m.shares_pass), key=lambda m: m.evaluations)
-        steps = [Step(lambda: self._compute_maps(shared), can_interleave=True)] if shared else []
-        steps += [Step(lambda m=m: self._compute_maps([m]), m.can_interleave) for m in others]  # type: ignore[misc]
+        steps = [self._map_step(methods) for methods in ([shared] if shared else []) + [[m] for m in others]]
         if self.job.kind == "check":
             steps += [Step(lambda m=m: self._check_maps(m), can_interleave=False) for m in self.methods]  # type: ignore[misc]
         if self.job.kind == "curves":
@@ -66,6 +65,10 @@ class JobRunner:
                     for m in self.methods
                 ]
         return steps
+
+    def _map_step(self, methods: list[RequestedMethod]) -> Step:
+        short = all(method.can_interleave for method in methods)
+        return Step(lambda: self._compute_maps(methods), short, self.batches.group(self.job, methods))
 
     # -- items ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +93,7 @@ class JobRunner:
     def _resolve_targets(self) -> None:
         """Set the targets to the predicted class if none were given."""
         if self.job.targets is None:
-            self.job.targets = [int(self.job.served.logits(self.job.raw_input).argmax())]
+            self.job.targets = self.batches.targets(self.job)
             self._create_items()
         self.job.state = "running"
 
@@ -104,9 +107,10 @@ class JobRunner:
         for item in items:
             item.state = "running"
         self.job.notify(*items)
-        cached = {m.label: e for m in methods if (e := self.cache.get(self.job, m)) is not None}
+        targets = self.job.targets or []
+        cached = {m.label: e for m in methods if (e := self.cache.get(self.job, m, targets)) is not None}
         missing = [method for method in methods if method.label not in cached]
-        start = monotonic()
+        start, cpu_start = monotonic(), thread_time()
         try:
             computed = self._explain(missing, self._map_progress(items, missing)) if missing else {}
         except JobCancelled:
@@ -119,8 +123,10 @@ class JobRunner:
             self._fail(items, error)
             return
         seconds = monotonic() - start
+        if missing and all(method.can_interleave for method in missing):
+            self.batches.observe(self.job.served, 1, thread_time() - cpu_start)
         for method in missing:
-            self.cache.put(self.job, method, computed[method.label])
+            self.cache.put(self.job, method, targets, computed[method.label])
         self._add_explanations(cached | {label: to_cpu(e) for label, e in computed.items()})
         shares = {method.label for method in methods if method.shares_pass}
         for item in items:
@@ -159,23 +165,11 @@ class JobRunner:
         if images is None and self.job.served.reading is None:
             images = self.job.served.model_inputs(self.job.raw_input).image
         images = None if images is None else images.cpu()
-        self.job.explanations |= {label: replace(e, images=images) for label, e in explanations.items()}
+        # Their source keeps the inputs of the model, which may be those of a batch.
+        self.job.explanations |= {label: replace(e, images=images, source=None) for label, e in explanations.items()}
 
     def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
-        job, served = self.job, self.job.served
-        inputs, keywords = job.raw_input, dict[str, Any]()
-        if served.reading is None:
-            from PIL import Image
-
-            inputs, keywords["preprocess"] = Image.fromarray(job.raw_input), served.preprocess_resized
-        else:
-            keywords["tokenizer"] = served.reading
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the item reports a constant map
-            return explain(
-                served.loaded, inputs, methods={m.label: dict(m.extra_options) for m in methods},
-                target=target_of(job), advance=advance, batch_size=served.batch_size, **keywords,
-            )  # fmt: skip
+        return explain_inputs(self.job.served, [self.job.raw_input], methods, target_of(self.job), advance)
 
     def _set_map(self, item: JobItem, explanation: Explanation) -> None:
         assert self.job.targets is not None

@@ -7,20 +7,20 @@ import hmac
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import BoundedSemaphore, Lock
+from threading import Lock
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.targets import class_scores
+from vitrail.web.batch import MapBatches, Predictions
 from vitrail.web.cache import BoundedStore, MapCache
 from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
-from vitrail.web.limits import MEGABYTE, Limits
+from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel
 from vitrail.web.originals import encode_original
 from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
@@ -31,8 +31,6 @@ from vitrail.web.validation import RequestedMethod, check_text
 
 T = TypeVar("T")
 
-#: Maximum number of background tasks (decoding, drawing) that are queued or running.
-MAX_BACKGROUND_TASKS = 32
 BACKGROUND_THREADS = 2
 
 
@@ -81,16 +79,21 @@ class ServerState:
     def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
         self.models = {served.id: served for served in models}
         self.limits = limits or Limits()
-        self.queue = Queue(self.limits)
+        self._open_queues()
         self.images: BoundedStore[StoredImage] = BoundedStore(self.limits.images, self.limits.image_bytes)
         self.finished_jobs: BoundedStore[Job] = BoundedStore(self.limits.jobs, self.limits.job_bytes)
         self.map_cache = MapCache(4 * self.limits.jobs, self.limits.job_bytes // 2)
-        self._probabilities: BoundedStore[torch.Tensor] = BoundedStore(1000, 64 * MEGABYTE)
+        self.predictions = Predictions()
+        self._batches = MapBatches(self.map_cache, self.predictions)
         self._active: dict[str, tuple[Job, QueuedTask]] = {}
         self._lock, self._draw_lock = Lock(), Lock()
         self._secret = secrets.token_bytes(32)
-        self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "vitrail-background")
-        self._background_slots = BoundedSemaphore(MAX_BACKGROUND_TASKS)
+
+    def _open_queues(self) -> None:
+        self.queue = Queue(self.limits.queue, self.limits.queue_per_client)
+        self._background = Queue(
+            self.limits.files, self.limits.files_per_client, BACKGROUND_THREADS, "files being read or drawn"
+        )
 
     # -- models and inputs -----------------------------------------------------------------------------------------
 
@@ -119,27 +122,14 @@ class ServerState:
 
     # -- images ----------------------------------------------------------------------------------------------------
 
-    def run_in_background(self, work: Callable[[], T]) -> Any:
-        """Run a function in a background thread and return its future; the number of such tasks is bounded."""
-        if not self._background_slots.acquire(blocking=False):
-            raise ApiError(503, "too many files are being read or drawn", "Try again.", {"Retry-After": "2"})
+    def run_in_background(self, client: Client, work: Callable[[], T]) -> Future[T]:
+        """Run a function (decoding, drawing) in a background thread, in turns with other clients."""
+        return self._background.submit(client.key, work)
 
-        def run() -> T:
-            try:
-                return work()
-            finally:
-                self._background_slots.release()
-
-        try:
-            return self._background.submit(run)
-        except RuntimeError as error:  # the server is shutting down
-            self._background_slots.release()
-            raise ApiError(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"}) from error
-
-    def add_upload(self, data: bytes) -> StoredImage:
+    def add_upload(self, data: bytes, client: Client) -> StoredImage:
         """Decode and store an uploaded file."""
         image_id = self._image_id(data)
-        return self.images.get(image_id) or self._add_image(image_id, read_upload(data, self.limits))
+        return self.images.get(image_id) or self._add_image(image_id, read_upload(data, self.limits), client.key)
 
     def add_sample(self, served: ServedModel, sample: str) -> StoredImage:
         """Store an embedded scene."""
@@ -153,28 +143,33 @@ class ServerState:
         """An id that is equal for equal files and cannot be guessed without the file."""
         return hmac.new(self._secret, data, hashlib.sha256).hexdigest()[:24]
 
-    def _add_image(self, image_id: str, upload: Upload) -> StoredImage:
+    def _add_image(self, image_id: str, upload: Upload, owner: str = "") -> StoredImage:
         pixels = {served.id: served.pixels(upload.image) for served in self.models.values() if served.kind == "image"}
         width, height = upload.image.size
         image = StoredImage(image_id, width, height, upload.notes, pixels, encode_original(upload.image))
-        self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + len(image.original) + 1024)
+        self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + len(image.original) + 1024, owner)
         return image
 
     # -- predictions -----------------------------------------------------------------------------------------------
 
     def cached_prediction(self, served: ServedModel, image_id: str | None, raw_input: Any) -> list[int] | None:
         """The predicted class if it is already known, else None."""
-        cached = self._probabilities.get(_input_key(served, image_id, raw_input))
-        return None if cached is None else [int(cached.argmax())]
+        known = self.predictions.get(served, image_id, raw_input)
+        return None if known is None else [int(known.argmax())]
 
-    def probabilities(self, served: ServedModel, image_id: str | None, raw_input: Any) -> torch.Tensor:
-        """Compute the class probabilities, shape (C,); called from the thread that runs the models."""
-        key = _input_key(served, image_id, raw_input)
-        cached = self._probabilities.get(key)
-        if cached is None:
-            cached = class_scores(served.logits(raw_input)[None], "prob")[0].cpu()
-            self._probabilities.put(key, cached, cached.numel() * 4 + len(key))
-        return cached
+    def predict(
+        self, client: Client, served: ServedModel, image_id: str | None, raw_input: Any
+    ) -> Future[torch.Tensor]:
+        """Class probabilities, shape (C,): those already known, or computed in turns with other clients."""
+        known = self.predictions.get(served, image_id, raw_input)
+        if known is None:
+            group = self.predictions.group(served, image_id, raw_input)
+            return self.queue.submit(
+                client.key, lambda: self.predictions.compute(served, image_id, raw_input), group
+            )
+        future: Future[torch.Tensor] = Future()
+        future.set_result(known)
+        return future
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
@@ -199,7 +194,7 @@ class ServerState:
         Raises:
             ApiError: 503, the queue is full.
         """
-        runner = JobRunner(job, methods, self.queue, self.limits, self.map_cache)
+        runner = JobRunner(job, methods, self.queue, self.limits, self._batches)
         task = QueuedTask(client.key, deque(runner.steps), lambda problem: self._finish(job, problem))
         with self._lock:
             self._active[job.id] = (job, task)
@@ -228,7 +223,7 @@ class ServerState:
         else:
             state = "failed" if all(item.state == "failed" for item in job.items) else "done"
         job.finish(state)
-        self.finished_jobs.put(job.id, job, job.size)
+        self.finished_jobs.put(job.id, job, job.size, min(job.owners, default=""))
         with self._lock:
             self._active.pop(job.id, None)
 
@@ -245,8 +240,7 @@ class ServerState:
     def open(self) -> None:
         """Accept work again after `close`."""
         if self.queue.closed:
-            self.queue = Queue(self.limits)
-            self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "vitrail-background")
+            self._open_queues()
 
     def close(self) -> None:
         """Cancel all jobs and stop all threads."""
@@ -258,11 +252,7 @@ class ServerState:
         for job in active:
             if not job.finished:
                 self._finish(job, JobCancelled())
-        self._background.shutdown(wait=False, cancel_futures=True)
-
-
-def _input_key(served: ServedModel, image_id: str | None, raw_input: Any) -> str:
-    return f"{served.id}|{image_id}|{raw_input if image_id is None else ''}"
+        self._background.close()
 
 
 def _is_complete(job: Job) -> bool:
