@@ -89,7 +89,7 @@ class Predictions:
         """Which predictions are computed together: those of images, by one model."""
         if served.reading is not None:
             return None
-        return StepGroup(("prediction", served.id), (served, image_id, raw_input), self.prepare, MAX_BATCH)
+        return StepGroup(("prediction", served.id), image_id, (served, image_id, raw_input), self.prepare, MAX_BATCH)
 
     def prepare(self, requests: Sequence[tuple[ServedModel, str | None, Any]]) -> None:
         """Compute the predictions of several images of one model."""
@@ -136,7 +136,8 @@ class MapBatches:
             return None
         seconds = self._row_seconds.get(job.served.id)
         most = 1 if seconds is None else max(1, min(MAX_BATCH, int(BATCH_SECONDS / seconds)))
-        return StepGroup(("maps", job.served.id), MapRequest(job, tuple(methods)), self.prepare, most)
+        row = (job.image_id, tuple(job.targets or ()))
+        return StepGroup(("maps", job.served.id), row, MapRequest(job, tuple(methods)), self.prepare, most)
 
     def prepare(self, requests: Sequence[MapRequest]) -> None:
         """Compute what is missing in the cache for several jobs of one model."""

@@ -36,13 +36,15 @@ class StepGroup:
 
     Attributes:
         key: Steps with equal keys are prepared together.
+        row: Steps with equal rows need the same pass.
         request: What this step adds to the batch.
         prepare: Takes the requests of several steps and stores what the steps will then find in a cache. If it fails,
             each step does its own work.
-        most: Maximum number of steps in a batch.
+        most: Maximum number of different rows in a batch.
     """
 
     key: Hashable
+    row: Hashable
     request: Any = field(repr=False)
     prepare: Callable[[list[Any]], None] = field(repr=False)
     most: int
@@ -195,6 +197,7 @@ class Queue:
     def _take(self, clients: Any, short_only: bool = False) -> list[QueuedTask]:
         """The task whose turn it is, and those of other clients that can be prepared with it."""
         taken: list[QueuedTask] = []
+        rows: set[Hashable] = set()
         group: StepGroup | None = None
         with self._condition:
             for client in [name for name in self._tasks if name in clients]:
@@ -202,12 +205,13 @@ class Queue:
                     step = task.steps[0] if not task.running else None
                     if step is None or (short_only and not step.can_interleave):
                         continue
-                    if taken and (group is None or step.group is None or step.group.key != group.key):
+                    if taken and not (group is not None and _fits(step.group, group, rows)):
                         continue
                     group = group or step.group
+                    rows |= {step.group.row} if step.group is not None else set()
                     taken.append(task)
                     break
-                if taken and (group is None or len(taken) >= group.most):
+                if taken and group is None:
                     break
             for task in taken:
                 task.started = task.running = True
@@ -251,3 +255,8 @@ class Queue:
             own.remove(task)
             if not own:
                 del self._tasks[task.client]
+
+
+def _fits(group: StepGroup | None, batch: StepGroup, rows: set[Hashable]) -> bool:
+    """Whether a step can join a batch that has these rows."""
+    return group is not None and group.key == batch.key and (group.row in rows or len(rows) < batch.most)
