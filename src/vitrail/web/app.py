@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -15,7 +16,10 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from vitrail import __version__
+from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
+from vitrail.web.events import cancel_abandoned_jobs
+from vitrail.web.health import health_router
 from vitrail.web.help_page import help_page
 from vitrail.web.limits import Limits
 from vitrail.web.middleware import SecurityMiddleware
@@ -33,14 +37,18 @@ DESCRIPTION = (
 
 
 def make_app(
-    models: Sequence[ServedModel], limits: Limits | None = None, hosts: Sequence[str] | None = None
+    models: Sequence[ServedModel],
+    limits: Limits | None = None,
+    hosts: Sequence[str] | None = None,
+    access: AccessToken | None = None,
 ) -> FastAPI:
     """Create the application.
 
     Args:
         models: The models clients may use.
         limits: The limits of requests.
-        hosts: Host names the server answers to; any by default.
+        hosts: Host names the server answers to besides addresses and localhost; any by default.
+        access: The token that requests must carry; none by default.
     """
     limits = limits or Limits()
     app = FastAPI(
@@ -49,6 +57,7 @@ def make_app(
     )  # fmt: skip
     app.state.server = ServerState(models, limits)
     app.include_router(router)
+    app.include_router(health_router)
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
@@ -59,15 +68,18 @@ def make_app(
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    app.add_middleware(SecurityMiddleware, limits=limits, hosts=hosts)
+    app.add_middleware(SecurityMiddleware, limits=limits, hosts=hosts, access=access)
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    app.state.server.open()
+    server: ServerState = app.state.server
+    server.open()
+    abandoned = asyncio.create_task(cancel_abandoned_jobs(server))
     yield
-    app.state.server.close()
+    abandoned.cancel()
+    server.close()
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Lock
+from time import monotonic
 from typing import Any
 
 from vitrail.explanation import Explanation
@@ -73,7 +75,8 @@ class Job:
     items: list[JobItem] = field(default_factory=list)
     explanations: dict[str, Explanation] = field(default_factory=dict, repr=False)
     cancelled: Event = field(default_factory=Event, repr=False)
-    streams: int = 0
+    followers: int = 0
+    followed_at: float = field(default_factory=monotonic)
     _watchers: set[JobWatcher] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
@@ -89,6 +92,20 @@ class Job:
         tensors = {t.data_ptr(): t for t in kept}.values()
         encoded = sum(len(m["data"]) for m in (i.result.get("map") for i in self.items) if m)
         return sum(t.numel() * t.element_size() for t in tensors) + encoded + 4096 * (1 + len(self.items))
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Count a follower, an event stream or a waiting request; called from the event loop."""
+        self.followers += 1
+        try:
+            yield
+        finally:
+            self.followers -= 1
+            self.followed_at = monotonic()
+
+    def is_abandoned(self, grace: float) -> bool:
+        """Whether nobody has followed the unfinished job for some seconds."""
+        return not self.finished and not self.followers and monotonic() - self.followed_at > grace
 
     def notify(self, *items: JobItem) -> None:
         """Notify all watchers of changed items; without items, that the job is finished."""

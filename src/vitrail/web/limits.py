@@ -48,7 +48,13 @@ class Limits:
         image_bytes: Memory of these images.
         files: Uploads and figures of all clients that are being read or drawn.
         files_per_client: Those of one client.
-        grace: Seconds a job continues after its owner closed the last event stream.
+        head_seconds: Time in which the head of a request must arrive.
+        body_seconds: Time in which a request must arrive.
+        upload_seconds: Time in which an image file must arrive.
+        connections: Open connections.
+        waiting_connections: Connections whose request is not complete; the oldest is closed first.
+        grace: Seconds a job continues while nobody follows it: by an event stream, by waiting for it, or by asking for
+            it again and again.
     """
 
     upload_bytes: int = 20 * MEGABYTE
@@ -69,4 +75,9 @@ class Limits:
     image_bytes: int = 256 * MEGABYTE
     files: int = 32
     files_per_client: int = 8
-    grace: float = 5.0
+    head_seconds: float = 10.0
+    body_seconds: float = 15.0
+    upload_seconds: float = 120.0
+    connections: int = 1000
+    waiting_connections: int = 200
+    grace: float = 10.0

@@ -23,7 +23,7 @@ from vitrail.web.errors import ApiError
 
 log = logging.getLogger("vitrail.web")
 #: Seconds that `Queue.close` waits for a running step.
-CLOSE_SECONDS = 1.0
+CLOSE_SECONDS = 0.3
 
 
 class JobCancelled(Exception):  # noqa: N818 - not an error: the client cancelled or disconnected
@@ -167,13 +167,18 @@ class Queue:
         return sum(map(len, self._tasks.values()))
 
     def close(self) -> None:
-        """Accept no more tasks and drop the queued ones; a running step is not waited for longer than a second."""
+        """Accept no more tasks and drop the queued ones; a running step is waited for a moment only."""
         with self._condition:
             self.closed = True
             self._tasks.clear()
             self._condition.notify_all()
         for thread in self._threads:
-            thread.join(CLOSE_SECONDS)
+            thread.join(CLOSE_SECONDS / self.threads)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread of a closed queue still runs a step."""
+        return any(thread.is_alive() for thread in self._threads)
 
     # -- called from the threads of the queue --------------------------------------------------------------------------
 

@@ -309,10 +309,10 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 async def job_events(request: Request, job: str) -> Response:
     """Stream the changes of a job as server-sent events.
 
-    The job is cancelled a few seconds after the client that started it has closed all its streams.
+    A job that nobody follows for some seconds is cancelled.
     """
     server = server_of(request)
-    events = event_stream(server, server.job(job), client_of(request))
+    events = event_stream(server, server.job(job))
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 

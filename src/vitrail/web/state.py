@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
+from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,6 +88,7 @@ class ServerState:
         self._batches = MapBatches(self.map_cache, self.predictions)
         self._active: dict[str, tuple[Job, QueuedTask]] = {}
         self._lock, self._draw_lock = Lock(), Lock()
+        self.closing = False
         self._secret = secrets.token_bytes(32)
 
     def _open_queues(self) -> None:
@@ -174,12 +176,13 @@ class ServerState:
     # -- jobs ------------------------------------------------------------------------------------------------------
 
     def job(self, job_id: str) -> Job:
-        """Return an active or finished job by its id."""
+        """Return an active or finished job by its id; asking for a job counts as following it."""
         with self._lock:
             active = self._active.get(job_id)
         found = active[0] if active else self.finished_jobs.get(job_id)
         if found is None:
             raise not_found("job")
+        found.followed_at = monotonic()
         return found
 
     def job_json(self, job: Job) -> dict[str, Any]:
@@ -214,6 +217,14 @@ class ServerState:
         if active and self.queue.remove(active[1]):
             self._finish(job, JobCancelled())
 
+    def cancel_abandoned(self) -> None:
+        """Cancel the jobs that nobody follows."""
+        with self._lock:
+            jobs = [job for job, _ in self._active.values()]
+        for job in jobs:
+            if job.is_abandoned(self.limits.grace):
+                self.cancel(job)
+
     def _finish(self, job: Job, problem: BaseException | None) -> None:
         if isinstance(problem, JobCancelled) or (problem is None and job.cancelled.is_set() and not _is_complete(job)):
             state = "cancelled"
@@ -232,6 +243,19 @@ class ServerState:
         """Number of queued and running jobs."""
         return len(self._active)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether a thread still runs a step, after `close`."""
+        return self.queue.is_busy or self._background.is_busy
+
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Number and bytes of what is kept in memory, and their maxima."""
+        stores = {
+            "images": self.images, "jobs": self.finished_jobs, "maps": self.map_cache.store,
+            "predictions": self.predictions.store,
+        }  # fmt: skip
+        return {name: store.usage() for name, store in stores.items()}
+
     def draw(self, work: Callable[[], T]) -> T:
         """Run a drawing function, one at a time: matplotlib is not thread-safe."""
         with self._draw_lock:
@@ -239,15 +263,24 @@ class ServerState:
 
     def open(self) -> None:
         """Accept work again after `close`."""
+        self.closing = False
         if self.queue.closed:
             self._open_queues()
 
-    def close(self) -> None:
-        """Cancel all jobs and stop all threads."""
+    def begin_close(self) -> None:
+        """End all event streams and waiting requests, and cancel all jobs."""
+        self.closing = True
         with self._lock:
             active = [job for job, _ in self._active.values()]
         for job in active:
             job.cancelled.set()
+            job.notify()
+
+    def close(self) -> None:
+        """Cancel all jobs and stop all threads; a running step is not waited for longer than a moment."""
+        self.begin_close()
+        with self._lock:
+            active = [job for job, _ in self._active.values()]
         self.queue.close()
         for job in active:
             if not job.finished:
