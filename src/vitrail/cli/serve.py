@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import sys
@@ -13,8 +12,8 @@ import typer
 
 from vitrail.errors import InputError, ModelError, require
 
-#: What to know before serving other machines.
-OPERATORS_URL = "https://vitrail.readthedocs.io/en/latest/web/#for-operators"
+#: Where the server itself says what to know before it is opened to other machines.
+OPERATORS_PATH = "api/docs#for-operators"
 
 
 def serve(
@@ -104,31 +103,33 @@ def serve(
     url = f"http://{name}:{port}/" + (f"?token={quote(token)}" if token else "")
     common.out.print(f"Serving at [bold]{url}[/bold] (press Ctrl+C to stop)", soft_wrap=True)
     if not is_loopback(host):
-        common.err.print(_warning(allow_host or [], bool(token)), soft_wrap=True, highlight=False)
+        text = _warning(url.partition("?")[0], allow_host or [], bool(token))
+        common.err.print(text, soft_wrap=True, highlight=False)
     if open_page:
         import webbrowser
 
         webbrowser.open(url)
-    with contextlib.suppress(KeyboardInterrupt):
+    try:
         PageServer(app, host, port).run(sockets=[sock])
-    common.err.print("stopped")
-    if app.state.server.is_busy:  # a thread is in the middle of a forward pass, which cannot be interrupted
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130)
-    raise typer.Exit(130)
+    except KeyboardInterrupt:
+        common.err.print("stopped")
+        if app.state.server.is_busy:  # a thread is in the middle of a forward pass, which cannot be interrupted
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(130)
+        raise typer.Exit(130) from None
 
 
-def _warning(names: list[str], has_token: bool) -> str:
+def _warning(url: str, names: list[str], has_token: bool) -> str:
     """What the operator of a server that other machines can reach should know.
 
     Example:
-        >>> _warning(["demo.example.org"], has_token=True)[:60]
+        >>> _warning("http://10.0.0.7:8000/", ["demo.example.org"], has_token=True)[:60]
         'Other machines can reach this server by its address or as de'
     """
     by = f" or as {', '.join(names)}" if names else "; add --allow-host NAME to open it by a name"
-    who = "clients with the token" if has_token else "anyone who can reach it, unless you add --token auto"
-    return f"Other machines can reach this server by its address{by}. It can be used by {who}. See {OPERATORS_URL}"
+    who = "Clients with the token" if has_token else "Without --token, anyone"
+    return f"Other machines can reach this server by its address{by}. {who} can use it. See {url}{OPERATORS_PATH}"
 
 
 def load_models(specs: list[str], weights: list[str], device: str = "cpu") -> list[Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import thread_time
 from typing import Any
@@ -159,7 +160,9 @@ class MapBatches:
             own = row if any(_draws(m) for m in methods.values()) else len(row[1])
             batches.setdefault((frozenset(methods), own), []).append(row)
         for batch in batches.values():
-            self._compute([jobs[row] for row in batch], list(rows[batch[0]].values()))
+            # If a batch fails, its jobs compute their maps alone, and those that fail say why.
+            with suppress(Exception):
+                self._compute([jobs[row] for row in batch], list(rows[batch[0]].values()))
 
     def targets(self, job: Job) -> list[int]:
         """The classes of a job: those given, or the predicted one."""

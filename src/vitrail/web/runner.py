@@ -199,9 +199,7 @@ class JobRunner:
         total = max(1, sum(method.evaluations for method in methods))
         return self._progress(items, total, is_long=not all(method.can_interleave for method in methods))
 
-    def _progress(
-        self, items: Sequence[JobItem], total: int, is_long: bool, done: int = 0
-    ) -> Callable[[int], None]:
+    def _progress(self, items: Sequence[JobItem], total: int, is_long: bool, done: int = 0) -> Callable[[int], None]:
         """Build the function called after each batch: it reports progress, and raises if the job must stop.
 
         In a long method it also runs short steps of other clients; their time is not counted. The time left follows

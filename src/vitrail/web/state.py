@@ -85,7 +85,7 @@ class ServerState:
         self.finished_jobs: BoundedStore[Job] = BoundedStore(self.limits.jobs, self.limits.job_bytes)
         self.map_cache = MapCache(4 * self.limits.jobs, self.limits.job_bytes // 2)
         self.predictions = Predictions()
-        self._batches = MapBatches(self.map_cache, self.predictions)
+        self.batches = MapBatches(self.map_cache, self.predictions)
         self._active: dict[str, tuple[Job, QueuedTask]] = {}
         self._lock, self._draw_lock = Lock(), Lock()
         self.closing = False
@@ -166,9 +166,7 @@ class ServerState:
         known = self.predictions.get(served, image_id, raw_input)
         if known is None:
             group = self.predictions.group(served, image_id, raw_input)
-            return self.queue.submit(
-                client.key, lambda: self.predictions.compute(served, image_id, raw_input), group
-            )
+            return self.queue.submit(client.key, lambda: self.predictions.compute(served, image_id, raw_input), group)
         future: Future[torch.Tensor] = Future()
         future.set_result(known)
         return future
@@ -197,7 +195,7 @@ class ServerState:
         Raises:
             ApiError: 503, the queue is full.
         """
-        runner = JobRunner(job, methods, self.queue, self.limits, self._batches)
+        runner = JobRunner(job, methods, self.queue, self.limits, self.batches)
         task = QueuedTask(client.key, deque(runner.steps), lambda problem: self._finish(job, problem))
         with self._lock:
             self._active[job.id] = (job, task)

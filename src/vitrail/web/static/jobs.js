@@ -5,6 +5,9 @@ import * as api from "./api.js";
 /** Maximum number of open event streams: a browser allows six connections to a host, and the page needs some itself. */
 const MAX_STREAMS = 3;
 
+/** How often a job is requested again that the server has lost. */
+const MAX_REPEATS = 3;
+
 const itemKey = (method, target) => `${method}|${target}`;
 
 /** What an item explains: a class index, or "a-b" for the logit of class a minus that of class b. */
@@ -204,7 +207,11 @@ export class JobManager {
         finish();
       },
       lost: (error) => {
-        this.#fail(request, error);
+        if (!this.jobs.has(job.id)) return;
+        const { repeats = 0 } = request;
+        // A server that was restarted does not have the job: request it again.
+        if (error.status === 404 && repeats < MAX_REPEATS) this.waiting.unshift({ ...request, repeats: repeats + 1 });
+        else this.#fail(request, error);
         finish();
       },
     });
