@@ -17,7 +17,7 @@ HEARTBEAT = 10.0
 #: Seconds between updates of the queue position.
 QUEUE_UPDATE = 2.0
 #: Seconds between checks whether the client of a waiting request is still connected.
-DISCONNECT_CHECK = 0.25
+DISCONNECT_CHECK = 1.0
 
 
 def format_event(kind: str, data: Any) -> str:
