@@ -230,8 +230,8 @@ def main() -> None:
     names = ("vitrail", "torch", "fastapi", "starlette", "uvicorn", "pillow", "numpy")
     manifest = {
         "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
-        "cores": os.cpu_count(), "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1), "threads": args.threads,
-        **{name: version(name) for name in names},
+        "cores": os.cpu_count(), "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1),
+        "threads": args.threads, **{name: version(name) for name in names},
     }  # fmt: skip
     text = json.dumps({"benchmark": "serve", "model": "scenes", "manifest": manifest, **results}, indent=2) + "\n"
     print(text)

@@ -248,7 +248,7 @@ class ServerState:
 
     def usage(self) -> dict[str, dict[str, int]]:
         """Number and bytes of what is kept in memory, and their maxima."""
-        stores = {
+        stores: dict[str, BoundedStore[Any]] = {
             "images": self.images, "jobs": self.finished_jobs, "maps": self.map_cache.store,
             "predictions": self.predictions.store,
         }  # fmt: skip
