@@ -81,12 +81,21 @@ async def simulate(user: User, url: str, end: float, new: str) -> None:
             if new == "options":
                 methods[-1] += f":mix={0.3 + (user.number + turn * 50) / 100_000:.5f}"
             else:
-                file = ("image.png", new_image(user.number, turn))
-                body["picture"] = (await client.post("/api/pictures", files={"file": file})).json()["picture"]
+                body["picture"] = await upload(user, client, new_image(user.number, turn))
             if user.slow and turn % 3 == 2:
                 methods = [f"{SLOW_METHOD},seed={user.number * 1000 + turn}"]
             request = {**body, "methods": methods, "targets": [turn % 12]}
             await explain(user, client, request, fast="rise" not in methods[0])
+
+
+async def upload(user: User, client: httpx.AsyncClient, data: bytes) -> str:
+    """Upload an image, again if the server is busy, and return its id."""
+    while True:
+        response = await client.post("/api/pictures", files={"file": ("image.png", data)})
+        if response.status_code != 503:
+            return str(response.json()["picture"])
+        user.rejected += 1
+        await asyncio.sleep(0.5)
 
 
 async def explain(user: User, client: httpx.AsyncClient, body: dict[str, object], fast: bool) -> None:

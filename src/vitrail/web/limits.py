@@ -73,7 +73,7 @@ class Limits:
     job_bytes: int = 512 * MEGABYTE
     images: int = 500
     image_bytes: int = 256 * MEGABYTE
-    files: int = 32
+    files: int = 128
     files_per_client: int = 8
     head_seconds: float = 10.0
     body_seconds: float = 15.0
