@@ -1,5 +1,6 @@
 """The page in a real browser: its functions, accessibility, and small screens."""
 
+# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 import json
@@ -36,9 +37,7 @@ def test_first_load_shows_maps_of_a_sample(visit, record_property):
     print(f"from load to the first map: {taken:.0f} ms")  # noqa: T201 - reported, not tested
     assert page.get_attribute("#main-map canvas", "data-shows") == "leadlight"
     assert page.get_attribute("#samples button >> nth=0", "aria-pressed") == "true"
-    assert re.fullmatch(
-        r"What speaks for \w+\?\s*\([\d.<]+\s%, the model’s prediction\)", page.inner_text("#question")
-    )
+    assert re.fullmatch(r"What speaks for \w+\?\s*\([\d.<]+\s%, the model’s prediction\)", page.inner_text("#question"))
     wait_idle(page)
     before = canvas_checksum(page, IMAGE_CARD)
     page.select_option("#model", label="scenes-tagged")

@@ -66,7 +66,7 @@ def test_check_job_gives_a_verdict_for_each_map(client, image_id):
 
 def test_curves_start_with_a_coarse_pass(client, image_id):
     assert level_passes(20)[0] == [0, 25, 50, 75, 100]
-    assert sorted(sum(level_passes(7), [])) == [round(100 * i / 7) for i in range(8)]
+    assert sorted(level for levels in level_passes(7) for level in levels) == [round(100 * i / 7) for i in range(8)]
     body = {"model": "tiny", "picture": image_id, "methods": ["gradcam"], "steps": 10}
     job = client.post("/api/curves?wait=true", json=body).json()
     for item in job["items"]:
@@ -122,7 +122,7 @@ def test_photographs_are_samples_of_photograph_models(client):
     samples = client.get("/api/samples?model=tiny").json()
     assert {"cat", "rocket"} <= {sample["id"] for sample in samples}
     assert all(sample["credit"] for sample in samples)
-    credits = files("vitrail.web").joinpath("photos", "CREDITS.md").read_text(encoding="utf-8")
+    credited = files("vitrail.web").joinpath("photos", "CREDITS.md").read_text(encoding="utf-8")
     for sample in samples:
-        assert f"`{sample['id']}.jpg`" in credits
+        assert f"`{sample['id']}.jpg`" in credited
         assert Image.open(BytesIO(client.get(sample["url"]).content)).size[0] > 400

@@ -95,7 +95,8 @@ def _manifest(job: Job) -> bytes:
     failed = [{"method": i.method, "target": i.target, "error": i.error} for i in job.items if i.error is not None]
     manifest = {
         "job": job.id, "kind": job.kind, "model": job.served.title, "picture": job.image_id,
-        "text": job.raw_input if job.image_id is None else None, "targets": job.targets, "contrast": job.contrast, "seed": job.seed,
+        "text": job.raw_input if job.image_id is None else None, "targets": job.targets,
+        "contrast": job.contrast, "seed": job.seed,
         "methods": {label: e.manifest() for label, e in _explanations(job).items()}, "failed": failed,
         "versions": versions(),
     }  # fmt: skip

@@ -13,7 +13,7 @@ TERMS = {
     "one gives the same map for every class, so it cannot say why the model chose this class.",
     "Signed": "A signed method separates patches that speak for the class from patches that speak against it. Its maps "
     "have two colours. Other methods only say how much a patch counts.",
-    "Two maps, difference": "For two classes, “two maps” shows the map of each class. “Difference” explains one number, "
+    "Two maps, difference": "For two classes, “two maps” shows the map of each. “Difference” explains one number, "
     "the logit of the first class minus the logit of the second: what speaks for the first class rather than the "
     "second.",
     "Shared pass, perturbed images": "Fast methods read one forward and backward pass that they share; its time is not "

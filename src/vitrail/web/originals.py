@@ -16,12 +16,12 @@ QUALITY = 90
 
 
 def encode_original(image: Image) -> bytes:
-    """Encode an image as JPEG without metadata, reduced to at most ``MAX_SIDE`` pixels a side.
+    r"""Encode an image as JPEG without metadata, reduced to at most ``MAX_SIDE`` pixels a side.
 
     Example:
         >>> from PIL import Image
         >>> encode_original(Image.new("RGB", (8, 6)))[:2]
-        b'\\xff\\xd8'
+        b'\xff\xd8'
     """
     if max(image.size) > MAX_SIDE:
         scale = MAX_SIDE / max(image.size)

@@ -139,8 +139,8 @@ class CheckResult(BaseModel):
 class ItemResponse(BaseModel):
     """The map of one method for one class, its check, or the curves of one method.
 
-    ``seconds`` is the method's own time; for the methods of a shared pass, ``shared`` is their number and ``seconds`` the
-    time of the pass. Both are null for maps that were computed earlier.
+    ``seconds`` is the method's own time; for the methods of a shared pass, ``shared`` is their number and ``seconds``
+    the time of the pass. Both are null for maps of a shared pass that were computed earlier.
     """
 
     key: str
