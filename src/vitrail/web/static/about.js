@@ -116,7 +116,7 @@ export class AboutMap {
       );
     else lines.push(`Bright patches count most for ${name}, dark ones least.`);
     if (contrast)
-      lines.push("The map explains the logit of the first class minus the logit of the second, not either class alone.");
+      lines.push("The map explains the logit of the first class minus the logit of the second, not one class alone.");
     lines.push("Colours are scaled for each map: compare patches of one map, not brightness between methods.");
     if (!method.class_specific)
       lines.push("Class-agnostic: the method gives the same map for every class, so it cannot say why this class.");

@@ -40,7 +40,11 @@ export function saveTable({ caption, columns, rows, canvas, fileName }) {
   const title = wrap(context, caption, page.width - 2 * GAP);
   context.font = `600 19px ${FONT}`;
   const heads = columns.map((column) => wrap(context, column.title, CELL));
-  const top = GAP + 30 * title.length + 24 * Math.max(...heads.map((lines) => lines.length)) + 30;
+  context.font = `16px ${FONT}`;
+  const notes = columns.map((column) => (column.note ? wrap(context, column.note, CELL) : []));
+  const longest = (texts) => Math.max(...texts.map((lines) => lines.length));
+  const noteHeight = 21 * longest(notes);
+  const top = GAP + 30 * title.length + 24 * longest(heads) + noteHeight + 14;
   page.height = Math.ceil(top + heights.reduce((sum, h) => sum + h + GAP, 0) + GAP);
   context.fillStyle = "#fff";
   context.fillRect(0, 0, page.width, page.height);
@@ -50,10 +54,10 @@ export function saveTable({ caption, columns, rows, canvas, fileName }) {
     lines.forEach((line, i) => context.fillText(line, x, y + i * step));
   };
   write(title, GAP, GAP + 22, 30, `600 22px ${FONT}`);
-  columns.forEach((column, c) => {
+  columns.forEach((_, c) => {
     const x = LEFT + c * (CELL + GAP);
-    write(heads[c], x, top - 6 - 22 - 24 * (heads[c].length - 1), 24, `600 19px ${FONT}`);
-    if (column.note) write([column.note], x, top - 8, 0, `16px ${FONT}`, "#4d565e");
+    write(heads[c], x, top - noteHeight - 12 - 24 * (heads[c].length - 1), 24, `600 19px ${FONT}`);
+    write(notes[c], x, top - noteHeight + 8, 21, `16px ${FONT}`, "#4d565e");
   });
   let y = top;
   rows.forEach((row, r) => {

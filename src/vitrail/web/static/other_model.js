@@ -31,7 +31,10 @@ export class OtherModel {
     const others = models.filter((model) => model.kind === "image" && model.id !== first.id);
     this.models = others;
     this.select.replaceChildren(...others.map((model) => el("option", { value: model.id }, model.title)));
-    if (!others.some((model) => model.id === this.wanted)) this.wanted = others[0]?.id;
+    if (!others.some((model) => model.id === this.wanted)) {
+      const alike = others.find((model) => model.classes?.join() === first.classes?.join());
+      this.wanted = (alike ?? others[0])?.id;
+    }
     if (this.wanted) this.select.value = this.wanted;
   }
 

@@ -82,7 +82,8 @@ export class TableViews {
         if (!other.model) return { state: "loading" };
         const item = other.jobs.item(row.key, other.target);
         const entry = other.model.methods.find((method) => method.name === row.key.split(":")[0]);
-        return { ...this.#cell(other.image, other.model.input, item), ...(entry?.works ? {} : { note: "does not apply" }) };
+        const cell = this.#cell(other.image, other.model.input, item);
+        return entry?.works ? cell : { ...cell, note: "does not apply" };
       },
     });
   }
