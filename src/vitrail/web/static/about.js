@@ -25,9 +25,10 @@ export function verdictBadge(item) {
   );
 }
 
-/** The worst of the checks of a method's maps: one that failed, or the first. */
+/** The worst of the checks of a method's maps: one that failed, or the first once all have passed. */
 export function worstCheck(items) {
-  return items.find((item) => item?.check && !item.check.passed) ?? items.find((item) => item?.check);
+  const failed = items.find((item) => item?.check && !item.check.passed);
+  return failed ?? (items.every((item) => item?.check) ? items[0] : undefined);
 }
 
 export class AboutMap {

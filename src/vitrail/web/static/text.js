@@ -156,8 +156,8 @@ export class TextPanel {
     const meta = el("span", { class: "meta" });
     const readout = el("span", { class: "readout" });
     const body = el("div", { class: "card-body" });
-    const head = el("div", { class: "card-head" }, el("h3", { class: "name" }, title), meta, readout, remove);
-    const root = el("article", { class: "text-card", role: "listitem", data: { method: method.spec } }, head, body);
+    const head = el("div", { class: "card-head" }, el("h2", { class: "name" }, title), meta, readout, remove);
+    const root = el("div", { class: "text-card", role: "listitem", data: { method: method.spec } }, head, body);
     const card = { root, remove, meta, readout, body, item: null };
     this.cards.set(method.spec, card);
     return card;
