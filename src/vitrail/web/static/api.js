@@ -53,7 +53,18 @@ const requestJson = async (...args) => (await request(...args)).json();
 /** How to store an image again after the server was restarted, and its new id. */
 const origins = new Map();
 const newIds = new Map();
-const currentId = (id) => (newIds.has(id) ? currentId(newIds.get(id)) : id);
+let onNewId = () => {};
+
+/** The id under which an image is stored now. */
+export const currentId = (id) => (newIds.has(id) ? currentId(newIds.get(id)) : id);
+
+/** Say how to store an image again that was opened by its id. */
+export const setOrigin = (id, store) => origins.set(id, store);
+
+/** Call a function with the old and the new id whenever an image was stored again. */
+export const watchIds = (call) => {
+  onNewId = call;
+};
 
 async function remember(store) {
   const stored = await store();
@@ -70,7 +81,10 @@ async function requestForImage(path, body, signal) {
     const id = currentId(body.picture);
     if (error.status !== 404 || !error.what.startsWith("image") || !origins.has(id)) throw error;
     const { picture } = await remember(origins.get(id));
-    if (picture !== id) newIds.set(id, picture);
+    if (picture !== id) {
+      newIds.set(id, picture);
+      onNewId(id, picture);
+    }
     return withImage();
   }
 }

@@ -80,6 +80,11 @@ export class ImagePanel {
       (file) => this.upload(file),
     );
     find("measure").addEventListener("click", () => this.#measure());
+    api.watchIds(async (old, id) => {
+      this.onState(false);
+      const file = await findFile(old);
+      if (file) keepFile(id, file);
+    });
   }
 
   get input() {
@@ -98,7 +103,7 @@ export class ImagePanel {
     return {
       model: this.model?.id,
       sample: this.source?.sample,
-      image: this.source?.sample ? null : this.image?.id,
+      image: this.source?.sample || !this.image ? null : api.currentId(this.image.id),
       classes: this.targets,
       contrast: this.contrast,
       methods: this.methods.specs,
@@ -187,11 +192,13 @@ export class ImagePanel {
       keepFile(stored.picture, file);
       return [stored, { file }];
     }
+    const kept = await findFile(image);
     try {
-      return [await api.image(id, image), { image }];
+      const stored = await api.image(id, image);
+      if (kept) api.setOrigin(image, () => api.upload(id, kept));
+      return [stored, { image }];
     } catch (error) {
-      const kept = error.status === 404 ? await findFile(image) : null;
-      if (!kept) throw error;
+      if (error.status !== 404 || !kept) throw error;
       return this.#store({ file: kept });
     }
   }
