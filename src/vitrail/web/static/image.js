@@ -338,10 +338,11 @@ export class ImagePanel {
   }
 
   #drawMaps(methods, keys) {
-    const ready = this.jobs.finished(this.methods.specs, keys);
+    const method = methods.find((m) => m.spec === this.focus) ?? methods[0];
+    const others = this.methods.specs.filter((spec) => spec !== method.spec);
+    const ready = this.jobs.finished([method.spec, ...others], keys); // the large map is checked first
     this.checks.update(ready, keys, this.jobs.idle);
     this.comparison.show(this.scene);
-    const method = methods.find((m) => m.spec === this.focus) ?? methods[0];
     const failed = keys.some((key) => this.checks.item(method.spec, key)?.check?.passed === false);
     const passes = (m) => keys.every((key) => this.checks.item(m.spec, key)?.check?.passed);
     this.about.show({
@@ -382,6 +383,6 @@ export class ImagePanel {
       open ? `${length - open} of ${length} ${length === 1 ? "map" : "maps"} ready${waiting}` : "",
     );
     this.root.setAttribute("aria-busy", String(open > 0));
-    find("live").textContent = open || !methods.length ? "" : `Maps ready: ${methods.map(methodTitle).join(", ")}`;
+    setText(find("live"), open || !methods.length ? "" : `Maps ready: ${methods.map(methodTitle).join(", ")}`);
   }
 }
