@@ -45,3 +45,11 @@ export function headline(classes, targets, contrast) {
   const text = question.map((part) => part.textContent ?? part).join("");
   return { nodes: [...question, note ? el("small", {}, `(${note})`) : ""].filter(Boolean), text };
 }
+
+/** The headline of a table of several classes. */
+export function tableHeadline(classes) {
+  const text = "What speaks for each class?";
+  const best = classes.predicted;
+  const says = best ? `(the model says ${classes.name(best.index)}, ${formatPercent(best.probability)})` : "";
+  return { nodes: [text, says ? el("small", {}, says) : ""].filter(Boolean), text };
+}

@@ -10,7 +10,7 @@ import { DEFAULT_STYLE, addControls, showClassChoice } from "./controls.js";
 import { Curves } from "./curves.js";
 import { hideAlert, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
-import { headline } from "./headline.js";
+import { headline, tableHeadline } from "./headline.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { MethodPicker } from "./methods.js";
@@ -331,7 +331,9 @@ export class ImagePanel {
       check: (spec, target) => this.checks.item(spec, target),
       className: (index) => this.classes.name(index),
     };
-    const heading = headline(this.classes, this.views.name === "maps" ? targets : targets.slice(0, 1), contrast);
+    const { name: view } = this.views;
+    const shown = view === "models" ? targets.slice(0, 1) : targets;
+    const heading = view === "matrix" ? tableHeadline(this.classes) : headline(this.classes, shown, contrast);
     this.views.show(this.scene, { heading, model: this.model, classes: this.classes, keys });
     if (this.views.name === "maps") this.#drawMaps(methods, keys);
     this.#drawStatus(methods, heading);
