@@ -198,10 +198,10 @@ def run(count: int, seconds: float, threads: int, new: str, source: Path | None 
         "errors": sum(n for outcome, n in outcomes.items() if outcome != "200 done"),
         "refused_503": sum(user.rejected for user in users),
         "cheap": {
-            "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times), 3),
-            "p95_s": round(quantiles(times, n=20)[-1], 3), "per_second": round(len(times) / elapsed, 2),
+            "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times or [0.0]), 3),
+            "p95_s": round(quantiles(times, n=20)[-1] if len(times) > 1 else 0.0, 3), "per_second": round(len(times) / elapsed, 2),
             "cpu_s_per_answer": round((cpu_after - cpu_before) / max(1, sum(outcomes.values())), 4),
-            "median_s_of_one_user_alone": round(median(alone.seconds), 3),
+            "median_s_of_one_user_alone": round(median(alone.seconds or [0.0]), 3),
         },
         "fairness": {"served_min": min(served), "served_max": max(served), "users": len(served)},
         "memory_mb": {"before": round(before), "after": round(after)}, "killed_client": killed, "exit_code": code,

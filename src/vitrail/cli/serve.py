@@ -115,11 +115,9 @@ def serve(
         PageServer(app, host, port).run(sockets=[sock])
     except KeyboardInterrupt:
         common.err.print("stopped")
-        if app.state.server.is_busy:  # a thread is in the middle of a forward pass, which cannot be interrupted
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(130)
-        raise typer.Exit(130) from None
+        sys.stdout.flush()
+        # A thread may be in the middle of a forward pass, which cannot be interrupted, and nothing is left to write.
+        os._exit(130)
 
 
 def _warning(url: str, names: list[str], has_token: bool) -> str:

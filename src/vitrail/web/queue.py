@@ -175,11 +175,6 @@ class Queue:
         for thread in self._threads:
             thread.join(CLOSE_SECONDS / self.threads)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a thread of a closed queue still runs a step."""
-        return any(thread.is_alive() for thread in self._threads)
-
     # -- called from the threads of the queue --------------------------------------------------------------------------
 
     def run_short_steps(self) -> None:

@@ -241,11 +241,6 @@ class ServerState:
         """Number of queued and running jobs."""
         return len(self._active)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a thread still runs a step, after `close`."""
-        return self.queue.is_busy or self._background.is_busy
-
     def usage(self) -> dict[str, dict[str, int]]:
         """Number and bytes of what is kept in memory, and their maxima."""
         stores: dict[str, BoundedStore[Any]] = {
