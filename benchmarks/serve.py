@@ -199,7 +199,8 @@ def run(count: int, seconds: float, threads: int, new: str, source: Path | None 
         "refused_503": sum(user.rejected for user in users),
         "cheap": {
             "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times or [0.0]), 3),
-            "p95_s": round(quantiles(times, n=20)[-1] if len(times) > 1 else 0.0, 3), "per_second": round(len(times) / elapsed, 2),
+            "p95_s": round(quantiles(times, n=20)[-1] if len(times) > 1 else 0.0, 3),
+            "per_second": round(len(times) / elapsed, 2),
             "cpu_s_per_answer": round((cpu_after - cpu_before) / max(1, sum(outcomes.values())), 4),
             "median_s_of_one_user_alone": round(median(alone.seconds or [0.0]), 3),
         },
