@@ -22,6 +22,7 @@ import os
 import platform
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -40,6 +41,8 @@ from PIL import Image
 FAST_METHODS = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
 SLOW_METHOD = "rise:masks=64"
 SAMPLES = ["scene-1", "scene-2", "pair-1", "pair-2", "scene-3", "scene-4"]
+#: One for all clients: creating it takes longer than a request.
+CONTEXT = ssl.create_default_context()
 #: Maximum number of requests of one user.
 MAX_REQUESTS = 5000
 
@@ -53,6 +56,7 @@ class User:
     seconds: list[float] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     rejected: int = 0
+    started: float = 0.0
 
 
 def new_image(user: int, turn: int) -> bytes:
@@ -66,14 +70,17 @@ def new_image(user: int, turn: int) -> bytes:
     return buffer.getvalue()
 
 
-async def simulate(user: User, url: str, end: float, new: str) -> None:
-    """Request one explanation after the other until the time is up."""
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+async def simulate(user: User, url: str, seconds: float, new: str, ready: asyncio.Barrier) -> None:
+    """Request one explanation after the other for some seconds, once all users are ready."""
+    async with httpx.AsyncClient(base_url=url, timeout=120, verify=CONTEXT) as client:
         await client.get("/")
         sample = {"model": "scenes", "sample": SAMPLES[user.number % len(SAMPLES)]}
         picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
         body = {"model": "scenes", "picture": picture}
         await client.post("/api/predict", json=body)
+        await ready.wait()
+        user.started = time.monotonic()
+        end = user.started + seconds
         for turn in range(MAX_REQUESTS):
             if time.monotonic() > end:
                 return
@@ -161,8 +168,8 @@ def kill_client(url: str) -> dict[str, object]:
 async def simulate_users(url: str, count: int, seconds: float, new: str, slow: bool = True) -> list[User]:
     """Simulate users in parallel; with ``slow``, every tenth also requests slow methods."""
     users = [User(i, slow=slow and i % 10 == 0) for i in range(count)]
-    end = time.monotonic() + seconds
-    await asyncio.gather(*(simulate(user, url, end, new) for user in users))
+    ready = asyncio.Barrier(count)
+    await asyncio.gather(*(simulate(user, url, seconds, new, ready) for user in users))
     return users
 
 
@@ -182,9 +189,8 @@ def run(count: int, seconds: float, threads: int, new: str, source: Path | None 
             asyncio.run(simulate_users(url, 2, 2.0, new))  # warm-up
             (alone,) = asyncio.run(simulate_users(url, 1, min(10.0, seconds / 4), new, slow=False))
             before, cpu_before = memory(server.pid), cpu_seconds(server.pid)
-            start = time.monotonic()
             users = asyncio.run(simulate_users(url, count, seconds, new))
-            elapsed = time.monotonic() - start
+            elapsed = time.monotonic() - min(user.started for user in users)
             after, cpu_after = memory(server.pid), cpu_seconds(server.pid)
             killed = kill_client(url)
         finally:

@@ -286,7 +286,7 @@ async def _respond(request: Request, job: Job, wait: bool) -> Response:
 async def get_job(request: Request, job: str) -> Any:
     """Return a job with its finished results; the id is enough to access it."""
     server = server_of(request)
-    return JSONResponse(server.job_json(server.job(job)))
+    return JSONResponse(server.job_json(server.job(job, client_of(request))))
 
 
 @router.delete("/jobs/{job}", status_code=204, tags=["jobs"], responses=_errors(403, 404))

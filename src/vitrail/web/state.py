@@ -173,14 +173,15 @@ class ServerState:
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def job(self, job_id: str) -> Job:
-        """Return an active or finished job by its id; asking for a job counts as following it."""
+    def job(self, job_id: str, client: Client | None = None) -> Job:
+        """Return an active or finished job by its id; if its owner asks, that counts as following it."""
         with self._lock:
             active = self._active.get(job_id)
         found = active[0] if active else self.finished_jobs.get(job_id)
         if found is None:
             raise not_found("job")
-        found.followed_at = monotonic()
+        if client is not None and client.identities & found.owners:
+            found.followed_at = monotonic()
         return found
 
     def job_json(self, job: Job) -> dict[str, Any]:
