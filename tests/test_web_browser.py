@@ -132,7 +132,7 @@ def test_texts_and_times_say_what_was_done(visit):
 def test_original_photograph_with_the_part_the_model_saw(visit, screenshots):
     page = visit(TINY)
     page.set_input_files("#file", image_upload(900, 300))
-    wait_for(page, "document.querySelector('#image-note').textContent.includes('The model saw')")
+    wait_for(page, "document.querySelector('#image-note').textContent.includes('of 900')")
     wait_idle(page)
     ratio = "(c => c.width / c.height)(document.querySelector('#main-map canvas'))"
     assert page.evaluate(ratio) == pytest.approx(3, abs=0.02)
