@@ -9,12 +9,18 @@ from typing import Any
 
 #: What the operator of a server that other machines can reach should know, as HTML.
 OPERATORS = (
-    "The server answers to addresses, to localhost, and to the host names given by <code>--allow-host NAME</code>. "
-    "Requests that change something must come from its own page.",
-    "<code>--token auto</code> prints a link with a token. The link sets a cookie; programs send the header "
-    "<code>Authorization: Bearer TOKEN</code>. Without a token, anyone who can reach the server can use it.",
-    "Traffic is not encrypted. Put a reverse proxy with TLS in front of the server, and limit requests by address there: "
-    "one client can use several cookies.",
+    (
+        "The server answers to addresses, to localhost, and to the host names given by <code>--allow-host NAME</code>. "
+        "Requests that change something must come from its own page."
+    ),
+    (
+        "<code>--token auto</code> prints a link with a token. The link sets a cookie; programs send the header "
+        "<code>Authorization: Bearer TOKEN</code>. Without a token, anyone who can reach the server can use it."
+    ),
+    (
+        "Traffic is not encrypted. Put a reverse proxy with TLS in front of the server, and limit requests by address "
+        "there: one client can use several cookies."
+    ),
     "<code>/api/health</code> shows the memory of the process and what is kept in it, with the limits.",
 )
 
