@@ -36,7 +36,8 @@ from serve import memory, new_image
 
 MAX_CONNECTIONS = 300
 MAX_SECONDS = 20.0
-HEADS = (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n", b"POST /api/predict HTTP/1.1\r\nContent-Length: 90\r\n\r\n{")
+BODY = b"POST /api/predict HTTP/1.1\r\nHost: localhost\r\nContent-Length: 90\r\n\r\n{"
+HEADS = (b"", b"GET / HTTP/1.1\r\nHost: localhost\r\n", BODY)
 
 
 def client_for(url: str) -> httpx.Client:
@@ -151,6 +152,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=60, help="requests of a round")
     parser.add_argument("--kept", type=int, default=60, help="results that the server keeps")
+    parser.add_argument("--parts", nargs="+", help="some of half_open, flood, memory, ctrl_c; all by default")
     parser.add_argument("--arenas", type=int, help="MALLOC_ARENA_MAX of the server")
     parser.add_argument("--source", type=Path, help="folder of source code to measure")
     parser.add_argument("--out", type=Path)
@@ -163,6 +165,8 @@ def main() -> None:
         environment["PYTHONPATH"] = str(args.source)
     command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--kept", str(args.kept)]
     results: dict[str, Any] = {}
+    if args.parts and args.out is not None and args.out.exists():  # the other parts are kept
+        results = {k: v for k, v in json.loads(args.out.read_text()).items() if isinstance(v, dict) and k != "manifest"}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as server:  # noqa: S603
         try:
@@ -170,13 +174,14 @@ def main() -> None:
             found = re.search(r"http://\S+:\d+", server.stdout.readline())
             assert found is not None
             url = found[0]
-            for name, part in {
+            parts = {
                 "half_open": lambda: half_open(url, args.connections, MAX_SECONDS),
                 "flood": lambda: flood(url, min(args.uploads, 1000)),
                 "memory": lambda: rounds_of_requests(url, server.pid, min(args.rounds, 20), min(args.requests, 200)),
                 "ctrl_c": lambda: stop(url, server),
-            }.items():
-                results[name] = part()
+            }
+            for name in args.parts or parts:
+                results[name] = {"load": round(os.getloadavg()[0], 1), **parts[name]()}
                 print(name, results[name], flush=True)
         finally:
             server.kill()

@@ -90,7 +90,7 @@ class PageServer(uvicorn.Server):
         protocol = type("TimedProtocol", (TimedProtocol,), {"limits": limits, "_waiting": {}})
         super().__init__(
             uvicorn.Config(
-                app, host=host, port=port, http=protocol, log_level="warning", access_log=False, server_header=False,
+                app, host=host, port=port, http=protocol, log_level="error", access_log=False, server_header=False,
                 timeout_graceful_shutdown=SHUTDOWN_SECONDS, limit_concurrency=limits.connections,
             )
         )  # fmt: skip

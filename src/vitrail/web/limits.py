@@ -76,7 +76,7 @@ class Limits:
     files: int = 128
     files_per_client: int = 8
     head_seconds: float = 10.0
-    body_seconds: float = 15.0
+    body_seconds: float = 10.0
     upload_seconds: float = 120.0
     connections: int = 1000
     waiting_connections: int = 200
