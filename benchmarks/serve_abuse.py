@@ -69,7 +69,7 @@ def half_open(url: str, count: int, seconds: float) -> dict[str, Any]:
             except httpx.HTTPError:
                 failures += 1
             times.append(time.monotonic() - began)
-        while time.monotonic() - start < min(seconds, MAX_SECONDS) and any(map(is_open, sockets)):
+        while time.monotonic() - start < min(seconds, MAX_SECONDS) and sum(map(is_open, sockets)):
             time.sleep(0.5)
         left = sum(map(is_open, sockets))
     finally:
