@@ -17,7 +17,7 @@ from vitrail.methods.registry import METHODS, Method
 from vitrail.models import LoadedModel, load
 from vitrail.models.preprocess import Preprocess
 from vitrail.plugins import load_plugins
-from vitrail.targets import similarity
+from vitrail.targets import contrast, similarity
 
 __version__ = "0.1.0"
 
@@ -32,6 +32,7 @@ __all__ = [
     "ModelStructure",
     "Preprocess",
     "compare",
+    "contrast",
     "explain",
     "load",
     "methods",

@@ -23,6 +23,7 @@ def check_maps(
     budget: str | Budget = "quick",
     tests: Sequence[str] = TESTS,
     removal: str | None = None,
+    batch_size: int = 64,
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> MapChecks:
@@ -39,6 +40,7 @@ def check_maps(
             f"{first.maps.shape[1]} targets each"
         )
     chosen = BUDGETS[budget] if isinstance(budget, str) else budget
+<<<<<<< HEAD
     settings = CheckSettings(image, k, chosen, seed, frozenset(tests))
     run: CheckRun
     if isinstance(source, TextSource):
@@ -51,4 +53,9 @@ def check_maps(
         grid = source.structure.layout.grid or DEFAULT_GRID
         remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, advance=advance)
         run = ImageCheckRun(source, first, settings, remove)
+=======
+    grid = source.structure.layout.grid or DEFAULT_GRID
+    remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
+    run = _CheckRun(source, first, image, k, chosen, remove, seed, frozenset(tests))
+>>>>>>> server
     return MapChecks({name: run(explanation) for name, explanation in explanations.items()})
