@@ -40,7 +40,6 @@ def check_maps(
             f"{first.maps.shape[1]} targets each"
         )
     chosen = BUDGETS[budget] if isinstance(budget, str) else budget
-<<<<<<< HEAD
     settings = CheckSettings(image, k, chosen, seed, frozenset(tests))
     run: CheckRun
     if isinstance(source, TextSource):
@@ -51,11 +50,6 @@ def check_maps(
         if images is None:
             raise InputError("maps of tokens are checked word by word: pass texts with tokenizer=… to vitrail.explain")
         grid = source.structure.layout.grid or DEFAULT_GRID
-        remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, advance=advance)
+        remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
         run = ImageCheckRun(source, first, settings, remove)
-=======
-    grid = source.structure.layout.grid or DEFAULT_GRID
-    remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
-    run = _CheckRun(source, first, image, k, chosen, remove, seed, frozenset(tests))
->>>>>>> server
     return MapChecks({name: run(explanation) for name, explanation in explanations.items()})
