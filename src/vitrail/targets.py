@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.capture.inputs import fields_of
+from vitrail.capture.inputs import fields_of, logits_of
 from vitrail.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
 from vitrail.errors import OptionError, TargetError
 
