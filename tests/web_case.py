@@ -69,9 +69,9 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
 
 
 @contextmanager
-def running_server(app: Any) -> Iterator[str]:
-    """Run the application on a free loopback port and yield its URL."""
-    server = PageServer(app)
+def running_server(app: Any, port: int = 0) -> Iterator[str]:
+    """Run the application on a loopback port, a free one by default, and yield its URL."""
+    server = PageServer(app, port=port)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)
