@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain
 from time import perf_counter
 from typing import Any, overload
 
@@ -14,17 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture import cuda_graphs
+from vitrail.capture.cuda_graphs import recordable
 from vitrail.capture.forward import check_finite, forward_only, forward_pass
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.outputs import class_logits
+from vitrail.capture.outputs import class_logits, output_count
 from vitrail.capture.probe import Probe, ProbedTrace, Scorer
 from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import Places, find_places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
 from vitrail.capture.trace import Trace
+from vitrail.class_group import ClassGroup
 from vitrail.errors import MapWarning, ModelError, NotApplicableError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations, Provenance, number_groups_alike
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
@@ -37,7 +41,7 @@ from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.postprocess import is_constant, normalise, place, upsample
 from vitrail.recommendation import AUTO, recommended
-from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target, top_count
 
 #: Default method; its page says why.
 DEFAULT = "leadlight"
@@ -75,6 +79,29 @@ class _Run:
         return trace if self.places is None else join_windows(trace, self.places)
 
 
+@dataclass(frozen=True)
+class _Computed:
+    """What was computed for one batch.
+
+    Attributes:
+        maps: For each method its maps, grids and which maps are constant.
+        classes: Classes of the targets, shape (b, K), or None where the target is a function.
+        groups: Groups of classes among the targets.
+        logits: What the model said, shape (b, C), or None.
+        own: Seconds of each method.
+        parts: Notes of each method.
+    """
+
+    maps: list[tuple[Tensor, Tensor, Tensor]]
+    classes: Tensor | None
+    groups: tuple[ClassGroup, ...]
+    logits: Tensor | None
+    own: dict[str, float]
+    parts: dict[str, list[dict[str, Any]]]
+
+
+#: Families of methods whose passes are recorded.
+_RECORDED = ("attention", "gradient", "relevance")
 Found = dict[str, Explanation]
 #: Images in one forward pass of methods that evaluate many, where the user sets no limit.
 MOST = 32
@@ -297,20 +324,105 @@ def _explain(
     jobs: Sequence[_Job],
     run: _Run,
 ) -> Found:
-    """Run all methods on one batch: one forward pass, and one backward pass for each target and kind of score."""
+    """Run all methods on one batch; on a GPU by a recorded pass where there is one."""
     started = perf_counter()
+    computed = _recorded(about, model_inputs, target, structure, jobs, run)
+    if computed is None:
+        computed = _compute(about, model_inputs, target, structure, jobs, run)
+    spent = perf_counter() - started - sum(computed.own.values())
+    if run.places is not None:
+        structure = replace(structure, layout=stitched_layout(run.places))
+    common: dict[str, Any] = {
+        "targets": computed.classes, "groups": computed.groups, "logits": computed.logits,
+        "model": about.name, "classes": about.classes,
+        "images": model_inputs.image, "structure": dict(structure.rows()),
+        "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,
+    }  # fmt: skip
+    return {
+        job.label: Explanation(
+            method=job.label, title=job.method.title, maps=maps, grid=grid, constant=constant, options=job.options,
+            signed=job.method.is_signed(job.options), seconds=spent + computed.own[job.label],
+            intermediates=_merge(computed.parts[job.label]), **common,
+        )
+        for job, (maps, grid, constant) in zip(jobs, computed.maps, strict=True)
+    }  # fmt: skip
+
+
+def _recorded(
+    about: LoadedModel,
+    model_inputs: ModelInputs,
+    target: Target,
+    structure: ModelStructure,
+    jobs: Sequence[_Job],
+    run: _Run,
+) -> _Computed | None:
+    """Run all methods by a recorded pass, see `vitrail.capture.cuda_graphs`; None where it is not to be recorded."""
+    tensors = model_inputs.tensors
+    fixed = all(job.method.family in _RECORDED and job.method.takes == "trace" for job in jobs)
+    if not fixed or run.keep or run.places is not None or callable(target) or not recordable(about.module, tensors):
+        return None
+    named = target is not None and not top_count(target)
+    count = output_count(about.module)
+    if named and count is not None:
+        # Classes are an input of the recording, which serves all of them.
+        empty = torch.empty(model_inputs.batch, count)
+        aimed = resolve_target(target, None, model_inputs.batch, about.classes, empty)
+        if aimed.groups or aimed.classes is None:
+            return None
+        tensors = [*tensors, aimed.classes.contiguous().to(tensors[0].device)]
+    elif named:
+        return None
+    rest = [value for value in (*model_inputs.args, *model_inputs.kwargs.values()) if not isinstance(value, Tensor)]
+    methods = tuple((job.label, job.method.compute, repr(job.options)) for job in jobs)
+    key = (id(structure), target if not named else "classes", run.most, methods, tuple(model_inputs.kwargs), repr(rest))
+
+    def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ModelStructure]]:
+        own, evaluated = model_inputs, list[int]()
+        for old, new in zip(model_inputs.tensors, given, strict=not named):
+            own = own.swap(old, new)
+        quiet = replace(run, advance=evaluated.append)
+        found = _compute(about, own, target, structure, jobs, quiet, given[-1] if named else None)
+        assert found.classes is not None and found.logits is not None  # noqa: PT018
+        # The structure is kept with the recording, lest another one come to have its id.
+        return [found.classes, found.logits, *chain.from_iterable(found.maps)], (sum(evaluated), structure)
+
+    (classes, logits, *maps), (evaluated, _) = cuda_graphs.run(about.module, key, tensors, compute)
+    check_finite(about.module, logits)
+    if evaluated:
+        run.advance(evaluated)
+    labels = [job.label for job in jobs]
+    triples = list(zip(maps[::3], maps[1::3], maps[2::3], strict=True))
+    return _Computed(triples, classes, (), logits, dict.fromkeys(labels, 0.0), {label: [] for label in labels})
+
+
+def _compute(
+    about: LoadedModel,
+    model_inputs: ModelInputs,
+    target: Target,
+    structure: ModelStructure,
+    jobs: Sequence[_Job],
+    run: _Run,
+    classes: Tensor | None = None,
+) -> _Computed:
+    """Run all methods: one forward pass, and one backward pass for each target and kind of score.
+
+    ``classes``, shape (b, K), are the classes of the target where they are known.
+    """
     relevance: dict[str, list[Tensor]] = {job.label: [] for job in jobs}
     own: dict[str, float] = dict.fromkeys(relevance, 0.0)
     parts: dict[str, list[dict[str, Any]]] = {job.label: [] for job in jobs}
     by_trace = [job for job in jobs if job.method.takes == "trace"]
     needs = [job.method.needed(job.options) for job in jobs]
-    # Methods that only need the model's output need no capture.
-    outside = (
-        nullcontext(forward_only(about.module, model_inputs, structure)) if not by_trace and not any(needs) else None
-    )
+    # Methods that only need the model's output, or take passes of their own, need no capture; how the head of a model
+    # of texts reads its tokens is measured in the pass.
+    alone = not any(needs) and (not by_trace or (model_inputs.image is not None and bool(structure.layers)))
+    outside = nullcontext(forward_only(about.module, model_inputs, structure)) if alone else None
     with outside or forward_pass(about.module, model_inputs, structure, needs) as one:
         logits = class_logits(about.module, one.output)
-        aimed = resolve_target(target, one.output, model_inputs.batch, about.classes, logits)
+        if classes is not None:
+            aimed = ResolvedTarget(classes, None, logits)
+        else:
+            aimed = resolve_target(target, one.output, model_inputs.batch, about.classes, logits)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
         # is one with a graph, which would stay in memory.
         again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
@@ -341,28 +453,15 @@ def _explain(
                 if job.round == (score, cut):
                     relevance[job.label].append(_timed(job, trace, probe.of(k), own, parts, run))
         probe.propagations.clear()
-        check_finite(about.module, one.logits)
+        if not cuda_graphs.recording():
+            check_finite(about.module, one.logits)
     for job in jobs:
         if job.method.takes == "probe":
             relevance[job.label] = list(_timed(job, None, probe, own, parts, run).unbind(1))
-    shared = perf_counter() - started - sum(own.values())
     if run.places is not None:
         structure = replace(structure, layout=stitched_layout(run.places))
-    finished = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
-    common: dict[str, Any] = {
-        "targets": aimed.classes, "groups": aimed.groups, "logits": one.logits,
-        "model": about.name, "classes": about.classes,
-        "images": model_inputs.image, "structure": dict(structure.rows()),
-        "preprocess": about.preprocess if isinstance(about.preprocess, Preprocess) else None,
-    }  # fmt: skip
-    return {
-        job.label: Explanation(
-            method=job.label, title=job.method.title, maps=maps, grid=grid, constant=constant, options=job.options,
-            signed=job.method.is_signed(job.options), seconds=shared + own[job.label],
-            intermediates=_merge(parts[job.label]), **common,
-        )
-        for job, (maps, grid, constant) in zip(jobs, finished, strict=True)
-    }  # fmt: skip
+    maps = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
+    return _Computed(maps, aimed.classes, aimed.groups, one.logits, own, parts)
 
 
 def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:

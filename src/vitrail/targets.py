@@ -136,7 +136,7 @@ def resolve_target(
         )
     if logits.shape[0] != batch:
         raise TargetError(f"the model returned {logits.shape[0]} rows of scores for {batch} inputs")
-    best = 1 if target is None else _top(target)
+    best = 1 if target is None else top_count(target)
     if best:
         return ResolvedTarget(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits)
     classes, groups = _classes(target, batch, names)
@@ -257,7 +257,7 @@ def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
     return target
 
 
-def _top(target: object) -> int:
+def top_count(target: object) -> int:
     """N for the target "topN", else 0."""
     digits = target[3:] if isinstance(target, str) and target.startswith("top") else ""
     if not digits.isdecimal() or len(digits) > MAX_DIGITS:

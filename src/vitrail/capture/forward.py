@@ -127,7 +127,7 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         (),
         {},
         structure,
-        0,
+        structure.layers[-1].size[0] if structure.layers else 0,
         method_dtype(model),
         device,
         Gate(),

@@ -10,7 +10,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from vitrail.capture.layout import Layout
+from vitrail.capture.layout import Layout, index_tensor
 from vitrail.errors import NotApplicableError
 
 ALL = slice(None)
@@ -169,8 +169,8 @@ class Trace:
         if queries == self.readout.shape[-1]:
             return self.readout
         r = self.readout.new_zeros(queries)
-        patches = [token for token in self.layout.patch_tokens(tokens) if token >= 0]
-        r[patches] = 1 / len(patches)
+        patches = tuple(token for token in self.layout.patch_tokens(tokens) if token >= 0)
+        r[index_tensor(patches, r.device)] = 1 / len(patches)
         return r
 
     def patches(self, tokens: Tensor, axis: int = -1) -> Tensor:
@@ -179,10 +179,12 @@ class Trace:
 
     def on_tokens(self, patches: Tensor, tokens: int) -> Tensor:
         """The inverse of ``patches``: shape (…, S) to (…, n), zero at tokens that are no patches."""
-        index = torch.tensor(self.layout.patch_tokens(tokens), device=patches.device)
-        all_tokens = patches.new_zeros(*patches.shape[:-1], tokens)
-        all_tokens[..., index[index >= 0]] = patches[..., index >= 0]
-        return all_tokens
+        placed = self.layout.patch_tokens(tokens)
+        cells = tuple(cell for cell, token in enumerate(placed) if token >= 0)
+        inside = index_tensor(tuple(token for token in placed if token >= 0), patches.device)
+        return patches.new_zeros(*patches.shape[:-1], tokens).index_copy(
+            -1, inside, patches if len(cells) == len(placed) else patches[..., index_tensor(cells, patches.device)]
+        )
 
     def between_patches(self, attention: Tensor) -> Tensor:
         """Attention from patches to patches, shape (…, S, S)."""

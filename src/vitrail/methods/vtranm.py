@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.capture.plain import plain
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import rows
@@ -15,6 +16,7 @@ from vitrail.methods.registry import choose, register, within
 
 VARIANTS = ("baseline", "af", "af+l", "full")
 TINY = 1e-12
+HALF = (torch.float16, torch.bfloat16)
 AT_ONCE = 2**24  # numbers of one kind, 64 MiB in single precision
 
 
@@ -184,9 +186,11 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
     The vectors Ẽ_h = V_h·Wo_h are never formed: their lengths come from the Gram matrix of Wo_h, dh×dh, and their
     products with E from E·Wo_hᵀ, which is as small as V.
     """
-    E = torch.stack([_embedding(block, "X", measure) for block in blocks])
-    V = torch.stack([_values(block, measure).transpose(0, 1) for block in blocks])  # (layers, H, b, n, dh)
-    Wo = torch.stack([block.Wo for block in blocks])
+    E = _stack([_embedding(block, "X", measure) for block in blocks])
+    V = _stack([_values(block, measure).transpose(0, 1) for block in blocks])  # (layers, H, b, n, dh)
+    Wo = _stack([block.Wo for block in blocks])
+    exact = not (measure.layer_scale and blocks[0].gamma is not None) and measure.post_norm == "ignore"
+    half = trace.logits.dtype if exact and trace.logits is not None else None
     bias = None
     if measure.projection_bias and blocks[0].bo is not None:
         bias = torch.stack([block.bo for block in blocks if block.bo is not None])
@@ -203,37 +207,58 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
         joined = V.permute(0, 2, 3, 1, 4).reshape(layers, b * n, heads * dh)
         changed = (joined @ Wo.transpose(1, 2)).view_as(E)
         changed = changed if bias is None else changed + bias[:, None, None]
-        return _weigh(trace, length, changed.norm(dim=-1), (changed * E).sum(-1), measure).unsqueeze(2)
+        along = (changed * E).sum(-1) if measure.direction else None
+        return _weigh(trace, length, changed.norm(dim=-1), along, measure).unsqueeze(2)
     split = Wo.view(layers, -1, heads, dh).permute(0, 2, 3, 1)  # (layers, H, dh, d)
     flat = V.flatten(2, 3)
     square = ((flat @ (split @ split.transpose(-2, -1))) * flat).sum(-1)
-    projected = (E.flatten(1, 2) @ Wo).view(layers, b * n, heads, dh).transpose(1, 2)
-    product = (projected * flat).sum(-1)
+    product = None
+    if measure.direction:
+        projected = _product(E.flatten(1, 2), Wo, half).view(layers, b * n, heads, dh).transpose(1, 2)
+        product = (projected * flat).sum(-1)
     if bias is not None:
         share = bias / heads
         square = square + 2 * (flat @ (split @ share[:, None, :, None])).squeeze(-1) + (share**2).sum(-1)[:, None, None]
-        product = product + (E.flatten(1, 2) @ share[..., None]).transpose(1, 2)
-    after, product = (t.view(layers, heads, b, n).transpose(1, 2) for t in (square.clamp_min(0).sqrt(), product))
+        product = None if product is None else product + (E.flatten(1, 2) @ share[..., None]).transpose(1, 2)
+    after = square.clamp_min(0).sqrt().view(layers, heads, b, n).transpose(1, 2)
+    product = None if product is None else product.view(layers, heads, b, n).transpose(1, 2)
     return _weigh(trace, length.unsqueeze(2), after, product, measure)
 
 
 def mlp_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -> Tensor:
     """The weights w of MLP layers, shape (layers, b, n)."""
-    E = torch.stack([_embedding(block, "X_mid", measure) for block in blocks])
-    changed = torch.stack([block.F for block in blocks if block.F is not None])
+    E = _stack([_embedding(block, "X_mid", measure) for block in blocks])
+    changed = _stack([block.F for block in blocks if block.F is not None])
     if not measure.layer_scale and blocks[0].F_gamma is not None:
         gamma = torch.stack([block.F_gamma for block in blocks if block.F_gamma is not None])[:, None, None]
         changed = torch.where(gamma == 0, 0.0, changed / gamma)
     if measure.post_norm == "fold" and blocks[0].F_norm_gain is not None:
         gain = torch.stack([block.F_norm_gain for block in blocks if block.F_norm_gain is not None])[:, None, None]
         E, changed = _fold(E, gain, -1), _fold(changed, gain, -1)
-    return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), (changed * E).sum(-1), measure)
+    along = (changed * E).sum(-1) if measure.direction else None
+    return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), along, measure)
 
 
-def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor, measure: Measure) -> Tensor:
-    """Ratio of lengths, times NECC if directions are measured; tokens are the last axis."""
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors along a new first axis; a single one is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
+
+
+def _product(left: Tensor, right: Tensor, half: torch.dtype | None) -> Tensor:
+    """Matrix products of a batch in single precision.
+
+    Where both factors hold numbers of a model in half precision, a GPU's half-precision units multiply them exactly
+    and add in single precision.
+    """
+    if half in HALF and left.dtype == torch.float32 and left.is_cuda and not plain():
+        return torch.bmm(left.to(half), right.to(half), out_dtype=torch.float32)
+    return left @ right
+
+
+def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor | None, measure: Measure) -> Tensor:
+    """Ratio of lengths, times NECC if directions are measured (by ``product``); tokens are the last axis."""
     ratio = after / before.clamp_min(TINY)
-    if not measure.direction:
+    if product is None:
         return ratio
     cosine = product / (before * after).clamp_min(TINY)
     if trace.valid is not None:
