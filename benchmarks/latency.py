@@ -135,12 +135,12 @@ def measure_perturbation(args: argparse.Namespace) -> dict[str, Any]:
                 model(image.expand(min(most, width - start), -1, -1, -1).contiguous())
 
     calls: dict[str, Callable[[], Any]] = {}
-    for most in (32, 64):
+    for most in (32, 64, 128):
         calls[f"forwards in batches of {most}"] = lambda most=most: forwards(most)
         calls[f"scorecam, batches of {most}"] = lambda most=most: vitrail.explain(
             model, image, "scorecam", target=0, batch_size=most
         )
-    found["scorecam"] = over(timer.compare(calls), ("forwards in batches of 32", "forwards in batches of 64"))
+    found["scorecam"] = over(timer.compare(calls), tuple(f"forwards in batches of {most}" for most in (32, 64, 128)))
     calls = {"integrated_gradients": lambda: vitrail.explain(model, image, "integrated_gradients", target=0)}
     for most in (25, 50):
         calls[f"integrated_gradients, batches of {most}"] = lambda most=most: vitrail.explain(
