@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from vitrail.capture import cuda_graphs
 from vitrail.capture.cuda_graphs import recordable
-from vitrail.capture.forward import check_finite, forward_only, forward_pass
+from vitrail.capture.forward import ForwardPass, check_finite, forward_only, forward_pass, without_ends
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
@@ -28,9 +28,9 @@ from vitrail.capture.probe import Probe, ProbedTrace, Scorer
 from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import Places, find_places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
-from vitrail.capture.trace import Trace
+from vitrail.capture.trace import Needs, Trace
 from vitrail.class_group import ClassGroup
-from vitrail.errors import MapWarning, ModelError, NotApplicableError, OptionError, TargetError
+from vitrail.errors import InputError, MapWarning, ModelError, NotApplicableError, OptionError, TargetError
 from vitrail.explanation import Explanation, Explanations, Provenance, number_groups_alike
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.map_source import MapSource
@@ -424,13 +424,11 @@ def _compute(
     # Methods that only need the model's output, or take passes of their own, need no capture; how the head of a model
     # of texts reads its tokens is measured in the pass.
     alone = not any(needs) and (not by_trace or (model_inputs.image is not None and bool(structure.layers)))
-    outside = nullcontext(forward_only(about.module, model_inputs, structure)) if alone else None
-    with outside or forward_pass(about.module, model_inputs, structure, needs) as one:
+    with ExitStack() as stack:
+        open_pass = forward_only if alone else partial(_forward, stack, needs)
+        one = open_pass(about.module, model_inputs, structure)
         logits = class_logits(about.module, one.output)
-        if classes is not None:
-            aimed = ResolvedTarget(classes, None, logits)
-        else:
-            aimed = resolve_target(target, one.output, model_inputs.batch, about.classes, logits)
+        aimed = _aimed(target, classes, one.output, model_inputs.batch, about.classes, logits)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
         # is one with a graph, which would stay in memory.
         again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
@@ -444,6 +442,7 @@ def _compute(
             aimed.groups,
             most=run.most,
             seen=one if again else None,
+            shared=one if by_trace else None,
         )
         agnostic = run.stitched(one.trace()) if by_trace else None
         for job in by_trace:
@@ -456,7 +455,8 @@ def _compute(
         rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(job.round for job in by_trace) if r]
         for k, (score, cut) in rounds:
             last = (k, (score, cut)) == rounds[-1]
-            trace = run.stitched(one.trace(aimed.scalar(k, score), keep_graph=not last, cut=cut))
+            keep_graph = not last or one.ended is not None
+            trace = run.stitched(one.trace(aimed.scalar(k, score), keep_graph=keep_graph, cut=cut))
             for job in by_trace:
                 if job.round == (score, cut):
                     relevance[job.label].append(_timed(job, trace, probe.of(k), own, parts, run))
@@ -470,6 +470,28 @@ def _compute(
         structure = replace(structure, layout=stitched_layout(run.places))
     maps = _finish(jobs, {label: torch.stack(r, 1) for label, r in relevance.items()}, structure, model_inputs)
     return _Computed(maps, aimed.classes, aimed.groups, one.logits, own, parts)
+
+
+def _aimed(
+    target: Target, classes: Tensor | None, output: Any, batch: int, names: Sequence[str] | None, logits: Tensor | None
+) -> ResolvedTarget:
+    """The target for a batch; where its classes are known already, nothing is read from the device."""
+    if classes is not None:
+        return ResolvedTarget(classes, None, logits)
+    return resolve_target(target, output, batch, names, logits)
+
+
+def _forward(
+    stack: ExitStack, needs: list[Needs], model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure
+) -> ForwardPass:
+    """The shared pass; what the model returns if it ends earlier is left out where its last layers do not allow it."""
+    try:
+        return stack.enter_context(forward_pass(model, model_inputs, structure, needs))
+    except (RuntimeError, ModelError, InputError):
+        # The rest of a model that puts tokens back on a grid may remember how many images there were.
+        if not any("ended" in need for need in needs):
+            raise
+    return stack.enter_context(forward_pass(model, model_inputs, structure, without_ends(needs)))
 
 
 def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:

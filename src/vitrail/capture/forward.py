@@ -27,6 +27,22 @@ _FROM_THE_INPUT = ("dX",)
 
 
 @dataclass(frozen=True)
+class EarlyOutputs:
+    """What a model returns if it ends with one of its last blocks, in the graph of a pass.
+
+    Attributes:
+        output: The model's output; its first rows are for its inputs as always, the next ones for the same inputs if
+            it ends with the last block but one, and so on.
+        blocks: The blocks it ends with, in this order.
+        alone: Those of them whose gradients at A nothing else needs.
+    """
+
+    output: Any
+    blocks: tuple[int, ...]
+    alone: frozenset[int]
+
+
+@dataclass(frozen=True)
 class ForwardPass:
     """A forward pass and what was kept of it.
 
@@ -36,6 +52,7 @@ class ForwardPass:
         blocks: What was kept, block by block.
         nodes: Tensors whose gradient can be computed, by (kind, block).
         structure: What the model is made of.
+        ended: What it returns if it ends earlier, where that was asked for.
     """
 
     output: Any
@@ -49,6 +66,7 @@ class ForwardPass:
     gate: Gate
     valid: Tensor | None = None
     features_of: Callable[[Tensor], Tensor] | None = None
+    ended: EarlyOutputs | None = None
 
     def trace(self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False) -> Trace:
         """The pass as methods see it; with a target, a scalar a sample, also its gradients.
@@ -60,7 +78,12 @@ class ForwardPass:
         """
         blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
         readout = self._readout(target) if self.structure.layers else torch.ones(1, device=self.device)
-        nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA" or (not cut and key[0] != "dZ")}
+        skipped = frozenset() if self.ended is None else self.ended.alone
+        nodes = {
+            (kind, i): node
+            for (kind, i), node in self.nodes.items()
+            if (i not in skipped if kind == "dA" else not cut and kind != "dZ")
+        }
         if target is not None and nodes:
             if not target.requires_grad:
                 raise TargetError(
@@ -159,6 +182,8 @@ def forward_pass(
         with _feature_pass(model, model_inputs, structure) as found:
             yield found
         return
+    needs, ends, alone = _ends(list(needs), structure)
+    tail = tail or (_stacked(len(ends), structure.tokens_first) if ends else None)
     by_call = {
         kind: frozenset(layers[i].call for i in where) for kind, where in blocks_to_keep(needs, len(layers)).items()
     }
@@ -178,6 +203,8 @@ def forward_pass(
         with mode:
             output = run_model(model, model_inputs)
         _check_calls(mode, structure)
+        ended = EarlyOutputs(output, ends, alone) if ends else None
+        output = first_rows(output, model_inputs.batch, len(ends)) if ends else output
         blocks = []
         for layer in layers:
             block = mode.calls[layer.call].block
@@ -194,8 +221,49 @@ def forward_pass(
         queries = mode.calls[layers[-1].call].shape[2]
         device = model_inputs.tensors[0].device
         yield ForwardPass(
-            output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid
-        )
+            output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid,
+            ended=ended,
+        )  # fmt: skip
+
+
+def _ends(needs: list[Needs], structure: ModelStructure) -> tuple[list[Needs], tuple[int, ...], frozenset[int]]:
+    """Needs with gradients at A in place of ``ended``, the blocks to end with, last first, and those it alone needs."""
+    wanted = blocks_to_keep(needs, len(structure.layers)).get("ended", frozenset())
+    if not wanted:
+        return needs, (), frozenset()
+    chain = [i for i, layer in enumerate(structure.layers) if not layer.pool]
+    ends = tuple(reversed(chain[-len(wanted) :]))
+    rest = without_ends(needs)
+    others = blocks_to_keep(rest, len(structure.layers)).get("dA", frozenset())
+    return [*rest, *({"dA": slice(i, i + 1)} for i in ends)], ends, frozenset(ends) - others
+
+
+def without_ends(needs: Iterable[Needs]) -> list[Needs]:
+    """The needs without ``ended``."""
+    return [{kind: where for kind, where in need.items() if kind != "ended"} for need in needs]
+
+
+def _stacked(count: int, tokens_first: bool) -> Tail:
+    """Let the rest of a model read the outputs of its last blocks, one after the other in the batch."""
+    return lambda outputs: torch.cat([outputs[-1 - k] for k in range(count)], 1 if tokens_first else 0)
+
+
+def first_rows(output: Any, batch: int, times: int) -> Any:
+    """The part of a model's output that belongs to the first of several batches.
+
+    Raises:
+        ModelError: The output is of a kind that cannot be cut.
+    """
+    if isinstance(output, Tensor):
+        cut = output.dim() > 0 and output.shape[0] == batch * times
+        return output[:batch] if cut else output
+    if isinstance(output, Mapping):
+        return type(output)(**{k: first_rows(v, batch, times) for k, v in output.items()})
+    if isinstance(output, tuple | list) and type(output) in (tuple, list):
+        return type(output)(first_rows(v, batch, times) for v in output)
+    if output is None or isinstance(output, int | float | str | bool):
+        return output
+    raise ModelError(f"the output {type(output).__name__} cannot be cut into batches")
 
 
 def _check_calls(mode: AttentionMode, structure: ModelStructure) -> None:

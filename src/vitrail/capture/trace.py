@@ -20,7 +20,7 @@ LAST = slice(-1, None)
 #: (X, X_mid, F, Wo, bo, gamma, branch_scale), ``X`` for the stream alone, ``norms`` for the normalised stream (X_norm,
 #: X_mid_norm and the gains of norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``,
 #: ``dX`` and ``dY`` for gradients, ``dZ`` for the gradient at the attention's output, ``cut`` for a backward pass that
-#: may skip attention.
+#: may skip attention, ``ended`` for what the model would return if it ended with the block, and its gradient at A.
 TENSOR_KINDS = (
     "A",
     "A_mean",
@@ -40,6 +40,7 @@ TENSOR_KINDS = (
     "norms",
     "value_path",
     "cut",
+    "ended",
 )
 
 Needs = Mapping[str, slice]
