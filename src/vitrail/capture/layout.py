@@ -117,18 +117,18 @@ class Layout:
             raise ModelError(f"readout {self.readout} names a token that does not exist: the model has {queries}")
         r = torch.zeros(queries, device=device, dtype=dtype)
         if isinstance(self.readout, tuple):
-            r[index_tensor(self.readout, device)] = 1 / len(self.readout)
+            r.index_fill_(0, index_tensor(self.readout, device), 1 / len(self.readout))
         elif self.readout == "distilled":
             r[:2] = 0.5
         elif self.readout in ("mean", "cls+mean"):
             patches = tuple(t for t in self.patch_tokens(queries) if t >= 0)
-            r[index_tensor(patches, device)] = 1 / len(patches)
+            r.index_fill_(0, index_tensor(patches, device), 1 / len(patches))
             if self.readout == "cls+mean":
-                r[0] = 1
+                r[:1] = 1
         elif self.readout in ("all", "pool"):
             r[:] = 1 / queries
         else:
-            r[0] = 1
+            r[:1] = 1  # r[0] would be copied from the CPU, for which a GPU waits
         return r
 
     def describe(self) -> str:

@@ -171,7 +171,7 @@ class Trace:
             return self.readout
         r = self.readout.new_zeros(queries)
         patches = tuple(token for token in self.layout.patch_tokens(tokens) if token >= 0)
-        r[index_tensor(patches, r.device)] = 1 / len(patches)
+        r.index_fill_(0, index_tensor(patches, r.device), 1 / len(patches))
         return r
 
     def patches(self, tokens: Tensor, axis: int = -1) -> Tensor:
