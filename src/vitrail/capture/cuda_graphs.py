@@ -78,6 +78,8 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
     graph, stream, pool = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
     torch.cuda.synchronize(device)
     reserved = torch.cuda.memory_reserved(device)
+    # Workspaces of matrix products are kept by stream; the recording gets its own, which nothing else uses.
+    torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
     try:
         with torch.cuda.stream(stream):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -90,6 +92,8 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
         with suppress(Exception):  # lest the allocator take the recording for running
             torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001
         return None
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
     size = torch.cuda.memory_reserved(device) - reserved
     return _Recording(graph, own, outputs, extra, size, torch.cuda.Event())
 
