@@ -39,6 +39,7 @@ MEMORY_SHARE = 1 / 16
 _DEVICES = ("cuda",)
 _SCALARS = frozenset((bool, int, float, str, type(None)))
 _lock = threading.RLock()
+_first_run = threading.local()
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +89,7 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
             finally:
                 graph.capture_end()
     except Exception as error:  # noqa: BLE001 - whatever went wrong, the pass runs without a recording
-        _log.debug("a pass was not recorded: %r", error.__context__ or error)
+        _log.debug("a pass was not recorded", exc_info=error.__context__ or error)
         with suppress(Exception):  # lest the allocator take the recording for running
             torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001
         return None
@@ -99,8 +100,10 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
 
 
 def recording() -> bool:
-    """Whether a pass is being recorded at the moment."""
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    """Whether a pass is being recorded, or run for the first time before that: nothing may wait for its results."""
+    return getattr(_first_run, "running", False) or (
+        torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    )
 
 
 def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
@@ -134,7 +137,11 @@ def run(
     known = _known.setdefault(model, OrderedDict())
     if key not in known:
         drawn = _drawn(device)
-        result = compute(inputs)
+        _first_run.running = True
+        try:
+            result = compute(inputs)
+        finally:
+            _first_run.running = False
         known[key] = 0 if _drawn(device) == drawn else NEVER
         return result
     with _lock:
