@@ -50,7 +50,16 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
     monkeypatch.setattr(cuda_graphs, "_bound", lambda *_: None)
     monkeypatch.setattr(cuda_graphs, "_drawn", lambda _: 0)
     monkeypatch.setattr(cuda_graphs, "_DEVICES", ("cpu",))
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
     return made
+
+
+def test_recording_is_off_unless_it_is_asked_for(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cuda_graphs.SWITCH)
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+    for _ in range(3):
+        vitrail.explain(model, images, "rollout", target=0)
+    assert not graphs
 
 
 def test_recordings_serve_other_images_and_classes(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +112,7 @@ def test_modules_are_walked_in_order() -> None:
 @needs_gpu
 @pytest.mark.parametrize("method", RECORDED)
 def test_replayed_maps_are_those_of_the_plain_path(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
     model = tiny_vit().double().cuda()
     for target in (0, 1, 2, None):
         images = torch.randn(2, 3, 32, 32, dtype=torch.float64, device="cuda")
@@ -116,7 +126,9 @@ def test_replayed_maps_are_those_of_the_plain_path(method: str, monkeypatch: pyt
 
 
 @needs_gpu
-def test_a_model_that_waits_for_its_results_is_not_recorded() -> None:
+def test_a_model_that_waits_for_its_results_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
+
     class Waiting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -137,7 +149,9 @@ def test_a_model_that_waits_for_its_results_is_not_recorded() -> None:
 
 
 @needs_gpu
-def test_a_model_that_draws_numbers_is_not_recorded() -> None:
+def test_a_model_that_draws_numbers_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
+
     class Noisy(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -23,7 +23,6 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits, output_count
-from vitrail.capture.plain import plain
 from vitrail.capture.probe import Probe, ProbedTrace, Scorer
 from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import Places, find_places, stitched_layout
@@ -106,8 +105,6 @@ _RECORDED = ("attention", "gradient", "relevance")
 Found = dict[str, Explanation]
 #: Images in one forward pass of methods that evaluate many, where the user sets no limit.
 MOST = 32
-#: Tokens up to which a GPU evaluates twice as many.
-SMALL_TOKENS = 256
 
 
 @overload
@@ -164,7 +161,7 @@ def explain(
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Process the inputs in batches of this size, to bound memory; methods that evaluate perturbed images
-            evaluate at most this many at a time (32 by default; 64 on a GPU with at most 256 tokens an image).
+            evaluate at most this many at a time (32 by default).
         stitch: Join attention inside windows (Swin) into attention between all patches, for the methods that take it
             (`rollout`, `transformer_mm` and others that multiply attention through the blocks).
         check: Also check each map on this model and image, see `Explanation.check`; "quick" (as True) or "full". The
@@ -233,7 +230,7 @@ def explain(
         check_finite(about.module, forward_only(about.module, model_inputs, structure).logits)
         raise
     places = find_places(about.module, model_inputs, structure) if stitch else None
-    run = _Run(batch_size or _most(model_inputs, structure), keep, advance, places)
+    run = _Run(batch_size or MOST, keep, advance, places)
     pieces = [
         _explain(about, piece, aimed, structure, jobs, run) for piece, aimed in _cut(model_inputs, target, batch_size)
     ]
@@ -245,12 +242,6 @@ def explain(
     _warn(found)
     found = _checked(found, source, "quick" if check is True else check, advance) if check else found
     return Explanations(found) if methods is not None else found[jobs[0].label]
-
-
-def _most(model_inputs: ModelInputs, structure: ModelStructure) -> int:
-    """Images in one forward pass of methods that evaluate many: more on a GPU, which small images do not fill."""
-    small = model_inputs.tensors[0].is_cuda and 0 < structure.tokens <= SMALL_TOKENS and not plain()
-    return 2 * MOST if small else MOST
 
 
 def _check_arguments(method: str, target: Target, batch_size: int | None, keep: bool) -> None:

@@ -4,12 +4,13 @@ For a few images a GPU waits for Python: launching the kernels of a pass takes l
 run again with inputs of the same shapes is therefore recorded and replayed with one launch. A recording is used only
 while nothing that Python decides can differ: the same module objects, parameters, attributes and forward functions, no
 hooks, no random numbers, no other modes. What cannot be recorded, because it waits for results on the way, runs as
-before.
+before. Recording is experimental: it is off unless ``VITRAIL_CUDA_GRAPHS=1`` is set.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -36,6 +37,8 @@ MOST_RECORDINGS, MOST_KNOWN = 32, 128
 AGAIN, NEVER = 16, 2**62
 #: Share of a device's memory that all recordings may hold.
 MEMORY_SHARE = 1 / 16
+#: Environment variable that switches recording on.
+SWITCH = "VITRAIL_CUDA_GRAPHS"
 _DEVICES = ("cuda",)
 _SCALARS = frozenset((bool, int, float, str, type(None)))
 _lock = threading.RLock()
@@ -110,7 +113,8 @@ def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a pass over these inputs may be recorded at all."""
     device = inputs[0].device if inputs else torch.device("cpu")
     return (
-        device.type in _DEVICES
+        os.environ.get(SWITCH) == "1"
+        and device.type in _DEVICES
         and not plain()
         and all(t.device == device for t in inputs)
         and not torch.is_autocast_enabled(device.type)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from vitrail.capture.plain import plain
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import rows
@@ -16,7 +15,6 @@ from vitrail.methods.registry import choose, register, within
 
 VARIANTS = ("baseline", "af", "af+l", "full")
 TINY = 1e-12
-HALF = (torch.float16, torch.bfloat16)
 AT_ONCE = 2**24  # numbers of one kind, 64 MiB in single precision
 
 
@@ -189,8 +187,6 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
     E = _stack([_embedding(block, "X", measure) for block in blocks])
     V = _stack([_values(block, measure).transpose(0, 1) for block in blocks])  # (layers, H, b, n, dh)
     Wo = _stack([block.Wo for block in blocks])
-    exact = not (measure.layer_scale and blocks[0].gamma is not None) and measure.post_norm == "ignore"
-    half = trace.logits.dtype if exact and trace.logits is not None else None
     bias = None
     if measure.projection_bias and blocks[0].bo is not None:
         bias = torch.stack([block.bo for block in blocks if block.bo is not None])
@@ -214,7 +210,7 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
     square = ((flat @ (split @ split.transpose(-2, -1))) * flat).sum(-1)
     product = None
     if measure.direction:
-        projected = _product(E.flatten(1, 2), Wo, half).view(layers, b * n, heads, dh).transpose(1, 2)
+        projected = (E.flatten(1, 2) @ Wo).view(layers, b * n, heads, dh).transpose(1, 2)
         product = (projected * flat).sum(-1)
     if bias is not None:
         share = bias / heads
@@ -242,17 +238,6 @@ def mlp_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -> Tens
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
     """Stack tensors along a new first axis; a single one is not copied."""
     return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
-
-
-def _product(left: Tensor, right: Tensor, half: torch.dtype | None) -> Tensor:
-    """Matrix products of a batch in single precision.
-
-    Where both factors hold numbers of a model in half precision, a GPU's half-precision units multiply them exactly
-    and add in single precision.
-    """
-    if half in HALF and left.dtype == torch.float32 and left.is_cuda and not plain():
-        return torch.bmm(left.to(half), right.to(half), out_dtype=torch.float32)
-    return left @ right
 
 
 def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor | None, measure: Measure) -> Tensor:
