@@ -62,7 +62,7 @@ class Version:
     def __init__(self, source: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(source.resolve()), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--serve"]
-        self._process = subprocess.Popen(
+        self._process = subprocess.Popen(  # noqa: S603 - this file itself
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
         )
 
