@@ -18,6 +18,8 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
+from vitrail.capture.row_choice import resolve_products
+from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
@@ -60,7 +62,11 @@ class ForwardPass:
         """
         blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
         readout = self._readout(target) if self.structure.layers else torch.ones(1, device=self.device)
-        nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA" or (not cut and key[0] != "dZ")}
+        nodes = {
+            (kind, i): node
+            for (kind, i), node in self.nodes.items()
+            if kind == "dA" or (blocks[i].products is not None if kind == "dZ" else not cut)
+        }
         if target is not None and nodes:
             if not target.requires_grad:
                 raise TargetError(
@@ -71,7 +77,13 @@ class ForwardPass:
             found = torch.autograd.grad(target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True)
             self.gate.closed = False
             for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
-                value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
+                value = torch.zeros_like(node) if gradient is None else gradient
+                if kind == "dZ":
+                    products = blocks[index].products
+                    assert isinstance(products, RowwiseProducts)
+                    blocks[index] = blocks[index].having(products=products.with_gradient(value))
+                    continue
+                value = value.to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
                 if kind == "dQ":
@@ -159,11 +171,12 @@ def forward_pass(
         with _feature_pass(model, model_inputs, structure) as found:
             yield found
         return
-    by_call = {
-        kind: frozenset(layers[i].call for i in where) for kind, where in blocks_to_keep(needs, len(layers)).items()
-    }
+    by_block = resolve_products(
+        blocks_to_keep(needs, len(layers)), structure, model_inputs.batch, frozenset(edits or ())
+    )
     if model_inputs.image is None and layers:
-        by_call["dZ"] = frozenset({layers[-1].call})
+        by_block["dZ"] = by_block.get("dZ", frozenset()) | {len(layers) - 1}
+    by_call = {kind: frozenset(layers[i].call for i in where) for kind, where in by_block.items()}
     dtype = method_dtype(model)
     mode = AttentionMode(
         by_call, model_inputs.batch, dtype,
@@ -186,6 +199,8 @@ def forward_pass(
                 _batch_first(block, structure.tokens)
             if layer.pool and structure.pool_skips:
                 _pad_keys(block, structure.pool_skips)
+            if isinstance(block.products, RowwiseProducts):
+                block.products = block.products.without_padding(model_inputs.valid)
             blocks.append(block)
         index_of = {layer.call: i for i, layer in enumerate(layers)}
         nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
