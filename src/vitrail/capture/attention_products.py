@@ -16,7 +16,8 @@ class AttentionProducts(ABC):
     """Products of vectors with one attention layer's matrices A, one for each head, and with their gradient dA.
 
     Shapes: b images, H heads, m queries, n keys. A method that uses these declares ``attention`` (products with A),
-    ``attention_mean`` (with the mean over heads only) and ``attention_gradient`` (products that involve dA).
+    ``attention_mean`` (with the mean over heads only), ``attention_gradient`` (products that involve dA) and
+    ``attention_logits`` (products that involve the logits O) among its needs.
     """
 
     @property
@@ -48,6 +49,10 @@ class AttentionProducts(ABC):
     def weighted_rows(self, v: Tensor) -> Tensor:
         """v·(dA ⊙ A)⁺ for each head: shape (b, m) to (b, H, n)."""
 
+    @abstractmethod
+    def sigmoid_rows(self, v: Tensor) -> Tensor:
+        """v·(dA⁺ ⊙ sigmoid(O)) for each head, with O the logits: shape (b, m) to (b, H, n)."""
+
 
 class DenseProducts(AttentionProducts):
     """Products with attention that is in memory.
@@ -56,6 +61,7 @@ class DenseProducts(AttentionProducts):
         A: Attention, shape (b, H, m, n), or None where only its mean over heads is needed.
         A_mean: Its mean over heads, shape (b, m, n); computed from A if None.
         dA: Gradient at A, or None.
+        O: Logits, or None.
 
     Example:
         >>> products = DenseProducts(torch.tensor([[[[0.5, 0.5], [0.0, 1.0]]]]))
@@ -63,12 +69,18 @@ class DenseProducts(AttentionProducts):
         tensor([[0.5000, 2.5000]])
     """
 
-    def __init__(self, A: Tensor | None = None, A_mean: Tensor | None = None, dA: Tensor | None = None) -> None:
-        self._A, self._A_mean, self._dA = A, A_mean, dA
+    def __init__(
+        self,
+        A: Tensor | None = None,
+        A_mean: Tensor | None = None,
+        dA: Tensor | None = None,
+        O: Tensor | None = None,  # noqa: E741
+    ) -> None:
+        self._A, self._A_mean, self._dA, self._O = A, A_mean, dA, O
 
     @property
     def size(self) -> tuple[int, int, int]:  # noqa: D102
-        some = next((t for t in (self._A, self._A_mean, self._dA) if t is not None), None)
+        some = next((t for t in (self._A, self._A_mean, self._dA, self._O) if t is not None), None)
         some = _kept(some, "attention")
         return some.shape[0], some.shape[-2], some.shape[-1]
 
@@ -91,6 +103,10 @@ class DenseProducts(AttentionProducts):
         A, dA = _kept(self._A, "attention"), _kept(self._dA, "attention_gradient")
         return _rows(v, (dA * A).clamp_min_(0))
 
+    def sigmoid_rows(self, v: Tensor) -> Tensor:  # noqa: D102
+        dA, logits = _kept(self._dA, "attention_gradient"), _kept(self._O, "attention_logits")
+        return _rows(v, dA.clamp_min(0) * logits.sigmoid())
+
     @property
     def _mean(self) -> Tensor:
         return self._A_mean if self._A_mean is not None else _kept(self._A, "attention_mean").mean(1)
@@ -107,7 +123,7 @@ def _kept(tensor: Tensor | None, kind: str) -> Tensor:
 
 
 #: For each kind of products, the tensor that is kept where the matrices are in memory.
-PRODUCT_KINDS = {"attention": "A", "attention_mean": "A_mean", "attention_gradient": "dA"}
+PRODUCT_KINDS = {"attention": "A", "attention_mean": "A_mean", "attention_gradient": "dA", "attention_logits": "O"}
 #: Tensors that hold a matrix of queries by keys.
 MATRICES = ("A", "A_mean", "O", "dA")
 

@@ -102,8 +102,17 @@ class RowwiseProducts(AttentionProducts):
         if total is None:
             total = self._zeros()
             for part, at in self._pieces(v):
-                dA = (self._gradient[:, :, at] @ self.V.transpose(-2, -1)).to(self.dtype)
+                dA = self._gradient_at(at)
                 total += (part[:, None, None] @ dA.mul_(self._attention(at)).clamp_min_(0)).squeeze(-2)
+        return self._to_valid(total)
+
+    def sigmoid_rows(self, v: Tensor) -> Tensor:
+        """v·(dA⁺ ⊙ sigmoid(O)) for each head."""
+        v = self._from_valid(v)
+        total = self._zeros()
+        for part, at in self._pieces(v):
+            dA = self._gradient_at(at).clamp_min_(0)
+            total += (part[:, None, None] @ dA.mul_(self._logits(at)[0].to(self.dtype).sigmoid())).squeeze(-2)
         return self._to_valid(total)
 
     # -- rows in pieces ------------------------------------------------------------------------------------------
@@ -125,13 +134,21 @@ class RowwiseProducts(AttentionProducts):
 
     def _attention(self, at: Tensor | slice) -> Tensor:
         """Rows of A, shape (b, H, rows, n), computed as where all of it is kept."""
+        return attention_weights(*self._logits(at)).to(self.dtype)
+
+    def _gradient_at(self, at: Tensor | slice) -> Tensor:
+        """Rows of dA, shape (b, H, rows, n)."""
+        return (self._gradient[:, :, at] @ self.V.transpose(-2, -1)).to(self.dtype)
+
+    def _logits(self, at: Tensor | slice) -> tuple[Tensor, Tensor | None]:
+        """Rows of the logits, shape (b, H, rows, n), and their mask."""
         Q, mask = self.Q[:, :, at], self.mask
         if self.causal:
             position = torch.arange(self.Q.shape[2], device=Q.device)[at]
             mask = position[:, None] >= torch.arange(self.K.shape[2], device=Q.device)
         elif mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
             mask = mask[..., at, :]
-        return attention_weights(attention_logits(Q, self.K, mask, self.scale), mask).to(self.dtype)
+        return attention_logits(Q, self.K, mask, self.scale), mask
 
     # -- kernels -------------------------------------------------------------------------------------------------
 

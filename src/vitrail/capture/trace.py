@@ -21,12 +21,13 @@ LAST = slice(-1, None)
 #: (X, X_mid, F, Wo, bo, gamma, branch_scale), ``X`` for the stream alone, ``norms`` for the normalised stream (X_norm,
 #: X_mid_norm and the gains of norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``,
 #: ``dX`` and ``dY`` for gradients, ``dZ`` for the gradient at the attention's output, ``cut`` for a backward pass that
-#: may skip attention. ``attention``, ``attention_mean`` and ``attention_gradient`` stand for products with A, its mean
-#: over heads and dA, of which no matrix needs to be kept, see `AttentionProducts`.
+#: may skip attention. ``attention``, ``attention_mean``, ``attention_gradient`` and ``attention_logits`` stand for
+#: products with A, its mean over heads, dA and O, of which no matrix needs to be kept, see `AttentionProducts`.
 TENSOR_KINDS = (
     "attention",
     "attention_mean",
     "attention_gradient",
+    "attention_logits",
     "A",
     "A_mean",
     "O",
@@ -127,7 +128,7 @@ class Block:
         if self.products is not None:
             return self.products
         held = vars(self)
-        return DenseProducts(held.get("A"), held.get("A_mean"), held.get("dA"))
+        return DenseProducts(held.get("A"), held.get("A_mean"), held.get("dA"), held.get("O"))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
