@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from vitrail.methods.registry import METHODS, choose, register
 
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
-AT_ONCE = 2**24  # numbers of W for one block, 64 MiB in single precision
+AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
 VARIANTS = {"fast": {"source": "last", "score": "logit"}, "attention": {"spread": "attention", "rounds": 1}}
 
 
@@ -72,8 +72,9 @@ def _source(trace: Trace, source: str) -> Tensor:
 def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
     """W as a function on relevance, shape (b, S); of large inputs a few rows of W are in memory at a time."""
     upper = trace.blocks[len(trace.blocks) // 2 :]
-    keys = [normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper]
-    batch, count = keys[0].shape[:2]
+    keys = torch.cat([normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper], -1)
+    keys *= len(upper) ** -0.5  # their products are means of the cosines over the blocks
+    batch, count = keys.shape[:2]
     at_once = max(1, AT_ONCE // (batch * count))
     pieces = [slice(start, start + at_once) for start in range(0, count, at_once)]
     kept = [_affinity(trace, keys, power, pieces[0])] if len(pieces) == 1 else None
@@ -85,9 +86,9 @@ def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
     return spread
 
 
-def _affinity(trace: Trace, keys: Sequence[Tensor], power: float, rows: slice) -> Tensor:
+def _affinity(trace: Trace, keys: Tensor, power: float, rows: slice) -> Tensor:
     """Some rows of W."""
-    W = torch.stack([K[:, rows] @ K.transpose(-2, -1) for K in keys]).mean(0).clamp_min(0) ** power
+    W = (keys[:, rows] @ keys.transpose(-2, -1)).clamp_min_(0) ** power
     if trace.valid is not None:  # padding neither gives nor gets relevance
         valid = trace.patches(trace.valid)
         W = W * (valid[:, rows, None] & valid[:, None])
