@@ -93,11 +93,7 @@ def test_methods_agree_with_matrices(name, monkeypatch, rowwise, used):
     model, images = make(name), torch.randn(2, 3, 32, 32, dtype=torch.float64)
     fits = [m for m in ROW_METHODS if METHODS[m.partition(":")[0]].reason_against("pool") is None or name != "pool"]
 
-    def call():
-        # One by one: with several, one that needs matrices would have them kept for all.
-        return {m: vitrail.explain(model, images, m, target=[[1, 3]]) for m in fits}
-
-    fast, slow = both_ways(monkeypatch, call)
+    fast, slow = both_ways(monkeypatch, lambda: vitrail.explain(model, images, methods=fits, target=[[1, 3]]))
     agree(fast, slow)
     assert bool(used) == (name != "handwritten"), "a model that writes attention out has its matrices anyway"
 
@@ -107,10 +103,9 @@ def test_methods_agree_on_texts_with_padding(monkeypatch, rowwise, used):
     names = ("transformer_mm", "vtranm", "leadlight", "gradtoken", "rollout", "attcat", "gradsam", "gradcam:bert")
     texts, model = ["the film is superb !", "a dreadful plot , the music and the story"], model.double()
 
-    def call():
-        return {m: vitrail.explain(model, texts, m, target=1, tokenizer=tokenizer) for m in names}
-
-    fast, slow = both_ways(monkeypatch, call)
+    fast, slow = both_ways(
+        monkeypatch, lambda: vitrail.explain(model, texts, methods=names, target=1, tokenizer=tokenizer)
+    )
     agree(fast, slow)
     assert used
 
