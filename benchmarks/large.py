@@ -2,9 +2,10 @@
 
     python benchmarks/large.py --device cuda --out benchmarks/results/large-h200.json
 
-Each method is measured twice: "rows" computes products with attention row by row, "plain" keeps the matrices of all
-blocks (`VITRAIL_PLAIN=1`). The model is a ViT-L/14 with random weights, which do not change time or memory. Results are
-written after each size; sizes that would start after ``--seconds`` are left out. `--check` compares the maps of both.
+Each method is measured twice: "rows" is the default, products with attention row by row; "plain" keeps the matrices of
+all blocks (`VITRAIL_PLAIN=1`). The model is a ViT-L/14 with random weights, which do not change time or memory. Results
+are written after each size; sizes that would start after ``--seconds`` are left out. ``--check N`` compares the maps of
+both at N tokens.
 """
 
 from __future__ import annotations
@@ -23,22 +24,20 @@ from common import Timer, add_ratios, bare_passes, save_speed, speed_parser
 from torch import Tensor
 
 import vitrail
-from vitrail.capture import row_choice
 from vitrail.capture.structure import forget
 
 METHODS = ["leadlight", "transformer_mm", "vtranm", "gradtoken"]
+RUNS = ["bfloat16:1370x8,197x8,577x8,2705x8,4097x8,1370x1", "tf32:1370x8,1370x1", "float32:1370x8"]
 PRECISIONS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @contextmanager
 def way(name: str) -> Iterator[None]:
-    """Compute row by row whatever the size, or keep matrices."""
-    before, os.environ["VITRAIL_PLAIN"] = row_choice.ROWWISE_FROM, "1" if name == "plain" else "0"
-    row_choice.ROWWISE_FROM = 0
+    """Compute as by default, which at these sizes is row by row, or keep matrices."""
+    os.environ["VITRAIL_PLAIN"] = "1" if name == "plain" else "0"
     try:
         yield
     finally:
-        row_choice.ROWWISE_FROM = before
         del os.environ["VITRAIL_PLAIN"]
 
 
@@ -123,9 +122,7 @@ def main() -> None:
     """Measure, and write results and manifest after each size."""
     parser = speed_parser(__doc__, repeats=3)
     parser.set_defaults(model="vit_large_patch14_dinov2")
-    parser.add_argument("--precisions", nargs="+", default=["bfloat16", "tf32", "float32"], choices=PRECISIONS)
-    parser.add_argument("--sizes", nargs="+", default=["197x8", "1370x8", "1370x1", "577x8", "2705x8", "4097x8"],
-                        help="tokens x batch")  # fmt: skip
+    parser.add_argument("--runs", nargs="+", default=RUNS, help="precision:tokens x batch,…")
     parser.add_argument("--methods", nargs="+", default=METHODS)
     parser.add_argument("--ways", nargs="+", default=["rows", "plain"])
     parser.add_argument("--seconds", type=float, default=100)
@@ -133,12 +130,13 @@ def main() -> None:
     args = parser.parse_args()
     results: list[Any] = []
     started = time.perf_counter()
-    for precision in args.precisions:
+    for run in args.runs:
+        precision, _, sizes = run.partition(":")
         model = make_model(args, precision)
         if args.check:
             results.append(compare_maps(args, precision, model, args.check))
             save_speed(args, results)
-        for size in args.sizes:
+        for size in filter(None, sizes.split(",")):
             if time.perf_counter() - started > args.seconds:
                 print(f"left out for lack of time: {precision} {size}", flush=True)
                 continue

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -50,7 +51,8 @@ ROW_METHODS = [
 @pytest.fixture
 def rowwise(monkeypatch):
     """Keep no matrices whatever their size, and compute few rows at a time."""
-    monkeypatch.setattr(row_choice, "ROWWISE_FROM", 0)
+    monkeypatch.setattr(row_choice, "ROWWISE_FROM", {"half": 0, "other": 0})
+    monkeypatch.setattr(row_choice, "mean_is_smaller", lambda *_: False)
     monkeypatch.setattr(row_products, "PIECE", {"cpu": 500, "cuda": 500})
 
 
@@ -197,12 +199,20 @@ def test_blocks_that_need_matrices_keep_them(rowwise):
     model, images = make("cls"), torch.randn(1, 3, 32, 32, dtype=torch.float64)
     structure = read_structure(model, ModelInputs((images,)))
     everywhere, last = frozenset(range(3)), frozenset({2})
-    kept = row_choice.resolve_products(
-        {"attention": everywhere, "attention_gradient": everywhere, "A": last}, structure, 1
-    )
+    needed, weight = dict.fromkeys(("attention", "attention_gradient"), everywhere), next(model.parameters())
+    kept = row_choice.resolve_products({**needed, "A": last}, structure, 1, weight)
     assert kept["rowwise"] == kept["dZ"] == {0, 1}
     assert not set(kept) & set(PRODUCT_KINDS)
-    assert "rowwise" not in row_choice.resolve_products({"attention": last}, structure, 1, edited=last)
+    assert "rowwise" not in row_choice.resolve_products({"attention": last}, structure, 1, weight, last)
+
+
+def test_means_of_few_tokens_are_kept(monkeypatch):
+    monkeypatch.setattr(row_choice, "ROWWISE_FROM", {"half": 0, "other": 0})
+    model, images, last = make("cls"), torch.randn(1, 3, 32, 32, dtype=torch.float64), frozenset({2})
+    structure, weight = read_structure(model, ModelInputs((images,))), next(model.parameters())
+    assert "rowwise" not in row_choice.resolve_products({"attention_mean": last}, structure, 1, weight)
+    long = replace(structure, layers=tuple(replace(o, size=(200, 200)) for o in structure.layers))
+    assert row_choice.resolve_products({"attention_mean": last}, long, 1, weight)["rowwise"] == last
 
 
 KERNELS = """

@@ -18,7 +18,7 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
-from vitrail.capture.row_choice import resolve_products
+from vitrail.capture.row_choice import resolve_products, some_weight
 from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
@@ -172,7 +172,7 @@ def forward_pass(
             yield found
         return
     by_block = resolve_products(
-        blocks_to_keep(needs, len(layers)), structure, model_inputs.batch, frozenset(edits or ())
+        blocks_to_keep(needs, len(layers)), structure, model_inputs.batch, some_weight(model), frozenset(edits or ())
     )
     if model_inputs.image is None and layers:
         by_block["dZ"] = by_block.get("dZ", frozenset()) | {len(layers) - 1}

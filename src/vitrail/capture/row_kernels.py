@@ -7,6 +7,8 @@ The plain computation is in `row_products`; both agree to rounding.
 
 from __future__ import annotations
 
+import logging
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,8 +21,10 @@ except ImportError:  # a build of torch without it
     triton = None
 
 #: Block sizes of queries and keys, warps and pipeline stages, by bytes of a number.
-TILES = {2: (64, 128, 8, 2), 4: (64, 64, 4, 2)}
+TILES = {2: (64, 64, 4, 3), 4: (64, 64, 4, 2)}
 _LOG2E = 1.4426950408889634
+_failed: list[str] = []
+_log = logging.getLogger(__name__)
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -29,9 +33,23 @@ def supported(Q: Tensor, K: Tensor) -> bool:
 
     In exact single precision the products of torch are faster than those of a kernel; with TF32 they are not.
     """
-    if triton is None or Q.dtype not in _KINDS or Q.shape[-1] > 256 or K.shape[:2] != Q.shape[:2]:
+    if triton is None or _failed or Q.dtype not in _KINDS or Q.shape[-1] > 256 or K.shape[:2] != Q.shape[:2]:
         return False
     return Q.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest"
+
+
+def try_attention_rows(
+    Q: Tensor, K: Tensor, v: Tensor, scale: float, V: Tensor | None = None, dZ: Tensor | None = None
+) -> Tensor | None:
+    """`attention_rows`, or None where the kernels cannot be compiled, as without a C compiler; then never again."""
+    try:
+        return attention_rows(Q, K, v, scale, V, dZ)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - Triton raises many kinds
+        _failed.append(repr(error))
+        _log.warning("Triton kernels are not used, products with attention take longer: %s", error)
+        return None
 
 
 def attention_rows(

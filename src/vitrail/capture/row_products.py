@@ -17,7 +17,7 @@ from vitrail.capture.attention_products import AttentionProducts
 from vitrail.capture.fused import attention_logits, attention_weights
 
 #: Most numbers of a piece of attention that is in memory at a time, by device.
-PIECE = {"cpu": 2**21, "cuda": 2**25}
+PIECE = {"cpu": 2**21, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
@@ -156,14 +156,14 @@ class RowwiseProducts(AttentionProducts):
         """The product by a kernel, or None where there is none for this attention."""
         if self.mask is not None or self.causal or self.Q.device.type != "cuda":
             return None
-        from vitrail.capture.row_kernels import attention_rows, supported
+        from vitrail.capture.row_kernels import supported, try_attention_rows
 
-        read = _read_rows(v)
-        if not supported(self.Q, self.K) or (read is not None and len(read) <= 16):
+        if not supported(self.Q, self.K):
             return None
         scale = self.Q.shape[-1] ** -0.5 if self.scale is None else self.scale
         dZ, V = (self._gradient, self.V) if weighted else (None, None)
-        return attention_rows(self.Q, self.K, v, scale, V, dZ).to(self.dtype)
+        found = try_attention_rows(self.Q, self.K, v, scale, V, dZ)
+        return None if found is None else found.to(self.dtype)
 
     def _fused_columns(self, u: Tensor) -> Tensor | None:
         """Ā times vectors as attention whose values are these vectors, or None where no kernel takes them."""
