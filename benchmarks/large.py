@@ -27,7 +27,13 @@ import vitrail
 from vitrail.capture.structure import forget
 
 METHODS = ["leadlight", "transformer_mm", "vtranm", "gradtoken"]
-RUNS = ["bfloat16:1370x8,197x8,577x8,2705x8,4097x8,1370x1", "tf32:1370x8,1370x1", "float32:1370x8"]
+#: Precision, tokens and batch sizes, and ways.
+RUNS = [
+    "bfloat16:1370x8:rows,plain",
+    "bfloat16:197x8,577x8,2705x8,4097x8,1370x1:rows",
+    "tf32:1370x8:rows,plain",
+    "float32:1370x8:rows",
+]
 PRECISIONS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -71,12 +77,14 @@ def images_of(args: argparse.Namespace, model: torch.nn.Module, tokens: int, bat
     return torch.randn(batch, 3, side, side, device=args.device, dtype=weight.dtype)
 
 
-def measure(args: argparse.Namespace, precision: str, model: torch.nn.Module, tokens: int, batch: int) -> Any:
+def measure(
+    args: argparse.Namespace, precision: str, model: torch.nn.Module, tokens: int, batch: int, ways: list[str]
+) -> Any:
     """Times, ratios and peak memory for one size."""
     images = images_of(args, model, tokens, batch)
     timer = Timer(torch.device(args.device), args.repeats)
     calls = bare_passes(model, images)
-    calls |= {f"{m} {name}": explaining(model, images, m, name) for m in args.methods for name in args.ways}
+    calls |= {f"{m} {name}": explaining(model, images, m, name) for m in args.methods for name in ways}
     failed, peaks = {}, {}
     for name, call in list(calls.items()):
         try:
@@ -122,28 +130,29 @@ def main() -> None:
     """Measure, and write results and manifest after each size."""
     parser = speed_parser(__doc__, repeats=3)
     parser.set_defaults(model="vit_large_patch14_dinov2")
-    parser.add_argument("--runs", nargs="+", default=RUNS, help="precision:tokens x batch,…")
+    parser.add_argument("--runs", nargs="+", default=RUNS, help="precision:tokens x batch,…:way,…")
     parser.add_argument("--methods", nargs="+", default=METHODS)
-    parser.add_argument("--ways", nargs="+", default=["rows", "plain"])
     parser.add_argument("--seconds", type=float, default=100)
     parser.add_argument("--check", type=int, default=0, help="compare the maps at this number of tokens")
     args = parser.parse_args()
     results: list[Any] = []
     started = time.perf_counter()
+    known = model = None
     for run in args.runs:
-        precision, _, sizes = run.partition(":")
-        model = make_model(args, precision)
-        if args.check:
-            results.append(compare_maps(args, precision, model, args.check))
-            save_speed(args, results)
-        for size in filter(None, sizes.split(",")):
+        precision, sizes, ways = run.split(":")
+        if precision != known:
+            del model
+            known, model = precision, make_model(args, precision)
+            if args.check:
+                results.append(compare_maps(args, precision, model, args.check))
+                save_speed(args, results)
+        for size in sizes.split(","):
             if time.perf_counter() - started > args.seconds:
                 print(f"left out for lack of time: {precision} {size}", flush=True)
                 continue
             tokens, batch = map(int, size.split("x"))
-            results.append(measure(args, precision, model, tokens, batch))
+            results.append(measure(args, precision, model, tokens, batch, ways.split(",")))
             save_speed(args, results)
-        del model
     print(f"{time.perf_counter() - started:.0f} s", flush=True)
 
 

@@ -154,6 +154,17 @@ def test_no_matrix_is_kept(method, rowwise, monkeypatch):
         assert all(block.products is None for block in one.blocks)
 
 
+def test_half_precision_agrees_within_its_rounding(monkeypatch, rowwise):
+    """Both compute A and the products in single precision, from a forward pass that rounds in other places."""
+    model, images = make("registers").bfloat16(), torch.randn(2, 3, 32, 32)
+    names = ["leadlight", "transformer_mm", "vtranm", "gradtoken"]
+    fast, slow = both_ways(monkeypatch, lambda: vitrail.explain(model, images, methods=names, target=2))
+    for label in names:
+        a, b = fast[label].grid, slow[label].grid
+        assert a.dtype == b.dtype == torch.float32
+        assert float((a - b).abs().max() / b.abs().max()) < 0.05, label
+
+
 def test_small_attention_is_kept_as_matrices(used):
     vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), methods=["vtranm", "rollout", "gradtoken"], target=0)
     assert not used

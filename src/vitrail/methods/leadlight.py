@@ -97,7 +97,7 @@ def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
 
 def _keys(trace: Trace, block: Block) -> Tensor:
     """Keys of the patches, heads side by side, shape (b, S, d); in the model's precision where they were kept in it."""
-    own = block.products.K if isinstance(block.products, RowwiseProducts) and block.K.is_cuda else block.K
+    own = block.products.K if isinstance(block.products, RowwiseProducts) else block.K
     return trace.patches(own, -2).transpose(1, 2).flatten(2)
 
 
@@ -112,13 +112,21 @@ def _cosines(keys: Sequence[Tensor]) -> Callable[[slice], Tensor]:
     def mean(rows: slice) -> Tensor:
         total: Tensor | None = None
         for K, each in zip(keys, inverse, strict=True):
-            product = torch.bmm(K[:, rows], K.transpose(-2, -1), out_dtype=torch.float32)
+            product = _half_product(K[:, rows], K.transpose(-2, -1))
             product *= each[:, rows, None] / len(keys)
             total = product.mul_(each[:, None]) if total is None else total.addcmul_(product, each[:, None])
         assert total is not None
         return total
 
     return mean
+
+
+def _half_product(left: Tensor, right: Tensor) -> Tensor:
+    """The product of tensors in half precision, in single precision."""
+    try:
+        return torch.bmm(left, right, out_dtype=torch.float32)
+    except (RuntimeError, TypeError):  # another device than CUDA, or an older torch
+        return left.float() @ right.float()
 
 
 def _by_attention(trace: Trace) -> Callable[[Tensor], Tensor]:
