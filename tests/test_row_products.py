@@ -15,7 +15,7 @@ from timm.models.vision_transformer import VisionTransformer
 
 import vitrail
 from texts import text_model
-from vitrail.capture import row_choice, row_products
+from vitrail.capture import attention, row_choice, row_products
 from vitrail.capture.attention_products import PRODUCT_KINDS, DenseProducts
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask
@@ -224,6 +224,20 @@ def test_means_of_few_tokens_are_kept(monkeypatch):
     assert "rowwise" not in row_choice.resolve_products({"attention_mean": last}, structure, 1, weight)
     long = replace(structure, layers=tuple(replace(o, size=(200, 200)) for o in structure.layers))
     assert row_choice.resolve_products({"attention_mean": last}, long, 1, weight)["rowwise"] == last
+
+
+def test_the_structure_of_large_inputs_is_read_without_matrices(monkeypatch):
+    """The self-check makes attention explicit; where that takes too much memory, it lets the fused function run."""
+    images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
+    explicit = read_structure(make("registers"), ModelInputs((images,)))
+    monkeypatch.setattr(attention, "CHECKED_UP_TO", 0)
+    shapes = []
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t)
+    with hooks:
+        fused = read_structure(make("registers"), ModelInputs((images,)))
+    n = fused.tokens
+    assert not [s for s in shapes if s[-2:] == (n, n)]
+    assert (fused.layout, fused.layers, fused.failed) == (explicit.layout, explicit.layers, ())
 
 
 KERNELS = """

@@ -17,7 +17,7 @@ from vitrail.capture.attention_products import AttentionProducts
 from vitrail.capture.fused import attention_logits, attention_weights
 
 #: Most numbers of a piece of attention that is in memory at a time, by device.
-PIECE = {"cpu": 2**21, "cuda": 2**26}
+PIECE = {"cpu": 2**19, "cuda": 2**26}
 
 
 @dataclass(frozen=True)
