@@ -1,11 +1,14 @@
 """Collect runs of the plan three_models.toml, and update the tables and the figure of docs/three-models.md.
 
-    python results/three_models.py RUN [RUN ...]     # three_models.csv, its manifest, tables and figure
-    python results/three_models.py                   # tables and figure from the committed CSV
+    python results/three_models.py single RUN [RUN ...]  # three_models_single.csv: one or two passes, 300 + 300 images
+    python results/three_models.py all RUN [RUN ...]     # three_models.csv: all methods, fewer images
+    python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values and relatives, 50 images
+    python results/three_models.py                       # tables and figure from the committed files
 
 RUN is a folder with ``manifest.json`` and ``scores-MODEL.parquet``, as ``benchmarks/run_plan.py`` writes them. A method
 that is in several runs is taken from the last one; images are those that all runs have. Values, intervals and tests are
 computed for each model by itself, with the functions of `vitrail report`.
+Methods that cost thousands of passes were run on fewer images, so there are three sets of rows.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ import show
 from show import ScoreCell, ScoreColumn
 
 HERE = Path(__file__).resolve().parent
-NAME = "three_models"
+#: Sets of rows by name, with the stem of their files.
+SETS = {"single": "three_models_single", "all": "three_models", "new": "three_models_new"}
 PAGE = HERE.parent / "docs" / "three-models.md"
 FIGURE = "images/three-models.png"
 TITLES = {"vit-t": "ViT-Tiny", "deit-t": "DeiT-Tiny", "dinov2-s": "DINOv2-S"}
@@ -71,6 +75,8 @@ def csv_rows(runs: Sequence[Path], leave_out: Sequence[str] = ()) -> Iterator[di
         rows = model_rows(runs, model).filter(~pl.col("method").is_in(list(leave_out)))
         for dataset, protocol in dict.fromkeys((column.dataset, column.protocol) for column in SCORES):
             own = rows.filter(pl.col("dataset") == dataset, pl.col("protocol") == protocol)
+            if own.is_empty():
+                continue
             scores = method_scores(own, protocol)
             for metric in protocol_metrics(protocol, "predicted"):
                 if not any((column.protocol, column.score) == (protocol, metric.score) for column in SCORES):
@@ -224,34 +230,44 @@ def draw(table: Table, path: Path) -> None:
     Image.open(buffer).convert("RGB").quantize(64).save(path, optimize=True)
 
 
-def updated(page: str, table: Table) -> str:
-    """The page with its tables replaced."""
-    tables = {
-        "ranks": mean_rank_table(table), "claims": claims_table(table),
-        "perturbation": values_table(table, [show.SRG_BLACK, show.SRG_TOKENS, show.POSITIVE, show.NEGATIVE]),
-        "localisation": values_table(table, [show.POINTING, show.PIXEL_ACCURACY, show.MAP, show.MIOU]),
-    }  # fmt: skip
-    return show.replace_tables(page, tables)
+def updated(page: str, tables: dict[str, Table]) -> str:
+    """The page with its tables replaced; `tables` has one table for each set."""
+    perturbation = [show.SRG_BLACK, show.SRG_TOKENS, show.POSITIVE, show.NEGATIVE]
+    localisation = [show.POINTING, show.PIXEL_ACCURACY, show.MAP, show.MIOU]
+    shown = {"perturbation_new": values_table(tables["new"], perturbation)}
+    for name in ("single", "all"):
+        table = tables[name]
+        shown |= {
+            f"ranks_{name}": mean_rank_table(table), f"claims_{name}": claims_table(table),
+            f"perturbation_{name}": values_table(table, perturbation),
+            f"localisation_{name}": values_table(table, localisation),
+        }  # fmt: skip
+    return show.replace_tables(page, shown)
+
+
+def collect(name: str, runs: Sequence[Path], leave_out: Sequence[str]) -> None:
+    """Write the CSV and the manifest of a set from its runs."""
+    rows = list(csv_rows(runs, leave_out))
+    with (HERE / f"{SETS[name]}.csv").open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    text = json.dumps(manifest(runs, {row["dataset"]: row["images"] for row in rows}), indent=2, ensure_ascii=False)
+    (HERE / f"{SETS[name]}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 def main() -> None:
-    """Collect a run if one is given, then update the page."""
+    """Collect runs if some are given, then update the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("set", nargs="?", choices=list(SETS), help="set of rows that the runs belong to")
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="folders of runs, the newest last")
     parser.add_argument("--leave-out", nargs="*", default=[], metavar="METHOD", help="methods not to collect")
     args = parser.parse_args()
     if args.runs:
-        rows = list(csv_rows(args.runs, args.leave_out))
-        with (HERE / f"{NAME}.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-        images = {row["dataset"]: row["images"] for row in rows}
-        text = json.dumps(manifest(args.runs, images), indent=2, ensure_ascii=False)
-        (HERE / f"{NAME}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
-    table = read_table(HERE / f"{NAME}.csv")
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), table), encoding="utf-8")
-    draw(table, PAGE.parent / FIGURE)
+        collect(args.set, args.runs, args.leave_out)
+    tables = {name: read_table(HERE / f"{stem}.csv") for name, stem in SETS.items() if (HERE / f"{stem}.csv").exists()}
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8"), tables), encoding="utf-8")
+    draw(tables["single"], PAGE.parent / FIGURE)
 
 
 if __name__ == "__main__":

@@ -47,6 +47,7 @@ def test_scene_models_have_classes_and_size(name):
 def test_weight_files_are_small():
     assert sum(file_size(name) for name in SCENE_MODELS) <= 12_000_000
     assert file_size("cifar10") <= 8_000_000
+    assert file_size("cifar10-distilled") <= 8_000_000
 
 
 def test_cifar10_has_classes_and_size():
@@ -59,10 +60,18 @@ def test_cifar10_has_classes_and_size():
     assert found.structure["readout"] == "the CLS token"
 
 
+def test_distilled_cifar10_reads_two_tokens():
+    loaded = vitrail.load("cifar10-distilled")
+    found = vitrail.explain(loaded, torch.randn(1, 3, 32, 32), "rollout")
+    assert found.structure["tokens"] == "66 = 2 prefix + 8×8 patches"
+    assert "distil" in found.structure["readout"]
+
+
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["cifar10", "cifar10-distilled"])
 @pytest.mark.skipif(not (ASSETS / "cifar10").is_dir(), reason="CIFAR-10 is not in VITRAIL_ASSETS")
-def test_cifar10_accuracy():
-    loaded = vitrail.load("cifar10")
+def test_cifar10_accuracy(name):
+    loaded = vitrail.load(name)
     data = CIFAR10(ASSETS / "cifar10" / "cifar10_jpeg.tar.xz", split="test")
     samples = [data[i] for i in range(0, len(data), 20)]
     with torch.no_grad():

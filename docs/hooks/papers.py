@@ -1,7 +1,8 @@
 """MkDocs hook: published numbers beside ours on the pages of docs/papers.
 
 ``<!-- paper KEY -->`` becomes the numbers of a published table (vitrail.papers) for which a committed result has a
-counterpart, such as ``<!-- paper vtranm_table2 -->``; with ``if measured``, nothing where there is none. Published
+counterpart, such as ``<!-- paper vtranm_table2 -->``; with ``if measured``, nothing where there is none,
+and with ``on MODEL`` the results of that embedded model. Published
 numbers come from src/vitrail/papers/numbers.csv, ours from results/imagenet1000.csv and, in benchmarks/results,
 ablations-pets.json and, if it exists, paper-tables.json. ``<!-- movies -->`` becomes token-F1 by the
 number of words, from benchmarks/results/movies.json; ``<!-- depths -->`` the scores of GradToken by depth.
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 logger = get_plugin_logger("papers")
 
-MARK = re.compile(r"<!-- paper (\w+)( if measured)? -->")
+MARK = re.compile(r"<!-- paper (\w+)(?: on ([\w-]+))?( if measured)? -->")
 #: Marks of the other tables.
 MOVIES, DEPTHS = "<!-- movies -->", "<!-- depths -->"
 ABLATIONS = "benchmarks/results/ablations-pets.json"
@@ -94,7 +95,9 @@ def load(root: Path) -> Values:
     return values
 
 
-def find_value(values: Values, specs: tuple[str, ...], data: str, metric: PaperMetric, source: str) -> Value | None:
+def find_value(
+    values: Values, specs: tuple[str, ...], data: str, metric: PaperMetric, source: str, model: str = ""
+) -> Value | None:
     """Our counterpart of a published number, or None: the first of our methods that was measured.
 
     Args:
@@ -103,26 +106,32 @@ def find_value(values: Values, specs: tuple[str, ...], data: str, metric: PaperM
         data: The paper's data set, by our name.
         metric: The paper's metric.
         source: "ablations" for the file of ablations, "" for the large benchmark.
+        model: Embedded model whose results are asked for, under the name of the data set.
     """
     if metric.reason or data not in DATA:
         return None
     score = SCORES.get(metric.protocol, metric.score)
     protocol = source or PROTOCOLS.get(metric.protocol, metric.protocol)
-    found = (values.get((OurScore(DATA[data], protocol, metric.target, score), METHODS.get(s, s))) for s in specs)
+    found = (
+        values.get((OurScore(model or DATA[data], protocol, metric.target, score), METHODS.get(s, s))) for s in specs
+    )
     return next((value for value in found if value is not None), None)
 
 
-def table(paper: PaperTable, values: Values) -> str:
+def table(paper: PaperTable, values: Values, model: str = "") -> str:
     """The rows and columns of a paper's table for which we have a value, a table for each data set with two rows.
 
     All values of a table come from the same source: the one that has more of them.
     """
     tables = []
     for dataset, source in paper.datasets.items():
+        if source.images == 1:
+            continue  # a mean over other images is no counterpart
         numbers = [n for n in paper.numbers if n.dataset == dataset]
 
         def measured(origin: str, numbers: list[PaperNumber] = numbers, name: str = source.names[0]) -> Found:
-            found = ((n, find_value(values, paper.methods[n.method], name, paper.metric(n), origin)) for n in numbers)
+            rows = ((n, paper.methods[n.method], paper.metric(n)) for n in numbers)
+            found = ((n, find_value(values, specs, name, metric, origin, model)) for n, specs, metric in rows)
             return {(n.method, n.metric): value for n, value in found if value is not None}
 
         ours = max((measured(""), measured("ablations")), key=len)
@@ -207,8 +216,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: ob
         markdown = markdown.replace(DEPTHS, depths(root))
 
     def replace(match: re.Match[str]) -> str:
-        found = table(find_table(match[1]), load(root))
-        if not found and not match[2]:
+        found = table(find_table(match[1]), load(root), match[2] or "")
+        if not found and not match[3]:
             logger.warning("%s asks for %s, but no result has a counterpart of it", page.file.src_uri, match[1])
         return found
 

@@ -18,6 +18,8 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
+from vitrail.capture.row_choice import resolve_products, some_weight
+from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
@@ -79,11 +81,8 @@ class ForwardPass:
         blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
         readout = self._readout(target) if self.structure.layers else torch.ones(1, device=self.device)
         skipped = frozenset() if self.ended is None else self.ended.alone
-        nodes = {
-            (kind, i): node
-            for (kind, i), node in self.nodes.items()
-            if (i not in skipped if kind == "dA" else not cut and kind != "dZ")
-        }
+        wanted = {"dA": lambda i: i not in skipped, "dZ": lambda i: blocks[i].products is not None}
+        nodes = {key: node for key, node in self.nodes.items() if wanted.get(key[0], lambda _: not cut)(key[1])}
         if target is not None and nodes:
             if not target.requires_grad:
                 raise TargetError(
@@ -94,7 +93,13 @@ class ForwardPass:
             found = torch.autograd.grad(target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True)
             self.gate.closed = False
             for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
-                value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
+                value = torch.zeros_like(node) if gradient is None else gradient
+                if kind == "dZ":
+                    products = blocks[index].products
+                    assert isinstance(products, RowwiseProducts)
+                    blocks[index] = blocks[index].having(products=products.with_gradient(value))
+                    continue
+                value = value.to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
                 if kind == "dQ":
@@ -184,11 +189,12 @@ def forward_pass(
         return
     needs, ends, alone = _ends(list(needs), structure)
     tail = tail or (_stacked(len(ends), structure.tokens_first) if ends else None)
-    by_call = {
-        kind: frozenset(layers[i].call for i in where) for kind, where in blocks_to_keep(needs, len(layers)).items()
-    }
+    by_block = resolve_products(
+        blocks_to_keep(needs, len(layers)), structure, model_inputs.batch, some_weight(model), frozenset(edits or ())
+    )
     if model_inputs.image is None and layers:
-        by_call["dZ"] = frozenset({layers[-1].call})
+        by_block["dZ"] = by_block.get("dZ", frozenset()) | {len(layers) - 1}
+    by_call = {kind: frozenset(layers[i].call for i in where) for kind, where in by_block.items()}
     dtype = method_dtype(model)
     mode = AttentionMode(
         by_call, model_inputs.batch, dtype,
@@ -213,6 +219,8 @@ def forward_pass(
                 _batch_first(block, structure.tokens)
             if layer.pool and structure.pool_skips:
                 _pad_keys(block, structure.pool_skips)
+            if isinstance(block.products, RowwiseProducts):
+                block.products = block.products.without_padding(model_inputs.valid)
             blocks.append(block)
         index_of = {layer.call: i for i, layer in enumerate(layers)}
         nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
@@ -234,7 +242,8 @@ def _ends(needs: list[Needs], structure: ModelStructure) -> tuple[list[Needs], t
     chain = [i for i, layer in enumerate(structure.layers) if not layer.pool]
     ends = tuple(reversed(chain[-len(wanted) :]))
     rest = without_ends(needs)
-    others = blocks_to_keep(rest, len(structure.layers)).get("dA", frozenset())
+    kept = blocks_to_keep(rest, len(structure.layers))
+    others = kept.get("dA", frozenset()) | kept.get("attention_gradient", frozenset())
     return [*rest, *({"dA": slice(i, i + 1)} for i in ends)], ends, frozenset(ends) - others
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from torch import Tensor
 
 from vitrail.capture.trace import LAST, Trace
-from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register
 
 
@@ -14,7 +13,7 @@ from vitrail.methods.registry import choose, register
     "Grad-CAM (attention)",
     "gradient",
     cite="selvaraju2020gradcam",
-    needs={"A": LAST, "dA": LAST},
+    needs={"attention": LAST, "attention_gradient": LAST},
     score="logit",
     variants={"bert": {"weights": "matrix"}},
 )
@@ -30,8 +29,12 @@ def gradcam(trace: Trace, *, weights: str = "row") -> Tensor:
         Relevance of patches, shape (b, S), not negative.
     """
     choose("weights", weights, ("row", "matrix"))
-    block = trace.blocks[-1]
-    r = trace.readout.expand(len(block.A), -1)
-    a = trace.patches(rows(r, block.A))
-    w = trace.mean(trace.mean(block.dA) if weights == "matrix" else trace.patches(rows(r, block.dA)))
+    attention = trace.blocks[-1].attention
+    batch, queries, _ = attention.size
+    r = trace.readout.expand(batch, -1)
+    a = trace.patches(attention.rows(r))
+    if weights == "matrix":
+        w = trace.mean(attention.gradient_rows(trace.evenly(queries).expand(batch, -1)))
+    else:
+        w = trace.mean(trace.patches(attention.gradient_rows(r)))
     return (w.unsqueeze(-1) * a).mean(1).clamp_min(0)

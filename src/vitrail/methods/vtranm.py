@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register, within
 
 VARIANTS = ("baseline", "af", "af+l", "full")
@@ -45,8 +44,8 @@ def _needs(
     **_: object,
 ) -> Needs:
     if variant == "baseline":
-        return {kind: slice(layer, layer + 1 or None) for kind in ("A", "dA")}
-    needs: dict[str, slice] = {"A": ALL, "dA": ALL}
+        return {kind: slice(layer, layer + 1 or None) for kind in ("attention", "attention_gradient")}
+    needs: dict[str, slice] = {"attention": ALL, "attention_gradient": ALL}
     if variant == "af" and init != "norm":
         return needs
     needs["stream"] = ALL
@@ -122,15 +121,16 @@ def vtranm(
     if variant == "baseline":
         within("layer", layer, len(trace.blocks), "blocks")
         block = trace.blocks[layer]
-        r = trace.reading(*block.A.shape[-2:])
-        moved = rows(r.expand(len(block.A), -1), _weighted(block)).mean(1)
+        batch, queries, keys = block.attention.size
+        r = trace.reading(queries, keys)
+        moved = block.attention.weighted_rows(r.expand(batch, -1)).mean(1)
         return trace.patches(moved if block.pool else r + moved)
     measure = Measure(
         variant in ("af+l", "full"), variant == "full", embedding, value_input, per_head, value_bias,
         projection_bias, layer_scale, necc_over, post_norm,
     )  # fmt: skip
 
-    v = trace.readout.expand(len(trace.blocks[-1].A), -1)
+    v = trace.readout.expand(trace.blocks[-1].attention.size[0], -1)
     weights = measured(trace, measure) if measure.length else [(None, None)] * len(trace.blocks)
     if trace.notes is not None:
         _note(trace, weights)
@@ -138,7 +138,7 @@ def vtranm(
         if w_mlp is not None:
             v = v * (1 + w_mlp)  # the MLP acts after attention, so it comes first on the way down
         scale = None if w is None or not layer_scale else block.branch_scale
-        moved = rows(v if scale is None else v * scale, _weighted(block))
+        moved = block.attention.weighted_rows(v if scale is None else v * scale)
         moved = (moved if w is None else moved * w).mean(1)
         v = moved if block.pool else v + moved
     if init == "norm" or (init is None and measure.length):
@@ -149,17 +149,14 @@ def vtranm(
 def _note(trace: Trace, weights: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
     """Hand out attention and transformation apart, block by block: what the readout attends to, and the weights w."""
     for block, (w, w_mlp) in zip(trace.blocks, weights, strict=True):
-        r = trace.reading(*block.A.shape[-2:]).expand(len(block.A), -1)
-        trace.note("attention", trace.patches(rows(r, block.A).mean(1)))
-        trace.note("attention_gradient", trace.patches(rows(r, _weighted(block)).mean(1)))
+        batch, queries, keys = block.attention.size
+        r = trace.reading(queries, keys).expand(batch, -1)
+        trace.note("attention", trace.patches(block.attention.rows(r).mean(1)))
+        trace.note("attention_gradient", trace.patches(block.attention.weighted_rows(r).mean(1)))
         if w is not None:
             trace.note("transformation", trace.patches(w.mean(1)))
         if w_mlp is not None:
             trace.note("transformation_mlp", trace.patches(w_mlp))
-
-
-def _weighted(block: Block) -> Tensor:
-    return (block.dA * block.A).clamp_min_(0)  # A ≥ 0, so this is dA⁺ ⊙ A
 
 
 def measured(trace: Trace, measure: Measure) -> list[tuple[Tensor, Tensor | None]]:

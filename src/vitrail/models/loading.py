@@ -25,6 +25,7 @@ EMBEDDED_MODELS = {
     "scenes": "ViT with a CLS token, trained on the embedded scenes",
     "scenes-tagged": "ViT with a CLS token, trained on scenes in which a corner tag gives the class away",
     "cifar10": "ViT with a CLS token, trained on CIFAR-10 (32×32 pixels)",
+    "cifar10-distilled": "the same with a distillation token and a second head, as in DeiT",
 }
 """Models that are part of the package, with a description of each. The scripts in ``training/`` made them."""
 
@@ -38,7 +39,7 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     Args:
         spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
             `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes",
-            "scenes-tagged" or "cifar10".
+            "scenes-tagged", "cifar10" or "cifar10-distilled".
         weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. Of timm
             models, its shapes decide the number of classes and the image size, so that a fitted head can be loaded. If
             they are of another image size than timm's, images are squashed to it: timm's crop is for its own size. For
