@@ -146,17 +146,20 @@ def run(
             result = compute(inputs)
         finally:
             _first_run.running = False
-        known[key] = 0 if _drawn(device) == drawn else NEVER
+        with _lock:
+            known[key] = 0 if _drawn(device) == drawn else NEVER
+            while len(known) > MOST_KNOWN:
+                known.popitem(last=False)
         return result
     with _lock:
-        found = known[key]
-        if found == 0:
-            found = known[key] = _record(compute, inputs) or NEVER
+        found = known.pop(key, NEVER)
+        if isinstance(found, int) and 0 < found < NEVER:
+            found -= 1
+        elif found == 0:
+            found = _record(compute, inputs) or NEVER
+        known[key] = found  # last in order of use
+        if isinstance(found, _Recording):
             _bound(known, key, device)
-            found = known[key]
-        elif isinstance(found, int):
-            known[key] = found - 1
-        known.move_to_end(key)
     return found.replay(inputs) if isinstance(found, _Recording) else compute(inputs)
 
 
@@ -170,8 +173,6 @@ def _bound(known: _Known, newest: Hashable, device: torch.device) -> None:
         if sum(isinstance(r, _Recording) for r in known.values()) > MOST_RECORDINGS or _held(device) > limit:
             torch.cuda.synchronize(device)
             known[key] = AGAIN
-    while len(known) > MOST_KNOWN:
-        known.popitem(last=False)
 
 
 def _held(device: torch.device) -> int:
