@@ -14,7 +14,7 @@ from vitrail.methods.cost import lrp_pass
 from vitrail.methods.registry import Applies, choose, register, within
 
 #: Share of the root mean square by which the stable variants move sums away from zero.
-EPSILON = 0.01
+EPSILON = 0.001
 
 
 def _rules(table: RuleSet, epsilon: float) -> RuleSet:
