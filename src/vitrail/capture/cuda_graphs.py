@@ -79,7 +79,8 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
     """Record a pass; None where it cannot be recorded."""
     device = inputs[0].device
     own = [t.detach().clone() for t in inputs]
-    graph, stream, pool = torch.cuda.CUDAGraph(), torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     torch.cuda.synchronize(device)
     reserved = torch.cuda.memory_reserved(device)
     # Workspaces of matrix products are kept by stream; the recording gets its own, which nothing else uses.
@@ -99,14 +100,14 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
     finally:
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
     size = torch.cuda.memory_reserved(device) - reserved
-    return _Recording(graph, own, outputs, extra, size, torch.cuda.Event())
+    return _Recording(graph, own, outputs, extra, size, torch.cuda.Event())  # type: ignore[no-untyped-call]
 
 
 def recording() -> bool:
     """Whether a pass is being recorded, or run for the first time before that: nothing may wait for its results."""
-    return getattr(_first_run, "running", False) or (
-        torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
-    )
+    if getattr(_first_run, "running", False):
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
@@ -119,7 +120,7 @@ def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
         and all(t.device == device for t in inputs)
         and not torch.is_autocast_enabled(device.type)
         and not recording()
-        and not _get_current_function_mode_stack()
+        and not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         and _get_current_dispatch_mode() is None
         and not _has_hooks(modules_of(model))
     )

@@ -162,7 +162,7 @@ def _eager(modules: list[nn.Module]) -> Iterator[None]:
     compiled = any(
         module._compiled_call_impl is not None or "_orig_mod" in module._modules  # noqa: SLF001
         for module in modules
-    ) or any(getattr(kind.forward, "_torchdynamo_inline", None) is not None for kind in set(map(type, modules)))
+    ) or any(getattr(kind.forward, "_torchdynamo_inline", None) is not None for kind in {type(m) for m in modules})
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     with _compiler_lock if compiled else nullcontext(), stance:
         yield
