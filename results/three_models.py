@@ -2,7 +2,7 @@
 
     python results/three_models.py single RUN [RUN ...]  # three_models_single.csv: one or two passes, 300 + 300 images
     python results/three_models.py all RUN [RUN ...]     # three_models.csv: all methods, fewer images
-    python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values and relatives, 50 images
+    python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values, relatives, 50 + 50
     python results/three_models.py                       # tables and figure from the committed files
 
 RUN is a folder with ``manifest.json`` and ``scores-MODEL.parquet``, as ``benchmarks/run_plan.py`` writes them. A method
@@ -234,14 +234,14 @@ def updated(page: str, tables: dict[str, Table]) -> str:
     """The page with its tables replaced; `tables` has one table for each set."""
     perturbation = [show.SRG_BLACK, show.SRG_TOKENS, show.POSITIVE, show.NEGATIVE]
     localisation = [show.POINTING, show.PIXEL_ACCURACY, show.MAP, show.MIOU]
-    shown = {"perturbation_new": values_table(tables["new"], perturbation)}
-    for name in ("single", "all"):
-        table = tables[name]
+    shown = {}
+    for name, table in tables.items():
         shown |= {
-            f"ranks_{name}": mean_rank_table(table), f"claims_{name}": claims_table(table),
-            f"perturbation_{name}": values_table(table, perturbation),
+            f"claims_{name}": claims_table(table), f"perturbation_{name}": values_table(table, perturbation),
             f"localisation_{name}": values_table(table, localisation),
         }  # fmt: skip
+        if name != "new":
+            shown[f"ranks_{name}"] = mean_rank_table(table)
     return show.replace_tables(page, shown)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -74,6 +73,12 @@ class Chunk:
         """Footer of its part."""
         return {"key": self.key, "part": self.name}
 
+    def prepare(self, device: str) -> None:
+        """Begin to read the images, to be called while another chunk is computed on a GPU."""
+        context = open_context(self.plan, device)
+        if reads_ahead(device) and not context.plan.reads_texts:
+            context.read_ahead.start(self.name, image_reader(self, context), self.indices)
+
     def perform(self, device: str) -> Path:
         """Explain and score the images, and write the part."""
         context = open_context(self.plan, device)
@@ -85,6 +90,25 @@ class Chunk:
                 texts = TextChunkRunner(context, self.model, self.dataset, self.methods, self.key)
                 return write_table(self.path, texts.run(self.indices), self.footer)
             return _ChunkRunner(self, context).run()
+
+
+def reads_ahead(device: str) -> bool:
+    """Whether threads read images beside the computation. On a CPU, the model needs the cores."""
+    return device != "cpu"
+
+
+def image_reader(chunk: Chunk, context: BenchContext) -> Callable[[int], GroundTruth | Exception]:
+    """A function that reads an image of a chunk by its index; an image that cannot be read gives the error."""
+    images, by_class = context.images(chunk.dataset), context.same_classes(chunk.model, chunk.dataset)
+    preprocess = context.model(chunk.model).preprocess
+
+    def read_one(index: int) -> GroundTruth | Exception:
+        try:
+            return prepare_ground_truth(images.dataset, index, preprocess, by_class)
+        except Exception as error:  # noqa: BLE001 - an unreadable image becomes a row of the results
+            return error
+
+    return read_one
 
 
 @contextmanager
@@ -132,11 +156,11 @@ class _ChunkRunner:
 
     def run(self) -> Path:
         """Run all images, one batch at a time, and write the part."""
-        size = self.plan.batch
+        size, found = self.plan.batch, self._read(self.chunk.indices)
         for start in range(0, len(self.chunk.indices), size):
-            indices = self.chunk.indices[start : start + size]
             truths = []
-            for index, read in zip(indices, self._read(indices), strict=True):
+            for index in self.chunk.indices[start : start + size]:
+                read = next(found)
                 if isinstance(read, GroundTruth):
                     truths.append(read)
                 else:
@@ -148,17 +172,10 @@ class _ChunkRunner:
         return write_table(self.chunk.path, self.rows.columns, self.chunk.footer)
 
     def _read(self, indices: Sequence[int]) -> Iterator[GroundTruth | Exception]:
-        def read_one(index: int) -> GroundTruth | Exception:
-            try:
-                return prepare_ground_truth(self.images.dataset, index, self.model.preprocess, self.by_class)
-            except Exception as error:  # noqa: BLE001 - an unreadable image becomes a row of the results
-                return error
-
-        if self.context.device == "cpu":  # the model needs the cores
-            yield from map(read_one, indices)
-        else:
-            with ThreadPoolExecutor(8) as pool:
-                yield from pool.map(read_one, indices)
+        read_one = image_reader(self.chunk, self.context)
+        if reads_ahead(self.context.device):
+            return self.context.read_ahead.take(self.chunk.name, read_one, indices)
+        return map(read_one, indices)
 
     def _run_batch(self, truths: list[GroundTruth]) -> None:
         targets, (batch, probabilities) = self.plan.targets, self._explain(truths)

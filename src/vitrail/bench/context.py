@@ -12,8 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from vitrail.bench.ground_truth import GroundTruth
 from vitrail.bench.method_groups import group_methods
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
+from vitrail.bench.read_ahead import ReadAhead
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
@@ -111,11 +113,13 @@ class BenchContext:
     Attributes:
         batch: Current maximum number of images in a forward pass. Halved when memory runs out, for the rest of the
             process.
+        read_ahead: Images of the next chunk.
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
         self.plan, self.device = plan, device
         self.batch = plan.batch
+        self.read_ahead: ReadAhead[GroundTruth | Exception] = ReadAhead()
         self._models: dict[int, AnyBenchModel] = {}
         self._images: dict[int, BenchImages] = {}
 

@@ -92,6 +92,9 @@ class FolderChunk:
         """Footer of its part."""
         return {"key": self.key, "part": self.name}
 
+    def prepare(self, device: str) -> None:
+        """Nothing is read ahead: these images are read with their batch."""
+
     def perform(self, device: str) -> Path:
         """Explain the images; write the maps, then the rows."""
         from safetensors.torch import save

@@ -26,6 +26,9 @@ class BenchTask(Protocol):
     def maps(self) -> int:
         """Number of maps it computes, for progress."""
 
+    def prepare(self, device: str) -> None:
+        """Begin to read what the task needs, while another one is computed in the same process."""
+
     def perform(self, device: str) -> Path:
         """Do the work and return the file that was written."""
 

@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -55,7 +56,9 @@ class LocalEngine:
             return
         if len(self.devices) == 1:
             with torch_threads(self.threads):
-                for task in tasks:
+                for task, following in zip_longest(tasks, tasks[1:]):
+                    for soon in filter(None, (task, following)):
+                        soon.prepare(self.devices[0])
                     run_task(task, self.devices[0])
                     done(task)
             return
