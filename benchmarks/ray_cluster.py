@@ -2,7 +2,7 @@
 
     python benchmarks/ray_cluster.py --out benchmarks/results/ray-cluster.json
 
-The cluster is two ``ray start`` processes on the loopback address, one core each. After a third of the parts, all
+The cluster is two ``ray start`` processes on this machine, one core each. After a third of the parts, all
 processes of the second node are killed. The table must have the same bytes as that of a run without a cluster. The
 rate is taken between the first and the last part that was written, so start-up does not count.
 """
@@ -57,8 +57,7 @@ class RayNode:
     def __init__(self, port: int, head: bool) -> None:
         ray = Path(sys.executable).with_name("ray")
         place = ["--head", f"--port={port}", "--include-dashboard=false"] if head else [f"--address=127.0.0.1:{port}"]
-        words = [str(ray), "start", *place, "--node-ip-address=127.0.0.1", "--num-cpus=1", "--disable-usage-stats",
-                 "--block"]  # fmt: skip
+        words = [str(ray), "start", *place, "--num-cpus=1", "--disable-usage-stats", "--block"]
         quiet: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "start_new_session": True}
         self.process = subprocess.Popen(words, env=ENVIRONMENT, **quiet)  # noqa: S603 - our own command
 

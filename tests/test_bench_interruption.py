@@ -18,7 +18,7 @@ from bench_helpers import TINY, assert_same, open_store, table_bytes, tiny_run  
 from vitrail.bench.engines import WorkerError
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.shard import select_shard
-from vitrail.errors import DataError
+from vitrail.errors import DataError, InputError
 
 #: Number of times a run is killed, from its start to its end.
 KILLS = 20
@@ -143,6 +143,21 @@ def test_ray_gives_the_same_bytes_after_one_of_two_actors_is_killed(tiny_run, tm
     engine.run(store.missing(), kill_soon)
     assert killed
     assert_same(store, tiny_run[1])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'vitrail[ray]'")
+def test_cluster_that_cannot_be_reached_is_named(monkeypatch):
+    import ray
+
+    from vitrail.bench.engines.ray import RayEngine
+
+    def refuse(address, **_):
+        raise ConnectionError(f"Failed to connect to Ray cluster at {address}")
+
+    monkeypatch.setattr(ray, "init", refuse)
+    with pytest.raises(InputError, match=r"no Ray cluster at '127.0.0.1:1' .* ray start --head"):
+        RayEngine(address="127.0.0.1:1")._connect(ray)
 
 
 def test_task_that_kills_every_worker_is_an_error(monkeypatch):

@@ -21,7 +21,7 @@ except ImportError:  # a build of torch without it
     triton = None
 
 #: Block sizes of queries and keys, warps and pipeline stages, by bytes of a number.
-TILES = {2: (64, 64, 4, 3), 4: (64, 64, 4, 2)}
+TILES = {2: (64, 128, 8, 2), 4: (64, 64, 4, 2)}
 _LOG2E = 1.4426950408889634
 _failed: list[str] = []
 _log = logging.getLogger(__name__)

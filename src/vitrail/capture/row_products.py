@@ -18,7 +18,7 @@ from vitrail.capture.cuda_graphs import recording
 from vitrail.capture.fused import attention_logits, attention_weights
 
 #: Most numbers of a piece of attention that is in memory at a time, by device.
-PIECE = {"cpu": 2**19, "cuda": 2**26}
+PIECE = {"cpu": 2**19, "cuda": 2**25}
 
 
 @dataclass(frozen=True)
@@ -159,7 +159,8 @@ class RowwiseProducts(AttentionProducts):
             return None
         from vitrail.capture.row_kernels import supported, try_attention_rows
 
-        if not supported(self.Q, self.K):
+        read = _read_rows(v)
+        if not supported(self.Q, self.K) or (read is not None and len(read) <= 16):
             return None
         scale = self.Q.shape[-1] ** -0.5 if self.scale is None else self.scale
         dZ, V = (self._gradient, self.V) if weighted else (None, None)

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.linalg import vector_norm
 from torch.nn.functional import normalize
 
-from vitrail.capture.row_products import RowwiseProducts
-from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
+from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
 from vitrail.methods.registry import METHODS, choose, register
@@ -74,59 +72,27 @@ def _source(trace: Trace, source: str) -> Tensor:
 def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
     """W as a function on relevance, shape (b, S); of large inputs a few rows of W are in memory at a time."""
     upper = trace.blocks[len(trace.blocks) // 2 :]
-    cosines = _cosines([_keys(trace, block) for block in upper])
-    batch, count = len(upper[0].K), trace.patches(upper[0].K, -2).shape[-2]
+    keys = torch.cat([normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper], -1)
+    keys *= len(upper) ** -0.5  # their products are means of the cosines over the blocks
+    batch, count = keys.shape[:2]
     at_once = max(1, AT_ONCE // (batch * count))
     pieces = [slice(start, start + at_once) for start in range(0, count, at_once)]
-
-    def affinity(rows: slice) -> Tensor:
-        W = cosines(rows).clamp_min_(0) ** power
-        if trace.valid is not None:  # padding neither gives nor gets relevance
-            valid = trace.patches(trace.valid)
-            W = W * (valid[:, rows, None] & valid[:, None])
-        return W / W.sum(-1, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
-
-    kept = [affinity(pieces[0])] if len(pieces) == 1 else None
+    kept = [_affinity(trace, keys, power, pieces[0])] if len(pieces) == 1 else None
 
     def spread(relevance: Tensor) -> Tensor:
-        parts = kept or (affinity(rows) for rows in pieces)
+        parts = kept or (_affinity(trace, keys, power, rows) for rows in pieces)
         return torch.cat([(W @ relevance.unsqueeze(-1)).squeeze(-1) for W in parts], -1)
 
     return spread
 
 
-def _keys(trace: Trace, block: Block) -> Tensor:
-    """Keys of the patches, heads side by side, shape (b, S, d); in the model's precision where they were kept in it."""
-    own = block.products.K if isinstance(block.products, RowwiseProducts) else block.K
-    return trace.patches(own, -2).transpose(1, 2).flatten(2)
-
-
-def _cosines(keys: Sequence[Tensor]) -> Callable[[slice], Tensor]:
-    """From some rows to their cosines with all keys, the mean over blocks, shape (b, rows, S)."""
-    if keys[0].element_size() > 2:
-        joined = torch.cat([normalize(K, dim=-1) for K in keys], -1).mul_(len(keys) ** -0.5)
-        return lambda rows: joined[:, rows] @ joined.transpose(-2, -1)
-    # Half-precision units multiply these numbers exactly and add in single precision; lengths are divided out after.
-    inverse = [1 / vector_norm(K, dim=-1, dtype=torch.float32).clamp_min(1e-12) for K in keys]
-
-    def mean(rows: slice) -> Tensor:
-        total: Tensor | None = None
-        for K, each in zip(keys, inverse, strict=True):
-            product = _half_product(K[:, rows], K.transpose(-2, -1))
-            product *= each[:, rows, None] / len(keys)
-            total = product.mul_(each[:, None]) if total is None else total.addcmul_(product, each[:, None])
-        assert total is not None
-        return total
-
-    return mean
-
-
-def _half_product(left: Tensor, right: Tensor) -> Tensor:
-    """The product of tensors in half precision, in single precision."""
-    try:
-        return torch.bmm(left, right, out_dtype=torch.float32)
-    except (RuntimeError, TypeError):  # another device than CUDA, or an older torch
-        return left.float() @ right.float()
+def _affinity(trace: Trace, keys: Tensor, power: float, rows: slice) -> Tensor:
+    """Some rows of W."""
+    W = (keys[:, rows] @ keys.transpose(-2, -1)).clamp_min_(0) ** power
+    if trace.valid is not None:  # padding neither gives nor gets relevance
+        valid = trace.patches(trace.valid)
+        W = W * (valid[:, rows, None] & valid[:, None])
+    return W / W.sum(-1, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
 
 
 def _by_attention(trace: Trace) -> Callable[[Tensor], Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, run_task
 from vitrail.bench.explainer import error_line
-from vitrail.errors import OutputError, require
+from vitrail.errors import InputError, OutputError, require
 
 #: Number of times Ray repeats a task whose actor died.
 RETRIES = 3
@@ -83,7 +83,13 @@ class RayEngine:
     def _connect(self, ray: Any) -> None:
         quiet = {"log_to_driver": False, "configure_logging": False}
         if self.address:
-            ray.init(self.address, **quiet)
+            try:
+                ray.init(self.address, **quiet)
+            except (ConnectionError, ValueError) as error:
+                raise InputError(
+                    f"no Ray cluster at {self.address!r} ({error_line(error)}): start one with `ray start --head "
+                    "--port=6379` and pass HOST:6379, or leave out --address to run on this machine"
+                ) from error
         else:
             cores = self.workers * self.threads if self.workers and self.device == "cpu" else None
             ray.init(num_cpus=cores, include_dashboard=False, **quiet)
