@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -33,8 +34,12 @@ batch = 32
 chunk = 1
 dataset = {{ name = "scenes", options = {{ split = "test", count = {count}, objects = 1 }} }}
 """
-#: Ray lowers its workers' priority; one thread each, so that workers do not share cores.
-ENVIRONMENT = {**os.environ, "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1", "RAY_DISABLE_IMPORT_WARNING": "1"}
+#: Ray lowers its workers' priority; one thread each, so that workers do not share cores. All processes of a cluster
+#: and its users need the same token.
+ENVIRONMENT = {
+    **os.environ, "RAY_worker_niceness": "0", "OMP_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32),
+}  # fmt: skip
 #: Most seconds that a run may take.
 LIMIT = 900
 

@@ -30,6 +30,12 @@ def at_pixels(method: Callable[..., Tensor], **options: object) -> Callable[[Pas
 CASES_A: dict[str, Callable[[Pass, Tensor], Tensor]] = {
     "gradcam_features": gradcam_features.replica,
     "gradcam_features:score=prob": lambda p, c: gradcam_features.replica(p, c, score="prob"),
+    "gradcam_features:block=1": lambda p, c: gradcam_features.replica(p, c, blocks=(1,)),
+    "gradcam_features:block=-2+0+3": lambda p, c: gradcam_features.replica(p, c, blocks=(-2, 0, 3)),
+    "gradcam_features:eigen=true": lambda p, c: gradcam_features.replica(p, c, eigen=True),
+    "gradcam_features:eigen=true,block=2+3,score=prob": lambda p, c: gradcam_features.replica(
+        p, c, score="prob", blocks=(2, 3), eigen=True
+    ),
     "grad_rollout": grad_rollout.replica,
     "grad_rollout:discard=0.5": lambda p, c: grad_rollout.replica(p, c, discard=0.5),
     "grad_rollout:discard=0": lambda p, c: grad_rollout.replica(p, c, discard=0.0),
@@ -61,6 +67,7 @@ CASES_A: dict[str, Callable[[Pass, Tensor], Tensor]] = {
     "legrad:blocks=3,pool=mean,score=prob": lambda p, c: legrad.replica(p, c, blocks=3, pool="mean", score="prob"),
     "cdam": cdam.replica,
     "cdam:score=prob": lambda p, c: cdam.replica(p, c, score="prob"),
+    "cdam:block=1": lambda p, c: cdam.replica(p, c, block=1),
     "attattr:steps=4": lambda p, c: attattr.replica(p, c, steps=4),
     "attattr:steps=4,start=1": lambda p, c: attattr.replica(p, c, steps=4, start=1),
     "attattr:steps=2,start=0,score=prob": lambda p, c: attattr.replica(p, c, steps=2, start=0, score="prob"),

@@ -20,7 +20,7 @@ def test_the_next_chunk_is_read_before_it_is_asked_for():
 
     ahead.start("next", note, [1, 2])
     assert seen.wait(5)
-    assert list(ahead.take("next", note, [1, 2])) == [10, 20]
+    assert list(ahead.items("next", note, [1, 2])) == [10, 20]
     assert sorted(read) == [1, 2], "read once"
 
 
@@ -29,7 +29,7 @@ def test_chunks_that_nobody_takes_are_dropped():
     for name in "abcd":
         ahead.start(name, abs, [1])
     assert list(ahead.waiting) == ["c", "d"]
-    assert list(ahead.take("a", abs, [-5])) == [5], "read again"
+    assert list(ahead.items("a", abs, [-5])) == [5], "read again"
 
 
 def test_reading_ahead_gives_the_same_table(tiny_run, tmp_path, monkeypatch):  # noqa: F811

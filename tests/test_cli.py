@@ -87,6 +87,16 @@ def test_explain_without_images_explains_the_embedded_scenes(tmp_path):
     assert str(tmp_path / "here" / "index.html") in done.stdout.replace("\n", "")
 
 
+@pytest.mark.slow
+def test_explain_smooths_maps(image, tmp_path):
+    done = vitrail("explain", image, "--method", "rollout", "--smooth", "flips", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "noise/rollout/manifest.json").read_text())["smoothing"] == {"smooth": "flips"}
+    refused = vitrail("explain", tmp_path, "--smooth", "flips")
+    assert refused.returncode == 2
+    assert "--smooth is for image files" in refused.stderr
+
+
 def test_explain_takes_class_names_and_indices(image, tmp_path):
     done = vitrail("explain", image, *MODEL, "--target", "zebra", "--target", "386", "--out", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -105,6 +115,7 @@ def test_explain_takes_class_names_and_indices(image, tmp_path):
     (["{image}", "--model", "timm:vit_tiny_patch16_224", "--weights", "{text}"], "cannot be read as weights"),
     (["{text}", *MODEL], "not an image"),
     (["nowhere.png", *MODEL], "does not exist"),
+    (["{image}", *MODEL, "--smooth", "blur"], "smooth='blur' is not one of"),
     (["{image}", *MODEL, "--device", "tpu"], "device 'tpu' cannot be used"),
     (["{image}", *MODEL, "--out", "{text}"], "cannot write"),
     (["{image}", "--model", "hf:someone/some-model"], "cannot create hf:someone"),

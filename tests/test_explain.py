@@ -31,6 +31,45 @@ def mm(target, model=None, inputs=IMAGES):
     return vitrail.explain(model or loaded(), inputs, "transformer_mm", target=target)
 
 
+def test_rows_of_a_clip_model_are_named_by_their_texts(tmp_path):
+    texts = ["a photo of a dog (small)", "a cat"]
+    target = vitrail.similarity(torch.randn(2, 5, generator=torch.Generator().manual_seed(0)), labels=texts)
+    e = vitrail.explain(tiny_vit(), IMAGES, "transformer_mm", target=target)
+    assert [e.label(1, k) for k in range(2)] == texts
+    assert e.manifest()["target_names"] == [texts, texts]
+    e.save(tmp_path)
+    assert (tmp_path / "overlay-001-1-a-cat.png").is_file()
+    check = e.check(0, 0, tests=["removal"])
+    assert check.label == texts[0]
+    assert f"patches lowers {texts[0]} from" in str(check) or f"patches raises {texts[0]} from" in str(check)
+    assert texts[1] in e._repr_html_()
+    smooth = vitrail.explain(tiny_vit(), IMAGES, "transformer_mm", target=target, smooth="flips", batch_size=1)
+    assert smooth.label(0, 1) == "a cat"
+    bare = vitrail.explain(tiny_vit(), IMAGES, "transformer_mm", target=lambda y: y[:, :2])
+    assert bare.label(0, 1) == "target 1"
+    with pytest.raises(vitrail.errors.TargetError, match="1 labels for 2 text embeddings"):
+        vitrail.similarity(torch.eye(2), labels=["a dog"])
+
+
+@pytest.mark.slow
+def test_texts_are_targets_of_an_open_clip_model_loaded_by_name():
+    pytest.importorskip("open_clip")
+    loaded_clip = vitrail.load("open_clip:ViT-B-32", pretrained=False)
+    images = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    try:
+        e = vitrail.explain(loaded_clip, images, "transformer_mm:last", target=[["a dog", "a cat"]])
+    except OSError as error:  # the tokenizer's vocabulary
+        pytest.skip(f"the tokenizer is not available: {error}")
+    assert (e.label(0, 0), e.label(0, 1)) == ("a dog", "a cat")
+    one = vitrail.explain(loaded_clip, images, "transformer_mm:last", target="a cat")
+    assert torch.allclose(one.grid[:, 0], e.grid[:, 1])
+    for wrong in (None, 3, [["a dog", 1]]):
+        with pytest.raises(vitrail.errors.TargetError, match="pass a text"):
+            vitrail.explain(loaded_clip, images, target=wrong)
+    with pytest.raises(vitrail.errors.ModelError, match="loaded by name"):
+        vitrail.explain(loaded_clip.module, images, target="a dog")
+
+
 def test_targets_in_every_form():
     model = loaded()
     predicted = model.module(IMAGES).argmax(-1)

@@ -19,9 +19,10 @@ from torch import Tensor
 
 from vitrail.class_group import ClassGroup, merge_groups, target_rows
 from vitrail.errors import InputError, OutputError
-from vitrail.map_source import MapSource
+from vitrail.map_source import MapSource, TextSource
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
+from vitrail.smoothing import Smoothing
 from vitrail.targets import class_scores
 from vitrail.viz.colormap import mark_failure, overlay, to_image
 
@@ -86,6 +87,9 @@ class Explanation:
         groups: Groups of classes among the targets.
         source: The model and inputs, for `check`; None for explanations that were put together by hand.
         checks: Results of ``explain(check=True)`` by image and target.
+        smoothing: How the maps were smoothed, or None if they were not.
+        target_labels: Names of the K targets of a function, such as the texts that `vitrail.similarity` was given; None
+            if unknown.
     """
 
     method: str
@@ -107,8 +111,10 @@ class Explanation:
     text: tuple[WordRelevance, ...] | None = field(default=None, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
     groups: tuple[ClassGroup, ...] = ()
-    source: MapSource | None = field(default=None, repr=False)
+    source: MapSource | TextSource | None = field(default=None, repr=False)
     checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
+    smoothing: Smoothing | None = None
+    target_labels: tuple[str, ...] | None = None
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -131,15 +137,17 @@ class Explanation:
 
     def label(self, image: int, k: int) -> str:
         """Class name and probability of a target, for display; a group has its own name or those of its classes."""
+        name, probabilities = self.target_name(image, k), self.probabilities
+        return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
+
+    def target_name(self, image: int, k: int) -> str:
+        """Name of a target, for display: a class, a group of classes, or the text of a row of a CLIP model."""
         if self.targets is None:
-            return f"target {k}"
+            return self.target_labels[k] if self.target_labels and k < len(self.target_labels) else f"target {k}"
         index = int(self.targets[image, k])
         if self.groups and self.logits is not None and index >= self.logits.shape[1]:
-            name = self.groups[index - self.logits.shape[1]].title(self.classes)
-        else:
-            name = self.classes[index].split(",")[0] if self.classes and index < len(self.classes) else f"class {index}"
-        probabilities = self.probabilities
-        return name if probabilities is None else f"{name} ({_percent(float(probabilities[image, k]))})"
+            return self.groups[index - self.logits.shape[1]].title(self.classes)
+        return self.classes[index].split(",")[0] if self.classes and index < len(self.classes) else f"class {index}"
 
     def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75) -> Image:
         """Draw one map over its image; a map that was checked and failed carries its verdict in a corner."""
@@ -153,15 +161,17 @@ class Explanation:
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapCheck:
         """Check one map on the model and image it explains.
 
-        Patches are removed in the order of the map, and in the order of moved copies of it. The map is computed again
-        for another class, under noise, and after parts of the model were randomised; the model is restored.
+        Patches, or the words of a text, are removed in the order of the map, and in the order of moved copies of it.
+        The map is computed again for another class, under noise, and after parts of the model were randomised; the
+        model is restored.
 
         Args:
             image: Which image.
             k: Which target.
             **options: ``budget`` "quick" (at most 200 forward passes a map, if the method needs no more than a few) or
                 "full"; ``tests``, some of "removal", "class", "noise" and "model"; ``removal``, "tokens" or the name of
-                a fill; ``seed``; ``advance``, called with the number of images just evaluated.
+                a fill, for a text "words" or "mask"; ``seed``; ``advance``, called with the number of images just
+                evaluated.
 
         Returns:
             Numbers, verdict and sentences.
@@ -211,6 +221,8 @@ class Explanation:
         found: dict[str, Any] = {}
         if self.groups:
             found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
+        if self.smoothing is not None:
+            found["smoothing"] = self.smoothing.settings()
         if self.checks:
             found["checks"] = [{"image": b, "target": k, **c.to_dict()} for (b, k), c in self.checks.items()]
         return found

@@ -1,8 +1,8 @@
-"""MapSource: the model and inputs that maps were computed from, kept with an explanation for its checks."""
+"""The model and inputs that maps were computed from, kept with an explanation for its checks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,3 +30,24 @@ class MapSource:
     structure: ModelStructure
     target: Callable[[Any], Tensor] | None
     explain: Callable[..., Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """The model and texts that word scores were computed from, as far as checking them needs it.
+
+    Attributes:
+        loaded: The model.
+        texts: The texts.
+        settings: The tokenizer settings.
+        predict: From texts to logits, shape (B, C).
+        explain: From texts, methods with options and targets to explanations, as `vitrail.explain` gives them.
+        target: None; the targets of texts that can be checked are classes.
+    """
+
+    loaded: LoadedModel
+    texts: tuple[str, ...]
+    settings: Any
+    predict: Callable[[Sequence[str]], Tensor]
+    explain: Callable[..., Mapping[str, Any]]
+    target: None = None

@@ -6,6 +6,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_structure import ModelStructure
+
+
+def to_maps(
+    relevance: Tensor, signed: bool, structure: ModelStructure, model_inputs: ModelInputs
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Convert relevance to maps over the input.
+
+    Args:
+        relevance: Relevance of patches, shape (M, b, K, S), or of a grid, (M, b, K, rows, columns), by M methods.
+        signed: Whether negative relevance has a meaning.
+        structure: What was found in the model.
+        model_inputs: What the model was called with.
+
+    Returns:
+        Maps at input resolution, the relevance on its grid, and which maps are constant, shape (M, b, K).
+    """
+    grid, image = structure.layout.grid, model_inputs.image
+    valid = model_inputs.valid
+    if relevance.dim() == 4 and valid is not None:
+        return _to_token_maps(relevance, signed, valid, structure.layout.prefix or 0)
+    # On a text the prefix is padding, which would lend contrast to relevance that has none.
+    constant = is_constant(relevance.flatten(3), axes=1)[..., 0]
+    if relevance.dim() == 4 and grid is not None and image is not None:
+        relevance = relevance.reshape(*relevance.shape[:3], *grid)
+    if relevance.dim() == 5 and image is not None:
+        raw, axes = relevance, 2
+        area = structure.layout.area if tuple(raw.shape[-2:]) == grid else None
+        size = (int(image.shape[2]), int(image.shape[3]))
+        if area is not None:
+            covered = normalise(upsample(raw, (area.height, area.width)), signed=signed).float()
+            return place(covered, size, (area.top, area.left)), raw, constant
+        big = upsample(raw, size)
+    else:
+        raw = big = F.pad(relevance, (structure.layout.prefix or 0, 0))
+        axes = 1
+    return normalise(big, signed=signed, axes=axes).float(), raw, constant
+
+
+def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Relevance of tokens of texts with padding, shape (M, b, K, S): as of each text alone, and zero at padding."""
+    raw = F.pad(relevance.masked_fill(~valid[None, :, None, prefix:], 0.0), (prefix, 0))
+    maps, constant = torch.zeros_like(raw), raw.new_zeros(raw.shape[:3], dtype=torch.bool)
+    for b, count in enumerate(valid.sum(-1).tolist()):
+        there = valid[b].nonzero()[:, 0]
+        own = raw[:, b][..., there]
+        constant[:, b] = is_constant(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
+        maps[:, b, :, there] = normalise(own, signed=signed, axes=1)
+    return maps.float(), raw, constant
+
 
 def upsample(grid: Tensor, size: tuple[int, int]) -> Tensor:
     """Upsample maps bilinearly (``align_corners=False``): (…, rows, columns) to (…, height, width).

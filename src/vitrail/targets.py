@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.capture.inputs import fields_of, logits_of
+from vitrail.capture.inputs import fields_of
 from vitrail.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
 from vitrail.errors import OptionError, TargetError
 
@@ -106,16 +106,16 @@ def pick(scores: Tensor, classes: Tensor) -> Tensor:
 
 
 def resolve_target(
-    target: Target, output: Any, batch: int, names: Sequence[str] | None = None, logits: Tensor | None = None
+    target: Target, logits: Tensor | None, batch: int, names: Sequence[str] | None = None, output: Any = None
 ) -> ResolvedTarget:
     """Resolve a target against a model's output.
 
     Args:
         target: See ``Target``.
-        output: What the model returned.
+        logits: The class scores in the output, shape (b, C), or None if it has none.
         batch: Number of images b.
         names: Class names, for targets given by name and for messages.
-        logits: The class scores in the output where they are known; found in it otherwise.
+        output: What the model returned, for targets that are a function of it; the logits by default.
 
     Example:
         >>> resolve_target([[1, 2]], torch.zeros(2, 3), batch=2).classes
@@ -126,7 +126,7 @@ def resolve_target(
         ...
         vitrail.errors.TargetError: class 7 does not exist: the model has 3 classes, 0 to 2
     """
-    logits = logits_of(output) if logits is None else logits
+    output = logits if output is None else output
     if callable(target):
         return ResolvedTarget(None, _values(target(output), batch), logits)
     if logits is None:
@@ -159,6 +159,23 @@ def classes_of_each(target: Target, batch: int, names: Sequence[str] | None) -> 
     """
     classes, groups = _classes(target, batch, names)
     return target_rows(classes, groups, GROUP_CODE)
+
+
+def target_count(target: Target) -> int:
+    """Targets of each image, K, as far as that is known before the model has run; 1 for a function.
+
+    Example:
+        >>> target_count(None), target_count("top3"), target_count([4, 5]), target_count([[1, 2]])
+        (1, 3, 1, 2)
+    """
+    if isinstance(target, Tensor | np.ndarray):
+        return int(target.shape[1]) if target.ndim == 2 else 1
+    if isinstance(target, str) or not isinstance(target, Sequence) or not len(target):
+        return max(1, top_count(target))
+    row = target[0]
+    if isinstance(row, Tensor | np.ndarray):
+        return int(row.shape[0]) if row.ndim else 1
+    return max(1, len(row)) if isinstance(row, Sequence) and not isinstance(row, str) else 1
 
 
 def class_or_group(text: str, names: Sequence[str] | None) -> int | ClassGroup:
@@ -228,21 +245,22 @@ def _listed(indices: Sequence[int], names: Sequence[str]) -> str:
     return ", ".join(f"{i} {names[i].split(',')[0]}" for i in dict.fromkeys(indices[:8]))
 
 
-def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
-    """A target for CLIP-like models: similarity of the image to each of K texts.
+@dataclass(frozen=True, eq=False)
+class TextSimilarity:
+    """The target that `similarity` returns: from a model's output to the similarity to each of K texts, shape (b, K).
 
-    Args:
-        text: Text embeddings, shape (K, d).
-        scale: Factor on the cosine, as the model's logit scale.
-
-    Example:
-        >>> target = similarity(torch.eye(2))
-        >>> target(torch.tensor([[3.0, 0.0]]))
-        tensor([[100.,   0.]])
+    Attributes:
+        unit: Text embeddings of length one, shape (K, d).
+        scale: Factor on the cosine.
+        labels: The texts, or None if they are unknown.
     """
-    unit = F.normalize(text, dim=-1)
 
-    def target(output: Any) -> Tensor:
+    unit: Tensor
+    scale: float
+    labels: tuple[str, ...] | None = None
+
+    def __call__(self, output: Any) -> Tensor:
+        """Similarity of the images' embeddings, found in the model's output, to each text."""
         for name in ("image_embeds", "image_features", "pooler_output"):
             value = output.get(name) if isinstance(output, dict) else getattr(output, name, None)
             if isinstance(value, Tensor):
@@ -252,9 +270,32 @@ def similarity(text: Tensor, scale: float = 100.0) -> Callable[[Any], Tensor]:
         if not isinstance(value, Tensor) or value.dim() != 2:
             raise TargetError(f"no image embedding found in {fields_of(output)}")
         image: Tensor = F.normalize(value, dim=-1)
-        return scale * image @ unit.to(value).T
+        return self.scale * image @ self.unit.to(value).T
 
-    return target
+
+def similarity(text: Tensor, scale: float = 100.0, labels: Sequence[str] | None = None) -> TextSimilarity:
+    """A target for CLIP-like models: similarity of the image to each of K texts.
+
+    Args:
+        text: Text embeddings, shape (K, d).
+        scale: Factor on the cosine, as the model's logit scale.
+        labels: The K texts, shown wherever a target is named.
+
+    Example:
+        >>> target = similarity(torch.eye(2), labels=["a dog", "a cat"])
+        >>> target(torch.tensor([[3.0, 0.0]]))
+        tensor([[100.,   0.]])
+    """
+    if labels is not None and (isinstance(labels, str) or len(labels) != len(text)):
+        count = 1 if isinstance(labels, str) else len(labels)
+        raise TargetError(f"{count} labels for {len(text)} text embeddings: give a list with one for each")
+    return TextSimilarity(F.normalize(text, dim=-1), scale, None if labels is None else tuple(labels))
+
+
+def target_labels(target: Target) -> tuple[str, ...] | None:
+    """Names of the targets of a function that has ``labels``, such as `similarity` returns; None for all others."""
+    labels = getattr(target, "labels", None) if callable(target) else None
+    return tuple(map(str, labels)) if isinstance(labels, list | tuple) else None
 
 
 def top_count(target: object) -> int:

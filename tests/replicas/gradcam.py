@@ -3,10 +3,18 @@
 import torch
 from torch import Tensor
 
+from .gradcam_features import first_component, mean_of_scaled
 from .vit import Classes, Pass, grads
 
 
-def replica(pass_: Pass, classes: Classes, weights: str = "row", score: str | None = None) -> Tensor:
+def replica(
+    pass_: Pass,
+    classes: Classes,
+    weights: str = "row",
+    score: str | None = None,
+    blocks: tuple[int, ...] = (-1,),
+    eigen: bool = False,
+) -> Tensor:
     """Weigh each head's readout row by the mean of its gradient, average over heads, keep the positive part.
 
     With r the readout vector and P prefix tokens, head h gives ``a_h = (r A_h)[P:]`` and the weight
@@ -18,24 +26,28 @@ def replica(pass_: Pass, classes: Classes, weights: str = "row", score: str | No
         classes: One class per image.
         weights: "row" as above; "matrix" averages dA_h over all its entries, prefix rows and columns included.
         score: What is differentiated; by default what the pass says.
+        blocks: Which blocks; of several, the mean of their maps, each divided by its maximum.
+        eigen: Take the first principal component of the weighed heads instead of their mean.
 
     Returns:
         Patch relevance, shape b, S.
     """
-    dA = grads(pass_, classes, score)[0][-1]
-    A = pass_.blocks[-1].A.detach()
+    gradients = grads(pass_, classes, score)[0]
     maps = []
-    for image in range(A.shape[0]):
-        H = A.shape[1]
-        cam = torch.zeros(A.shape[-1] - pass_.prefix, dtype=torch.float64)
-        for h in range(H):
-            if weights == "row":
-                w = pass_.read(dA[image, h]).mean()
-            elif weights == "matrix":
-                w = dA[image, h].mean()
-            else:
-                raise ValueError(f"unknown weights {weights!r}")
-            cam = cam + w * pass_.read(A[image, h])
-        # The clamp comes after the head mean: heads with opposite signs cancel first.
-        maps.append((cam / H).clamp(min=0.0))
+    for image in range(gradients[-1].shape[0]):
+        cams = []
+        for block in blocks:
+            A, dA = pass_.blocks[block].A.detach()[image], gradients[block][image]
+            columns = []
+            for h in range(A.shape[0]):
+                if weights == "row":
+                    w = pass_.read(dA[h]).mean()
+                elif weights == "matrix":
+                    w = dA[h].mean()
+                else:
+                    raise ValueError(f"unknown weights {weights!r}")
+                columns.append(w * pass_.read(A[h]))
+            # The clamp comes after the head mean: heads with opposite signs cancel first.
+            cams.append((first_component(columns) if eigen else sum(columns) / len(columns)).clamp(min=0.0))
+        maps.append(cams[0] if len(cams) == 1 else mean_of_scaled(cams))
     return torch.stack(maps)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .gradcam_features import first_component
 from .record import softmax_rows
 from .rise import logits_of, probability, upsample
 from .vit import Classes, Pass
@@ -34,8 +35,8 @@ def feature_maps(pass_: Pass, tokens: Tensor, align_corners: bool = False) -> Te
     return torch.stack(maps)
 
 
-def replica(pass_: Pass, classes: Classes, scoring: str = "vitcx") -> Tensor:
-    """Weighted sum of the first layer norm's channels in the last block.
+def replica(pass_: Pass, classes: Classes, scoring: str = "vitcx", block: int = -1, eigen: bool = False) -> Tensor:
+    """Weighted sum of the first layer norm's channels in a block.
 
     Args:
         pass_: The recorded forward pass.
@@ -44,13 +45,15 @@ def replica(pass_: Pass, classes: Classes, scoring: str = "vitcx") -> Tensor:
             weighs the maps themselves by it and keeps the positive part of the sum; "softmax" weighs the maps by the
             softmax over channels of the class logit, likewise keeps the positive part, and interpolates with corners
             aligned.
+        block: Which block.
+        eigen: Instead of the sum, the first principal component of the weighed channels, on the grid, enlarged.
 
     Returns:
         Pixel relevance, shape b, height, width, not normalised.
     """
     maps = []
     for image, c in enumerate(classes):
-        features = feature_maps(pass_, pass_.blocks[-1].LN1[image], align_corners=scoring == "softmax")
+        features = feature_maps(pass_, pass_.blocks[block].LN1[image], align_corners=scoring == "softmax")
         masks = torch.stack([to_unit_range(one) for one in features])
         masked = pass_.images[image].detach() * masks[:, None]
         if scoring == "vitcx":
@@ -61,6 +64,12 @@ def replica(pass_: Pass, classes: Classes, scoring: str = "vitcx") -> Tensor:
             weights, carriers = softmax_rows(logits_of(pass_, masked)[:, int(c)]), features
         else:
             raise ValueError(f"unknown scoring {scoring!r}")
+        if eigen:
+            patches = pass_.blocks[block].LN1[image].detach()[pass_.prefix :]
+            columns = [weight * patches[:, k] for k, weight in enumerate(weights)]
+            grid = first_component(columns).reshape(pass_.grid)
+            maps.append(upsample(grid, *pass_.images.shape[-2:], scoring == "softmax").clamp(min=0))
+            continue
         total = torch.zeros_like(features[0])
         for weight, carrier in zip(weights, carriers, strict=True):
             total = total + weight * carrier

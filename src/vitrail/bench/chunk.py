@@ -174,7 +174,7 @@ class _ChunkRunner:
     def _read(self, indices: Sequence[int]) -> Iterator[GroundTruth | Exception]:
         read_one = image_reader(self.chunk, self.context)
         if reads_ahead(self.context.device):
-            return self.context.read_ahead.take(self.chunk.name, read_one, indices)
+            return self.context.read_ahead.items(self.chunk.name, read_one, indices)
         return map(read_one, indices)
 
     def _run_batch(self, truths: list[GroundTruth]) -> None:

@@ -18,7 +18,7 @@ class ReadAhead(Generic[T]):
     Example:
         >>> ahead = ReadAhead(threads=2)
         >>> ahead.start("next", abs, [-1, -2])
-        >>> list(ahead.take("next", abs, [-1, -2])), list(ahead.take("other", abs, [-3]))
+        >>> list(ahead.items("next", abs, [-1, -2])), list(ahead.items("other", abs, [-3]))
         ([1, 2], [3])
     """
 
@@ -35,7 +35,7 @@ class ReadAhead(Generic[T]):
             for future in self.waiting.pop(next(iter(self.waiting))):
                 future.cancel()
 
-    def take(self, name: str, read: Callable[[int], T], indices: Sequence[int]) -> Iterator[T]:
+    def items(self, name: str, read: Callable[[int], T], indices: Sequence[int]) -> Iterator[T]:
         """Yield the items of a chunk in order, those that were read ahead or read now."""
         self.start(name, read, indices)
         for future in self.waiting.pop(name):

@@ -313,7 +313,7 @@ class Probe:
 
     # -- feature maps --------------------------------------------------------------------------------------------
 
-    def features(self, kind: str = "Y", stage: int = -1) -> Tensor:
+    def features(self, kind: str = "Y", stage: int = -1, block: int | None = None) -> Tensor:
         """Feature maps of a block, shape (b, width, rows, columns); no forward if the pass that was seen kept them.
 
         Args:
@@ -321,18 +321,20 @@ class Probe:
                 LayerScale; "sum" for the stream after that sum; "out" for the stream that leaves the block.
             stage: Of models whose grid shrinks, which stage's last block: −1 the last, −2 the last but one. In a plain
                 model the last block.
+            block: One block by its index, whatever the stage; None for the last of the stage.
         """
         plain = self.structure.kind == "plain" and not self.structure.layers[-1].pool
-        where = LAST if plain else ALL
-        blocks = _showing(kind, self.seen.blocks) if plain and self.seen is not None else []
+        where = slice(block, block + 1) if block is not None else LAST if plain else ALL
+        reads_seen = self.seen is not None and (plain or block is not None)
+        blocks = _showing(kind, self.seen.blocks[where]) if reads_seen and self.seen is not None else []
         if not blocks:
             with (
                 forward_pass(self.model, self.model_inputs, self.structure, [feature_needs(kind, where)]) as one,
                 torch.no_grad(),
             ):
-                blocks = _showing(kind, one.blocks)
+                blocks = _showing(kind, one.blocks[where])
         if not blocks:
-            missing = "none of its blocks shows one"
+            missing = "none of its blocks shows one" if block is None else f"block {block} shows none"
             if kind != "Y":
                 missing = "its residual stream was not found; use what its attention reads, features='norm1'"
             raise NotApplicableError(f"no feature map was found in {self.structure.model}: {missing}")

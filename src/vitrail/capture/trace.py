@@ -137,7 +137,7 @@ class Block:
             raise AttributeError(name)
         if name in ("Y", "dY"):
             raise NotApplicableError(
-                "no feature map was found: nothing is normalised in front of this model's last attention; "
+                "no feature map was found: nothing is normalised in front of the attention of this block; "
                 "use rise, occlusion or an input gradient instead"
             )
         raise AttributeError(f"{name} was not kept in this pass: the method must name it in its registry line's needs")

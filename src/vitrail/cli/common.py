@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from vitrail.errors import InputError
@@ -49,15 +50,38 @@ TargetOption = Annotated[
 DeviceOption = Annotated[str, typer.Option("--device", help="Torch device: cpu, cuda, cuda:1, mps …")]
 
 
-@contextmanager
-def progress_bar(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on standard error; yields a function that advances it by one."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+class BarAdvance:
+    """Advances a progress bar by one when called.
 
+    Args:
+        bar: The bars that are shown.
+        task: The one that is advanced.
+    """
+
+    def __init__(self, bar: Progress, task: TaskID) -> None:
+        self._bar, self._task = bar, task
+        self._evaluations: TaskID | None = None
+
+    def __call__(self) -> None:
+        """Advance the bar by one."""
+        if self._evaluations is not None:
+            self._bar.remove_task(self._evaluations)
+            self._evaluations = None
+        self._bar.advance(self._task)
+
+    def evaluations(self, done: int, total: int) -> None:
+        """Show in a second bar how many images were evaluated for the current step, as ``explain(progress=…)``."""
+        if self._evaluations is None:
+            self._evaluations = self._bar.add_task("Evaluating images", total=total)
+        self._bar.update(self._evaluations, completed=done, total=total)
+
+
+@contextmanager
+def progress_bar(description: str, total: int) -> Iterator[BarAdvance]:
+    """Show a progress bar on standard error; yields a function that advances it by one."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=err, transient=True) as progress:
-        task = progress.add_task(description, total=total)
-        yield lambda: progress.advance(task)
+        yield BarAdvance(progress, progress.add_task(description, total=total))
 
 
 def plain_table(*columns: str, **options: Any) -> Table:
@@ -92,7 +116,7 @@ def parse_targets(loaded: Any, target: list[str] | None) -> Any:
     if hasattr(loaded.module, "encode_text"):
         if not target:
             raise InputError('a CLIP model has no classes: pass a text, as in --target "a photo of a dog"')
-        return similarity(embed_texts(loaded, target))
+        return similarity(embed_texts(loaded, target), labels=target)
     if not target:
         return None
     if len(target) == 1 and target[0].startswith("top") and target[0][3:].isdigit():

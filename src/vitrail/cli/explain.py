@@ -53,6 +53,14 @@ def explain(
     check: Annotated[
         bool, typer.Option("--check", help="Also check each map, see `vitrail check`; maps that fail are marked.")
     ] = False,
+    smooth: Annotated[
+        str | None,
+        typer.Option(
+            "--smooth",
+            metavar="flips|noise",
+            help="Average maps over mirrored and scaled copies, or over noisy copies, of each image.",
+        ),
+    ] = None,
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     address: AddressOption = None,
@@ -68,14 +76,16 @@ def explain(
     """
     methods = list(dict.fromkeys(method))
     folder = next((path for path in images or () if path.is_dir()), None)
+    if smooth is not None and (text or not images or folder is not None):
+        raise InputError("--smooth is for image files: it does not go with a folder, texts or the embedded scenes")
     if text:
         if images:
             raise InputError("image files and --text were both given: pass one of them")
-        _explain_texts(text, model, weights, device, methods, target, to)
+        _explain_texts(text, model, weights, device, methods, target, to, check)
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:
-        _explain_images(images, model, weights, device, methods, target, to, check)
+        _explain_images(images, model, weights, device, methods, target, to, check, smooth)
     elif len(images) > 1:
         raise InputError(f"{folder} is a folder: pass one folder alone, or image files; --recursive adds subfolders")
     else:
@@ -87,7 +97,7 @@ def explain(
 
 def _explain_images(
     images: list[Path], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
-    check: bool,
+    check: bool, smooth: str | None,
 ) -> None:  # fmt: skip
     from vitrail.explain import explain as explain_inputs
     from vitrail.models.preprocess import open_image
@@ -100,7 +110,9 @@ def _explain_images(
     folders = _folder_names(images)
     with progress_bar("Explaining", len(images)) as advance:
         for path in images:
-            explanations = explain_inputs(loaded, path, methods=methods, target=targets, check=check)
+            explanations = explain_inputs(
+                loaded, path, methods=methods, target=targets, check=check, smooth=smooth, progress=advance.evaluations
+            )
             _save_figure(explanations, explanations.save(to / folders[path]))
             for name, e in explanations.items():
                 labels = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
@@ -124,8 +136,9 @@ def _remark(explanation: Any) -> str:
 
 
 def _explain_texts(
-    texts: list[str], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path
-) -> None:
+    texts: list[str], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
+    check: bool,
+) -> None:  # fmt: skip
     from vitrail.explain import explain as explain_inputs
     from vitrail.text.tokens import load_tokenizer
     from vitrail.viz.text import html, terminal
@@ -135,7 +148,16 @@ def _explain_texts(
         raise InputError(f"text {empty[0]} is empty: pass a text with at least one word")
     tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device)
     targets = parse_targets(loaded, target)
-    explanations = explain_inputs(loaded, texts, methods=methods, target=targets, tokenizer=tokenizer)
+    with progress_bar("Explaining texts", 1) as advance:
+        explanations = explain_inputs(
+            loaded,
+            texts,
+            methods=methods,
+            target=targets,
+            tokenizer=tokenizer,
+            check=check,
+            progress=advance.evaluations,
+        )
     explanations.save(to)
     try:
         (to / "text.html").write_text(html(explanations), encoding="utf-8")
@@ -150,6 +172,8 @@ def _explain_texts(
             for name, explanation in explanations.items():
                 table.add_row(f"[dim]{name}[/dim]", terminal(explanation, b, k))
             out.print(table)
+            for explanation in explanations.values() if check else ():
+                out.print(str(explanation.checks[b, k]), markup=False, highlight=False, soft_wrap=True)
     out.print(f"Word scores, page and manifests: [bold]{to}[/bold]", soft_wrap=True)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.outputs import class_logits
 from vitrail.capture.probe import Probe
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, NotApplicableError, OptionError, TargetError
@@ -38,7 +39,8 @@ def resolve_targets(about: LoadedModel, images: Tensor, targets: Target, count: 
     _check_images(images)
     model = unwrap(about.module)
     with frozen(model), torch.no_grad():
-        resolved = resolve_target(targets, ModelInputs((images,)).into(model), len(images), about.classes)
+        output = ModelInputs((images,)).into(model)
+        resolved = resolve_target(targets, class_logits(model, output), len(images), about.classes, output)
     if count is not None and resolved.count != count:
         needed = {1: "one class", 2: "two classes"}.get(count, f"{count} classes")
         raise TargetError(f"this figure needs {needed} per image, got {resolved.count}: change target=")

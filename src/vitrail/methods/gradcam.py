@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.trace import LAST, Trace
+from vitrail.capture.trace import Needs, Trace
+from vitrail.methods._blocks import BlockChoice, blocks_needed, chosen_blocks, mean_over_blocks, principal_component
+from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register
+
+
+def _needs(block: BlockChoice, **_: object) -> Needs:
+    return dict.fromkeys(("A", "dA"), blocks_needed(block))
 
 
 @register(
@@ -13,28 +19,31 @@ from vitrail.methods.registry import choose, register
     "Grad-CAM (attention)",
     "gradient",
     cite="selvaraju2020gradcam",
-    needs={"attention": LAST, "attention_gradient": LAST},
+    needs=_needs,
     score="logit",
     variants={"bert": {"weights": "matrix"}},
 )
-def gradcam(trace: Trace, *, weights: str = "row") -> Tensor:
+def gradcam(trace: Trace, *, weights: str = "row", block: BlockChoice = -1, eigen: bool = False) -> Tensor:
     """The last block's attention to the patches, its heads weighted by the gradient's mean, kept where positive.
 
     Args:
         trace: The pass, with gradients.
         weights: A head's weight is the mean gradient over the patches of the readout's "row", or over the whole
             "matrix", as the released code for text models has it.
+        block: Another block, by index from the start or negative from the end; of several, each map is divided by its
+            maximum and their mean is taken.
+        eigen: Take the first principal component of the weighted heads instead of their mean.
 
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
     choose("weights", weights, ("row", "matrix"))
-    attention = trace.blocks[-1].attention
-    batch, queries, _ = attention.size
-    r = trace.readout.expand(batch, -1)
-    a = trace.patches(attention.rows(r))
-    if weights == "matrix":
-        w = trace.mean(attention.gradient_rows(trace.evenly(queries).expand(batch, -1)))
-    else:
-        w = trace.mean(trace.patches(attention.gradient_rows(r)))
-    return (w.unsqueeze(-1) * a).mean(1).clamp_min(0)
+    valid = None if trace.valid is None else trace.patches(trace.valid)
+    maps = []
+    for index in chosen_blocks(block, len(trace.blocks)):
+        A, dA = trace.blocks[index].A, trace.blocks[index].dA
+        r = trace.reading(*A.shape[-2:]).expand(len(A), -1)
+        w = trace.mean(trace.mean(dA) if weights == "matrix" else trace.patches(rows(r, dA)))
+        weighted = w.unsqueeze(-1) * trace.patches(rows(r, A))
+        maps.append((principal_component(weighted, valid) if eigen else weighted.mean(1)).clamp_min(0))
+    return mean_over_blocks(maps)

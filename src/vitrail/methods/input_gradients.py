@@ -86,7 +86,8 @@ def integrated_gradients(
         rule: Where they lie and what each weighs: "gauss" (Gauss-Legendre), "midpoint" of even pieces, or even steps
             with both "ends", as some libraries have it.
         baseline: The value of every pixel at the start, as the model takes it; 0 is the mean colour. For a text, every
-            number of every token's vector; positions stay what they are.
+            number of every token's vector; positions stay what they are. A tensor or array of images, or one for each
+            image, is taken as well.
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:
@@ -99,17 +100,30 @@ def integrated_gradients(
     images = probe.inputs
     each = (-1, *[1] * (images.dim() - 1))
     alphas, weights = (torch.from_numpy(t).to(images) for t in _nodes(steps, rule))
-    way = images - baseline
+    start = _start(baseline, images)
+    way = images - start
     maps = []
     for k in range(probe.count):
         mean = torch.zeros_like(images)
         for piece in probe.pieces(steps * len(images)):
             at = torch.arange(piece.start, piece.stop, device=images.device)
             step, owner = at // len(images), at % len(images)
-            gradient = probe.of(k).gradient(baseline + alphas[step].view(each) * way[owner], owner)
+            gradient = probe.of(k).gradient(start[owner] + alphas[step].view(each) * way[owner], owner)
             mean.index_add_(0, owner, weights[step].view(each) * gradient)
         maps.append(_over_channels(way * mean, reduce, probe.structure.layout.prefix or 0))
     return torch.stack(maps, 1)
+
+
+def _start(baseline: float | Tensor, images: Tensor) -> Tensor:
+    """The start of the path for each image, in the shape of the images."""
+    given = torch.as_tensor(baseline).to(images)
+    try:
+        return given.expand_as(images)
+    except RuntimeError as error:
+        raise OptionError(
+            f"baseline of shape {tuple(given.shape)} does not fit {len(images)} images of shape "
+            f"{tuple(images.shape[1:])}: give a number, one image, or one for each image of a batch"
+        ) from error
 
 
 def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

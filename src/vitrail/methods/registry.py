@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import cached_property
 from inspect import getdoc, signature
 from types import NoneType, UnionType
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 import numpy as np
 from torch import Tensor, nn
@@ -227,6 +227,7 @@ OPTION_TYPES: dict[type, str] = {
     float: "a number",
     bool: "true or false",
     str: "a word",
+    list: "a list",
     NoneType: "none",
 }
 
@@ -323,7 +324,7 @@ def within(option: str, index: int, count: int, what: str) -> None:
 
 
 def _types(hint: Any) -> tuple[type, ...]:
-    return get_args(hint) if isinstance(hint, UnionType) else (hint,)
+    return tuple(get_origin(t) or t for t in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
 
 
 def _fits(value: Any, types: tuple[type, ...]) -> bool:
@@ -334,6 +335,8 @@ def _fits(value: Any, types: tuple[type, ...]) -> bool:
         return not {int, float, str}.isdisjoint(types)  # names may be numbers, such as GradToken's variants
     if isinstance(value, float):
         return float in types
+    if isinstance(value, list | tuple):
+        return list in types
     return str in types if isinstance(value, str) else isinstance(value, Tensor | np.ndarray | np.generic)
 
 

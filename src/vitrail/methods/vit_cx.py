@@ -13,6 +13,7 @@ from vitrail.capture.plain import plain
 from vitrail.capture.probe import Probe, feature_needs
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
+from vitrail.methods._blocks import blocks_needed, chosen_block
 from vitrail.methods._masks import FeatureMasks, agglomerate, joined, mean_similarity, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.registry import Applies, choose, register
@@ -47,11 +48,11 @@ VARIANTS: dict[str, dict[str, object]] = {
 }
 
 
-def _needs(mode: str, features: str | None, masks: str, **_: object) -> Needs:
+def _needs(mode: str, features: str | None, masks: str, block: int | None, **_: object) -> Needs:
     if masks == "random" or mode not in MODES:
         return {}
     kind = FEATURES.get(features or MODES[mode]["features"])
-    return {} if kind is None else feature_needs(kind)
+    return {} if kind is None else feature_needs(kind, blocks_needed(block))
 
 
 def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
@@ -84,6 +85,7 @@ def vit_cx(
     *,
     mode: str = "released",
     features: str | None = None,
+    block: int | None = None,
     cluster: str | None = None,
     noise: str | None = None,
     linkage: str = "complete",
@@ -106,6 +108,8 @@ def vit_cx(
         features: Feature maps of the last block: "norm1", what its attention reads (released); "attention", what its
             attention adds, before LayerScale (paper); "skip", the stream after that sum; "block", its output. None: as
             ``mode`` says, and likewise below.
+        block: Feature maps of another block, by index from the start or negative from the end. None: the last, or the
+            last before the grid shrinks for the last time.
         cluster: A cluster's mask: "sum" of its members, brought to [0, 1] (released), or their "mean" (paper).
         noise: "per_mask", a new one for every mask (released), or "shared" by all masks of an image (paper).
         linkage: The distance of two clusters: "complete", "average" or "single" linkage.
@@ -145,7 +149,7 @@ def vit_cx(
         drawn = RandomMasks.draw(random_masks, CELLS, KEEP, seed, probe.images)
         chosen = iter([drawn] * probe.batch)
     else:
-        single = _single_masks(probe, FEATURES[features])
+        single = _single_masks(probe, FEATURES[features], chosen_block(block, len(probe.structure.layers)))
         chosen = _clustered(probe, single, cluster, linkage, delta) if masks == "clustered" else _all(probe, single)
     impact: Callable[[Probe, int, Masks], Tensor] = _plain
     if debias:
@@ -153,10 +157,10 @@ def vit_cx(
     return torch.stack([_map(probe, i, m, impact(probe, i, m), mode, coverage) for i, m in enumerate(chosen)])
 
 
-def _single_masks(probe: Probe, kind: str) -> list[FeatureMasks]:
+def _single_masks(probe: Probe, kind: str, block: int | None) -> list[FeatureMasks]:
     """For each image, one mask for each feature map."""
     size = (int(probe.images.shape[2]), int(probe.images.shape[3]))
-    return [stretched(grids, size, probe.pieces) for grids in probe.features(kind, stage=-2)]
+    return [stretched(grids, size, probe.pieces) for grids in probe.features(kind, stage=-2, block=block)]
 
 
 def _all(probe: Probe, single: list[FeatureMasks]) -> Iterator[FeatureMasks]:

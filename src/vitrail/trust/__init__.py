@@ -3,10 +3,13 @@
 `vitrail.Explanation.check` and ``vitrail check`` run them; `vitrail.compare` ranks methods with the same tests.
 """
 
-from vitrail.trust.checker import BUDGETS, Budget, check_maps, patch_values
+from vitrail.trust.check_run import BUDGETS, Budget
+from vitrail.trust.checker import check_maps
+from vitrail.trust.image_check import patch_values
 from vitrail.trust.map_check import VERDICTS, MapCheck, MapChecks
-from vitrail.trust.null import moved_maps
+from vitrail.trust.null import moved_maps, shifted_orders
 from vitrail.trust.removal import PatchRemoval, log_odds
+from vitrail.trust.text_check import WordRemoval
 
 __all__ = [
     "BUDGETS",
@@ -15,8 +18,10 @@ __all__ = [
     "MapCheck",
     "MapChecks",
     "PatchRemoval",
+    "WordRemoval",
     "check_maps",
     "log_odds",
     "moved_maps",
     "patch_values",
+    "shifted_orders",
 ]

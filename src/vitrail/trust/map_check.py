@@ -53,6 +53,7 @@ class MapCheck:
         forwards: Cost of the check in forward passes of one image; a backward pass counts as two.
         skipped: Tests that were not run, with the reasons.
         is_probability: Whether the values are probabilities.
+        unit: What was removed: "patches" of an image or "words" of a text.
     """
 
     method: str
@@ -79,6 +80,7 @@ class MapCheck:
     forwards: float = 0
     skipped: tuple[str, ...] = ()
     is_probability: bool = True
+    unit: str = "patches"
 
     @property
     def passed(self) -> bool:
@@ -94,9 +96,12 @@ class MapCheck:
         level, show = _percent(self.levels[0]), _percent if self.is_probability else _number
         verb = "lowers" if self.removed[0] <= self.probability else "raises"
         moved = "lower" if self.null_removed[0] <= self.probability else "raise"
+        elsewhere = (
+            "regions of the same shape elsewhere" if self.unit == "patches" else "as many words in shifted orders"
+        )
         sentence = (
-            f"Removing the {level} most relevant patches {verb} {self.label} from {show(self.probability)} to "
-            f"{show(self.removed[0])}; regions of the same shape elsewhere {moved} it to {show(self.null_removed[0])} "
+            f"Removing the {level} most relevant {self.unit} {verb} {self.label} from {show(self.probability)} to "
+            f"{show(self.removed[0])}; {elsewhere} {moved} it to {show(self.null_removed[0])} "
             f"(p = {self.p_value:.2g})."
         )
         better = [name for name, value in self.controls.items() if value >= self.statistic]

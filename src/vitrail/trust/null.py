@@ -55,3 +55,34 @@ def moved_maps(values: Tensor, count: int, seed: int = 0) -> Tensor:
         copy = values.roll((down, right), (0, 1)).rot90(turns)
         copies.append(copy.flip(1) if draw(2) else copy)
     return torch.stack(copies)
+
+
+def shifted_orders(values: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Copies of the scores of words, shifted along the text over its end, forwards or backwards.
+
+    Each shift is drawn once; where a text has fewer of them than copies are wanted, random orders are the rest.
+
+    Args:
+        values: Scores of words, shape (W,).
+        count: Number of copies.
+        seed: Of the draws; they do not depend on the values.
+
+    Returns:
+        Shape (count, W).
+
+    Example:
+        >>> copies = shifted_orders(torch.arange(30.0), 3)
+        >>> copies.shape, bool((copies == torch.arange(30.0)).all(1).any())
+        (torch.Size([3, 30]), False)
+    """
+    if values.dim() != 1 or count < 1:
+        raise OptionError(f"expected scores of shape (words,) and count ≥ 1, got {tuple(values.shape)}, {count}")
+    generator = torch.Generator().manual_seed(seed)
+    words = len(values)
+    copies = [values.roll(shift) for shift in range(1, words)]
+    copies += [values.flip(0).roll(shift) for shift in range(words)]
+    copies = [copy for copy in copies if not torch.equal(copy, values)]  # symmetric scores come back to themselves
+    drawn = [copies[i] for i in torch.randperm(len(copies), generator=generator)[:count].tolist()]
+    while len(drawn) < count:
+        drawn.append(values[torch.randperm(words, generator=generator).to(values.device)])
+    return torch.stack(drawn)

@@ -48,6 +48,7 @@ class PatchRemoval:
 
     Attributes:
         by: What is used.
+        count: Number of patches.
         forwards: Images evaluated so far.
     """
 
@@ -63,6 +64,7 @@ class PatchRemoval:
         if by not in (None, TOKENS) and by not in FILLS:
             raise OptionError(f"removal={by!r} is not {TOKENS!r} or one of the fills {', '.join(FILLS)}")
         self.module, self.images, self.grid = loaded.module, images, grid
+        self.count, self.device = grid[0] * grid[1], images.device
         self.batch_size, self.advance, self.forwards = batch_size, advance, 0
         self.dropper: TokenDropper | None = None
         if by in (None, TOKENS):

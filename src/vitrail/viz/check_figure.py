@@ -24,6 +24,7 @@ class CheckLike(Protocol):
     null_removed: Any
     null_kept: Any
     is_probability: Any
+    unit: Any
 
 
 def check_figure(checks: Mapping[str, Any]) -> Figure:
@@ -46,8 +47,8 @@ def check_figure(checks: Mapping[str, Any]) -> Figure:
         left.set_title(f"{method}: {check.verdict}", fontsize=9, loc="left")
         right.set_title(f"p = {check.p_value:.2g}", fontsize=9, loc="right")
         left.set_ylabel(check.label, fontsize=8)
-        left.set_xlabel("most relevant patches removed (%)", fontsize=8)
-        right.set_xlabel("most relevant patches kept (%)", fontsize=8)
+        left.set_xlabel(f"most relevant {check.unit} removed (%)", fontsize=8)
+        right.set_xlabel(f"most relevant {check.unit} kept (%)", fontsize=8)
         left.legend(fontsize=7, frameon=False)
     return drawing
 

@@ -88,7 +88,8 @@ class RayEngine:
             except (ConnectionError, ValueError) as error:
                 raise InputError(
                     f"no Ray cluster at {self.address!r} ({error_line(error)}): start one with `ray start --head "
-                    "--port=6379` and pass HOST:6379, or leave out --address to run on this machine"
+                    "--port=6379` and pass HOST:6379 (with the same RAY_AUTH_TOKEN, where Ray asks for one), or leave "
+                    "out --address to run on this machine"
                 ) from error
         else:
             cores = self.workers * self.threads if self.workers and self.device == "cpu" else None

@@ -1,0 +1,80 @@
+"""Check maps of images: patches are removed, and moved copies of the map are the null distribution."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from vitrail.capture.outputs import class_logits
+from vitrail.errors import ModelError
+from vitrail.map_source import MapSource
+from vitrail.methods.cost import ModelSize, size_of
+from vitrail.scores.sensitivity import RADIUS, noise_samples
+from vitrail.targets import class_scores
+from vitrail.trust.check_run import CheckRun, CheckSettings
+from vitrail.trust.null import moved_maps
+from vitrail.trust.removal import PatchRemoval, log_odds
+
+
+def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) -> Tensor:
+    """A map as relevance of patches, shape (rows, columns): as the method computed it where it did, else pixel means.
+
+    Args:
+        explanation: A `vitrail.Explanation`.
+        image: Which image.
+        k: Which target.
+        grid: Rows and columns of patches.
+    """
+    own: Tensor = explanation.grid[image, k]
+    if tuple(own.shape) != grid:
+        own = F.adaptive_avg_pool2d(explanation.maps[image, k][None, None].float(), grid)[0, 0]
+    return own.double().nan_to_num(0.0, 0.0, 0.0)
+
+
+class ImageCheckRun(CheckRun):
+    """Checks maps of one image and target."""
+
+    def __init__(self, source: MapSource, first: Any, settings: CheckSettings, remove: PatchRemoval) -> None:
+        self.grid, self.structure = remove.grid, source.structure
+        super().__init__(source, first, settings, remove)
+
+    @property
+    def inputs(self) -> Tensor:
+        """The image, shape (1, channels, height, width)."""
+        images: Tensor = self.remove.images
+        return images
+
+    def _values(self, explanation: Any, image: int | None = None, k: int | None = None) -> Tensor:
+        at = self.image if image is None else image, self.k if k is None else k
+        return patch_values(explanation, *at, self.grid)
+
+    def _copies(self, values: Tensor) -> Tensor:
+        return moved_maps(values, self.budget.copies, self.seed)
+
+    def _control_maps(self) -> dict[str, Tensor]:
+        rows, columns = self.grid
+        y, x = ((torch.arange(n, dtype=torch.float64) + 0.5) / n - 0.5 for n in (rows, columns))
+        return {"centre": -(y[:, None].square() + x[None].square())}
+
+    def _score(self, output: Any) -> Tensor:
+        if self.source.target is not None:
+            values = self.source.target(output)
+            return values if values.dim() == 1 else values[:, self.k]
+        logits = class_logits(self.source.loaded.module, output)
+        if logits is None:
+            raise ModelError("the model returned no class scores for an image with removed patches")
+        scores = class_scores(logits.double(), "logprob", self.groups)
+        return log_odds(scores[:, self.targets[self.image, self.k]])
+
+    def _noisy(self) -> Tensor:
+        image = self.inputs
+        return torch.cat([image + noise for noise in noise_samples(image, RADIUS, self.budget.draws, self.seed)])
+
+    def _sample(self) -> Tensor:
+        return self.inputs
+
+    def _size(self) -> ModelSize:
+        return size_of(self.structure)
