@@ -7,6 +7,7 @@
 #   sweep      one model of every timm family                             OUT/sweep-timm.csv
 #   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight
 #   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
+#   cards      cards of the methods (needs ASSETS)                        OUT/cards.json
 #   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
 #   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
 #   vit_shapley  train the explainers of ViT Shapley (needs ASSETS)       OUT/vit_shapley
@@ -41,6 +42,7 @@ for step in "$@"; do
       ;;
     leadlight) $python benchmarks/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight" ;;
     shapley) $python benchmarks/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
+    cards) $python benchmarks/cards.py --assets "$assets" --device cuda --out "$out/cards.json" ;;
     imagenet)
       for plan in imagenet1000 imagenet1000_many; do
         $python -m vitrail bench $plan --data "imagenet=$assets/imagenet" --data "pets=$assets/pets" \
@@ -52,6 +54,6 @@ for step in "$@"; do
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
       $python benchmarks/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
-    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, imagenet, readings, vit_shapley, movies" >&2; exit 2 ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, cards, imagenet, readings, vit_shapley, movies" >&2; exit 2 ;;
   esac
 done

@@ -1,11 +1,16 @@
 """Load test of the server with fifty users: errors, response times, fairness, memory, and disconnected clients.
 
-A server with the embedded scenes model is started in its own process on a loopback port. Each user has a cookie, opens
-a sample scene, and requests fast explanations one after the other without a pause. Every third request of every tenth
-user is for a slow method that evaluates many perturbed images. After a minute, a client is killed during a long job,
-and the time until the server cancels the job is measured. Time and number of requests are bounded.
+A server with the embedded scenes model is started in its own process on a loopback port. Each user has a cookie and
+requests fast explanations one after the other without a pause. No result is in the cache: with ``--new images`` each
+request is for a new image and the same methods, with ``--new options`` for one of six sample scenes and a method with
+new options. Every third request of every tenth user is for a slow method that evaluates many perturbed images. At the
+end, a client is killed during a long job, and the time until the server cancels the job is measured. Time and number of
+requests are bounded.
 
-    python benchmarks/serve.py --out benchmarks/results/serve-cpu.json
+    python benchmarks/serve.py --new images --out benchmarks/results/serve-cpu.json
+
+On a machine that also does other work, response times say little. Give ``--source`` several times, with folders of
+source code: their servers are measured in turns, and the file has their ratios.
 """
 
 from __future__ import annotations
@@ -17,20 +22,27 @@ import os
 import platform
 import re
 import signal
+import ssl
 import subprocess
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from io import BytesIO
 from pathlib import Path
 from statistics import median, quantiles
+from typing import Any
 
 import httpx
+import numpy as np
+from PIL import Image
 
 FAST_METHODS = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
 SLOW_METHOD = "rise:masks=64"
 SAMPLES = ["scene-1", "scene-2", "pair-1", "pair-2", "scene-3", "scene-4"]
+#: One for all clients: creating it takes longer than a request.
+CONTEXT = ssl.create_default_context()
 #: Maximum number of requests of one user.
 MAX_REQUESTS = 5000
 
@@ -44,26 +56,53 @@ class User:
     seconds: list[float] = field(default_factory=list)
     outcomes: Counter[str] = field(default_factory=Counter)
     rejected: int = 0
+    started: float = 0.0
 
 
-async def simulate(user: User, url: str, end: float) -> None:
-    """Request one explanation after the other until the time is up."""
-    async with httpx.AsyncClient(base_url=url, timeout=120) as client:
+def new_image(user: int, turn: int) -> bytes:
+    """A PNG file that no other request has: a few bright squares on noise."""
+    rng = np.random.default_rng([user, turn])
+    pixels = rng.integers(0, 80, (128, 128, 3), dtype=np.uint8)
+    for row, column in rng.integers(0, 96, (4, 2)):
+        pixels[row : row + 32, column : column + 32] = rng.integers(80, 256, 3)
+    buffer = BytesIO()
+    Image.fromarray(pixels).save(buffer, format="PNG")
+    return buffer.getvalue()
+
+
+async def simulate(user: User, url: str, seconds: float, new: str, ready: asyncio.Barrier) -> None:
+    """Request one explanation after the other for some seconds, once all users are ready."""
+    async with httpx.AsyncClient(base_url=url, timeout=120, verify=CONTEXT) as client:
         await client.get("/")
         sample = {"model": "scenes", "sample": SAMPLES[user.number % len(SAMPLES)]}
         picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
         body = {"model": "scenes", "picture": picture}
         await client.post("/api/predict", json=body)
+        await ready.wait()
+        user.started = time.monotonic()
+        end = user.started + seconds
         for turn in range(MAX_REQUESTS):
             if time.monotonic() > end:
                 return
-            # Different options in each request, so that no result comes from the cache.
-            offset = (user.number + turn * 50) / 100_000
-            methods = [*FAST_METHODS, f"leadlight:mix={0.3 + offset:.5f}"]
+            methods = [*FAST_METHODS, "leadlight"]
+            if new == "options":
+                methods[-1] += f":mix={0.3 + (user.number + turn * 50) / 100_000:.5f}"
+            else:
+                body["picture"] = await upload(user, client, new_image(user.number, turn))
             if user.slow and turn % 3 == 2:
                 methods = [f"{SLOW_METHOD},seed={user.number * 1000 + turn}"]
             request = {**body, "methods": methods, "targets": [turn % 12]}
             await explain(user, client, request, fast="rise" not in methods[0])
+
+
+async def upload(user: User, client: httpx.AsyncClient, data: bytes) -> str:
+    """Upload an image, again if the server is busy, and return its id."""
+    while True:
+        response = await client.post("/api/pictures", files={"file": ("image.png", data)})
+        if response.status_code != 503:
+            return str(response.json()["picture"])
+        user.rejected += 1
+        await asyncio.sleep(0.5)
 
 
 async def explain(user: User, client: httpx.AsyncClient, body: dict[str, object], fast: bool) -> None:
@@ -90,6 +129,12 @@ def memory(pid: int) -> float:
     found = re.search(r"VmRSS:\s+(\d+)", text)
     assert found is not None
     return int(found[1]) / 1024
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of a process so far, of all its threads; unlike response times, independent of other load."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def kill_client(url: str) -> dict[str, object]:
@@ -120,17 +165,19 @@ def kill_client(url: str) -> dict[str, object]:
     return {"before": state, "after": after, "seconds": round(time.monotonic() - killed, 2)}
 
 
-async def simulate_users(url: str, count: int, seconds: float, slow: bool = True) -> list[User]:
+async def simulate_users(url: str, count: int, seconds: float, new: str, slow: bool = True) -> list[User]:
     """Simulate users in parallel; with ``slow``, every tenth also requests slow methods."""
     users = [User(i, slow=slow and i % 10 == 0) for i in range(count)]
-    end = time.monotonic() + seconds
-    await asyncio.gather(*(simulate(user, url, end) for user in users))
+    ready = asyncio.Barrier(count)
+    await asyncio.gather(*(simulate(user, url, seconds, new, ready) for user in users))
     return users
 
 
-def run(count: int, seconds: float, threads: int) -> dict[str, object]:
+def run(count: int, seconds: float, threads: int, new: str, source: Path | None = None) -> dict[str, Any]:
     """Start a server, run the load test, and stop the server."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    if source is not None:
+        environment["PYTHONPATH"] = str(source)
     command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--queue", str(4 * count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:  # noqa: S603
         try:
@@ -139,13 +186,12 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
             found = re.search(r"http://\S+:\d+", line)
             assert found is not None, line
             url = found[0]
-            asyncio.run(simulate_users(url, 2, 2.0))  # warm-up
-            (alone,) = asyncio.run(simulate_users(url, 1, 10.0, slow=False))
-            before = memory(server.pid)
-            start = time.monotonic()
-            users = asyncio.run(simulate_users(url, count, seconds))
-            elapsed = time.monotonic() - start
-            after = memory(server.pid)
+            asyncio.run(simulate_users(url, 2, 2.0, new))  # warm-up
+            (alone,) = asyncio.run(simulate_users(url, 1, min(10.0, seconds / 4), new, slow=False))
+            before, cpu_before = memory(server.pid), cpu_seconds(server.pid)
+            users = asyncio.run(simulate_users(url, count, seconds, new))
+            elapsed = time.monotonic() - min(user.started for user in users)
+            after, cpu_after = memory(server.pid), cpu_seconds(server.pid)
             killed = kill_client(url)
         finally:
             server.send_signal(signal.SIGINT)
@@ -154,17 +200,30 @@ def run(count: int, seconds: float, threads: int) -> dict[str, object]:
     outcomes: Counter[str] = sum((user.outcomes for user in users), Counter())
     served = [len(user.seconds) for user in users if not user.slow]
     return {
-        "users": count, "seconds": seconds, "elapsed_s": round(elapsed, 1), "answers": dict(outcomes),
+        "new": new, "users": count, "seconds": seconds, "elapsed_s": round(elapsed, 1), "answers": dict(outcomes),
         "errors": sum(n for outcome, n in outcomes.items() if outcome != "200 done"),
         "refused_503": sum(user.rejected for user in users),
         "cheap": {
-            "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times), 3),
-            "p95_s": round(quantiles(times, n=20)[-1], 3), "per_second": round(len(times) / elapsed, 2),
-            "median_s_of_one_user_alone": round(median(alone.seconds), 3),
+            "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times or [0.0]), 3),
+            "p95_s": round(quantiles(times, n=20)[-1] if len(times) > 1 else 0.0, 3),
+            "per_second": round(len(times) / elapsed, 2),
+            "cpu_s_per_answer": round((cpu_after - cpu_before) / max(1, sum(outcomes.values())), 4),
+            "median_s_of_one_user_alone": round(median(alone.seconds or [0.0]), 3),
         },
         "fairness": {"served_min": min(served), "served_max": max(served), "users": len(served)},
         "memory_mb": {"before": round(before), "after": round(after)}, "killed_client": killed, "exit_code": code,
     }  # fmt: skip
+
+
+def compare(measured: list[dict[str, Any]], count: int) -> dict[str, Any]:
+    """All measurements of several sources, and the ratios of the last source to the first."""
+    first, last = measured[::count], measured[count - 1 :: count]
+
+    def ratio(name: str) -> float:
+        return round(median(r["cheap"][name] for r in last) / median(r["cheap"][name] for r in first), 3)
+
+    names = ("median_s", "p95_s", "per_second", "cpu_s_per_answer", "median_s_of_one_user_alone")
+    return {"ratios_of_last_to_first_source": {name: ratio(name) for name in names}, "measurements": measured}
 
 
 def main() -> None:
@@ -173,15 +232,22 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads of the server")
+    parser.add_argument("--new", choices=("images", "options"), default="images", help="what differs between requests")
+    parser.add_argument("--source", type=Path, action="append", help="folder of source code to measure, in turns")
+    parser.add_argument("--rounds", type=int, default=1, help="measurements of each source")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     load = os.getloadavg()[0]
-    results = run(args.users, min(args.seconds, 600.0), args.threads)
+    seconds, sources = min(args.seconds, 600.0), args.source or [None]
+    measured = [
+        run(args.users, seconds, args.threads, args.new, source) for _ in range(args.rounds) for source in sources
+    ]
+    results = measured[-1] if len(measured) == 1 else compare(measured, len(sources))
     names = ("vitrail", "torch", "fastapi", "starlette", "uvicorn", "pillow", "numpy")
     manifest = {
         "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
-        "cores": os.cpu_count(), "load_before": round(load, 1), "threads": args.threads,
-        **{name: version(name) for name in names},
+        "cores": os.cpu_count(), "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1),
+        "threads": args.threads, **{name: version(name) for name in names},
     }  # fmt: skip
     text = json.dumps({"benchmark": "serve", "model": "scenes", "manifest": manifest, **results}, indent=2) + "\n"
     print(text)

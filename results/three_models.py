@@ -2,7 +2,7 @@
 
     python results/three_models.py single RUN [RUN ...]  # three_models_single.csv: one or two passes, 300 + 300 images
     python results/three_models.py all RUN [RUN ...]     # three_models.csv: all methods, fewer images
-    python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values, relatives, 50 + 50
+    python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values, relatives, 34 + 50
     python results/three_models.py                       # tables and figure from the committed files
 
 RUN is a folder with ``manifest.json`` and ``scores-MODEL.parquet``, as ``benchmarks/run_plan.py`` writes them. A method

@@ -29,7 +29,7 @@ OWN_PLANS = {
     "vitcx_appendix_f",
 }  # fmt: skip
 #: Plans that reproduce a part of a table, and the table.
-PARTS_OF_TABLES = {"vtranm_table1_cifar100": "vtranm_table1"}
+PARTS_OF_TABLES = {"vtranm_table1_cifar100": "vtranm_table1", "vtranm_table1_distilled": "vtranm_table1"}
 #: Former names of the plans, and the keys their runs had, for made-up weights, images and versions.
 FORMER_KEYS = {
     "000_table1": "23020e35048aa90d", "000_table2": "fa243f4bdf168009", "000_table3": "7d28e7e87b8a1884",

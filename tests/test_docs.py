@@ -1,4 +1,7 @@
-"""The documentation runs: every ``python`` block of a page, top to bottom, in a folder of its own."""
+"""The documentation runs: every ``python`` block of a page, top to bottom, in a folder of its own.
+
+Tutorials are run as notebooks (test_tutorials.py), other snippets in test_docs_snippets.py and test_coming_from.py.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,13 @@ ROOT = Path(__file__).resolve().parents[1]
 GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
 PAGES = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-RUNNABLE = [p for p in PAGES if BLOCK.search(p.read_text(encoding="utf-8"))]
+#: Pages whose examples take seconds.
+SLOW = ("coming-from",)
+RUNNABLE = [
+    pytest.param(p, marks=pytest.mark.slow if p.stem in SLOW else ())
+    for p in PAGES
+    if p.parent.name != "tutorials" and BLOCK.search(p.read_text(encoding="utf-8"))
+]
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=lambda p: p.stem)

@@ -134,7 +134,8 @@ def test_site_loads_nothing_from_the_network():
     styles = [p.read_text(encoding="utf-8") for p in (DOCS / "assets").rglob("*.css")]
     assert styles
     assert not any(re.search(r"url\(\s*['\"]?https?:|@import", style) for style in styles)
-    assert "http" not in (DOCS / "assets" / "math.js").read_text(encoding="utf-8")
+    for script in ("math.js", "sort.js"):
+        assert "http" not in (DOCS / "assets" / script).read_text(encoding="utf-8")
     config = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert "assets/iframe-worker/shim.js" in config
     assert "https://" not in config

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import re
+from html import unescape
+from urllib.parse import unquote
+
 import numpy as np
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+import vitrail
+from vitrail.bench import folder_page
 from vitrail.bench.folder import explain_folder, read_map
+from vitrail.bench.folder_overlays import draw_folder
+from vitrail.bench.folder_page import write_folder_page
 from vitrail.cli import app as cli
+from vitrail.data.scenes import render
+from vitrail.errors import DataError
 
 pl = pytest.importorskip("polars")
 pytest.importorskip("pydantic")
@@ -51,14 +61,66 @@ def test_folder_is_explained_and_indexed(photos, tmp_path):
 def test_command_explains_a_folder(photos, tmp_path):
     call = ["explain", str(photos), "--out", str(tmp_path / "out"), "--workers", "1", "--method", "rollout"]
     first = CliRunner().invoke(cli.app, call)
-    assert first.exit_code == 0, first.output
+    assert first.exit_code == 1, "a broken file is counted in the exit status"
+    assert "2 of 3 images explained, 1 failed" in first.output.splitlines()[-1]
+    assert "toy model" in first.output
     assert set(pl.read_parquet(tmp_path / "out" / "index.parquet")["image"]) == {"a.png", "b.jpg", "broken.png"}
     name = pl.read_parquet(tmp_path / "out" / "index.parquet")["name"].drop_nulls()[0]
-    second = CliRunner().invoke(cli.app, [*call, "--recursive", "--target", name, "--target", "1"])
+    (photos / "broken.png").unlink()
+    second = CliRunner().invoke(cli.app, [*call, "--recursive", "--target", name, "--target", "1", "--original"])
     assert second.exit_code == 0, second.output
+    assert "3 of 3 images explained, 0 failed" in second.output.splitlines()[-1]
     index = pl.read_parquet(tmp_path / "out" / "index.parquet")
     assert len(index.filter(pl.col("image") == "deep/c.png")) == 2
+    assert Image.open(tmp_path / "out" / "overlays" / "deep" / "c.png.rollout-1.jpg").size == (128, 128)
+    assert Image.open(tmp_path / "out" / "overlays" / "deep" / "c.png.rollout-1.original.jpg").size == (90, 70)
     wrong = CliRunner().invoke(cli.app, [*call, "--target", "no-such-class"])
     assert "no class is called" in str(wrong.exception)
     several = CliRunner().invoke(cli.app, ["explain", str(photos), str(photos / "a.png")])
     assert "pass one folder alone, or image files" in str(several.exception)
+
+
+def test_page_shows_every_image_and_escapes_names(photos, tmp_path, monkeypatch):
+    odd = "100% #1 <b>.png"
+    (photos / "a.png").rename(photos / odd)
+    out = tmp_path / "out"
+    explain_folder(photos, out, methods=["rollout", "raw_attention"], target="top2")
+    done = []
+    draw_folder(out, done=done.append)
+    draw_folder(out, done=done.append)
+    assert len(done) == 1, "finished parts are not drawn again"
+    summary = write_folder_page(out, ("A note.",))
+    assert (summary.images, list(summary.failures)) == (3, ["broken.png"])
+    page = summary.page.read_text()
+    assert "<b>.png" not in page
+    assert "100% #1 &lt;b&gt;.png" in page
+    assert "A note." in page
+    assert "1 of 3 images failed" in page
+    assert "http" not in page, "the page loads nothing"
+    sources = re.findall(r'(?:src|href)="([^"#]+)"', page)
+    assert len(sources) == 2 * (2 * 4 + 1), "for two images: a thumbnail, four overlays and their links"
+    for source in sources:
+        assert (out / unquote(unescape(source))).is_file()
+    monkeypatch.setattr(folder_page, "PAGE_SIZE", 1)
+    write_folder_page(out)
+    assert 'href="index-3.html"' in summary.page.read_text()
+    assert "b.jpg.rollout-0.jpg" in (out / "index-2.html").read_text()
+
+
+def test_overlays_of_a_folder_are_those_of_explain(tmp_path):
+    (tmp_path / "in").mkdir()
+    Image.fromarray(render(0, 1).image).save(tmp_path / "in" / "scene.png")
+    explain_folder(tmp_path / "in", tmp_path / "out", methods=["gradtoken", "attcat"])
+    draw_folder(tmp_path / "out")
+    explanations = vitrail.explain(
+        vitrail.load("scenes"), tmp_path / "in" / "scene.png", methods=["gradtoken", "attcat"]
+    )
+    assert explanations["attcat"].signed != explanations["gradtoken"].signed
+    for method, one in explanations.items():
+        drawn = np.asarray(Image.open(tmp_path / "out" / "overlays" / f"scene.png.{method}-0.jpg"), float)
+        assert np.abs(drawn - np.asarray(one.overlay(), float)).mean() < 3, "up to JPEG and half precision"
+
+
+def test_a_folder_without_results_is_refused(tmp_path):
+    with pytest.raises(DataError, match="cannot be read"):
+        draw_folder(tmp_path)

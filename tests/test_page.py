@@ -1,19 +1,14 @@
 """The page in a real browser: its functions, accessibility, and small screens."""
 
+# ruff: noqa: F811 - fixtures are imported
 from __future__ import annotations
 
 import json
 import re
-import shutil
-import socket
-import threading
 
 import pytest
 
-playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
-uvicorn = pytest.importorskip("uvicorn", reason='the page needs the web extra: pip install "vitrail[web]"')
-
-from page_case import (  # noqa: E402
+from page_case import (
     LOW_CONTRAST,
     canvas_checksum,
     default_only,
@@ -25,78 +20,14 @@ from page_case import (  # noqa: E402
     wait_idle,
     wait_redrawn,
 )
-from texts import text_model  # noqa: E402
-from vitrail.cli.serve import load_models  # noqa: E402
-from vitrail.web.app import make_app  # noqa: E402
+from page_fixtures import address, app, browser, visit  # noqa: F401
 
 pytestmark = pytest.mark.slow
 
-#: Time to wait for a state on a busy machine.
-TIMEOUT_MS = 60_000
 TEXT = "a superb film, lovely music and a tedious plot."
 #: A method that does not finish before it is cancelled.
 LONG_METHOD = "rise:masks=9500"
 IMAGE_CARD = ".map-card[data-method=image] canvas"
-SHOWN = "#main-map canvas[data-shows]:not([data-shows=image])"
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    """The URL of a server with two image models and a text model."""
-    folder = tmp_path_factory.mktemp("models") / "reviews"
-    names = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
-    model, tokenizer = text_model("bert", max_position_embeddings=64, num_labels=2, **names)
-    model.float().save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    app = make_app(load_models(["scenes", "scenes-tagged", f"hf:{folder}"], []))
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=2))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, daemon=True)
-        thread.start()
-        yield f"http://127.0.0.1:{sock.getsockname()[1]}/"
-        server.should_exit = True
-        thread.join(20)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        pytest.skip("Chromium is not installed: apt-get install chromium")
-    with playwright.sync_playwright() as driver:
-        one = driver.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        yield one
-        one.close()
-
-
-@pytest.fixture
-def visit(browser, address):
-    """Open the page in a new window; unexpected errors and requests to other hosts fail the test."""
-    problems: list[str] = []
-    contexts = []
-
-    def go(path="", before=lambda page: None, wait=SHOWN, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 860}, **options})
-        contexts.append(context)
-        context.set_default_timeout(TIMEOUT_MS)
-        page = context.new_page()
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
-        page.on(
-            "request", lambda request: problems.append(request.url) if not request.url.startswith(address) else None
-        )
-        before(page)
-        page.goto(address + path)
-        if wait:
-            page.wait_for_selector(wait)
-        return page
-
-    yield go
-    for context in contexts:
-        context.close()
-    expected = re.compile(r"status of 4\d\d|^blob:|^data:")
-    assert not [text for text in problems if not expected.search(text)]
 
 
 def test_first_load_shows_maps_of_a_sample(visit, record_property):
@@ -106,7 +37,7 @@ def test_first_load_shows_maps_of_a_sample(visit, record_property):
     print(f"from load to the first map: {taken:.0f} ms")  # noqa: T201 - reported, not tested
     assert page.get_attribute("#main-map canvas", "data-shows") == "leadlight"
     assert page.get_attribute("#samples button >> nth=0", "aria-pressed") == "true"
-    assert re.fullmatch(r"Why \w+\?\s?[\d.<]+\s%", page.inner_text("#question"))
+    assert re.fullmatch(r"What speaks for \w+\?\s*\([\d.<]+\s%, the model’s prediction\)", page.inner_text("#question"))
     wait_idle(page)
     before = canvas_checksum(page, IMAGE_CARD)
     page.select_option("#model", label="scenes-tagged")
@@ -163,7 +94,7 @@ def test_choose_classes_by_button_by_typing_and_in_pairs(visit):
     page.click("#image-panel .compare >> nth=0")
     page.wait_for_selector("#shown-classes:not([hidden])")
     wait_idle(page)
-    assert " and not " in page.inner_text("#question")
+    assert re.search(r"What speaks for \w+, and what for \w+\?", page.inner_text("#question"))
     known = []
     for shown in ("both", "first", "second"):
         page.check(f"#shown-classes input[value={shown}]")
@@ -189,7 +120,7 @@ def test_methods_share_one_cursor_and_display_options(visit):
         lambda: page.fill("#opacity", "30"),
         lambda: page.check("#sequential input[value=frost]"),
         lambda: page.check("#rendering input[value=patch]"),
-        lambda: page.check("#view input[value=map]"),
+        lambda: page.check("#overlay input[value=map]"),
         lambda: page.click(".map-card[data-method=attcat] button.name"),
         lambda: page.check("#diverging input[value=plumfern]"),
     )
@@ -220,6 +151,8 @@ def test_attention_of_a_patch_by_pointer_and_by_keys(visit):
     page = visit()
     default_only(page)
     page.click("#main-map", position={"x": 200, "y": 200})
+    assert page.is_hidden("#attention"), "a click keeps the patch; its attention is an action of its own"
+    page.click("#readout button:has-text('Show attention')")
     page.wait_for_selector("#attention[open] button.cell")
     assert page.locator("#attention button.cell").count() == 5 * (6 + 1) + 1
     before = canvas_checksum(page, "#attention-map canvas")
@@ -273,16 +206,19 @@ def test_downloads_python_code_and_permalink(visit, address):
     page.click(f"{downloads} button:has-text('Copy link')")
     wait_for(page, "document.querySelector(given).textContent.startsWith('Copied: ')", f"{downloads} .status")
     link = page.evaluate("navigator.clipboard.readText()")
-    assert link.startswith(f"{address}r/")
+    assert link == page.url
+    assert link.startswith(f"{address}?model=scenes&sample=")
     other = visit(link.removeprefix(address))
     wait_idle(other)
     assert other.inner_text("#question") == page.inner_text("#question")
     methods = "[...document.querySelectorAll('.map-card')].map(card => card.dataset.method)"
     assert other.evaluate(methods) == page.evaluate(methods)
     assert canvas_checksum(other) == canvas_checksum(page)
-    expired = visit("r/no-such-result")
-    expired.wait_for_selector("#alert:not([hidden])")
-    assert "has expired" in expired.inner_text("#alert")
+    expired = visit("r/no-such-result", wait="#notice:not([hidden])")
+    assert "has expired" in expired.inner_text("#notice")
+    expired.click("#samples button >> nth=1")
+    expired.wait_for_selector("#notice", state="hidden")
+    wait_idle(expired)
 
 
 def test_word_scores_of_a_text(visit):
@@ -333,7 +269,7 @@ def test_phone_has_no_horizontal_scrolling(visit):
     assert page.evaluate(overflow) == 0
     page.tap("#main-map")
     assert page.inner_text("#readout").startswith("Row")
-    page.tap("#readout button")
+    page.tap("#readout button:has-text('Show attention')")
     page.wait_for_selector("#attention[open] button.cell")
     assert page.evaluate(overflow) == 0
     page.tap("#attention-close")

@@ -130,7 +130,9 @@ def test_models_and_samples(client):
 def test_samples_become_images(client):
     first = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "pair-1"}).json()
     again = client.post("/api/pictures/sample", json={"model": "tiny", "sample": "pair-1"}).json()
-    assert first == again
+    assert {**first, "geometry": None} == {**again, "geometry": None}
+    assert first["geometry"]["box"] == [0.0, 0.0, 1.0, 1.0]
+    assert again["geometry"]["cropped"]
     assert (first["width"], first["height"], first["notes"]) == (128, 128, [])
     stored = np.asarray(Image.open(BytesIO(client.get(f"/api/pictures/{first['picture']}.png?model=scenes").content)))
     sample = client.get("/api/samples/pair-1.png?model=scenes").content

@@ -10,13 +10,13 @@ from io import BytesIO
 from typing import Any
 
 import numpy as np
-import uvicorn
 from PIL import Image
 
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.testing import tiny_vit
 from vitrail.web.app import make_app
+from vitrail.web.connections import PageServer
 from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel, serve_model
 
@@ -31,7 +31,7 @@ def tiny_model(name: str = "tiny", **options: int) -> ServedModel:
 
 
 def small_app(*models: ServedModel, **limits: Any) -> Any:
-    return make_app(models or [tiny_model()], Limits(**{"grace": 0.2, "evaluations": 60_000, **limits}))
+    return make_app(models or [tiny_model()], Limits(**{"grace": 1.0, "evaluations": 60_000, **limits}))
 
 
 def image_file(width: int = 40, height: int = 30, kind: str = "PNG", mode: str = "RGB", **options: Any) -> bytes:
@@ -71,7 +71,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 30.0) -> None:
 @contextmanager
 def running_server(app: Any) -> Iterator[str]:
     """Run the application on a free loopback port and yield its URL."""
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
+    server = PageServer(app)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     wait_until(lambda: server.started)

@@ -16,7 +16,8 @@ from vitrail.explanation import Explanation, Explanations
 from vitrail.methods.registry import METHODS, Method
 from vitrail.models import LoadedModel, load
 from vitrail.models.preprocess import Preprocess
-from vitrail.targets import similarity
+from vitrail.plugins import load_plugins
+from vitrail.targets import contrast, similarity
 
 __version__ = "0.1.0"
 
@@ -31,6 +32,7 @@ __all__ = [
     "ModelStructure",
     "Preprocess",
     "compare",
+    "contrast",
     "explain",
     "load",
     "methods",
@@ -39,10 +41,11 @@ __all__ = [
 
 
 def methods() -> dict[str, Method]:
-    """All registered methods by name, with their family, requirements and citation.
+    """All registered methods by name, with their family, requirements and citation; those of other packages too.
 
     Example:
         >>> {'gradtoken', 'vit_cx', 'vtranm'} <= set(methods())
         True
     """
+    load_plugins("vitrail.methods")
     return dict(METHODS)

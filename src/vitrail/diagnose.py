@@ -37,6 +37,17 @@ class Diagnosis:
     checks: tuple[tuple[str, str], ...]
     methods: tuple[tuple[str, bool, str], ...]
 
+    def _repr_html_(self) -> str:
+        """Display in notebooks: three tables."""
+        from vitrail.viz.templating import render
+
+        tables = (
+            ("Model", (), self.properties),
+            ("Checks of its structure", ("check", "result"), self.checks),
+            ("Methods", ("method", "works", "remark"), self.methods),
+        )
+        return render("diagnosis.html", tables=tables)
+
 
 def diagnose(model: LoadedModel) -> Diagnosis:
     """Run a model on random noise: find its structure, check its outputs, and try every method.

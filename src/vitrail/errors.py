@@ -58,6 +58,10 @@ class GuessWarning(UserWarning):
     """A property of the model was guessed; pass a `vitrail.Layout` or ``preprocess`` to set it."""
 
 
+class PluginWarning(UserWarning):
+    """A method or score of another package could not be loaded."""
+
+
 def require(module: str, extra: str, purpose: str) -> ModuleType:
     """Import an optional library, or raise an error that names the extra to install.
 

@@ -29,6 +29,7 @@ from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import embed_texts
+from vitrail.original_image import original_images
 from vitrail.recommendation import AUTO, recommended
 from vitrail.shared_pass import MOST, PassSettings, explain_batch, join_batches, split_inputs
 from vitrail.smoothed_pass import explain_smoothed
@@ -255,7 +256,8 @@ def _with_provenance(
     count = len(next(iter(found.values())).maps)
     stated = {"applied": not texts and needs_preprocess(inputs), **stated}
     provenance = Provenance(input_names(inputs, count, texts), stated, WeightsHash(about.module))
-    return {label: replace(explanation, provenance=provenance) for label, explanation in found.items()}
+    originals = None if texts else original_images(inputs, preprocess)
+    return {label: replace(one, provenance=provenance, originals=originals) for label, one in found.items()}
 
 
 def _check_outputs(structure: ModelStructure, about: LoadedModel, target: Target) -> None:

@@ -22,6 +22,7 @@ from vitrail.errors import InputError, OutputError
 from vitrail.map_source import MapSource, TextSource
 from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
+from vitrail.original_image import OriginalImage
 from vitrail.smoothing import Smoothing
 from vitrail.targets import class_scores
 from vitrail.viz.colormap import mark_failure, overlay, to_image
@@ -31,12 +32,15 @@ if TYPE_CHECKING:
 
     from vitrail.text.result import WordRelevance
     from vitrail.trust.map_check import MapCheck, MapChecks
+    from vitrail.viz.viewer import ExplanationViewer
 
 
 UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
 
 
-_OVERLAY_NAME = re.compile(r"overlay(-\d{3,}-\d+-[a-z0-9-]+)?\.png")
+_OVERLAY_NAME = re.compile(r"overlay(-original)?(-\d{3,}-\d+-[a-z0-9-]+)?\.(png|jpg)")
+#: Quality of overlays at the size of the original image, which are JPEG files.
+JPEG_QUALITY = 92
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,8 @@ class Explanation:
         smoothing: How the maps were smoothed, or None if they were not.
         target_labels: Names of the K targets of a function, such as the texts that `vitrail.similarity` was given; None
             if unknown.
+        originals: The images that were preprocessed, with the part of each that the model saw (``geometry``); None if
+            the inputs were tensors or texts.
     """
 
     method: str
@@ -115,6 +121,7 @@ class Explanation:
     checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
     smoothing: Smoothing | None = None
     target_labels: tuple[str, ...] | None = None
+    originals: tuple[OriginalImage, ...] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -149,14 +156,53 @@ class Explanation:
             return self.groups[index - self.logits.shape[1]].title(self.classes)
         return self.classes[index].split(",")[0] if self.classes and index < len(self.classes) else f"class {index}"
 
-    def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75) -> Image:
-        """Draw one map over its image; a map that was checked and failed carries its verdict in a corner."""
+    def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75, original: bool = False) -> Image:
+        """Draw one map over its image; a map that was checked and failed carries its verdict in a corner.
+
+        Args:
+            image: Which image.
+            k: Which target.
+            opacity: Opacity of the colour where relevance is highest.
+            original: Draw over the image file or PIL image that was passed, at its own size, instead of the model's
+                input. The part that the model saw is outlined; what was cropped away is dimmed. ``originals`` says
+                which part that is.
+
+        Raises:
+            InputError: This explains texts; or, with ``original``, tensors, or images that cannot be read any more.
+
+        Example:
+            >>> import vitrail
+            >>> from PIL import Image
+            >>> from vitrail.testing import tiny_vit
+            >>> prepare = vitrail.Preprocess((32, 32))
+            >>> e = vitrail.explain(tiny_vit(), Image.effect_noise((90, 60), 50), "rollout", preprocess=prepare)
+            >>> e.overlay().size, e.overlay(original=True).size
+            ((32, 32), (90, 60))
+            >>> print(e.originals[0].geometry)
+            the model saw 53 % of the image: columns 18 to 72 of 90 and rows 3 to 57 of 60
+        """
         if self.rgb_images is None:
             raise InputError("this is an explanation of texts, which have no overlay: use vitrail.viz.text instead")
         relevance = self.maps[image, k].float().cpu().numpy()
-        drawn = to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
+        if original:
+            drawn = self._draw_on_original(image, relevance, opacity)
+        else:
+            drawn = to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
         check = self.checks.get((image, k))
         return drawn if check is None or check.passed else mark_failure(drawn, check.verdict)
+
+    def _draw_on_original(self, image: int, relevance: np.ndarray[Any, Any], opacity: float) -> Image:
+        from vitrail.viz.original_overlay import original_overlay
+
+        if self.originals is None:
+            raise InputError("tensors were explained, so there is no original image: pass paths or PIL images")
+        source = self.originals[image]
+        if source.geometry is None:
+            raise InputError(
+                "the preprocessing is a function, so it is unknown which part of the image the model saw: pass "
+                "preprocess=vitrail.Preprocess(size, mean, std, crop)"
+            )
+        return original_overlay(source.open(), relevance, source.geometry, self.signed, opacity)
 
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapCheck:
         """Check one map on the model and image it explains.
@@ -190,6 +236,25 @@ class Explanation:
         """Draw all targets with matplotlib; see `vitrail.viz.figure.figure`, or `vitrail.viz.text.figure` for texts."""
         return Explanations({self.method: self}).figure(**options)
 
+    def view(self, height: int = 460) -> ExplanationViewer:
+        """An interactive viewer, which displays itself in a notebook; ``save`` writes it as an HTML file.
+
+        It shows the maps over their images, or the words of texts: choose the image and the class, change the opacity,
+        and point at a patch or word to read its value. It contains everything it needs and loads nothing.
+
+        Args:
+            height: Height of the frame in a notebook, in pixels.
+
+        Example:
+            >>> import torch
+            >>> import vitrail
+            >>> from vitrail.testing import tiny_vit
+            >>> e = vitrail.explain(tiny_vit(), torch.randn(1, 3, 32, 32), "rollout")
+            >>> "<iframe" in e.view()._repr_html_()
+            True
+        """
+        return Explanations({self.method: self}).view(height)
+
     def _repr_html_(self) -> str:
         return Explanations({self.method: self})._repr_html_()
 
@@ -217,8 +282,11 @@ class Explanation:
         } | self._optional_entries()
 
     def _optional_entries(self) -> dict[str, Any]:
-        """Entries of the manifest for groups of classes and for checks, if there are any."""
+        """Entries of the manifest for original images, groups of classes and checks, if there are any."""
         found: dict[str, Any] = {}
+        geometries = [one.geometry for one in self.originals or ()]
+        if any(geometries):
+            found["geometry"] = [None if one is None else one.to_dict() for one in geometries]
         if self.groups:
             found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
         if self.smoothing is not None:
@@ -235,10 +303,14 @@ class Explanation:
         rows = target_rows(self.targets, self.groups, count)
         return [[list(one.indices) if isinstance(one, ClassGroup) else one for one in row] for row in rows]
 
-    def save(self, folder: str | Path) -> Path:
+    def save(self, folder: str | Path, original: bool = False) -> Path:
         """Write overlays as PNG, maps as safetensors and a JSON manifest. Each file is written atomically.
 
         Overlays of an explanation that was saved to the same folder before are removed if its manifest lists them.
+
+        Args:
+            folder: The folder, which is created.
+            original: Also write overlays on the original images, as JPEG; see `overlay`.
 
         Returns:
             The folder.
@@ -253,6 +325,11 @@ class Explanation:
             for i, name in enumerate(names):
                 with into(name) as path:
                     self.overlay(*divmod(i, self.maps.shape[1])).save(path, format="PNG")
+            originals = self._overlay_names("overlay-original", "jpg") if original else []
+            for i, name in enumerate(originals):
+                with into(name) as path:
+                    drawn = self.overlay(*divmod(i, self.maps.shape[1]), original=True)
+                    drawn.save(path, format="JPEG", quality=JPEG_QUALITY)
             if self.text is not None:
                 from vitrail.viz.text import html, to_records
 
@@ -262,21 +339,22 @@ class Explanation:
                     path.write_text(html(Explanations({self.method: self})), encoding="utf-8")
             with into("maps.safetensors") as path:
                 path.write_bytes(to_safetensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}))
-            for name in _saved_overlays(folder) - set(names):
+            for name in _saved_overlays(folder) - {*names, *originals}:
                 (folder / name).unlink(missing_ok=True)
             with into("manifest.json") as path:
-                manifest = json.dumps(self.manifest(), indent=2, ensure_ascii=False, default=str)
+                content = self.manifest() | {"overlays": [*names, *originals]}
+                manifest = json.dumps(content, indent=2, ensure_ascii=False, default=str)
                 path.write_text(manifest + "\n", encoding="utf-8")
         return folder
 
-    def _overlay_names(self) -> list[str]:
+    def _overlay_names(self, stem: str = "overlay", suffix: str = "png") -> list[str]:
         """File names of the overlays, all targets of the first image first."""
         if self.images is None:
             return []
         images, count = self.maps.shape[:2]
         if images == count == 1:
-            return ["overlay.png"]
-        return [f"overlay-{b:03d}-{k}-{slug(self.label(b, k))}.png" for b in range(images) for k in range(count)]
+            return [f"{stem}.{suffix}"]
+        return [f"{stem}-{b:03d}-{k}-{slug(self.label(b, k))}.{suffix}" for b in range(images) for k in range(count)]
 
 
 class Explanations(Mapping[str, Explanation]):
@@ -313,12 +391,18 @@ class Explanations(Mapping[str, Explanation]):
     def _repr_html_(self) -> str:
         """Display in notebooks: each image beside its maps, or the words of texts in colour."""
         if all(e.text is not None for e in self._by_method.values()):
-            from vitrail.viz.text import html
+            from vitrail.viz.text import words_html
 
-            return html(self)
+            return words_html(self)
         from vitrail.viz.notebook import explanations_html
 
         return explanations_html(self)
+
+    def view(self, height: int = 460) -> ExplanationViewer:
+        """An interactive viewer with the maps of all methods side by side; see `Explanation.view`."""
+        from vitrail.viz.viewer import ExplanationViewer
+
+        return ExplanationViewer(self, height)
 
     def check(self, image: int = 0, k: int = 0, **options: Any) -> MapChecks:
         """Check one map of each method; see `Explanation.check`. Forward passes are shared where they can be."""
@@ -329,11 +413,11 @@ class Explanations(Mapping[str, Explanation]):
             raise InputError("these maps have no model to be checked on: check what vitrail.explain returned")
         return check_maps(sources[0], self, image, k, **options)
 
-    def save(self, folder: str | Path) -> Path:
-        """Write the files of each method into a subfolder named after it."""
+    def save(self, folder: str | Path, original: bool = False) -> Path:
+        """Write the files of each method into a subfolder named after it; see `Explanation.save`."""
         folder = Path(folder)
         for method, explanation in self._by_method.items():
-            explanation.save(folder / slug(method))
+            explanation.save(folder / slug(method), original)
         return folder
 
 

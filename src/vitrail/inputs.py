@@ -33,7 +33,7 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
         model_inputs = ModelInputs((), dict(inputs))
     elif isinstance(inputs, Tensor):
         model_inputs = ModelInputs((_batched(inputs),))
-    elif isinstance(inputs, str | Path) or _is_image(inputs):
+    elif isinstance(inputs, str | Path) or is_image(inputs):
         model_inputs = ModelInputs((_prepare([inputs], model),))
     elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes | bytearray | memoryview):
         if not inputs:
@@ -76,7 +76,7 @@ def _batched(tensor: Tensor) -> Tensor:
 
 def needs_preprocess(inputs: Inputs) -> bool:
     """Whether inputs are images or paths, which are preprocessed; tensors are used unchanged."""
-    if isinstance(inputs, str | Path) or _is_image(inputs):
+    if isinstance(inputs, str | Path) or is_image(inputs):
         return True
     return isinstance(inputs, Sequence) and not all(isinstance(i, Tensor) for i in inputs)
 
@@ -97,7 +97,7 @@ def input_names(inputs: Inputs, count: int, texts: bool = False) -> tuple[str, .
         >>> input_names(["It was great.Really", "No."], 2, texts=True)
         ('text 0', 'text 1')
     """
-    single = isinstance(inputs, str | Path | Tensor | Mapping) or _is_image(inputs) or not isinstance(inputs, Sequence)
+    single = isinstance(inputs, str | Path | Tensor | Mapping) or is_image(inputs) or not isinstance(inputs, Sequence)
     given = [inputs] * count if single else list(inputs)
     return tuple(f"text {i}" if texts else _name(value, i) for i, value in enumerate(given))
 
@@ -105,7 +105,7 @@ def input_names(inputs: Inputs, count: int, texts: bool = False) -> tuple[str, .
 def _name(value: Any, index: int) -> str:
     if isinstance(value, str | Path):
         return Path(value).name
-    if _is_image(value):
+    if is_image(value):
         file_name = getattr(value, "filename", "")
         return Path(file_name).name if isinstance(file_name, str | Path) and file_name else f"image {index}"
     return f"tensor {index}"
@@ -130,7 +130,7 @@ def _prepare(images: Sequence[Any], model: LoadedModel) -> Tensor:
     for i, value in enumerate(images):
         if isinstance(value, str | Path):
             image: Image = open_image(value)
-        elif _is_image(value):
+        elif is_image(value):
             image = to_rgb(value)
         else:
             raise InputError(
@@ -166,5 +166,6 @@ def _exists(path: str) -> bool:
         return False
 
 
-def _is_image(value: object) -> bool:
+def is_image(value: object) -> bool:
+    """Whether a value is a PIL image, by its attributes, so that Pillow is not imported."""
     return hasattr(value, "convert") and hasattr(value, "size") and not isinstance(value, Tensor | type)

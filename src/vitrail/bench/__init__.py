@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from vitrail.bench.engines.local import LocalEngine
     from vitrail.bench.engines.ray import RayEngine
     from vitrail.bench.folder import explain_folder, read_map
+    from vitrail.bench.folder_overlays import draw_folder
+    from vitrail.bench.folder_page import FolderSummary, write_folder_page
     from vitrail.bench.plan import Plan, PlanError, PlanOverrides, plans
     from vitrail.bench.protocols import PROTOCOLS, PresentClassScores
     from vitrail.bench.results_store import ResultsStore, collect_scores, count_failures, read_results
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PROTOCOLS",
+    "FolderSummary",
     "LocalEngine",
     "Plan",
     "PlanError",
@@ -30,6 +33,7 @@ __all__ = [
     "ResultsStore",
     "collect_scores",
     "count_failures",
+    "draw_folder",
     "explain_folder",
     "open_run",
     "plans",
@@ -37,6 +41,7 @@ __all__ = [
     "read_plan",
     "read_results",
     "run_plan",
+    "write_folder_page",
 ]
 
 #: Module of each name. Modules are imported at first use, because they need the libraries of ``vitrail[bench]``.
@@ -44,6 +49,8 @@ _MODULES = {
     "engines.local": ("LocalEngine",),
     "engines.ray": ("RayEngine",),
     "folder": ("explain_folder", "read_map"),
+    "folder_overlays": ("draw_folder",),
+    "folder_page": ("FolderSummary", "write_folder_page"),
     "plan": ("Plan", "PlanError", "PlanOverrides", "plans"),
     "protocols": ("PROTOCOLS", "PresentClassScores"),
     "results_store": ("ResultsStore", "collect_scores", "count_failures", "read_results"),

@@ -26,6 +26,7 @@ from vitrail.methods import find
 from vitrail.models import load
 from vitrail.models.loaded import LoadedModel, class_count
 from vitrail.models.preprocess import Preprocess
+from vitrail.plugins import import_modules
 from vitrail.scores import sanity
 from vitrail.text.tokens import TokenizerSettings, encode_texts, load_tokenizer, pad_windows
 
@@ -117,6 +118,7 @@ class BenchContext:
     """
 
     def __init__(self, plan: Plan, device: str = "cpu") -> None:
+        import_modules(plan.imports)
         self.plan, self.device = plan, device
         self.batch = plan.batch
         self.read_ahead: ReadAhead[GroundTruth | Exception] = ReadAhead()

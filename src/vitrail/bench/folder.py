@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -45,8 +45,11 @@ from vitrail.errors import DataError, InputError, WeightsError, require
 from vitrail.explain import DEFAULT
 from vitrail.methods import find
 from vitrail.models.preprocess import open_image
+from vitrail.plugins import import_modules
 from vitrail.targets import resolve_target
 
+#: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
+_SETTINGS = ("model", "weights", "methods", "target", "batch")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
@@ -100,7 +103,7 @@ class FolderChunk:
         from safetensors.torch import save
 
         settings = json.loads(self.settings)
-        context = _open_folder_context(self.settings, device)
+        context = open_folder_context(self.settings, device)
         if context.model(0).weights_hash != self.weights_hash:
             raise WeightsError(
                 f"{settings['model']} has other weights on this machine than on the one that started the run"
@@ -183,6 +186,7 @@ def explain_folder(
     target: Any = None,
     chunk: int = 256,
     batch: int = 32,
+    imports: Sequence[str] = (),
     device: str = "cpu",
     engine: Engine | None = None,
     begin: Callable[[Sequence[BenchTask], int], None] = lambda _, __: None,
@@ -201,6 +205,7 @@ def explain_folder(
             as "tabby|tiger cat", or a row of these.
         chunk: Images in one part.
         batch: Images in one forward pass.
+        imports: Modules that register further methods.
         device: Device of the model.
         engine: Engine that runs the parts. Default: one local worker.
         begin: Called once with the missing parts and the number of finished ones.
@@ -214,10 +219,14 @@ def explain_folder(
     """
     root, out = Path(directory).resolve(), Path(out).resolve()
     images = _list_images(root, recursive, out)
+    import_modules(imports)
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
-    about = {"model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch}
+    named = {"imports": list(imports)} if imports else {}
+    about = {
+        "model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch, **named,
+    }  # fmt: skip
     settings = json.dumps(about)
-    loaded = _open_folder_context(settings, device).model(0)
+    loaded = open_folder_context(settings, device).model(0)
     if loaded.classes:  # reject an unknown class now, not in every worker
         resolve_target(target, torch.zeros(1, loaded.classes), 1, loaded.loaded.classes)
     hashed = about | {
@@ -260,6 +269,27 @@ def read_map(out: str | Path, row: dict[str, Any]) -> Tensor:
     return relevance
 
 
+def read_manifest(out: str | Path) -> dict[str, Any]:
+    """Read the manifest of an explained folder: key, folder, model, weights, methods, target, number of images.
+
+    Raises:
+        DataError: There is none.
+    """
+    path = Path(out) / "manifest.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}): pass the --out folder of `vitrail explain DIR`") from error
+    if not isinstance(found, dict) or not {"key", "folder", *_SETTINGS} <= set(found):
+        raise DataError(f"{path} is not the manifest of a folder: pass the --out folder of `vitrail explain DIR`")
+    return found
+
+
+def folder_settings(manifest: Mapping[str, Any]) -> str:
+    """Settings of a folder's chunks, from its manifest."""
+    return json.dumps({name: manifest[name] for name in (*_SETTINGS, "imports") if name in manifest})
+
+
 def _as_json(target: Any) -> Any:
     """A target with its groups as texts, such as "281|282"."""
     if isinstance(target, list | tuple):
@@ -282,13 +312,13 @@ def _list_images(root: Path, recursive: bool, out: Path) -> list[str]:
 
 
 @lru_cache(maxsize=2)
-def _open_folder_context(settings: str, device: str) -> BenchContext:
+def open_folder_context(settings: str, device: str) -> BenchContext:
     """Open the model and methods of a folder as a plan whose data set is not used."""
     about = json.loads(settings)
     plan = Plan(
         name="folder", models=(ModelSpec(name=about["model"], weights=about["weights"]),),
         dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(about["methods"]), protocols=("complexity",),
-        controls=False, batch=about["batch"],
+        controls=False, batch=about["batch"], imports=tuple(about.get("imports", ())),
     )  # fmt: skip
     context = BenchContext(plan, device)
     not_applicable = context.model(0).not_applicable

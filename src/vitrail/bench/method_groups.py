@@ -20,10 +20,12 @@ def group_methods(specs: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def single_pass_methods() -> tuple[str, ...]:
-    """Return the names of all methods that share one pass, without the controls."""
-    return tuple(
-        name for name, method in METHODS.items() if method.family != "control" and not _evaluates_own_images(method)
-    )
+    """Return the names of the package's methods that share one pass, without the controls.
+
+    Methods of other packages are left out: a plan must not depend on which of them are installed.
+    """
+    own = (method for method in METHODS.values() if method.compute.__module__.startswith("vitrail."))
+    return tuple(m.name for m in own if m.family != "control" and not _evaluates_own_images(m))
 
 
 def serves_all_targets(spec: str) -> bool:

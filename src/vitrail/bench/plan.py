@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -147,6 +148,7 @@ class Plan(BaseModel):
         threads: Torch threads of each CPU worker. Part of the plan because sums may depend on it in the last bits.
         seed: Seed of all random numbers.
         keep_maps: Whether to save the maps, as patch grids in half precision.
+        imports: Modules that register further methods and scores; imported in every process of the run.
         paper: Table of a paper that the plan reproduces, such as ``vtranm_table2``. The report then shows the published
             numbers.
     """
@@ -167,6 +169,7 @@ class Plan(BaseModel):
     threads: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     keep_maps: bool = False
+    imports: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
     paper: Annotated[str | None, BeforeValidator(_parse_paper)] = None
 
     def specs(self) -> tuple[str, ...]:
@@ -196,7 +199,8 @@ class Plan(BaseModel):
         """Hash everything that decides the numbers: the plan's content, weights, images and library versions.
 
         Paths of files do not count, so that another machine computes the same key. A plan that was renamed keeps the
-        key of its former name, so that its runs can be resumed.
+        key of its former name, so that its runs can be resumed. The source of the modules that define methods and
+        scores of other packages counts.
 
         Args:
             weights: SHA-256 of the weights of each model.
@@ -213,8 +217,29 @@ class Plan(BaseModel):
             del data["root"], data["draw"]  # the ids say which images were drawn
             data["ids"] = hashlib.sha256("\0".join(names).encode()).hexdigest()
         content["methods"] = self.specs()
+        if not self.imports:  # as before the key existed
+            del content["imports"]
+        sources = self._foreign_sources()
+        if sources:
+            content["sources"] = sources
         everything = {"plan": content, "weights": list(weights), "versions": library_versions()}
         return hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:16]
+
+    def _foreign_sources(self) -> dict[str, str]:
+        """SHA-256 of the module of each method and score that is not the package's."""
+        from vitrail.methods import find
+        from vitrail.scores.registry import find_score
+
+        scores = [find_score(name) for name in self.protocols]
+        functions = {spec: find(spec)[1].compute for spec in self.specs()}
+        functions |= {score.name: score.compute for score in scores if score is not None}
+        found = {}
+        for name, function in functions.items():
+            if function.__module__.partition(".")[0] != "vitrail":
+                file = getattr(sys.modules.get(function.__module__), "__file__", None)
+                content = Path(file).read_bytes() if file and Path(file).is_file() else b""
+                found[name] = hashlib.sha256(content).hexdigest()
+        return found
 
 
 def library_versions() -> dict[str, str]:
@@ -264,17 +289,21 @@ class PlanOverrides:
         data: Folders of data sets, by the data set's label or name in the plan.
         weights: Weights files, by the model's label, short name or full name.
         limit: Maximum number of images of each data set.
+        imports: Modules to import in addition to the plan's.
         home: A folder with one subfolder per data set, named by label or name. Used for data sets without a folder.
     """
 
     data: Mapping[str, str] = field(default_factory=dict)
     weights: Mapping[str, str] = field(default_factory=dict)
     limit: int | None = None
+    imports: tuple[str, ...] = ()
     home: str | None = field(default_factory=lambda: os.environ.get("VITRAIL_DATA"))
 
     def apply_to(self, raw: dict[str, Any]) -> list[PlanProblem]:
         """Change a plan's raw content in place; return a problem for each name the plan does not have."""
         raw["models"] = _parse_models(raw["models"]) if "models" in raw else []
+        if self.imports:
+            raw["imports"] = list(dict.fromkeys([*_as_list(raw.get("imports", [])), *self.imports]))
         datasets = [table for table in _as_list(raw.get("dataset", [])) if isinstance(table, dict)]
         models = [table for table in raw["models"] if isinstance(table, dict)]
         used_data = {name for table in datasets if (name := self._apply_to_dataset(table)) is not None}

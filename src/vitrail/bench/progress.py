@@ -72,7 +72,7 @@ class ProgressCounter:
 
 
 @contextmanager
-def show_progress(console: Console, interval: float = LINE_INTERVAL) -> Iterator[ProgressCounter]:
+def show_progress(console: Console, title: str = "Maps", interval: float = LINE_INTERVAL) -> Iterator[ProgressCounter]:
     """Show a progress counter until the block ends."""
     counter = ProgressCounter()
     if console.is_terminal:
@@ -81,7 +81,7 @@ def show_progress(console: Console, interval: float = LINE_INTERVAL) -> Iterator
             TextColumn("{task.fields[parts]}"), TimeElapsedColumn(), TimeRemainingColumn(),
         )  # fmt: skip
         with Progress(*columns, console=console, transient=True) as bar:
-            counter.bar = (bar, bar.add_task("Maps", total=counter.maps, rate="", parts=counter.parts))
+            counter.bar = (bar, bar.add_task(title, total=counter.maps, rate="", parts=counter.parts))
             yield counter
         return
     stop = threading.Event()

@@ -19,13 +19,14 @@ from vitrail.bench.text_protocols import TEXT_PROTOCOLS
 from vitrail.capture.outputs import class_logits
 from vitrail.class_group import ClassGroup
 from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
-from vitrail.errors import DataError, ModelError
+from vitrail.errors import DataError, ModelError, OptionError
 from vitrail.methods import find
 from vitrail.scores.complexity import score_complexity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import RecordedCurve
 from vitrail.scores.pointing import score_box_pointing, score_pointing
 from vitrail.scores.presets import Curve, MapTarget, Preset, find_presets
+from vitrail.scores.registry import REGISTERED_SCORES, RegisteredScore, ScoreInputs, find_score
 from vitrail.scores.sanity import parameter_randomisation
 from vitrail.scores.segmentation import (
     THRESHOLDS,
@@ -180,6 +181,40 @@ def _score_complexity(batch: ScoreBatch, method: str, target: str) -> ScoresAndR
     return score_complexity(own), batch.missing_maps(method, target)
 
 
+def _score_registered(score: RegisteredScore, batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
+    """Compute a score of another package on the images that have what it needs."""
+    explained = batch.target_classes(target)
+    masks = [t.mask_of(k) for t, k in zip(batch.truths, explained, strict=True)]
+    boxes = [t.boxes_of(k) for t, k in zip(batch.truths, explained, strict=True)]
+    reasons: dict[int, str] = {}
+    for row in range(len(batch.ids)):
+        own_boxes = boxes[row]
+        present = {"mask": masks[row] is not None, "boxes": own_boxes is not None and len(own_boxes) > 0,
+                   "label": int(batch.labels[row]) >= 0}  # fmt: skip
+        lacking = [need for need in score.needs if not present[need]]
+        if lacking:
+            reasons[row] = f"the image has no {' and no '.join(lacking)}"
+    reasons |= batch.missing_maps(method, target)
+    values = torch.full((len(batch.ids),), torch.nan, dtype=torch.float64)
+    rows = [row for row in range(len(batch.ids)) if row not in reasons]
+    if rows:
+        at = torch.tensor(rows, device=batch.images.device)
+        inputs = ScoreInputs(
+            batch.maps(method, target)[at], batch.explanations[method].signed, batch.images[at],
+            torch.tensor([explained[row] for row in rows]), batch.labels[at.to(batch.labels.device)],
+            tuple(masks[row] for row in rows), tuple(boxes[row] for row in rows),
+            batch.explainer.model.loaded.module,
+        )  # fmt: skip
+        found = torch.as_tensor(score.compute(inputs))
+        if found.shape != (len(rows),):
+            raise OptionError(
+                f"the score {score.name} returned shape {tuple(found.shape)} for {len(rows)} images: it must return "
+                f"one number per image, shape ({len(rows)},)"
+            )
+        values[rows] = found.detach().double().cpu()
+    return {score.name: values}, reasons
+
+
 # -- scores that need further maps -------------------------------------------------------------------------------------
 
 
@@ -331,7 +366,7 @@ class PresentClassScores(MultiClassSegmentationScores):
 
 # -- the table ---------------------------------------------------------------------------------------------------------
 
-PROTOCOLS: dict[str, BenchProtocol] = {
+_OWN_PROTOCOLS: dict[str, BenchProtocol] = {
     protocol.name: protocol
     for protocol in (
         BenchProtocol("segmentation", ("mask",), _score_segmentation),
@@ -353,6 +388,28 @@ PROTOCOLS: dict[str, BenchProtocol] = {
         *TEXT_PROTOCOLS,
     )
 }
+
+
+class ProtocolTable(Mapping[str, BenchProtocol]):
+    """The package's protocols and the registered scores, by name."""
+
+    def __getitem__(self, name: str) -> BenchProtocol:
+        if name in _OWN_PROTOCOLS:
+            return _OWN_PROTOCOLS[name]
+        score = find_score(name)
+        if score is None:
+            raise KeyError(name)
+        return BenchProtocol(name, score.needs, partial(_score_registered, score))
+
+    def __iter__(self) -> Iterator[str]:
+        yield from _OWN_PROTOCOLS
+        yield from REGISTERED_SCORES
+
+    def __len__(self) -> int:
+        return len(_OWN_PROTOCOLS) + len(REGISTERED_SCORES)
+
+
+PROTOCOLS = ProtocolTable()
 """The protocols that are not perturbation presets, by name."""
 
 

@@ -16,6 +16,7 @@ from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
 from vitrail.models.catalogue import short_name
 from vitrail.models.loading import NO_NETWORK, offline, weights_cached
+from vitrail.plugins import import_modules, load_plugins
 from vitrail.scores.presets import PRESETS, find_presets
 
 #: Values that replace malformed keys, so that the rest of a plan can be checked.
@@ -92,6 +93,11 @@ def check_plan(
         fetch: Whether to download missing weights. They are not downloaded if the plan has another problem, so that
             nobody waits for a download to learn of a typing error.
     """
+    for i, name in enumerate(plan.imports):  # without it, its methods and scores are unknown
+        try:
+            import_modules([name])
+        except OptionError as error:
+            return [PlanProblem(path=("imports", i), text=str(error))]
     context = open_context(plan.model_dump_json(), device)
     problems = [*_check_methods(plan), *_check_protocols(plan)]
     problems += [p for index in range(len(plan.dataset)) for p in _check_dataset(context, index, malformed)]
@@ -126,6 +132,7 @@ def _check_protocols(plan: Plan) -> Iterator[PlanProblem]:
         try:
             explains = find_presets(name)[0].explains
         except OptionError:
+            load_plugins("vitrail.scores")
             known = ", ".join([*PROTOCOLS, *PRESETS])
             text = f"unknown protocol {name!r}: choose from {known}; a preset takes another fill as in chefer21-mean"
             yield PlanProblem(path=("protocols", i), text=text)

@@ -10,6 +10,7 @@ import typer
 
 from vitrail.cli.bench import bench
 from vitrail.cli.check import check
+from vitrail.cli.command import InterruptedCommandError, as_command
 from vitrail.cli.common import err, out
 from vitrail.cli.compare import compare
 from vitrail.cli.demo import demo
@@ -44,7 +45,7 @@ GROUPS = {
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown", help=HELP, epilog=EXAMPLES)
 for group, commands in GROUPS.items():
     for command in commands:
-        app.command(rich_help_panel=group)(command)
+        app.command(rich_help_panel=group)(as_command(command))
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,11 +67,14 @@ def options(
 
 
 def main() -> None:
-    """Run the command line; errors that Vitrail raises become one line on standard error and exit code 2."""
+    """Run the command line; errors that Vitrail raises become one line on standard error and exit code 2.
+
+    Ctrl-C becomes one line and exit code 130. ``vitrail explain DIR`` exits with 1 if images failed.
+    """
     warnings.simplefilter("ignore", MapWarning)  # the commands list constant maps in their own output
     try:
         app()
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, InterruptedCommandError):
         err.print("interrupted; files that were finished are complete")
         sys.exit(130)
     except VitrailError as error:

@@ -1,4 +1,4 @@
-"""The command ``vitrail bench``, and ``vitrail explain`` for a folder of images."""
+"""The command ``vitrail bench``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from vitrail.cli.common import ImportOption
 from vitrail.errors import OptionError, require
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def bench(
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder of all runs.")] = Path("runs"),
     device: DeviceOption = "cpu",
     address: AddressOption = None,
+    imports: ImportOption = None,
     show: Annotated[bool, typer.Option("--open", help="Open the report in a browser at the end.")] = False,
 ) -> None:
     """Run a benchmark: models × methods × protocols.
@@ -79,7 +81,7 @@ def bench(
 
     from vitrail.cli import common
 
-    _require_bench()
+    require_bench()
     from vitrail.bench.dry_run import dry_run_all, dry_run_plan
     from vitrail.bench.engines.shard import parse_shard
     from vitrail.bench.plan import PlanError, PlanOverrides
@@ -90,7 +92,9 @@ def bench(
     own_shard = parse_shard(shard) if shard else None
     if own_shard is not None and not resume:
         raise OptionError("--fresh would delete the parts of other shards: delete the run's folder instead")
-    overrides = PlanOverrides(_parse_pairs("--data", data), _parse_pairs("--weights", weights), limit)
+    overrides = PlanOverrides(
+        _parse_pairs("--data", data), _parse_pairs("--weights", weights), limit, tuple(imports or ())
+    )
     # A process that only distributes work needs no GPU; a single worker, or a dry run, is this process.
     devices = getattr(make_engine(engine, workers, device, 1, address), "devices", None)
     own_device = devices[0] if devices and (len(devices) == 1 or dry_run) else "cpu"
@@ -108,7 +112,7 @@ def bench(
         common.err.print(f"[bold red]error:[/bold red] {escape(str(error))}", highlight=False, soft_wrap=True)
         raise typer.Exit(2) from error
     runner = make_engine(engine, workers, device, store.context.plan.threads, address)
-    _warn_shared_gpu(runner)
+    warn_shared_gpu(runner)
     with show_progress(common.err) as progress:
         done = run_missing(store, runner, own_shard, progress.begin, progress.done)
     left = len(store.missing())
@@ -124,43 +128,8 @@ def bench(
         common.open_in_browser(page)
 
 
-def explain_directory(
-    directory: Path,
-    to: Path,
-    *,
-    recursive: bool,
-    model: str,
-    weights: str,
-    methods: list[str],
-    target: list[str] | None,
-    engine: str,
-    workers: int | None,
-    device: str,
-    address: str | None,
-) -> None:
-    """Explain every image of a folder."""
-    from vitrail.cli import common
-
-    _require_bench()
-    from vitrail.bench.folder import explain_folder
-    from vitrail.bench.progress import show_progress
-    from vitrail.bench.run import make_engine
-
-    runner = make_engine(engine, workers, device, 1, address)
-    _warn_shared_gpu(runner)
-    classes: Any = None
-    if target:  # several classes are one row, the same for all images; "topN" stands alone
-        classes = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
-    with show_progress(common.err) as progress:
-        index = explain_folder(
-            directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
-            methods=methods, target=classes, device="cuda:0" if device == "cuda" else device, engine=runner,
-            begin=progress.begin, done=progress.done,
-        )  # fmt: skip
-    common.out.print(f"Index of all maps: [bold]{index}[/bold]", soft_wrap=True)
-
-
-def _require_bench() -> None:
+def require_bench() -> None:
+    """Raise an error if a library of the extra ``bench`` is missing."""
     for module in ("pydantic", "polars", "pyarrow"):
         require(module, "bench", "run benchmarks")
 
@@ -190,7 +159,7 @@ def _print_new_name(plan: str) -> None:
         _print_note(f"the plan {plan} is now called {current_name(plan)}")
 
 
-def _warn_shared_gpu(engine: Any) -> None:
+def warn_shared_gpu(engine: Any) -> None:
     """Print a note if several workers share a GPU, which slows all of them down."""
     devices: list[str] = getattr(engine, "devices", ["cpu"])
     gpus = len(set(devices))

@@ -15,11 +15,12 @@ from vitrail.cli.common import (
     TargetOption,
     WeightsOption,
     load_model,
+    model_sentence,
     out,
     parse_targets,
     progress_bar,
 )
-from vitrail.errors import OutputError
+from vitrail.errors import OutputError, require
 
 if TYPE_CHECKING:
     from vitrail.trust.map_check import MapChecks
@@ -54,6 +55,8 @@ def check(
     from vitrail.explain import explain as explain_inputs
     from vitrail.models.preprocess import open_image
 
+    if to is not None:
+        require("matplotlib", "plot", "draw the figures that --out writes")
     for path in images:  # report an unreadable file before the model is loaded
         open_image(path)
     loaded = load_model(model, weights, device)
@@ -74,6 +77,7 @@ def check(
                     out.print(f"    {escape(sentence)}", highlight=False, soft_wrap=True)
             if to is not None:
                 _save(to, f"{path.stem}-{k}", found)
+    out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     if to is not None:
         out.print(f"Numbers and figures: [bold]{to}[/bold]", soft_wrap=True)
 

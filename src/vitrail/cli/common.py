@@ -47,6 +47,16 @@ TargetOption = Annotated[
         "class.",
     ),
 ]
+ImportOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import a module that registers methods or scores; it is also looked for in the current folder. Repeat it "
+        "for several.",
+        show_default=False,
+    ),
+]
 DeviceOption = Annotated[str, typer.Option("--device", help="Torch device: cpu, cuda, cuda:1, mps …")]
 
 
@@ -102,6 +112,16 @@ def load_model(model: str, weights: str, device: str) -> Any:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
     return loaded
+
+
+def model_sentence(model: str, weights: str) -> str:
+    """Which model was used; of the embedded model of scenes, that it is not for photographs."""
+    if model.startswith("scenes"):
+        return (
+            f"Model: {model}, the embedded toy model, which only knows drawn shapes: on a photograph its classes and "
+            "maps mean nothing. Choose a model with --model."
+        )
+    return f"Model: {model}, weights: {weights}"
 
 
 def parse_targets(loaded: Any, target: list[str] | None) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, load_model, out, plain_table
+from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, load_model, model_sentence, out, plain_table
 from vitrail.errors import InputError, OutputError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
@@ -52,6 +52,7 @@ def compare(
         table.add_row(*map(escape, row), style="bold" if row[0] == found.recommended else "")
     out.print(table)
     out.print(escape(found.reason), soft_wrap=True)
+    out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     if to is not None:
         try:
             to.write_text(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

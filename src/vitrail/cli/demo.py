@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from vitrail.cli.common import out, progress_bar
+from vitrail.cli.common import err, out, progress_bar
 
 
 def demo(
@@ -24,6 +25,12 @@ def run_demo(to: Path, methods: list[str] | None, model: str) -> None:
     """Explain the demo scenes and print the paths of the files; None stands for all methods."""
     from vitrail.demo import DEMO_SCENES, explain_demo_scenes, write_demo
 
+    if find_spec("matplotlib") is None:  # found out before, not after, minutes of work
+        err.print(
+            "[yellow]note:[/yellow] matplotlib is not installed, so only the page is written, without figure.png: "
+            'pip install "vitrail\\[plot]"',
+            soft_wrap=True,
+        )
     with progress_bar("Explaining scenes", len(DEMO_SCENES)) as advance:
         scenes = explain_demo_scenes(methods, model, advance)
     image, page = write_demo(scenes, to)

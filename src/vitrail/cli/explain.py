@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.markup import escape
 
-from vitrail.cli.bench import AddressOption, EngineOption, WorkersOption, explain_directory
+from vitrail.cli.bench import AddressOption, EngineOption, WorkersOption
 from vitrail.cli.common import (
     DeviceOption,
+    ImportOption,
     ModelOption,
     TargetOption,
     WeightsOption,
     load_model,
+    model_sentence,
     out,
     parse_targets,
     plain_table,
     progress_bar,
 )
 from vitrail.cli.demo import run_demo
+from vitrail.cli.explain_directory import explain_directory
 from vitrail.errors import InputError, OutputError
+
+if TYPE_CHECKING:
+    from vitrail.models.image_geometry import ImageGeometry
+
+#: With more images than this, those that were cropped or turned are counted instead of described.
+MAX_SENTENCES = 8
 
 
 def explain(
@@ -61,16 +72,27 @@ def explain(
             help="Average maps over mirrored and scaled copies, or over noisy copies, of each image.",
         ),
     ] = None,
+    original: Annotated[
+        bool | None,
+        typer.Option(
+            "--original/--no-original",
+            help="Also write overlays at the size of the image file, with the part that the model saw outlined. "
+            "Default: yes for image files, no for a folder.",
+            show_default=False,
+        ),
+    ] = None,
     engine: EngineOption = "local",
     workers: WorkersOption = None,
     address: AddressOption = None,
+    imports: ImportOption = None,
 ) -> None:
     """Explain images, a folder of images, or texts.
 
     Writes overlays, maps and a manifest for each image and method, and a figure that compares the methods.
 
-    A folder is explained by --workers processes or by a Ray cluster: maps in half precision, and an index of them as a
-    parquet file. It can be interrupted and started again.
+    A folder is explained by --workers processes or by a Ray cluster: maps in half precision, overlays, an HTML page and
+    a table of all maps. It can be interrupted and started again. Images that fail are counted in the last line, and
+    the exit status is then 1.
 
     For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
     """
@@ -85,19 +107,20 @@ def explain(
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:
-        _explain_images(images, model, weights, device, methods, target, to, check, smooth)
+        _explain_images(images, model, weights, device, methods, target, to, check, smooth, original is not False)
     elif len(images) > 1:
         raise InputError(f"{folder} is a folder: pass one folder alone, or image files; --recursive adds subfolders")
     else:
         explain_directory(
             folder, to, recursive=recursive, model=model, weights=weights, methods=methods, target=target,
-            engine=engine, workers=workers, device=device, address=address,
+            original=bool(original), engine=engine, workers=workers, device=device, address=address,
+            imports=imports or [],
         )  # fmt: skip
 
 
 def _explain_images(
     images: list[Path], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
-    check: bool, smooth: str | None,
+    check: bool, smooth: str | None, original: bool,
 ) -> None:  # fmt: skip
     from vitrail.explain import explain as explain_inputs
     from vitrail.models.preprocess import open_image
@@ -107,23 +130,38 @@ def _explain_images(
     loaded = load_model(model, weights, device)
     targets = parse_targets(loaded, target)
     table = plain_table("image", "explained", "method", "seconds", "maps")
-    folders = _folder_names(images)
+    folders, geometries = _folder_names(images), {}
     with progress_bar("Explaining", len(images)) as advance:
         for path in images:
             explanations = explain_inputs(
                 loaded, path, methods=methods, target=targets, check=check, smooth=smooth, progress=advance.evaluations
             )
-            _save_figure(explanations, explanations.save(to / folders[path]))
+            first = next(iter(explanations.values()))
+            geometries[path] = first.originals[0].geometry if first.originals else None
+            drawn = original and geometries[path] is not None
+            _save_figure(explanations, explanations.save(to / folders[path], original=drawn))
             for name, e in explanations.items():
                 labels = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
                 table.add_row(path.name, labels, name, f"{e.seconds:.2f}", _remark(e))
             advance()
     out.print(table)
-    if model == "scenes":
-        out.print("Model: scenes, the embedded model of drawn shapes. For photographs choose one with --model.")
-    else:
-        out.print(f"Model: {model}, weights: {weights}", highlight=False)
+    _print_geometries(geometries)
+    out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     out.print(f"Overlays, maps and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def _print_geometries(geometries: Mapping[Path, ImageGeometry | None]) -> None:
+    """Print which part of each image the model saw, if it was cropped or turned; a count if there are many."""
+    changed = {path: one for path, one in geometries.items() if one is not None and (one.cropped or one.rotated)}
+    if len(changed) > MAX_SENTENCES:
+        cropped, rotated = (sum(getattr(one, name) for one in changed.values()) for name in ("cropped", "rotated"))
+        out.print(
+            f"Of {len(geometries)} images {cropped} were cropped and {rotated} turned; each manifest has the details.",
+            highlight=False,
+        )
+        return
+    for path, one in changed.items():
+        out.print(f"{escape(path.name)}: {one}", highlight=False, soft_wrap=True)
 
 
 def _remark(explanation: Any) -> str:

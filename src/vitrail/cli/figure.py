@@ -17,11 +17,12 @@ from vitrail.cli.common import (
     WeightsOption,
     err,
     load_model,
+    model_sentence,
     out,
     parse_targets,
     plain_table,
 )
-from vitrail.errors import InputError, OptionError, OutputError
+from vitrail.errors import InputError, OptionError, OutputError, require
 from vitrail.figures.registry import FIGURES, Progress, draw, find_figure
 
 #: File types of a figure.
@@ -69,6 +70,7 @@ def figure(
         _list_figures()
         return
     entry = find_figure(name)
+    require("matplotlib", "plot", "draw figures")
     to = Path("out") / f"{name}.png" if to is None else to
     if to.suffix.lower() not in SUFFIXES:
         raise OutputError(f"{to} has an unsupported file type: use one of {', '.join(SUFFIXES)}")
@@ -84,6 +86,8 @@ def figure(
         drawing.savefig(to)
     except OSError as error:
         raise OutputError(f"cannot write {to} ({error}): choose another file with --out") from error
+    if images:
+        out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     out.print(f"{entry.name}, {entry.title}: [bold]{to}[/bold]", soft_wrap=True, highlight=False)
 
 

@@ -16,7 +16,7 @@ SHORT_KINDS = {"distilled": "dist.", "registers": "reg."}
 def methods(
     name: Annotated[
         str | None,
-        typer.Argument(help="A method; prints its description, options and variants.", show_default=False),
+        typer.Argument(help="A method; prints its description, options, variants and card.", show_default=False),
     ] = None,
 ) -> None:
     """List the methods and where they apply, or describe one."""
@@ -64,3 +64,34 @@ def _describe(name: str) -> None:
         reason = method.reason_against(kind)
         if reason:
             out.print(f"Not on {kind}: {reason}.", markup=False)
+    _print_card(method.name)
+
+
+def _print_card(name: str) -> None:
+    from rich.text import Text
+
+    from vitrail.methods.card import MODELS, RATINGS, method_card
+
+    card = method_card(name)
+    table = plain_table("card", "", "rating", padding=(0, 1), collapse_padding=True, pad_edge=False)
+    for title in MODELS.values():
+        table.add_column(title, justify="right")
+    for column in table.columns:
+        column.no_wrap = True
+    section = ""
+    for line in card.lines.values():
+        rating = Text(line.rating, style=RATINGS.get(line.rating, ""))
+        title = "" if line.section == "needs" else line.title
+        cells = (line.cells.get(model, "") for model in MODELS)
+        table.add_row("" if line.section == section else line.section, title, rating, *cells)
+        section = line.section
+    out.print()
+    out.print(table)
+    remarks = [f"{line.section}, {line.title}: {line.remark}" for line in card.lines.values() if line.remark]
+    for remark in (f"needs: {card.lines['needs'].title}", *remarks):
+        out.print(f"  {remark}", markup=False, highlight=False, soft_wrap=True)
+    out.print(
+        "pass: on all three photograph models; mixed: on some; fail: on none. The last column is the embedded model. "
+        "The rules are on the page of the methods in the documentation.",
+        highlight=False,
+    )

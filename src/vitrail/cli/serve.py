@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import sys
 from typing import Annotated, Any
+from urllib.parse import quote
 
 import typer
 
 from vitrail.errors import InputError, ModelError, require
 
-#: Maximum number of connections; event streams stay open.
-MAX_CONNECTIONS = 1000
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+#: Where the server itself says what to know before it is opened to other machines.
+OPERATORS_PATH = "api/docs#for-operators"
 
 
 def serve(
@@ -36,6 +39,25 @@ def serve(
     host: Annotated[
         str, typer.Option("--host", help="Address to listen on. By default only this machine can connect.")
     ] = "127.0.0.1",
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--allow-host",
+            metavar="NAME",
+            help="Host name under which the page is opened; repeat for several. Addresses and localhost always work.",
+        ),
+    ] = None,
+    token: Annotated[
+        str,
+        typer.Option(
+            "--token",
+            metavar="TOKEN",
+            envvar="VITRAIL_TOKEN",
+            show_envvar=True,
+            show_default=False,
+            help="Answer only requests with this token, at least 16 characters; 'auto' for a random one.",
+        ),
+    ] = "",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free port.")] = 8000,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps …")] = "cpu",
@@ -58,40 +80,56 @@ def serve(
     Examples: `vitrail serve --open`, or `vitrail serve -m timm:vit_base_patch16_224 -m scenes`
     """
     from vitrail.cli import common
+    from vitrail.web.hosts import is_loopback
     from vitrail.web.limits import MEGABYTE, Limits
 
     require("fastapi", "web", "serve the page")
-    uvicorn: Any = require("uvicorn", "web", "serve the page")
+    require("uvicorn", "web", "serve the page")
     require("python_multipart", "web", "receive images")
     limits = Limits(
         upload_bytes=int(upload * MEGABYTE), pixels=int(pixels * 1e6), evaluations=evaluations, seconds=seconds,
         queue=queue, jobs=kept,
     )  # fmt: skip
-    models = load_models(model, weights or [], device)
+    from vitrail.web.access import AccessToken
     from vitrail.web.app import make_app
+    from vitrail.web.connections import PageServer, bind
 
-    app = make_app(models, limits, LOOPBACK if host in LOOPBACK else None)
-    settings = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        server_header=False,
-        timeout_graceful_shutdown=3,
-        limit_concurrency=MAX_CONNECTIONS,
-    )
-    server = uvicorn.Server(settings)
-    sock = settings.bind_socket()
-    url_host = f"[{host}]" if ":" in host else host
-    url = f"http://{url_host}:{sock.getsockname()[1]}/"
+    token = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105 - a keyword, not a token
+    access = AccessToken(token) if token else None
+    sock = bind(host, port)
+    app = make_app(load_models(model, weights or [], device), limits, allow_host or [], access)
+    port = sock.getsockname()[1]
+    name = allow_host[0] if allow_host else f"[{host}]" if ":" in host else host
+    url = f"http://{name}:{port}/" + (f"?token={quote(token)}" if token else "")
     common.out.print(f"Serving at [bold]{url}[/bold] (press Ctrl+C to stop)", soft_wrap=True)
-    if host not in LOOPBACK:
-        common.err.print("Anyone who can reach this machine can use the server: see docs/web.md, “For operators”.")
+    if not is_loopback(host):
+        text = _warning(url.partition("?")[0], allow_host or [], bool(token))
+        common.err.print(text, soft_wrap=True, highlight=False)
     if open_page:
         import webbrowser
 
         webbrowser.open(url)
-    server.run(sockets=[sock])
+    # Threads that answer requests hand over to the thread that runs the models ten times sooner than by default.
+    sys.setswitchinterval(0.0005)
+    try:
+        PageServer(app, host, port).run(sockets=[sock])
+    except KeyboardInterrupt:
+        common.err.print("stopped")
+        sys.stdout.flush()
+        # A thread may be in the middle of a forward pass, which cannot be interrupted, and nothing is left to write.
+        os._exit(130)
+
+
+def _warning(url: str, names: list[str], has_token: bool) -> str:
+    """What the operator of a server that other machines can reach should know.
+
+    Example:
+        >>> _warning("http://10.0.0.7:8000/", ["demo.example.org"], has_token=True)[:60]
+        'Other machines can reach this server by its address or as de'
+    """
+    by = f" or as {', '.join(names)}" if names else "; add --allow-host NAME to open it by a name"
+    who = "Clients with the token" if has_token else "Without --token, anyone"
+    return f"Other machines can reach this server by its address{by}. {who} can use it. See {url}{OPERATORS_PATH}"
 
 
 def load_models(specs: list[str], weights: list[str], device: str = "cpu") -> list[Any]:

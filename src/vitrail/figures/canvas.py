@@ -97,7 +97,7 @@ class Canvas:
 
     def __init__(self, width: float, height: float) -> None:
         require("matplotlib", "plot", "draw figures")
-        from matplotlib.figure import Figure
+        from vitrail.viz.notebook_figure import NotebookFigure
 
         if max(width, height) > MAX_SIZE:
             raise InputError(
@@ -105,7 +105,7 @@ class Canvas:
                 "pass fewer images or classes"
             )
         self.width, self.height = width, height
-        self.figure: Figure = Figure(figsize=(width, height), dpi=200, facecolor="white")
+        self.figure: Figure = NotebookFigure(figsize=(width, height), dpi=200, facecolor="white")
 
     def axes(self, box: Box, label: str) -> Any:
         """Add matplotlib axes in a box."""

@@ -17,6 +17,7 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.methods.cost import CostFunction, shared_pass
+from vitrail.plugins import load_plugins, refuse_name_clash
 from vitrail.targets import SCORES
 
 Relevance = Callable[..., Tensor]
@@ -235,9 +236,15 @@ METHODS: dict[str, Method] = {}
 
 
 def register(name: str, title: str, family: str, **entry: Any) -> Callable[[Relevance], Relevance]:
-    """Add a pure function to the registry; the arguments are the fields of `Method`."""
+    """Add a pure function to the registry; the arguments are the fields of `Method`.
+
+    Raises:
+        OptionError: Another module registered a method of this name.
+    """
 
     def add(compute: Relevance) -> Relevance:
+        existing = METHODS.get(name)
+        refuse_name_clash("method", name, None if existing is None else existing.compute, compute)
         METHODS[name] = Method(name, compute, title, family, **entry)
         return compute
 
@@ -262,8 +269,11 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
     if not isinstance(spec, str):
         raise OptionError(f"{spec!r} is not a method: give its name, see `vitrail methods`")
     name, _, tail = spec.replace(" ", "").partition(":")
+    if name not in METHODS:
+        load_plugins("vitrail.methods", name)
     method = METHODS.get(name)
     if method is None:
+        load_plugins("vitrail.methods")
         near = get_close_matches(name, METHODS, n=3, cutoff=0.7)
         hint = f"did you mean {', '.join(near)}?" if near else f"known: {', '.join(METHODS)}."
         raise OptionError(f"unknown method {name!r}: {hint} See `vitrail methods`.")

@@ -2,6 +2,7 @@
 
 from vitrail.models.catalogue import CATALOGUE, CatalogueEntry, catalogue_entry, full_name, short_name
 from vitrail.models.checkpoint import load_weights, read_weights
+from vitrail.models.image_geometry import ImageGeometry
 from vitrail.models.loaded import LoadedModel, describe, imagenet_classes
 from vitrail.models.loading import EMBEDDED_MODELS, load, load_embedded, offline, weights_cached
 from vitrail.models.plain_vit import PlainViT, tiny_vit
@@ -12,6 +13,7 @@ __all__ = [
     "CATALOGUE",
     "EMBEDDED_MODELS",
     "CatalogueEntry",
+    "ImageGeometry",
     "LoadedModel",
     "PlainViT",
     "Preprocess",

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError
+from vitrail.models.image_geometry import ImageGeometry
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -61,23 +62,45 @@ class Preprocess:
 
         resample = Resampling[self.resample.upper()]
         height, width = self.size
-        if self.squash:
-            resized = image.resize((width, height), resample)
-        else:
-            min_height, min_width = floor(height / self.crop), floor(width / self.crop)
-            if min_width * image.height > min_height * image.width:  # the width is the limiting side
-                new_width = min_width
-                new_height = max(min_height, int(min_width * image.height / image.width))
-            else:
-                new_width = max(min_width, int(min_height * image.width / image.height))
-                new_height = min_height
-            resized = image.resize((new_width, new_height), resample)
-            left, top = round((new_width - width) / 2), round((new_height - height) / 2)
+        (new_height, new_width), (top, left) = self._resize_and_crop(image.height, image.width)
+        resized = image.resize((new_width, new_height), resample)
+        if not self.squash:
             resized = resized.crop((left, top, left + width, top + height))
         mode = {1: "L", 3: "RGB"}.get(len(self.mean), "RGB")
         pixels = np.asarray(resized.convert(mode), dtype=np.float32).reshape(height, width, -1) / 255
         normalised = (pixels - np.asarray(self.mean, np.float32)) / np.asarray(self.std, np.float32)
         return torch.from_numpy(normalised.transpose(2, 0, 1).copy())
+
+    def geometry(self, height: int, width: int, orientation: int = 1) -> ImageGeometry:
+        """Which part of an image becomes the model's input.
+
+        Args:
+            height: Height of the image as displayed, after its EXIF orientation was applied.
+            width: Its width.
+            orientation: EXIF orientation of the file, kept in the result.
+
+        Example:
+            >>> Preprocess((224, 224), crop=0.875).geometry(512, 1024).box
+            (288.0, 32.0, 736.0, 480.0)
+        """
+        (new_height, new_width), (top, left) = self._resize_and_crop(height, width)
+        x, y = width / new_width, height / new_height
+        box = (left * x, top * y, (left + self.size[1]) * x, (top + self.size[0]) * y)
+        return ImageGeometry((height, width), box, self.size, orientation)
+
+    def _resize_and_crop(self, old_height: int, old_width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Height and width an image is resized to, and top and left of the crop."""
+        height, width = self.size
+        if self.squash:
+            return self.size, (0, 0)
+        min_height, min_width = floor(height / self.crop), floor(width / self.crop)
+        if min_width * old_height > min_height * old_width:  # the width is the limiting side
+            new_width = min_width
+            new_height = max(min_height, int(min_width * old_height / old_width))
+        else:
+            new_width = max(min_width, int(min_height * old_width / old_height))
+            new_height = min_height
+        return (new_height, new_width), (round((new_height - height) / 2), round((new_width - width) / 2))
 
     def denormalise(self, images: Tensor) -> np.ndarray[Any, Any]:
         """Undo the normalisation: (b, channels, height, width) to uint8 images, shape (b, height, width, 3)."""

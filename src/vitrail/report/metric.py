@@ -9,6 +9,7 @@ from vitrail.errors import OptionError
 from vitrail.scores.curves import find_area
 from vitrail.scores.presets import EXTRAS, QUANTITIES, Preset, find_presets
 from vitrail.scores.rationale import TOP_WORDS
+from vitrail.scores.registry import find_score
 
 MEAN_THRESHOLD = "threshold: the map's mean"
 BEST_THRESHOLD = "threshold: best of ten by mIoU on these images"
@@ -203,6 +204,14 @@ def metric_info(protocol: str, target: str, score: str) -> MetricInfo:
             return MetricInfo(protocol, target, score, direction, f"{short}, %", quantity, "", rule, 100.0, 2)
         digits = 1 if protocol == "explain" else 3
         return MetricInfo(protocol, target, score, direction, short, quantity, "", rule, digits=digits)
+    registered = find_score(protocol)
+    if registered is not None:
+        factor, digits = (100.0, 2) if registered.percent else (1.0, 3)
+        short = f"{registered.title}, %" if registered.percent else registered.title
+        quantity = registered.description or registered.title
+        return MetricInfo(
+            protocol, target, score, registered.direction, short, quantity, "", NO_THRESHOLD, factor, digits
+        )
     preset = find_presets(protocol)[0]
     if score not in preset.scores:
         raise OptionError(f"{protocol} has no score {score!r}: it has {', '.join(preset.scores)}")
@@ -219,6 +228,8 @@ def protocol_metrics(protocol: str, target: str, columns: Iterable[str] = ()) ->
     """
     if protocol == SANITY:
         names: Iterable[str] = [name for name in columns if name.endswith(f"|{SANITY_SIMILARITY}")]
+    elif find_score(protocol) is not None:
+        names = [protocol]
     else:
         names = PROTOCOL_METRICS[protocol] if protocol in PROTOCOL_METRICS else find_presets(protocol)[0].scores
     return [metric_info(protocol, target, name) for name in names]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitrail.errors import DataError, require
+from vitrail.plugins import import_modules
 
 if TYPE_CHECKING:
     import polars as pl
@@ -39,6 +40,7 @@ class Run:
             self.plan: Plan = Plan.model_validate(self.manifest["plan"])
         except (OSError, ValueError, KeyError) as error:
             raise DataError(f"{folder} is not a run's folder: pass one that `vitrail bench` made") from error
+        import_modules(self.plan.imports)
         if not self.chunk_files and not self._exported:
             raise DataError(f"no chunk of {folder} is done: run the plan first")
 

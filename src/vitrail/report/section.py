@@ -12,6 +12,7 @@ from vitrail.report.run import Run
 from vitrail.report.values import chosen_threshold, method_scores, metric_values
 from vitrail.scores.comparison import ALPHA, MethodValues, RankedMethod, rank_methods
 from vitrail.scores.presets import find_presets
+from vitrail.scores.registry import find_score
 from vitrail.scores.segmentation import MultiClassSegmentationScores, SegmentationScores
 from vitrail.scores.statistics import Array
 
@@ -116,6 +117,9 @@ class ReportSection:
         """What the protocol does."""
         if self.protocol in DESCRIPTIONS:
             return DESCRIPTIONS[self.protocol]
+        registered = find_score(self.protocol)
+        if registered is not None:
+            return f"A score of {registered.compute.__module__}: {registered.description or registered.title}."
         preset = find_presets(self.protocol)[0]
         levels = "; ".join(dict.fromkeys(str(curve.grid) for curve in preset.curves))
         return f"Pixels are removed in order of relevance. After {preset.source}; levels {levels}."

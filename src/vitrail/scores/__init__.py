@@ -42,6 +42,13 @@ from vitrail.scores.rationale import (
     token_f1,
     word_average_precision,
 )
+from vitrail.scores.registry import (
+    REGISTERED_SCORES,
+    RegisteredScore,
+    ScoreInputs,
+    find_score,
+    register_score,
+)
 from vitrail.scores.sanity import (
     RandomisationStep,
     map_similarity,
@@ -82,6 +89,7 @@ __all__ = [
     "FILLS",
     "PRESETS",
     "QUANTITIES",
+    "REGISTERED_SCORES",
     "THRESHOLDS",
     "TOP_WORDS",
     "AgreementScores",
@@ -110,7 +118,9 @@ __all__ = [
     "RationaleScores",
     "RecordedCurve",
     "RegionCounts",
+    "RegisteredScore",
     "SampleScores",
+    "ScoreInputs",
     "SegmentationScores",
     "SelectivityScores",
     "TokenDropper",
@@ -132,6 +142,7 @@ __all__ = [
     "find_area",
     "find_fill",
     "find_presets",
+    "find_score",
     "fold_of",
     "gini",
     "holm",
@@ -155,6 +166,7 @@ __all__ = [
     "rank",
     "rank_methods",
     "rank_words",
+    "register_score",
     "relevance_rank_accuracy",
     "score_agreement",
     "score_box_pointing",

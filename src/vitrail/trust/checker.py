@@ -23,6 +23,7 @@ def check_maps(
     budget: str | Budget = "quick",
     tests: Sequence[str] = TESTS,
     removal: str | None = None,
+    batch_size: int = 64,
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
 ) -> MapChecks:
@@ -49,6 +50,6 @@ def check_maps(
         if images is None:
             raise InputError("maps of tokens are checked word by word: pass texts with tokenizer=… to vitrail.explain")
         grid = source.structure.layout.grid or DEFAULT_GRID
-        remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, advance=advance)
+        remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
         run = ImageCheckRun(source, first, settings, remove)
     return MapChecks({name: run(explanation) for name, explanation in explanations.items()})

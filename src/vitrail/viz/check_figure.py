@@ -37,9 +37,9 @@ def check_figure(checks: Mapping[str, Any]) -> Figure:
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """
     require("matplotlib", "plot", "draw figures")
-    from matplotlib.figure import Figure as MatplotlibFigure
+    from vitrail.viz.notebook_figure import NotebookFigure
 
-    drawing = MatplotlibFigure(figsize=(6.4, 2.3 * len(checks) + 0.2), dpi=160, layout="constrained")
+    drawing = NotebookFigure(figsize=(6.4, 2.3 * len(checks) + 0.2), dpi=160, layout="constrained")
     axes = drawing.subplots(len(checks), 2, squeeze=False, sharey="row")
     for (left, right), (method, check) in zip(axes, checks.items(), strict=True):
         _draw(left, check, check.removed, check.null_removed, start=check.probability)

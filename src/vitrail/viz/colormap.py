@@ -69,10 +69,18 @@ def overlay(image: Array, relevance: Array, signed: bool = False, opacity: float
         >>> bool((overlay(image, sparse)[10, 10] == overlay(image, sparse)[0, 0]).all())
         True
     """
+    return blend(image, stretch(relevance), signed, opacity)
+
+
+def stretch(relevance: Array) -> Array:
+    """Divide a sparse map by the 99th percentile of its magnitudes, as `overlay` does; other maps stay unchanged."""
     relevance = np.nan_to_num(relevance)
     percentile = float(np.quantile(np.abs(relevance), 0.99))
-    if 0 < percentile < 0.25:
-        relevance = np.clip(relevance / percentile, -1, 1)
+    return np.clip(relevance / percentile, -1, 1) if 0 < percentile < 0.25 else relevance
+
+
+def blend(image: Array, relevance: Array, signed: bool = False, opacity: float = 0.75) -> Array:
+    """Draw a map over a desaturated image without changing its contrast; arguments and result as of `overlay`."""
     grey = image.astype(np.float64).mean(-1, keepdims=True) / 255
     background = 0.55 * grey + 0.25 * image / 255 if not signed else 0.25 + 0.7 * grey
     magnitude = np.abs(relevance)[..., None]
@@ -83,15 +91,16 @@ def overlay(image: Array, relevance: Array, signed: bool = False, opacity: float
 
 
 def mark_failure(image: Image, verdict: str) -> Image:
-    """Write a verdict into the lower left corner of an image."""
-    from PIL import ImageDraw
+    """Write a verdict into the lower left corner of an image, in letters that grow with it."""
+    from PIL import ImageDraw, ImageFont
 
     marked = image.copy()
     draw = ImageDraw.Draw(marked, "RGBA")
-    left, top, right, bottom = draw.textbbox((0, 0), verdict)
+    font = ImageFont.load_default(max(10, min(image.size) // 40))
+    left, top, right, bottom = draw.textbbox((0, 0), verdict, font=font)
     height = bottom - top + 4
     draw.rectangle((0, marked.height - height, right - left + 5, marked.height), fill=(0, 0, 0, 150))
-    draw.text((2 - left, marked.height - height + 2 - top), verdict, fill=(255, 255, 255, 255))
+    draw.text((2 - left, marked.height - height + 2 - top), verdict, fill=(255, 255, 255, 255), font=font)
     return marked
 
 

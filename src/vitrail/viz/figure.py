@@ -47,7 +47,7 @@ def figure(
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """
     require("matplotlib", "plot", "draw figures")
-    from matplotlib.figure import Figure as MatplotlibFigure
+    from vitrail.viz.notebook_figure import NotebookFigure
 
     groups, rows = _targets(explanations)
     if len(rows) > MAX_ROWS:
@@ -56,9 +56,10 @@ def figure(
     cell_height, columns = cell * height / width, 1 + len(groups[0])
     headings = [_heading(e) for e in groups[0].values()]
     top = 0.24 + 0.13 * max(text.count("\n") for text in headings)
-    size = (columns * (cell + 0.06) + _BAR_WIDTH, len(rows) * (cell_height + 0.26) + top - 0.16)
-    drawing = MatplotlibFigure(figsize=size, dpi=200)
-    right = 1 - _BAR_WIDTH / size[0]
+    signs = list(dict.fromkeys(e.signed for e in groups[0].values()))  # a colour bar for each kind of map
+    size = (columns * (cell + 0.06) + _BAR_WIDTH * len(signs), len(rows) * (cell_height + 0.26) + top - 0.16)
+    drawing = NotebookFigure(figsize=size, dpi=200)
+    right = 1 - _BAR_WIDTH * len(signs) / size[0]
     axes = drawing.subplots(
         len(rows), columns, squeeze=False,
         gridspec_kw={"left": 0.05 / size[0], "right": right, "bottom": 0.05 / size[1],
@@ -75,7 +76,8 @@ def figure(
             _mark_failure(spot, explanation, b, k)
     for spot, text in zip(axes[0, 1:], headings, strict=True):
         spot.set_title(text, fontsize=8, pad=3)
-    _colour_bar(drawing, axes, right, size, any(e.signed for e in groups[0].values()))
+    for i, signed in enumerate(signs):
+        _colour_bar(drawing, axes, right + i * _BAR_WIDTH / size[0], size, signed)
     return drawing
 
 
@@ -100,7 +102,7 @@ def gallery(
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """
     require("matplotlib", "plot", "draw figures")
-    from matplotlib.figure import Figure as MatplotlibFigure
+    from vitrail.viz.notebook_figure import NotebookFigure
 
     groups, columns = _targets(explanations)
     names = list(groups[0])
@@ -110,7 +112,7 @@ def gallery(
         blocks = min(range(1, len(names) + 1), key=lambda n: abs(n * block_width - ceil(len(names) / n) * cell_height))
     rows = ceil(len(names) / blocks)
     size = (blocks * block_width + 0.1, (1 + rows) * cell_height + _HEADER_HEIGHT + 0.1)
-    drawing = MatplotlibFigure(figsize=size, dpi=150)
+    drawing = NotebookFigure(figsize=size, dpi=150)
 
     def add_axes(block: int, row: int, column: int) -> Any:
         left = block * block_width + _LABEL_WIDTH + column * cell
@@ -207,7 +209,7 @@ def _wrap(text: str, width: int = 16) -> str:
 
 
 def _colour_bar(drawing: Any, axes: Any, right: float, size: tuple[float, float], signed: bool) -> None:
-    """Draw a colour bar beside the first row."""
+    """Draw a colour bar beside the first row, at a horizontal position."""
     box = axes[0, -1].get_position()
     spot = drawing.add_axes((right + 0.08 / size[0], box.y0, 0.09 / size[0], box.height))
     spot.imshow(np.flipud(colours(signed)[:, None]), aspect="auto", extent=(0, 1, -1 if signed else 0, 1))

@@ -72,6 +72,16 @@ def html(explanations: Mapping[str, ExplanationLike], title: str = "Word relevan
         explanations: Explanations of the same texts by method name.
         title: Heading.
     """
+    return render("text.html", title=title, **_display(explanations))
+
+
+def words_html(explanations: Mapping[str, ExplanationLike]) -> str:
+    """Render all texts, targets and methods for a notebook: a part of a page, without styles that reach beyond it."""
+    return render("text_words.html", **_display(explanations))
+
+
+def _display(explanations: Mapping[str, ExplanationLike]) -> dict[str, Any]:
+    """What the templates show: legend, model and sections."""
     first = next(iter(explanations.values()))
     legend = [("for", _css(POSITIVE, 0.85))]
     if any(e.signed for e in explanations.values()):
@@ -90,7 +100,7 @@ def html(explanations: Mapping[str, ExplanationLike], title: str = "Word relevan
         for b in range(len(_texts(first)))
         for k in range(first.maps.shape[1])
     ]  # fmt: skip
-    return render("text.html", title=title, legend=legend, model=first.model, sections=sections)
+    return {"legend": legend, "model": first.model, "sections": sections}
 
 
 def figure(
@@ -107,8 +117,9 @@ def figure(
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """
     require("matplotlib", "plot", "draw figures")
-    from matplotlib.figure import Figure as MatplotlibFigure
     from matplotlib.patches import Rectangle
+
+    from vitrail.viz.notebook_figure import NotebookFigure
 
     first = next(iter(explanations.values()))
     rows = [
@@ -120,7 +131,7 @@ def figure(
     height = sum(len(lines) + 1.7 for _, lines in rows)
     line_height, letter_width = font_size * 1.75 / 72, font_size * 0.602 / 72  # DejaVu Sans Mono: 0.602 em wide
     size = ((line_length + 2) * letter_width, height * line_height + 0.1)
-    drawing = MatplotlibFigure(figsize=size, dpi=200)
+    drawing = NotebookFigure(figsize=size, dpi=200)
     axes = drawing.add_axes((0, 0, 1, 1))
     axes.set_xlim(-1, line_length + 1)
     axes.set_ylim(height, -0.3)

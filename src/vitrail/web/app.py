@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
@@ -15,7 +16,11 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from vitrail import __version__
+from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
+from vitrail.web.events import cancel_abandoned_jobs
+from vitrail.web.health import health_router
+from vitrail.web.help_page import help_page
 from vitrail.web.limits import Limits
 from vitrail.web.middleware import SecurityMiddleware
 from vitrail.web.model import ServedModel
@@ -32,14 +37,18 @@ DESCRIPTION = (
 
 
 def make_app(
-    models: Sequence[ServedModel], limits: Limits | None = None, hosts: Sequence[str] | None = None
+    models: Sequence[ServedModel],
+    limits: Limits | None = None,
+    hosts: Sequence[str] | None = None,
+    access: AccessToken | None = None,
 ) -> FastAPI:
     """Create the application.
 
     Args:
         models: The models clients may use.
         limits: The limits of requests.
-        hosts: Host names the server answers to; any by default.
+        hosts: Host names the server answers to besides addresses and localhost; any by default.
+        access: The token that requests must carry; none by default.
     """
     limits = limits or Limits()
     app = FastAPI(
@@ -48,24 +57,29 @@ def make_app(
     )  # fmt: skip
     app.state.server = ServerState(models, limits)
     app.include_router(router)
+    app.include_router(health_router)
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
     app.add_api_route("/", _page, include_in_schema=False, response_class=HTMLResponse)
     app.add_api_route("/r/{job}", _permalink, include_in_schema=False, response_class=HTMLResponse)
+    app.add_api_route("/help", _help, include_in_schema=False, response_class=HTMLResponse)
     app.add_api_route("/api/docs", _reference, include_in_schema=False, response_class=HTMLResponse)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
-    app.add_middleware(SecurityMiddleware, limits=limits, hosts=hosts)
+    app.add_middleware(SecurityMiddleware, limits=limits, hosts=hosts, access=access)
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    app.state.server.open()
+    server: ServerState = app.state.server
+    server.open()
+    abandoned = asyncio.create_task(cancel_abandoned_jobs(server))
     yield
-    app.state.server.close()
+    abandoned.cancel()
+    server.close()
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -89,6 +103,10 @@ async def _permalink(request: Request, job: str) -> Response:
     except ApiError:
         return _render(request, job[:60], 404)
     return _render(request, job)
+
+
+async def _help(_: Request) -> Response:
+    return HTMLResponse(help_page(__version__))
 
 
 async def _reference(request: Request) -> Response:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from threading import Lock
@@ -20,7 +20,10 @@ _BY_TARGET = ("maps", "grid", "constant", "targets")
 
 
 class BoundedStore(Generic[T]):
-    """A thread-safe mapping, bounded in number and bytes, that drops the least recently used value.
+    """A thread-safe mapping, bounded in number and bytes.
+
+    The owner with the most bytes loses its least recently used value first, so that one client cannot displace the
+    values of the others.
 
     Args:
         count: Maximum number of values.
@@ -35,24 +38,32 @@ class BoundedStore(Generic[T]):
         >>> store.put("d", "D", 95)
         >>> store.get("b"), store.get("d")
         (None, 'D')
+        >>> store = BoundedStore(count=3, size=100)
+        >>> for owner, name in ("me", "mine"), ("you", "first"), ("you", "second"), ("you", "third"):
+        ...     store.put(name, name, 10, owner)
+        >>> store.get("mine"), store.get("first")
+        ('mine', None)
     """
 
     def __init__(self, count: int, size: int) -> None:
         self.count, self.size = count, size
         self.bytes = 0
-        self._values: OrderedDict[str, tuple[T, int]] = OrderedDict()
+        self._values: OrderedDict[str, tuple[T, int, str]] = OrderedDict()
+        self._bytes_by_owner: Counter[str] = Counter()
         self._lock = Lock()
 
-    def put(self, key: str, value: T, size: int) -> None:
+    def put(self, key: str, value: T, size: int, owner: str = "") -> None:
         """Store a value and drop old ones if necessary; a value larger than the whole store is not stored."""
         with self._lock:
             self._drop(key)
             if size > self.size or self.count < 1:
                 return
-            self._values[key] = (value, size)
+            self._values[key] = (value, size, owner)
             self.bytes += size
+            self._bytes_by_owner[owner] += size
             while self.bytes > self.size or len(self._values) > self.count:
-                self._drop(next(iter(self._values)))
+                most = max(self._bytes_by_owner.values())
+                self._drop(next(k for k, entry in self._values.items() if self._bytes_by_owner[entry[2]] == most))
 
     def get(self, key: str) -> T | None:
         """Return a value and mark it as recently used; None if it is not stored."""
@@ -62,12 +73,20 @@ class BoundedStore(Generic[T]):
             self._values.move_to_end(key)
             return self._values[key][0]
 
+    def usage(self) -> dict[str, int]:
+        """Number and bytes of the values, and their maxima."""
+        return {"count": len(self), "max_count": self.count, "bytes": self.bytes, "max_bytes": self.size}
+
     def __len__(self) -> int:
         return len(self._values)
 
     def _drop(self, key: str) -> None:
         if key in self._values:
-            self.bytes -= self._values.pop(key)[1]
+            _, size, owner = self._values.pop(key)
+            self.bytes -= size
+            self._bytes_by_owner[owner] -= size
+            if not self._bytes_by_owner[owner]:
+                del self._bytes_by_owner[owner]
 
 
 class MapCache:
@@ -79,18 +98,18 @@ class MapCache:
     """
 
     def __init__(self, count: int, size: int) -> None:
-        self._store: BoundedStore[Explanation] = BoundedStore(count, size)
+        self.store: BoundedStore[Explanation] = BoundedStore(count, size)
 
-    def put(self, job: Job, method: RequestedMethod, explanation: Explanation) -> None:
-        """Store the explanation of a job's classes by one method."""
-        for k, target in enumerate(job.targets or ()):
+    def put(self, job: Job, method: RequestedMethod, targets: Sequence[int], explanation: Explanation) -> None:
+        """Store the explanation of some classes of a job's input by one method."""
+        for k, target in enumerate(targets):
             entry = _select_target(explanation, k)
             size = sum(getattr(entry, name).nbytes for name in _BY_TARGET if getattr(entry, name) is not None)
-            self._store.put(_key(job, method, target), entry, size + 4096)
+            self.store.put(_key(job, method, target), entry, size + 4096)
 
-    def get(self, job: Job, method: RequestedMethod) -> Explanation | None:
-        """Return the explanation of a job's classes by one method, or None if a class is missing."""
-        entries = [self._store.get(_key(job, method, target)) for target in job.targets or ()]
+    def get(self, job: Job, method: RequestedMethod, targets: Sequence[int]) -> Explanation | None:
+        """Return the explanation of some classes of a job's input by one method, or None if a class is missing."""
+        entries = [self.store.get(_key(job, method, target)) for target in targets]
         found = [entry for entry in entries if entry is not None]
         return _concatenate(found) if found and len(found) == len(entries) else None
 
@@ -98,11 +117,11 @@ class MapCache:
 def _key(job: Job, method: RequestedMethod, target: int) -> str:
     text = job.raw_input if job.image_id is None else ""
     options = sorted(method.extra_options.items())
-    return f"{job.served.id}|{job.image_id}|{text}|{method.label}|{options}|{target}"
+    return f"{job.served.id}|{job.image_id}|{text}|{method.label}|{options}|{target}|{job.contrast}"
 
 
 def _select_target(explanation: Explanation, k: int) -> Explanation:
-    """The explanation of one class without its image; tensors are copied so that the other classes can be freed."""
+    """The explanation of one class without its input; tensors are copied so that the other classes can be freed."""
 
     def select(tensor: Tensor) -> Tensor:
         return tensor[:, k : k + 1].cpu().clone()
@@ -110,6 +129,7 @@ def _select_target(explanation: Explanation, k: int) -> Explanation:
     changed: dict[str, Any] = {
         name: select(value) for name in _BY_TARGET if (value := getattr(explanation, name)) is not None
     }
+    changed["source"] = None
     changed["images"], changed["logits"] = None, None if explanation.logits is None else explanation.logits.cpu()
     if explanation.text is not None:
         rows = slice(k, k + 1)

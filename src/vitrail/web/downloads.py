@@ -95,7 +95,8 @@ def _manifest(job: Job) -> bytes:
     failed = [{"method": i.method, "target": i.target, "error": i.error} for i in job.items if i.error is not None]
     manifest = {
         "job": job.id, "kind": job.kind, "model": job.served.title, "picture": job.image_id,
-        "text": job.raw_input if job.image_id is None else None, "targets": job.targets, "seed": job.seed,
+        "text": job.raw_input if job.image_id is None else None, "targets": job.targets,
+        "contrast": job.contrast, "seed": job.seed,
         "methods": {label: e.manifest() for label, e in _explanations(job).items()}, "failed": failed,
         "versions": versions(),
     }  # fmt: skip
@@ -135,7 +136,7 @@ def find_file(job: Job, name: str) -> JobFile:
     if file is None or job.kind not in file.kinds:
         available = ", ".join(n for n, f in FILES.items() if job.kind in f.kinds)
         raise not_found(f"file {name[:60]!r}", f"Available: {available}.")
-    ready = job.explanations if job.kind == "explain" else [i for i in job.items if i.result.get("deletion")]
+    ready = job.explanations if job.kind != "curves" else [i for i in job.items if i.result.get("deletion")]
     if not ready:
         raise ApiError(409, "no result of this job is ready", "Wait for the first one, or start the job again.")
     return file

@@ -1,4 +1,4 @@
-"""Server-sent events of a job, and cancelling jobs whose client has disconnected."""
+"""Server-sent events of a job, and cancelling jobs that nobody follows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 from fastapi import Request
 
 from vitrail.web.jobs import Job
-from vitrail.web.state import Client, ServerState
+from vitrail.web.state import ServerState
 
 #: Seconds between comments that keep an idle stream open.
 HEARTBEAT = 10.0
 #: Seconds between updates of the queue position.
 QUEUE_UPDATE = 2.0
 #: Seconds between checks whether the client of a waiting request is still connected.
-DISCONNECT_CHECK = 0.25
+DISCONNECT_CHECK = 1.0
 
 
 def format_event(kind: str, data: Any) -> str:
@@ -30,10 +30,17 @@ def format_event(kind: str, data: Any) -> str:
     return f"event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n"
 
 
-async def event_stream(server: ServerState, job: Job, client: Client) -> AsyncIterator[str]:
-    """Yield the events of a job: the whole job, then each changed item, then the end."""
-    is_owner = bool(client.identities & job.owners)
-    job.streams += is_owner
+async def event_stream(server: ServerState, job: Job) -> AsyncIterator[str]:
+    """Yield the events of a job: the whole job, then each changed item, then the end.
+
+    A server that shuts down ends the stream without the last event, so that the page reconnects.
+    """
+    with job.followed():
+        async for event in _events(server, job):
+            yield event
+
+
+async def _events(server: ServerState, job: Job) -> AsyncIterator[str]:
     watcher = job.watch()
     try:
         sent_keys = {item.key for item in job.items}
@@ -41,6 +48,8 @@ async def event_stream(server: ServerState, job: Job, client: Client) -> AsyncIt
         yield format_event("job", server.job_json(job))
         while not finished:
             changed = await watcher.wait(HEARTBEAT if job.state != "queued" else QUEUE_UPDATE)
+            if server.closing:
+                return
             if finished := job.finished:
                 await asyncio.sleep(0)  # let the last changes arrive
                 changed += watcher.pending()
@@ -55,26 +64,25 @@ async def event_stream(server: ServerState, job: Job, client: Client) -> AsyncIt
         yield format_event("end", {"id": job.id, "state": job.state})
     finally:
         job.unwatch(watcher)
-        if is_owner:
-            job.streams -= 1
-            if not job.streams and not job.finished:
-                asyncio.get_running_loop().call_later(server.limits.grace, _cancel_if_unwatched, server, job)
 
 
-def _cancel_if_unwatched(server: ServerState, job: Job) -> None:
-    if not job.streams and not job.finished:
-        server.cancel(job)
+async def cancel_abandoned_jobs(server: ServerState) -> None:
+    """Cancel jobs that nobody follows, now and then, until the task is cancelled."""
+    while True:
+        await asyncio.sleep(min(1.0, server.limits.grace / 2))
+        server.cancel_abandoned()
 
 
 async def wait_until_finished(server: ServerState, job: Job, request: Request) -> None:
-    """Wait for a job; cancel it if the client disconnects first."""
+    """Wait for a job; cancel it if the client disconnects first, or if the server shuts down."""
     watcher = job.watch()
     try:
-        while not job.finished:
-            await watcher.wait(DISCONNECT_CHECK)
-            if not job.finished and await request.is_disconnected():
-                server.cancel(job)
-                return
+        with job.followed():
+            while not job.finished and not server.closing:
+                await watcher.wait(DISCONNECT_CHECK)
+                if not job.finished and await request.is_disconnected():
+                    server.cancel(job)
+                    return
     except asyncio.CancelledError:
         server.cancel(job)
         raise

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Event, Lock
+from time import monotonic
 from typing import Any
 
 from vitrail.explanation import Explanation
@@ -46,7 +48,7 @@ class Job:
     """A request for maps or curves, and its results.
 
     Attributes:
-        kind: "explain" or "curves".
+        kind: "explain", "check" or "curves".
         served: The model.
         raw_input: The image's pixels at the model's input size, shape (height, width, 3), or the text.
         image_id: The id of the image, or None for a text.
@@ -55,6 +57,7 @@ class Job:
         seed: Seed of methods that draw random numbers.
         owners: Identities of the client that may cancel it.
         steps: Number of steps of curves.
+        contrast: For the difference of two logits, the class whose logit is subtracted.
     """
 
     kind: str
@@ -66,12 +69,14 @@ class Job:
     seed: int
     owners: frozenset[str]
     steps: int = 0
+    contrast: int | None = None
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: str = "queued"
     items: list[JobItem] = field(default_factory=list)
     explanations: dict[str, Explanation] = field(default_factory=dict, repr=False)
     cancelled: Event = field(default_factory=Event, repr=False)
-    streams: int = 0
+    followers: int = 0
+    followed_at: float = field(default_factory=monotonic)
     _watchers: set[JobWatcher] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
 
@@ -87,6 +92,20 @@ class Job:
         tensors = {t.data_ptr(): t for t in kept}.values()
         encoded = sum(len(m["data"]) for m in (i.result.get("map") for i in self.items) if m)
         return sum(t.numel() * t.element_size() for t in tensors) + encoded + 4096 * (1 + len(self.items))
+
+    @contextmanager
+    def followed(self) -> Iterator[None]:
+        """Count a follower, an event stream or a waiting request; called from the event loop."""
+        self.followers += 1
+        try:
+            yield
+        finally:
+            self.followers -= 1
+            self.followed_at = monotonic()
+
+    def is_abandoned(self, grace: float) -> bool:
+        """Whether nobody has followed the unfinished job for some seconds."""
+        return not self.finished and not self.followers and monotonic() - self.followed_at > grace
 
     def notify(self, *items: JobItem) -> None:
         """Notify all watchers of changed items; without items, that the job is finished."""
@@ -134,6 +153,7 @@ class Job:
             "id": self.id, "kind": self.kind, "model": self.served.id, "picture": self.image_id,
             "text": self.raw_input if self.image_id is None else None, "targets": targets,
             "target_names": [self.served.class_name(t) for t in targets], "state": self.state, "ahead": ahead,
+            "contrast": self.contrast,
             "seed": self.seed, "items": [self.item_json(item) for item in self.items], "url": f"/r/{self.id}",
         }  # fmt: skip
 
@@ -142,10 +162,12 @@ class Job:
         empty: dict[str, Any]
         if self.kind == "explain":
             empty = {"flat": False, "map": None, "words": None}
+        elif self.kind == "check":
+            empty = {"check": None}
         else:
             empty = {"fractions": [], "deletion": [], "insertion": [], "deletion_auc": None, "insertion_auc": None}
         values = {
-            "key": item.key, "method": item.method, "target": item.target,
+            "key": item.key, "method": item.method, "target": item.target, "contrast": self.contrast,
             "target_name": None if item.target is None else self.served.class_name(item.target), "state": item.state,
             "progress": item.progress, "seconds": item.seconds, "error": item.error, **empty, **item.result,
         }  # fmt: skip

@@ -19,6 +19,9 @@ MAX_OPTION_CHARACTERS = 100
 MAX_SPEC_CHARACTERS = 200
 #: A method that evaluates at most this many images may run between two batches of a longer one.
 MAX_INTERLEAVED_EVALUATIONS = 8
+#: Requests of several clients that are computed in one batch, at most, and about how long such a batch may take.
+MAX_BATCH = 16
+BATCH_SECONDS = 0.75
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,15 @@ class Limits:
         job_bytes: Memory of these jobs.
         images: Images kept.
         image_bytes: Memory of these images.
-        grace: Seconds a job continues after its owner closed the last event stream.
+        files: Uploads and figures of all clients that are being read or drawn.
+        files_per_client: Those of one client.
+        head_seconds: Time in which the head of a request must arrive.
+        body_seconds: Time in which a request must arrive.
+        upload_seconds: Time in which an image file must arrive.
+        connections: Open connections.
+        waiting_connections: Connections whose request is not complete; the oldest is closed first.
+        grace: Seconds a job continues while nobody follows it: by an event stream, by waiting for it, or by asking for
+            it again and again.
     """
 
     upload_bytes: int = 20 * MEGABYTE
@@ -62,4 +73,11 @@ class Limits:
     job_bytes: int = 512 * MEGABYTE
     images: int = 500
     image_bytes: int = 256 * MEGABYTE
-    grace: float = 5.0
+    files: int = 128
+    files_per_client: int = 8
+    head_seconds: float = 10.0
+    body_seconds: float = 10.0
+    upload_seconds: float = 120.0
+    connections: int = 1000
+    waiting_connections: int = 200
+    grace: float = 10.0

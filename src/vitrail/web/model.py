@@ -31,6 +31,7 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
 from vitrail.text.windows import predict_texts
 from vitrail.web.encoding import encode_map
+from vitrail.web.references import paper_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -155,11 +156,20 @@ class ServedModel:
             reason = str(error)
         evaluations = method.cost(method.options, size_of(self.structure), 1).evaluations
         return {
-            "name": method.name, "title": method.title, "family": method.family,
+            "name": method.name, "title": method.title, "family": method.family, "summary": method.summary,
+            "paper": paper_of(method.cite), "contrasts": takes_contrast(method.name),
             "class_specific": method.class_specific,
             "signed": False if method.derive else method.is_signed(method.options), "shared_pass": evaluations == 0,
             "works": reason is None, "reason": reason, "forwards": 1 + evaluations,
         }  # fmt: skip
+
+
+def takes_contrast(name: str) -> bool:
+    """Whether a method explains a function of the output, such as the difference of two logits.
+
+    Trained explainers have outputs for single classes only.
+    """
+    return name not in METHODS or METHODS[name].family != "trained"
 
 
 def serve_model(

@@ -1,8 +1,9 @@
-"""The work queue: one thread runs the models, and clients take turns.
+"""The work queue: clients take turns, and equal work of several clients is prepared together.
 
-Work is split into steps. After each step the next client's task continues, so a client with many tasks delays itself
-and not the others. During a long step, short steps of waiting clients run between two batches: a map that takes a tenth
-of a second does not wait for one that takes a minute.
+A task is a list of steps. After each step the next client's task continues, so a client with many tasks delays itself
+and not the others. Steps of one group, such as maps of one model, are prepared in one batch. During a long step, short
+steps of waiting clients run between two batches: a map that takes a tenth of a second does not wait for one that takes
+a minute.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Condition, Thread
@@ -19,13 +20,34 @@ from typing import Any
 import torch
 
 from vitrail.web.errors import ApiError
-from vitrail.web.limits import Limits
 
 log = logging.getLogger("vitrail.web")
+#: Seconds that `Queue.close` waits for a running step.
+CLOSE_SECONDS = 0.3
 
 
 class JobCancelled(Exception):  # noqa: N818 - not an error: the client cancelled or disconnected
     """Raised inside a step of a cancelled job."""
+
+
+@dataclass(frozen=True)
+class StepGroup:
+    """What a step shares with others.
+
+    Attributes:
+        key: Steps with equal keys are prepared together.
+        row: Steps with equal rows need the same pass.
+        request: What this step adds to the batch.
+        prepare: Takes the requests of several steps and stores what the steps will then find in a cache. If it fails,
+            each step does its own work.
+        most: Maximum number of different rows in a batch.
+    """
+
+    key: Hashable
+    row: Hashable
+    request: Any = field(repr=False)
+    prepare: Callable[[list[Any]], None] = field(repr=False)
+    most: int
 
 
 @dataclass(frozen=True)
@@ -35,10 +57,12 @@ class Step:
     Attributes:
         run: The work.
         can_interleave: Whether it is short enough to run between two batches of a long step.
+        group: The steps it can be prepared with, or None.
     """
 
     run: Callable[[], None]
     can_interleave: bool = True
+    group: StepGroup | None = None
 
 
 @dataclass(eq=False)
@@ -50,27 +74,31 @@ class QueuedTask:
         steps: The remaining steps.
         on_end: Called once, with the exception of a step or None; not called for a task that was removed.
         started: Whether its first step was started.
+        running: Whether one of its steps is running.
     """
 
     client: str
     steps: deque[Step]
     on_end: Callable[[BaseException | None], None] = field(repr=False)
     started: bool = False
+    running: bool = False
 
 
 class Queue:
-    """The tasks of all clients and the thread that runs them.
+    """The tasks of all clients and the threads that run them.
 
     Args:
-        limits: How many tasks may be queued.
+        total: Maximum number of tasks.
+        per_client: Maximum number of tasks of one client.
+        threads: Number of threads; models are run by one.
+        what: What the tasks are, for error messages.
     """
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self, total: int, per_client: int, threads: int = 1, what: str = "queued jobs") -> None:
+        self.total, self.per_client, self.threads, self.what = total, per_client, threads, what
         self._tasks: OrderedDict[str, deque[QueuedTask]] = OrderedDict()
-        self._running: list[QueuedTask] = []
         self._condition = Condition()
-        self._thread: Thread | None = None
+        self._threads: list[Thread] = []
         self.closed = False
 
     # -- called from any thread ------------------------------------------------------------------------------------
@@ -82,25 +110,23 @@ class Queue:
             ApiError: 503, the queue is full.
         """
         with self._condition:
-            own = self._tasks.get(task.client, deque())
+            own = self._tasks.get(task.client, ())
             if self.closed:
                 raise ApiError(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"})
-            if len(own) >= self.limits.queue_per_client or len(self) >= self.limits.queue:
-                limit = (
-                    f"{self.limits.queue_per_client} per client"
-                    if len(own) >= self.limits.queue_per_client
-                    else f"{self.limits.queue} on this server"
-                )
-                raise ApiError(
-                    503, f"too many queued jobs (at most {limit})", "Wait a moment and try again.", {"Retry-After": "5"}
-                )
+            if len(own) >= self.per_client or len(self) >= self.total:
+                limit = f"{self.per_client} per client" if len(own) >= self.per_client else f"{self.total} in total"
+                what = f"too many {self.what} (at most {limit})"
+                raise ApiError(503, what, "Wait a moment and try again.", {"Retry-After": "5"})
             self._tasks.setdefault(task.client, deque()).append(task)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = Thread(target=self._run, name="vitrail-models", daemon=True)
-                self._thread.start()
+            if not self._threads:
+                self._threads = [
+                    Thread(target=self._run, name="vitrail-queue", daemon=True) for _ in range(self.threads)
+                ]
+                for thread in self._threads:
+                    thread.start()
             self._condition.notify()
 
-    def submit(self, client: str, work: Callable[[], Any]) -> Future[Any]:
+    def submit(self, client: str, work: Callable[[], Any], group: StepGroup | None = None) -> Future[Any]:
         """Queue a short function and return the future of its result."""
         future: Future[Any] = Future()
 
@@ -111,18 +137,15 @@ class Queue:
                 except Exception as error:  # noqa: BLE001 - the caller handles it
                     future.set_exception(error)
 
-        self.put(QueuedTask(client, deque([Step(run)]), lambda _: None))
+        self.put(QueuedTask(client, deque([Step(run, group=group)]), lambda _: None))
         return future
 
     def remove(self, task: QueuedTask) -> bool:
         """Remove a task that has not started; False if it has started or is not queued."""
         with self._condition:
-            own = self._tasks.get(task.client)
-            if own is None or task not in own or task.started:
+            if task.started or task not in self._tasks.get(task.client, ()):
                 return False
-            own.remove(task)
-            if not own:
-                del self._tasks[task.client]
+            self._drop(task)
             return True
 
     def ahead(self, task: QueuedTask) -> int:
@@ -144,47 +167,67 @@ class Queue:
         return sum(map(len, self._tasks.values()))
 
     def close(self) -> None:
-        """Accept no more tasks and drop the queued ones."""
+        """Accept no more tasks and drop the queued ones; a running step is waited for a moment only."""
         with self._condition:
             self.closed = True
             self._tasks.clear()
             self._condition.notify_all()
-        if self._thread is not None:
-            self._thread.join(10)
+        for thread in self._threads:
+            thread.join(CLOSE_SECONDS / self.threads)
 
-    # -- called from the thread that runs the models -----------------------------------------------------------------
+    # -- called from the threads of the queue --------------------------------------------------------------------------
 
     def run_short_steps(self) -> None:
         """Run one short step of each client that has one; called by long steps between two batches."""
         with self._condition:
-            clients = list(self._tasks)
-        for client in clients:
-            task = self._next_task(client, short_only=True)
-            if task is not None:
-                self._run_step(task)
-
-    def _next_task(self, client: str | None = None, short_only: bool = False) -> QueuedTask | None:
-        """The task whose turn it is, of all clients or of the given one."""
-        with self._condition:
-            for name in [client] if client is not None else list(self._tasks):
-                for task in self._tasks.get(name, ()):
-                    if task not in self._running and (task.steps[0].can_interleave or not short_only):
-                        task.started = True
-                        self._running.append(task)
-                        self._tasks.move_to_end(name)
-                        return task
-            return None
+            waiting = set(self._tasks)
+        while waiting and (tasks := self._take(waiting, short_only=True)):
+            waiting -= {task.client for task in tasks}
+            self._run_steps(tasks)
 
     def _run(self) -> None:
-        while True:
-            task = self._next_task()
-            if task is None:
-                with self._condition:
-                    if self.closed:
-                        return
-                    if not len(self):
-                        self._condition.wait(1.0)
-                continue
+        while not self.closed:
+            with self._condition:
+                tasks = self._take(self._tasks)
+                if not tasks:
+                    self._condition.wait(1.0)
+            if tasks:
+                self._run_steps(tasks)
+
+    def _take(self, clients: Any, short_only: bool = False) -> list[QueuedTask]:
+        """The task whose turn it is, and those of other clients that can be prepared with it."""
+        taken: list[QueuedTask] = []
+        rows: set[Hashable] = set()
+        group: StepGroup | None = None
+        with self._condition:
+            for client in [name for name in self._tasks if name in clients]:
+                for task in self._tasks[client]:
+                    step = task.steps[0] if not task.running else None
+                    if step is None or (short_only and not step.can_interleave):
+                        continue
+                    if taken and not (group is not None and _fits(step.group, group, rows)):
+                        continue
+                    group = group or step.group
+                    rows |= {step.group.row} if step.group is not None else set()
+                    taken.append(task)
+                    break
+                if taken and group is None:
+                    break
+            for task in taken:
+                task.started = task.running = True
+                self._tasks.move_to_end(task.client)
+        return taken
+
+    def _run_steps(self, tasks: list[QueuedTask]) -> None:
+        """Prepare the next steps of some tasks together, then run each."""
+        groups = [group for task in tasks if (group := task.steps[0].group) is not None]
+        if len(groups) > 1:
+            try:
+                with torch.inference_mode(False), torch.enable_grad():
+                    groups[0].prepare([group.request for group in groups])
+            except Exception:  # each step now does its own work and reports its own failure
+                log.debug("a batch failed; its steps run one by one", exc_info=True)
+        for task in tasks:
             self._run_step(task)
 
     def _run_step(self, task: QueuedTask) -> None:
@@ -199,13 +242,21 @@ class Queue:
             problem = error
             task.steps.clear()
         with self._condition:
-            self._running.remove(task)
-            finished = not task.steps
-            own = self._tasks.get(task.client)
-            if finished and own is not None and task in own:
-                own.remove(task)
-                if not own:
-                    del self._tasks[task.client]
-        if finished:
+            task.running = False
+            if not task.steps:
+                self._drop(task)
+        if not task.steps:
             with contextlib.suppress(Exception):
                 task.on_end(problem)
+
+    def _drop(self, task: QueuedTask) -> None:
+        own = self._tasks.get(task.client)
+        if own is not None and task in own:
+            own.remove(task)
+            if not own:
+                del self._tasks[task.client]
+
+
+def _fits(group: StepGroup | None, batch: StepGroup, rows: set[Hashable]) -> bool:
+    """Whether a step can join a batch that has these rows."""
+    return group is not None and group.key == batch.key and (group.row in rows or len(rows) < batch.most)

@@ -7,6 +7,23 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any
 
+#: What the operator of a server that other machines can reach should know, as HTML.
+OPERATORS = (
+    (
+        "The server answers to addresses, to localhost, and to the host names given by <code>--allow-host NAME</code>. "
+        "Requests that change something must come from its own page."
+    ),
+    (
+        "<code>--token auto</code> prints a link with a token. The link sets a cookie; programs send the header "
+        "<code>Authorization: Bearer TOKEN</code>. Without a token, anyone who can reach the server can use it."
+    ),
+    (
+        "Traffic is not encrypted. Put a reverse proxy with TLS in front of the server, and limit requests by address "
+        "there: one client can use several cookies."
+    ),
+    "<code>/api/health</code> shows the memory of the process and what is kept in it, with the limits.",
+)
+
 
 def api_reference(schema: dict[str, Any]) -> str:
     """Render all operations with their requests and responses.
@@ -17,6 +34,9 @@ def api_reference(schema: dict[str, Any]) -> str:
     info = schema["info"]
     parts = [f"<h1>{escape(info['title'])} API</h1>", f"<p>{escape(info['description'])}</p>"]
     parts.append("<p>OpenAPI schema: <a href='/api/openapi.json'>/api/openapi.json</a></p>")
+    parts.append(
+        f"<h2 id='for-operators'>For operators</h2><ul>{''.join(f'<li>{line}</li>' for line in OPERATORS)}</ul>"
+    )
     for path, methods in schema["paths"].items():
         for verb, operation in methods.items():
             parts += _operation(path, verb, operation, schema)

@@ -20,9 +20,10 @@ from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
 from vitrail.web.middleware import COOKIE
 from vitrail.web.model import ServedModel, attention_from
+from vitrail.web.originals import geometry_json
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.state import Client, ServerState, StoredImage
-from vitrail.web.validation import check_methods, check_targets
+from vitrail.web.validation import check_contrast, check_methods, check_targets
 
 #: Number of classes in a prediction.
 TOP_CLASSES = 10
@@ -98,8 +99,10 @@ async def sample_png(request: Request, sample: str, model: Model) -> Response:
 # -- images ------------------------------------------------------------------------------------------------------------
 
 
-def _image_json(image: StoredImage) -> dict[str, Any]:
-    return {"picture": image.id, "width": image.width, "height": image.height, "notes": list(image.notes)}
+def _image_json(image: StoredImage, served: ServedModel | None) -> dict[str, Any]:
+    seen = None if served is None else geometry_json(served, image.width, image.height)
+    return {"picture": image.id, "width": image.width, "height": image.height, "notes": list(image.notes),
+            "geometry": seen}  # fmt: skip
 
 
 def _image_model(server: ServerState, model_id: str) -> ServedModel:
@@ -117,21 +120,21 @@ async def upload_image(
     file: Annotated[UploadFile, File(description="An image file; its content counts, not its name")],
     model: Annotated[str | None, Query(max_length=100)] = None,
 ) -> Any:
-    """Upload an image. Only its pixels at each model's input size are kept, for a limited time."""
+    """Upload an image. Its pixels, not the file, are kept for a limited time."""
     server = server_of(request)
-    if model is not None:
-        _image_model(server, model)
-    data = await file.read()
-    return _image_json(await asyncio.wrap_future(server.run_in_background(lambda: server.add_upload(data))))
+    served = None if model is None else _image_model(server, model)
+    client = client_of(request)
+    work = server.run_in_background(client, lambda: server.add_upload(file.file.read(), client))
+    return _image_json(await asyncio.wrap_future(work), served)
 
 
 @router.post("/pictures/sample", response_model=schemas.ImageResponse, tags=["pictures"], responses=_errors(404, 422))
 async def use_sample(request: Request, body: schemas.SampleRequest) -> Any:
-    """Use an embedded scene as the image."""
+    """Use a sample as the image."""
     server = server_of(request)
     served = _image_model(server, body.model)
-    image = await asyncio.wrap_future(server.run_in_background(lambda: server.add_sample(served, body.sample)))
-    return _image_json(image)
+    work = server.run_in_background(client_of(request), lambda: server.add_sample(served, body.sample))
+    return _image_json(await asyncio.wrap_future(work), served)
 
 
 @router.get("/pictures/{picture}.png", tags=["pictures"], response_class=Response, responses=_PNG | _errors(404, 422))
@@ -142,22 +145,45 @@ async def image_png(request: Request, picture: str, model: Model) -> Response:
     return _png(server.image(picture).pixels[served.id])
 
 
+@router.get("/pictures/{picture}", response_model=schemas.ImageResponse, tags=["pictures"], responses=_errors(404, 422))
+async def get_image(request: Request, picture: str, model: Model) -> Any:
+    """Return the size of a stored image, notes on its conversion, and which part of it the model sees."""
+    server = server_of(request)
+    served = _image_model(server, model)
+    return _image_json(server.image(picture), served)
+
+
+_JPEG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/jpeg": {}}, "description": "The image"}}
+
+
+@router.get(
+    "/pictures/{picture}/original.jpg", tags=["pictures"], response_class=Response, responses=_JPEG | _errors(404)
+)
+async def original_jpg(request: Request, picture: str) -> Response:
+    """Return a stored image before it is cropped, with at most 2048 pixels a side."""
+    data = server_of(request).image(picture).original
+    return Response(data, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+
+
 # -- predictions and attention -----------------------------------------------------------------------------------------
 
 
 @router.post("/predict", response_model=schemas.PredictionResponse, tags=["models"], responses=_errors(404, 422, 503))
-async def predict(request: Request, body: schemas.InputRequest) -> Any:
-    """Return the classes with the highest probability."""
+async def predict(request: Request, body: schemas.PredictRequest) -> Any:
+    """Return the classes with the highest probability, and those that are asked for."""
     server = server_of(request)
     served = server.model(body.model)
+    asked = check_targets(body.classes or None, served, server.limits) or []
     raw_input = server.raw_input(served, body.picture, body.text)
-    probabilities = await _run_query(request, lambda: server.probabilities(served, body.picture, raw_input))
+    probabilities = await _result(server.predict(client_of(request), served, body.picture, raw_input))
     best = probabilities.topk(min(TOP_CLASSES, len(probabilities)))
-    top = [
-        {"index": int(i), "name": served.class_name(int(i)), "probability": float(p) if bool(p.isfinite()) else None}
-        for p, i in zip(best.values, best.indices, strict=True)
-    ]
-    return {"top": top, "classes": served.class_count}
+
+    def entry(index: int) -> dict[str, Any]:
+        p = probabilities[index]
+        return {"index": index, "name": served.class_name(index), "probability": float(p) if p.isfinite() else None}
+
+    top = [entry(int(i)) for i in best.indices]
+    return {"top": top, "asked": [entry(i) for i in asked], "classes": served.class_count}
 
 
 @router.post("/attention", response_model=schemas.AttentionResponse, tags=["models"], responses=_errors(404, 422, 503))
@@ -166,13 +192,16 @@ async def attention(request: Request, body: schemas.AttentionRequest) -> Any:
     server = server_of(request)
     served = server.model(body.model)
     raw_input = server.raw_input(served, body.picture, body.text)
-    return JSONResponse(await _run_query(request, lambda: attention_from(served, raw_input, body.token)))
+    client = client_of(request)
+    return JSONResponse(
+        await _result(server.queue.submit(client.key, lambda: attention_from(served, raw_input, body.token)))
+    )
 
 
-async def _run_query(request: Request, work: Any) -> Any:
-    """Run a short function in the queue and return its result."""
+async def _result(future: Any) -> Any:
+    """Wait for a future of the queue."""
     try:
-        return await asyncio.wrap_future(server_of(request).queue.submit(client_of(request).key, work))
+        return await asyncio.wrap_future(future)
     except VitrailError as error:
         raise to_api_error(error) from error
 
@@ -197,10 +226,35 @@ async def explain(request: Request, body: schemas.ExplainRequest, wait: Wait = F
     raw_input = server.raw_input(served, body.picture, body.text)
     targets = check_targets(body.targets, served, server.limits)
     targets = targets or server.cached_prediction(served, body.picture, raw_input)
+    check_contrast(body.contrast, targets, body.methods, served)
     methods = check_methods(body.methods, served, len(targets or [0]), body.seed, server.limits)
     options = {method.label: dict(method.extra_options) for method in methods}
     client = client_of(request)
-    job = Job("explain", served, raw_input, body.picture, options, targets, body.seed, client.identities)
+    job = Job(
+        "explain", served, raw_input, body.picture, options, targets, body.seed, client.identities,
+        contrast=body.contrast,
+    )  # fmt: skip
+    return await _respond(request, server.start(job, methods, client), wait)
+
+
+@router.post("/check", status_code=202, tags=["jobs"], responses=_JOB | _errors(404, 422, 503))
+async def check(request: Request, body: schemas.CheckRequest, wait: Wait = False) -> Response:
+    """Check maps on the model and image they explain: whether they are better than chance, stable, class-specific.
+
+    Maps that are not computed yet are computed first. See the documentation of `vitrail.Explanation.check`.
+    """
+    server = server_of(request)
+    served = _image_model(server, body.model)
+    raw_input = server.raw_input(served, body.picture, None)
+    targets = check_targets(body.targets, served, server.limits)
+    targets = targets or server.cached_prediction(served, body.picture, raw_input)
+    check_contrast(body.contrast, targets, body.methods, served)
+    methods = check_methods(body.methods, served, len(targets or [0]), body.seed, server.limits)
+    options = {method.label: dict(method.extra_options) for method in methods}
+    client = client_of(request)
+    job = Job(
+        "check", served, raw_input, body.picture, options, targets, body.seed, client.identities, contrast=body.contrast
+    )
     return await _respond(request, server.start(job, methods, client), wait)
 
 
@@ -232,7 +286,7 @@ async def _respond(request: Request, job: Job, wait: bool) -> Response:
 async def get_job(request: Request, job: str) -> Any:
     """Return a job with its finished results; the id is enough to access it."""
     server = server_of(request)
-    return JSONResponse(server.job_json(server.job(job)))
+    return JSONResponse(server.job_json(server.job(job, client_of(request))))
 
 
 @router.delete("/jobs/{job}", status_code=204, tags=["jobs"], responses=_errors(403, 404))
@@ -255,10 +309,10 @@ _EVENTS: dict[int | str, dict[str, Any]] = {
 async def job_events(request: Request, job: str) -> Response:
     """Stream the changes of a job as server-sent events.
 
-    The job is cancelled a few seconds after the client that started it has closed all its streams.
+    A job that nobody follows for some seconds is cancelled.
     """
     server = server_of(request)
-    events = event_stream(server, server.job(job), client_of(request))
+    events = event_stream(server, server.job(job))
     return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
@@ -276,7 +330,7 @@ async def job_file(request: Request, job: str, name: str) -> Response:
         return server.draw(lambda: file.create(found)) if file.uses_matplotlib else file.create(found)
 
     try:
-        data = await asyncio.wrap_future(server.run_in_background(create))
+        data = await asyncio.wrap_future(server.run_in_background(client_of(request), create))
     except VitrailError as error:
         raise to_api_error(error) from error
     disposition = f'attachment; filename="{download_name(found, name)}"'

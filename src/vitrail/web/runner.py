@@ -1,26 +1,26 @@
-"""Runs jobs: maps with `vitrail.explain`, curves with `vitrail.scores`."""
+"""Runs jobs: maps with `vitrail.explain`, checks with `vitrail.trust`, curves with `vitrail.scores`."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 import torch
 
 from vitrail.errors import VitrailError
-from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, LevelGrid, Preset
-from vitrail.web.cache import MapCache, to_cpu
+from vitrail.web.batch import MapBatches, explain_inputs
+from vitrail.web.cache import to_cpu
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import Limits
+from vitrail.web.map_checks import check_evaluations, check_map, target_of
 from vitrail.web.queue import JobCancelled, Queue, Step, log
 from vitrail.web.validation import RequestedMethod
 
@@ -39,26 +39,36 @@ class JobRunner:
         methods: Its methods.
         queue: The queue whose short steps run between two batches of a long method.
         limits: How much time one method, and all together, may take.
-        cache: Maps that are already computed.
+        batches: Maps that are already computed, and those that are computed together with other jobs.
     """
 
     def __init__(
-        self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, cache: MapCache
+        self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, batches: MapBatches
     ) -> None:
-        self.job, self.methods, self.queue, self.limits, self.cache = job, list(methods), queue, limits, cache
+        self.job, self.methods, self.queue, self.limits, self.batches = job, list(methods), queue, limits, batches
+        self.cache = batches.cache
         self._total_seconds = 0.0
         self._create_items()
 
     @property
     def steps(self) -> list[Step]:
-        """The steps: methods that share a pass first, then the others by increasing cost, then curves."""
+        """The steps: methods that share a pass first, then the others by increasing cost, then checks or curves."""
         shared = [method for method in self.methods if method.shares_pass]
         others = sorted((m for m in self.methods if not m.shares_pass), key=lambda m: m.evaluations)
-        steps = [Step(lambda: self._compute_maps(shared), can_interleave=True)] if shared else []
-        steps += [Step(lambda m=m: self._compute_maps([m]), m.can_interleave) for m in others]  # type: ignore[misc]
+        steps = [self._map_step(methods) for methods in ([shared] if shared else []) + [[m] for m in others]]
+        if self.job.kind == "check":
+            steps += [Step(lambda m=m: self._check_maps(m), can_interleave=False) for m in self.methods]  # type: ignore[misc]
         if self.job.kind == "curves":
-            steps += [Step(lambda m=m: self._compute_curves(m), can_interleave=False) for m in self.methods]  # type: ignore[misc]
+            for levels in level_passes(self.job.steps):
+                steps += [
+                    Step(lambda m=m, levels=levels: self._compute_curves(m, levels), can_interleave=False)  # type: ignore[misc]
+                    for m in self.methods
+                ]
         return steps
+
+    def _map_step(self, methods: list[RequestedMethod]) -> Step:
+        short = all(method.can_interleave for method in methods)
+        return Step(lambda: self._compute_maps(methods), short, self.batches.group(self.job, methods))
 
     # -- items ---------------------------------------------------------------------------------------------------
 
@@ -83,7 +93,7 @@ class JobRunner:
     def _resolve_targets(self) -> None:
         """Set the targets to the predicted class if none were given."""
         if self.job.targets is None:
-            self.job.targets = [int(self.job.served.logits(self.job.raw_input).argmax())]
+            self.job.targets = self.batches.targets(self.job)
             self._create_items()
         self.job.state = "running"
 
@@ -97,8 +107,10 @@ class JobRunner:
         for item in items:
             item.state = "running"
         self.job.notify(*items)
-        cached = {m.label: e for m in methods if (e := self.cache.get(self.job, m)) is not None}
+        targets = self.job.targets or []
+        cached = {m.label: e for m in methods if (e := self.cache.get(self.job, m, targets)) is not None}
         missing = [method for method in methods if method.label not in cached]
+        start, cpu_start = monotonic(), thread_time()
         try:
             computed = self._explain(missing, self._map_progress(items, missing)) if missing else {}
         except JobCancelled:
@@ -110,18 +122,42 @@ class JobRunner:
                 return
             self._fail(items, error)
             return
+        seconds = monotonic() - start
+        if missing and all(method.can_interleave for method in missing):
+            self.batches.observe(self.job.served, 1, thread_time() - cpu_start)
         for method in missing:
-            self.cache.put(self.job, method, computed[method.label])
+            self.cache.put(self.job, method, targets, computed[method.label])
         self._add_explanations(cached | {label: to_cpu(e) for label, e in computed.items()})
+        shares = {method.label for method in methods if method.shares_pass}
         for item in items:
             explanation = self.job.explanations[item.method]
-            item.seconds = explanation.seconds
+            item.seconds, shared = explanation.seconds, None
+            if item.method in shares:  # the time of a shared pass is not the time of any one method
+                item.seconds, shared = (None, None) if item.method in cached else (seconds, len(missing))
             if self.job.kind == "explain":
                 self._set_map(item, explanation)
+                item.result |= {"shared": shared, "seconds_left": None}
                 item.progress, item.state = 1.0, "done"
-            else:  # the curves are computed in a later step
+            else:  # checks and curves are computed in later steps
                 item.progress = 0.0
         self.job.notify(*items)
+
+    def _check_maps(self, method: RequestedMethod) -> None:
+        """Check the maps of one method, for each target."""
+        self._check_cancelled()
+        items = [item for item in self._items([method]) if item.state != "failed"]
+        for k, item in enumerate(items):
+            advance = self._progress([item], check_evaluations(), is_long=True)
+            start = monotonic()
+            try:
+                item.result = {"check": check_map(self.job, self.job.explanations[item.method], k, advance)}
+            except JobCancelled:
+                raise
+            except Exception as error:  # noqa: BLE001 - as for maps
+                self._fail([item], error)
+                continue
+            item.state, item.progress, item.seconds = "done", 1.0, monotonic() - start
+            self.job.notify(item)
 
     def _add_explanations(self, explanations: dict[str, Explanation]) -> None:
         """Add explanations to the job; all share one image tensor, on the CPU."""
@@ -129,23 +165,11 @@ class JobRunner:
         if images is None and self.job.served.reading is None:
             images = self.job.served.model_inputs(self.job.raw_input).image
         images = None if images is None else images.cpu()
-        self.job.explanations |= {label: replace(e, images=images) for label, e in explanations.items()}
+        # Their source keeps the inputs of the model, which may be those of a batch.
+        self.job.explanations |= {label: replace(e, images=images, source=None) for label, e in explanations.items()}
 
     def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
-        job, served = self.job, self.job.served
-        inputs, keywords = job.raw_input, dict[str, Any]()
-        if served.reading is None:
-            from PIL import Image
-
-            inputs, keywords["preprocess"] = Image.fromarray(job.raw_input), served.preprocess_resized
-        else:
-            keywords["tokenizer"] = served.reading
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the item reports a constant map
-            return explain(
-                served.loaded, inputs, methods={m.label: dict(m.extra_options) for m in methods},
-                target=[job.targets], advance=advance, batch_size=served.batch_size, **keywords,
-            )  # fmt: skip
+        return explain_inputs(self.job.served, [self.job.raw_input], methods, target_of(self.job), advance)
 
     def _set_map(self, item: JobItem, explanation: Explanation) -> None:
         assert self.job.targets is not None
@@ -175,12 +199,13 @@ class JobRunner:
         total = max(1, sum(method.evaluations for method in methods))
         return self._progress(items, total, is_long=not all(method.can_interleave for method in methods))
 
-    def _progress(self, items: Sequence[JobItem], total: int, is_long: bool) -> Callable[[int], None]:
+    def _progress(self, items: Sequence[JobItem], total: int, is_long: bool, done: int = 0) -> Callable[[int], None]:
         """Build the function called after each batch: it reports progress, and raises if the job must stop.
 
-        In a long method it also runs short steps of other clients; their time is not counted.
+        In a long method it also runs short steps of other clients; their time is not counted. The time left follows
+        from the images evaluated so far.
         """
-        done, last_update, seconds, start = 0, 0.0, 0.0, monotonic()
+        last_update, seconds, start, first = 0.0, 0.0, monotonic(), done
 
         def advance(images: int) -> None:
             nonlocal done, last_update, seconds, start
@@ -193,6 +218,7 @@ class JobRunner:
                 last_update = now
                 for item in items:
                     item.progress = min(0.99, done / total)
+                    item.result["seconds_left"] = max(0.0, seconds * (total - done) / max(1, done - first))
                 self.job.notify(*items)
             if is_long:
                 self.queue.run_short_steps()
@@ -211,8 +237,8 @@ class JobRunner:
 
     # -- curves --------------------------------------------------------------------------------------------------
 
-    def _compute_curves(self, method: RequestedMethod) -> None:
-        """Compute the deletion and insertion curves of one method, a few levels at a time."""
+    def _compute_curves(self, method: RequestedMethod, percents: Sequence[int]) -> None:
+        """Compute some levels of the deletion and insertion curves of one method, a few at a time."""
         self._check_cancelled()
         job, label = self.job, method.label
         (item,) = self._items([method])
@@ -222,9 +248,8 @@ class JobRunner:
         explanation = job.explanations[label]
         assert explanation.images is not None
         start = monotonic()
-        percents = [round(100 * i / job.steps) for i in range(job.steps + 1)]
-        item.result = {"fractions": [], "deletion": [], "insertion": []}
-        advance = self._progress([item], 2 * len(percents), is_long=True)
+        total = 2 * (job.steps + 1)
+        advance = self._progress([item], total, is_long=True, done=2 * len(item.result.get("fractions", ())))
         try:
             for first in range(0, len(percents), LEVELS_PER_UPDATE):
                 levels = tuple(percents[first : first + LEVELS_PER_UPDATE])
@@ -234,21 +259,43 @@ class JobRunner:
                 )
                 maps, predicted = {label: explanation.maps[:, 0]}, torch.tensor(job.targets[:1])
                 records = evaluate(explanation.images, maps, predicted=predicted)
-                item.result["fractions"] += [p / 100 for p in levels]
-                for curve in preset.curves:
-                    _, values = records.curve(curve, label, "predicted", preset.quantity)
-                    item.result[curve.name] += values[0].tolist()
+                values = {
+                    curve.name: records.curve(curve, label, "predicted", preset.quantity)[1][0].tolist()
+                    for curve in preset.curves
+                }
+                item.result = _merged(item.result, {"fractions": [p / 100 for p in levels], **values})
                 job.notify(item)
         except JobCancelled:
             raise
         except Exception as error:  # noqa: BLE001 - as for maps
             self._fail([item], error)
             return
-        for name, area in {"deletion": deletion_area, "insertion": insertion_area}.items():
-            item.result[f"{name}_auc"] = float(area(torch.tensor(item.result[name], dtype=torch.float64)))
-        item.state, item.progress = "done", 1.0
         item.seconds = (item.seconds or 0.0) + monotonic() - start
+        if len(item.result["fractions"]) == job.steps + 1:
+            for name, area in {"deletion": deletion_area, "insertion": insertion_area}.items():
+                item.result[f"{name}_auc"] = float(area(torch.tensor(item.result[name], dtype=torch.float64)))
+            item.state, item.progress = "done", 1.0
         job.notify(item)
+
+
+def level_passes(steps: int) -> list[list[int]]:
+    """Levels of curves in percent, in two passes: a coarse one over the whole range, then the others.
+
+    Example:
+        >>> level_passes(8)
+        [[0, 25, 50, 75, 100], [12, 38, 62, 88]]
+    """
+    levels = [round(100 * i / steps) for i in range(steps + 1)]
+    coarse = sorted({levels[round(i * steps / 4)] for i in range(5)})
+    rest = [level for level in levels if level not in coarse]
+    return [coarse, rest] if rest else [coarse]
+
+
+def _merged(known: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
+    """Curves with further levels, in the order of the levels."""
+    names = ("fractions", "deletion", "insertion")
+    points = sorted(zip(*([*known.get(name, []), *further[name]] for name in names), strict=True))
+    return dict(zip(names, map(list, zip(*points, strict=True)), strict=True))
 
 
 def _preset(percents: tuple[int, ...]) -> Preset:

@@ -21,7 +21,7 @@ class RequestSchema(BaseModel):
 
 
 class SampleRequest(RequestSchema):
-    """Use an embedded scene as the image."""
+    """Use a sample as the image."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"model": "scenes", "sample": "pair-1"}]})
     model: Name
@@ -37,6 +37,12 @@ class InputRequest(RequestSchema):
     text: str | None = Field(None, max_length=100_000)
 
 
+class PredictRequest(InputRequest):
+    """A model and its input, and classes whose probabilities are wanted beside those of the most probable ones."""
+
+    classes: list[Index] = Field(default_factory=list, max_length=100)
+
+
 class ExplainRequest(InputRequest):
     """Methods with their options as on the command line, and class indices; null for the predicted class."""
 
@@ -45,6 +51,21 @@ class ExplainRequest(InputRequest):
     )
     methods: list[Spec] = Field(min_length=1, max_length=100)
     targets: list[Index] | None = Field(None, max_length=100)
+    contrast: Index | None = Field(
+        None, description="A class to compare with: maps explain the logit of the one target minus that of this class"
+    )
+    seed: Seed = 0
+
+
+class CheckRequest(RequestSchema):
+    """Methods and classes whose maps are checked on the model and image, with the budget "quick"."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "methods": ["vtranm"], "targets": [2]}]})
+    model: Name
+    picture: Name
+    methods: list[Spec] = Field(min_length=1, max_length=100)
+    targets: list[Index] | None = Field(None, max_length=100)
+    contrast: Index | None = None
     seed: Seed = 0
 
 
@@ -104,17 +125,36 @@ class WordScore(BaseModel):
     seen: bool
 
 
+class CheckResult(BaseModel):
+    """What the check of a map found: the verdict, what it means, and the result in three sentences."""
+
+    verdict: str
+    meaning: str
+    passed: bool
+    failures: list[str]
+    p_value: float
+    sentences: list[str]
+
+
 class ItemResponse(BaseModel):
-    """The map of one method for one class, or the curves of one method."""
+    """The map of one method for one class, its check, or the curves of one method.
+
+    ``seconds`` is the method's own time; for the methods of a shared pass, ``shared`` is their number and ``seconds``
+    the time of the pass. Both are null for maps of a shared pass that were computed earlier.
+    """
 
     key: str
     method: str
     target: int | None
+    contrast: int | None = None
     target_name: str | None
     state: str
     progress: float
     seconds: float | None
     error: ErrorMessage | None
+    shared: int | None = None
+    seconds_left: float | None = None
+    check: CheckResult | None = None
     flat: bool | None = None
     map: EncodedMap | None = None
     words: list[WordScore] | None = None
@@ -135,6 +175,7 @@ class JobResponse(BaseModel):
     text: str | None
     targets: list[int]
     target_names: list[str]
+    contrast: int | None = None
     state: str
     ahead: int
     seed: int
@@ -142,13 +183,32 @@ class JobResponse(BaseModel):
     url: str
 
 
+class GeometryInfo(BaseModel):
+    """The part of an image that a model sees: left, top, right and bottom as fractions of its width and height."""
+
+    box: list[float]
+    cropped: bool
+    squashed: bool
+    text: str
+
+
 class ImageResponse(BaseModel):
-    """The id of a stored image, with the size of the uploaded file and notes on its conversion."""
+    """The id of a stored image, with the size of the uploaded file, notes on its conversion, and what a model sees."""
 
     picture: str
     width: int
     height: int
     notes: list[str]
+    geometry: GeometryInfo | None = None
+
+
+class PaperInfo(BaseModel):
+    """The paper of a method."""
+
+    authors: str
+    year: str
+    title: str
+    url: str | None
 
 
 class MethodInfo(BaseModel):
@@ -156,6 +216,9 @@ class MethodInfo(BaseModel):
 
     name: str
     title: str
+    summary: str
+    paper: PaperInfo | None
+    contrasts: bool
     family: str
     class_specific: bool
     signed: bool
@@ -189,6 +252,7 @@ class SampleInfo(BaseModel):
     url: str | None
     classes: list[str] | None
     text: str | None
+    credit: str | None = None
 
 
 class ClassProbability(BaseModel):
@@ -203,6 +267,7 @@ class PredictionResponse(BaseModel):
     """The classes with the highest probability."""
 
     top: list[ClassProbability]
+    asked: list[ClassProbability]
     classes: int
 
 

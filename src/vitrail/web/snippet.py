@@ -18,7 +18,7 @@ import vitrail
 
 model = vitrail.load({load_arguments})
 preprocess = replace(model.preprocess, squash=True)  # the image is already cropped and resized
-explanations = vitrail.explain(model, "image.png", methods={methods}, target=[{targets}], preprocess=preprocess)
+explanations = vitrail.explain(model, "image.png", methods={methods}, target={target}, preprocess=preprocess)
 '''
 _TEXT = '''"""Word scores computed with Vitrail."""
 
@@ -29,7 +29,7 @@ import vitrail
 text = {text}
 model = vitrail.load({load_arguments})
 tokenizer = AutoTokenizer.from_pretrained({tokenizer_name})
-explanations = vitrail.explain(model, text, methods={methods}, target=[{targets}], tokenizer=tokenizer)
+explanations = vitrail.explain(model, text, methods={methods}, target={target}, tokenizer=tokenizer)
 '''
 _SAVE = """for name, explanation in explanations.items():
     print(name, explanation.label(0, 0), tuple(explanation.maps.shape))
@@ -57,7 +57,10 @@ def python_code(job: Job) -> str:
     labels = [label for label in job.methods if label in job.explanations] or list(job.methods)
     methods = "{" + "".join(f"\n    {label!r}: {dict(job.methods[label])!r}," for label in labels) + "\n}"
     served, targets = job.served, repr(job.targets or [])
-    common = {"load_arguments": served.load_arguments, "methods": methods, "targets": targets}
+    target = f"[{targets}]"
+    if job.contrast is not None and job.targets:
+        target = f"vitrail.contrast({job.targets[0]}, {job.contrast})"
+    common = {"load_arguments": served.load_arguments, "methods": methods, "target": target}
     if job.image_id is None:
         return _TEXT.format(text=repr(job.raw_input), tokenizer_name=served.tokenizer_name, **common) + _SAVE
     maps = _IMAGE.format(image_id=job.image_id, model=served.id, **common)

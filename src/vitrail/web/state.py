@@ -7,21 +7,23 @@ import hmac
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import BoundedSemaphore, Lock
+from threading import Lock
+from time import monotonic
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.targets import class_scores
+from vitrail.web.batch import MapBatches, Predictions
 from vitrail.web.cache import BoundedStore, MapCache
 from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
-from vitrail.web.limits import MEGABYTE, Limits
+from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel
+from vitrail.web.originals import encode_original
 from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
 from vitrail.web.runner import JobRunner
 from vitrail.web.samples import sample_pixels
@@ -30,8 +32,6 @@ from vitrail.web.validation import RequestedMethod, check_text
 
 T = TypeVar("T")
 
-#: Maximum number of background tasks (decoding, drawing) that are queued or running.
-MAX_BACKGROUND_TASKS = 32
 BACKGROUND_THREADS = 2
 
 
@@ -50,7 +50,7 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class StoredImage:
-    """An image at the input size of each model; the uploaded file is not kept.
+    """An image at the input size of each model, and reduced for display; the uploaded file is not kept.
 
     Attributes:
         id: Its id.
@@ -58,6 +58,7 @@ class StoredImage:
         height: Height of the uploaded image.
         notes: Conversions that were applied.
         pixels: For each model id, bytes of shape (height, width, 3).
+        original: The image as JPEG, see `vitrail.web.originals`.
     """
 
     id: str
@@ -65,6 +66,7 @@ class StoredImage:
     height: int
     notes: tuple[str, ...]
     pixels: Mapping[str, np.ndarray[Any, Any]]
+    original: bytes
 
 
 class ServerState:
@@ -78,16 +80,22 @@ class ServerState:
     def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
         self.models = {served.id: served for served in models}
         self.limits = limits or Limits()
-        self.queue = Queue(self.limits)
+        self._open_queues()
         self.images: BoundedStore[StoredImage] = BoundedStore(self.limits.images, self.limits.image_bytes)
         self.finished_jobs: BoundedStore[Job] = BoundedStore(self.limits.jobs, self.limits.job_bytes)
         self.map_cache = MapCache(4 * self.limits.jobs, self.limits.job_bytes // 2)
-        self._probabilities: BoundedStore[torch.Tensor] = BoundedStore(1000, 64 * MEGABYTE)
+        self.predictions = Predictions()
+        self.batches = MapBatches(self.map_cache, self.predictions)
         self._active: dict[str, tuple[Job, QueuedTask]] = {}
         self._lock, self._draw_lock = Lock(), Lock()
+        self.closing = False
         self._secret = secrets.token_bytes(32)
-        self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "vitrail-background")
-        self._background_slots = BoundedSemaphore(MAX_BACKGROUND_TASKS)
+
+    def _open_queues(self) -> None:
+        self.queue = Queue(self.limits.queue, self.limits.queue_per_client)
+        self._background = Queue(
+            self.limits.files, self.limits.files_per_client, BACKGROUND_THREADS, "files being read or drawn"
+        )
 
     # -- models and inputs -----------------------------------------------------------------------------------------
 
@@ -116,27 +124,14 @@ class ServerState:
 
     # -- images ----------------------------------------------------------------------------------------------------
 
-    def run_in_background(self, work: Callable[[], T]) -> Any:
-        """Run a function in a background thread and return its future; the number of such tasks is bounded."""
-        if not self._background_slots.acquire(blocking=False):
-            raise ApiError(503, "too many files are being read or drawn", "Try again.", {"Retry-After": "2"})
+    def run_in_background(self, client: Client, work: Callable[[], T]) -> Future[T]:
+        """Run a function (decoding, drawing) in a background thread, in turns with other clients."""
+        return self._background.submit(client.key, work)
 
-        def run() -> T:
-            try:
-                return work()
-            finally:
-                self._background_slots.release()
-
-        try:
-            return self._background.submit(run)
-        except RuntimeError as error:  # the server is shutting down
-            self._background_slots.release()
-            raise ApiError(503, "the server is shutting down", "Try again later.", {"Retry-After": "30"}) from error
-
-    def add_upload(self, data: bytes) -> StoredImage:
+    def add_upload(self, data: bytes, client: Client) -> StoredImage:
         """Decode and store an uploaded file."""
         image_id = self._image_id(data)
-        return self.images.get(image_id) or self._add_image(image_id, read_upload(data, self.limits))
+        return self.images.get(image_id) or self._add_image(image_id, read_upload(data, self.limits), client.key)
 
     def add_sample(self, served: ServedModel, sample: str) -> StoredImage:
         """Store an embedded scene."""
@@ -150,38 +145,43 @@ class ServerState:
         """An id that is equal for equal files and cannot be guessed without the file."""
         return hmac.new(self._secret, data, hashlib.sha256).hexdigest()[:24]
 
-    def _add_image(self, image_id: str, upload: Upload) -> StoredImage:
+    def _add_image(self, image_id: str, upload: Upload, owner: str = "") -> StoredImage:
         pixels = {served.id: served.pixels(upload.image) for served in self.models.values() if served.kind == "image"}
         width, height = upload.image.size
-        image = StoredImage(image_id, width, height, upload.notes, pixels)
-        self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + 1024)
+        image = StoredImage(image_id, width, height, upload.notes, pixels, encode_original(upload.image))
+        self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + len(image.original) + 1024, owner)
         return image
 
     # -- predictions -----------------------------------------------------------------------------------------------
 
     def cached_prediction(self, served: ServedModel, image_id: str | None, raw_input: Any) -> list[int] | None:
         """The predicted class if it is already known, else None."""
-        cached = self._probabilities.get(_input_key(served, image_id, raw_input))
-        return None if cached is None else [int(cached.argmax())]
+        known = self.predictions.get(served, image_id, raw_input)
+        return None if known is None else [int(known.argmax())]
 
-    def probabilities(self, served: ServedModel, image_id: str | None, raw_input: Any) -> torch.Tensor:
-        """Compute the class probabilities, shape (C,); called from the thread that runs the models."""
-        key = _input_key(served, image_id, raw_input)
-        cached = self._probabilities.get(key)
-        if cached is None:
-            cached = class_scores(served.logits(raw_input)[None], "prob")[0].cpu()
-            self._probabilities.put(key, cached, cached.numel() * 4 + len(key))
-        return cached
+    def predict(
+        self, client: Client, served: ServedModel, image_id: str | None, raw_input: Any
+    ) -> Future[torch.Tensor]:
+        """Class probabilities, shape (C,): those already known, or computed in turns with other clients."""
+        known = self.predictions.get(served, image_id, raw_input)
+        if known is None:
+            group = self.predictions.group(served, image_id, raw_input)
+            return self.queue.submit(client.key, lambda: self.predictions.compute(served, image_id, raw_input), group)
+        future: Future[torch.Tensor] = Future()
+        future.set_result(known)
+        return future
 
     # -- jobs ------------------------------------------------------------------------------------------------------
 
-    def job(self, job_id: str) -> Job:
-        """Return an active or finished job by its id."""
+    def job(self, job_id: str, client: Client | None = None) -> Job:
+        """Return an active or finished job by its id; if its owner asks, that counts as following it."""
         with self._lock:
             active = self._active.get(job_id)
         found = active[0] if active else self.finished_jobs.get(job_id)
         if found is None:
             raise not_found("job")
+        if client is not None and client.identities & found.owners:
+            found.followed_at = monotonic()
         return found
 
     def job_json(self, job: Job) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class ServerState:
         Raises:
             ApiError: 503, the queue is full.
         """
-        runner = JobRunner(job, methods, self.queue, self.limits, self.map_cache)
+        runner = JobRunner(job, methods, self.queue, self.limits, self.batches)
         task = QueuedTask(client.key, deque(runner.steps), lambda problem: self._finish(job, problem))
         with self._lock:
             self._active[job.id] = (job, task)
@@ -216,6 +216,14 @@ class ServerState:
         if active and self.queue.remove(active[1]):
             self._finish(job, JobCancelled())
 
+    def cancel_abandoned(self) -> None:
+        """Cancel the jobs that nobody follows."""
+        with self._lock:
+            jobs = [job for job, _ in self._active.values()]
+        for job in jobs:
+            if job.is_abandoned(self.limits.grace):
+                self.cancel(job)
+
     def _finish(self, job: Job, problem: BaseException | None) -> None:
         if isinstance(problem, JobCancelled) or (problem is None and job.cancelled.is_set() and not _is_complete(job)):
             state = "cancelled"
@@ -225,7 +233,7 @@ class ServerState:
         else:
             state = "failed" if all(item.state == "failed" for item in job.items) else "done"
         job.finish(state)
-        self.finished_jobs.put(job.id, job, job.size)
+        self.finished_jobs.put(job.id, job, job.size, min(job.owners, default=""))
         with self._lock:
             self._active.pop(job.id, None)
 
@@ -234,6 +242,14 @@ class ServerState:
         """Number of queued and running jobs."""
         return len(self._active)
 
+    def usage(self) -> dict[str, dict[str, int]]:
+        """Number and bytes of what is kept in memory, and their maxima."""
+        stores: dict[str, BoundedStore[Any]] = {
+            "images": self.images, "jobs": self.finished_jobs, "maps": self.map_cache.store,
+            "predictions": self.predictions.store,
+        }  # fmt: skip
+        return {name: store.usage() for name, store in stores.items()}
+
     def draw(self, work: Callable[[], T]) -> T:
         """Run a drawing function, one at a time: matplotlib is not thread-safe."""
         with self._draw_lock:
@@ -241,25 +257,29 @@ class ServerState:
 
     def open(self) -> None:
         """Accept work again after `close`."""
+        self.closing = False
         if self.queue.closed:
-            self.queue = Queue(self.limits)
-            self._background = ThreadPoolExecutor(BACKGROUND_THREADS, "vitrail-background")
+            self._open_queues()
 
-    def close(self) -> None:
-        """Cancel all jobs and stop all threads."""
+    def begin_close(self) -> None:
+        """End all event streams and waiting requests, and cancel all jobs."""
+        self.closing = True
         with self._lock:
             active = [job for job, _ in self._active.values()]
         for job in active:
             job.cancelled.set()
+            job.notify()
+
+    def close(self) -> None:
+        """Cancel all jobs and stop all threads; a running step is not waited for longer than a moment."""
+        self.begin_close()
+        with self._lock:
+            active = [job for job, _ in self._active.values()]
         self.queue.close()
         for job in active:
             if not job.finished:
                 self._finish(job, JobCancelled())
-        self._background.shutdown(wait=False, cancel_futures=True)
-
-
-def _input_key(served: ServedModel, image_id: str | None, raw_input: Any) -> str:
-    return f"{served.id}|{image_id}|{raw_input if image_id is None else ''}"
+        self._background.close()
 
 
 def _is_complete(job: Job) -> bool:

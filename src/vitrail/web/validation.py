@@ -19,7 +19,7 @@ from vitrail.web.limits import (
     MAX_SPEC_CHARACTERS,
     Limits,
 )
-from vitrail.web.model import ServedModel
+from vitrail.web.model import ServedModel, takes_contrast
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,32 @@ def check_targets(targets: Sequence[int] | None, served: ServedModel, limits: Li
     except VitrailError as error:
         raise to_api_error(error) from error
     return list(dict.fromkeys(targets))
+
+
+def check_contrast(
+    contrast: int | None, targets: Sequence[int] | None, specs: Sequence[str], served: ServedModel
+) -> None:
+    """Check a request for the difference of two logits: one other class, and methods that take a function as target.
+
+    Raises:
+        ApiError: 422.
+    """
+    if contrast is None:
+        return
+    try:
+        if served.kind == "text":
+            raise TargetError(f"{served.title} is a text model: contrast= is available for images")
+        if targets is None or len(targets) != 1 or targets[0] == contrast:
+            raise TargetError("contrast= compares one class with another: give one other class as targets")
+        if not 0 <= contrast < served.class_count:
+            count = served.class_count
+            raise TargetError(f"class {contrast} does not exist: the model has {count} classes, 0 to {count - 1}")
+        for spec in specs:
+            name = spec.partition(":")[0]
+            if not takes_contrast(name):
+                raise TargetError(f"{name} explains single classes only: leave it out, or explain the two classes")
+    except VitrailError as error:
+        raise to_api_error(error) from error
 
 
 def check_text(text: str, limits: Limits) -> str:

@@ -10,7 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -102,7 +104,13 @@ class _WorkerPool:
             context.set_forkserver_preload(list(PRELOADED_MODULES))
         ours, theirs = context.Pipe()
         process = context.Process(target=_worker_loop, args=(theirs, device, self.engine.threads), daemon=True)
-        process.start()
+        with _sigint_blocked():  # children inherit it: after Ctrl-C only this process speaks, and stops its workers
+            if forks:
+                ensure_running()
+            else:
+                process.start()
+        if forks:
+            process.start()
         theirs.close()  # so that reading ends when the worker does
         self.workers[ours] = (process, device)
         self.engine.processes.append(process)
@@ -159,6 +167,20 @@ def _worker_loop(connection: Connection, device: str, threads: int) -> None:
             connection.send(("output", str(error)))
         except Exception as error:  # noqa: BLE001 - sent to the parent, which raises it
             connection.send(("other", f"{task.name}: {error_line(error)}"))
+
+
+@contextmanager
+def _sigint_blocked() -> Iterator[None]:
+    """Delay SIGINT until the end of a block, where the system can."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -128,3 +128,7 @@ class RayEngine:
             done(task)
             if todo:
                 assign(actor)
+            else:
+                # Its cores may be the only ones left for an actor whose node died with a task.
+                ray.kill(actor)
+                self.actors.remove(actor)

@@ -1,5 +1,10 @@
 /** Client of the HTTP API: each call returns data or throws an ApiError with the problem and a fix. */
 
+import { pause, restored } from "./connection.js";
+
+/** Tries of a request that fails although the server responds. */
+const MAX_TRIES = 3;
+
 export class ApiError extends Error {
   constructor(what, fix = "", status = 0) {
     super(what);
@@ -9,20 +14,29 @@ export class ApiError extends Error {
   }
 }
 
+/** Send a request; if the connection is lost, wait for the server and send it again. */
+async function send(path, options) {
+  for (let tries = 1; ; ) {
+    try {
+      return await fetch(path, options);
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      if (await restored()) tries = 1;
+      else if (tries >= MAX_TRIES)
+        throw new ApiError("The server closes the connection.", "Try again, or send a smaller file.");
+      else tries += 1;
+    }
+  }
+}
+
 async function request(method, path, body, signal) {
   const isForm = body instanceof FormData;
-  let response;
-  try {
-    response = await fetch(path, {
-      method,
-      signal,
-      headers: body && !isForm ? { "Content-Type": "application/json" } : {},
-      body: isForm ? body : body && JSON.stringify(body),
-    });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError("The server does not respond.", "Check that vitrail serve is still running, then try again.");
-  }
+  const response = await send(path, {
+    method,
+    signal,
+    headers: body && !isForm ? { "Content-Type": "application/json" } : {},
+    body: isForm ? body : body && JSON.stringify(body),
+  });
   if (response.ok) return response;
   const content = await response.json().catch(() => null);
   const wait = response.headers.get("Retry-After");
@@ -36,54 +50,113 @@ async function request(method, path, body, signal) {
 
 const requestJson = async (...args) => (await request(...args)).json();
 
+/** How to store an image again after the server was restarted, and its new id. */
+const origins = new Map();
+const newIds = new Map();
+let onNewId = () => {};
+
+/** The id under which an image is stored now. */
+export const currentId = (id) => (newIds.has(id) ? currentId(newIds.get(id)) : id);
+
+/** Say how to store an image again that was opened by its id. */
+export const setOrigin = (id, store) => origins.set(id, store);
+
+/** Call a function with the old and the new id whenever an image was stored again. */
+export const watchIds = (call) => {
+  onNewId = call;
+};
+
+async function remember(store) {
+  const stored = await store();
+  origins.set(stored.picture, store);
+  return stored;
+}
+
+/** Send a request for an image; if the server no longer has the image, store it again first. */
+async function requestForImage(path, body, signal) {
+  const withImage = () => requestJson("POST", path, { ...body, picture: body.picture && currentId(body.picture) }, signal);
+  try {
+    return await withImage();
+  } catch (error) {
+    const id = currentId(body.picture);
+    if (error.status !== 404 || !error.what.startsWith("image") || !origins.has(id)) throw error;
+    const { picture } = await remember(origins.get(id));
+    if (picture !== id) {
+      newIds.set(id, picture);
+      onNewId(id, picture);
+    }
+    return withImage();
+  }
+}
+
 export const models = () => requestJson("GET", "/api/models");
 export const samples = (model) => requestJson("GET", `/api/samples?model=${encodeURIComponent(model)}`);
-export const useSample = (model, sample) => requestJson("POST", "/api/pictures/sample", { model, sample });
-export const predict = (input, signal) => requestJson("POST", "/api/predict", input, signal);
-export const explain = (body) => requestJson("POST", "/api/explain", body);
-export const curves = (body) => requestJson("POST", "/api/curves", body);
-export const attention = (body, signal) => requestJson("POST", "/api/attention", body, signal);
+export const useSample = (model, sample) =>
+  remember(() => requestJson("POST", "/api/pictures/sample", { model, sample }));
+export const predict = (input, signal) => requestForImage("/api/predict", input, signal);
+export const explain = (body) => requestForImage("/api/explain", body);
+export const check = (body) => requestForImage("/api/check", body);
+export const curves = (body) => requestForImage("/api/curves", body);
+export const attention = (body, signal) => requestForImage("/api/attention", body, signal);
 export const job = (id) => requestJson("GET", `/api/jobs/${id}`);
 export const cancel = (id) => request("DELETE", `/api/jobs/${id}`);
 export const code = async (id) => (await request("GET", `/api/jobs/${id}/code.py`)).text();
-export const imageUrl = (model, image) => `/api/pictures/${image}.png?model=${encodeURIComponent(model)}`;
+export const imageUrl = (model, image) => `/api/pictures/${currentId(image)}.png?model=${encodeURIComponent(model)}`;
+export const originalUrl = (image) => `/api/pictures/${currentId(image)}/original.jpg`;
+export const image = (model, id) =>
+  requestJson("GET", `/api/pictures/${encodeURIComponent(id)}?model=${encodeURIComponent(model)}`);
 export const fileUrl = (id, name) => `/api/jobs/${id}/${name}`;
 
 export function upload(model, file) {
   const form = new FormData();
   form.append("file", file, file.name || "image");
-  return requestJson("POST", `/api/pictures?model=${encodeURIComponent(model)}`, form);
+  return remember(() => requestJson("POST", `/api/pictures?model=${encodeURIComponent(model)}`, form));
 }
 
 /**
- * Follow a job until it ends.
+ * Follow a job until it ends. If the connection is lost, following continues when the server responds again.
  *
  * @param id the job
- * @param on {job, item, end, lost}: called with the whole job, with each changed item, at the end, or when the
- *   connection is lost
+ * @param on {job, item, end, lost}: called with the whole job, with each changed item, at the end, or when the server
+ *   no longer has the job
  * @returns a function that stops following
  */
 export function follow(id, on) {
-  const source = new EventSource(`/api/jobs/${id}/events`);
+  let source = null;
+  let stopped = false;
   let failures = 0;
-  const close = () => source.close();
-  source.addEventListener("job", (event) => {
-    failures = 0;
-    on.job(JSON.parse(event.data));
-  });
-  source.addEventListener("item", (event) => {
-    failures = 0;
-    on.item(JSON.parse(event.data));
-  });
-  source.addEventListener("end", () => {
-    close();
-    on.end();
-  });
-  source.onerror = () => {
-    failures += 1;
-    if (source.readyState !== EventSource.CLOSED && failures < 4) return;
-    close();
-    on.lost(new ApiError("Connection lost before the job was finished.", "Reload the page to try again."));
+  const close = () => {
+    stopped = true;
+    source?.close();
   };
+  const receive = (call) => (event) => {
+    failures = 0;
+    if (!stopped) call(JSON.parse(event.data));
+  };
+  const open = () => {
+    source = new EventSource(`/api/jobs/${id}/events`);
+    source.addEventListener("job", receive(on.job));
+    source.addEventListener("item", receive(on.item));
+    source.addEventListener("end", () => {
+      close();
+      on.end();
+    });
+    source.onerror = reopen;
+  };
+  const reopen = async () => {
+    source.close();
+    failures += 1;
+    if (!(await restored())) await pause(Math.min(5000, 250 * 2 ** failures));
+    if (stopped) return;
+    try {
+      await job(id);
+    } catch (error) {
+      close();
+      on.lost(error);
+      return;
+    }
+    if (!stopped) open();
+  };
+  open();
   return close;
 }

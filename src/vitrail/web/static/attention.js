@@ -171,7 +171,7 @@ export class AttentionDialog {
           },
           token,
         );
-        shade(button, unit[i] ?? 0);
+        shade(button, unit[i] ?? 0, true);
         button.addEventListener("click", () => this.#load(i));
         return [button, " "];
       }),

@@ -12,15 +12,16 @@ export function setLines(element, lines) {
   element.classList.toggle("two", lines.length > 1);
 }
 
-/** Move a cursor's frame to a patch, or hide it. */
-export function placeCursor(cursor, patch, grid) {
+/** Move a cursor's frame to a patch, or hide it; `box` is the part of the element that the patches cover. */
+export function placeCursor(cursor, patch, grid, [left, top, right, bottom] = [0, 0, 1, 1]) {
   cursor.hidden = patch === null || patch === undefined || !grid;
   if (cursor.hidden) return;
   const [rows, columns] = grid;
-  cursor.style.left = `${(100 * (patch % columns)) / columns}%`;
-  cursor.style.top = `${(100 * Math.floor(patch / columns)) / rows}%`;
-  cursor.style.width = `${100 / columns}%`;
-  cursor.style.height = `${100 / rows}%`;
+  const [width, height] = [(right - left) / columns, (bottom - top) / rows];
+  cursor.style.left = `${100 * (left + (patch % columns) * width)}%`;
+  cursor.style.top = `${100 * (top + Math.floor(patch / columns) * height)}%`;
+  cursor.style.width = `${100 * width}%`;
+  cursor.style.height = `${100 * height}%`;
 }
 
 /** Resize a canvas to the shape of the model's input, enlarged up to eight times. */
@@ -45,10 +46,24 @@ export function combinedState(items) {
   return items.length ? "done" : "queued";
 }
 
+/** The time of a map: its own, or that of the pass it shares; "" for maps that were computed earlier. */
+export function timeText(method, item) {
+  if (item?.state !== "done") return "";
+  if (item.shared > 1) return `shared pass, ${formatSeconds(item.seconds)}`;
+  if (item.seconds == null) return method.shared_pass ? "shared pass" : "";
+  return formatSeconds(item.seconds);
+}
+
+/** What a card says while its map is not ready: its place in the queue, or the time left. */
+export function waitingText(state, items, ahead = 0) {
+  if (state === "queued") return ahead ? `queued, ${ahead} ahead` : "queued";
+  const left = Math.max(...items.map((item) => item.seconds_left ?? 0));
+  return left >= 1 ? `about ${formatSeconds(left)} left` : "running";
+}
+
 /** Properties of a map: its time, and whether it is signed or class-agnostic. */
 export function mapProperties(method, item) {
-  const properties = [];
-  if (item?.state === "done") properties.push(formatSeconds(item.seconds));
+  const properties = [timeText(method, item)];
   if (item?.map?.signed ?? method.signed) properties.push("signed");
   if (!method.class_specific) properties.push("class-agnostic");
   return properties.filter(Boolean);

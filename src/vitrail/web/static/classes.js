@@ -9,18 +9,25 @@ let count = 0;
 export class ClassPicker {
   /**
    * @param root the section to fill
-   * @param onChange called with the list of one or two class indices
+   * @param onChange called with the list of one or two class indices, and whether their difference is explained
    * @param canCompare whether a second class can be chosen
    */
   constructor(root, onChange, canCompare = true) {
     this.onChange = onChange;
     this.canCompare = canCompare;
     this.targets = [];
+    this.contrast = false;
     this.top = [];
+    this.asked = [];
     this.model = null;
     this.list = el("ul", { class: "classes", "aria-label": "Most probable classes" });
     this.#createCombobox();
-    root.append(this.list, this.field);
+    root.append(this.list, this.#createModes(), this.field);
+  }
+
+  /** The class with the highest probability. */
+  get predicted() {
+    return this.top[0];
   }
 
   /** Offer the classes of a model. */
@@ -30,17 +37,31 @@ export class ClassPicker {
   }
 
   name(index) {
+    if (typeof index === "string") {
+      const [first, second] = index.split("-").map((part) => this.name(Number(part)));
+      return `${first} rather than ${second}`;
+    }
     const name = this.model?.classes?.[index] ?? this.top.find((one) => one.index === index)?.name;
     return (name ?? `class ${index}`).split(",")[0];
   }
 
   probability(index) {
-    return this.top.find((one) => one.index === index)?.probability;
+    return [...this.top, ...this.asked].find((one) => one.index === index)?.probability;
   }
 
-  show(top, targets) {
-    this.top = top;
-    this.targets = targets;
+  /**
+   * @param prediction {top, asked}: the most probable classes, and others that were asked for
+   * @param targets the chosen classes
+   * @param contrast whether their difference is explained
+   */
+  show({ top, asked }, targets, contrast = false) {
+    Object.assign(this, { top, asked: asked ?? [], targets, contrast: contrast && targets.length === 2 });
+    this.draw();
+  }
+
+  /** Add probabilities of further classes. */
+  addProbabilities(asked) {
+    this.asked = [...this.asked, ...asked];
     this.draw();
   }
 
@@ -49,6 +70,9 @@ export class ClassPicker {
     const shown = this.top.slice(0, 5).map((one) => one.index);
     for (const index of this.targets) if (!shown.includes(index)) shown.push(index);
     this.list.replaceChildren(...shown.map((index) => this.#row(index)));
+    this.modes.hidden = this.targets.length < 2;
+    for (const radio of this.modes.querySelectorAll("input"))
+      radio.checked = (radio.value === "contrast") === this.contrast;
     if (focused) this.list.querySelector(`[data-role="${focused}"]`)?.focus();
   }
 
@@ -57,7 +81,7 @@ export class ClassPicker {
     const p = this.probability(index);
     const bar = el("span", { class: "probability-bar", "aria-hidden": "true" });
     bar.style.setProperty("--probability", String(p ?? 0));
-    const value = p === undefined ? "not in the top 10" : formatPercent(p);
+    const value = p === undefined ? "…" : formatPercent(p);
     const button = el(
       "button",
       {
@@ -102,8 +126,28 @@ export class ClassPicker {
 
   #select(targets) {
     this.targets = targets;
+    this.contrast &&= targets.length === 2;
     this.draw();
-    this.onChange(targets);
+    this.onChange(targets, this.contrast);
+  }
+
+  /** With two classes: a map for each, or one map for the difference of their logits. */
+  #createModes() {
+    const group = `class-mode-${(count += 1)}`;
+    const radio = (value, label, title) =>
+      el("label", { title }, el("input", { type: "radio", name: group, value }), el("span", {}, label));
+    this.modes = el(
+      "fieldset",
+      { class: "choice class-modes", hidden: true },
+      el("legend", { class: "visually-hidden" }, "How the two classes are compared"),
+      radio("pair", "Two maps", "one map for each class"),
+      radio("contrast", "Difference", "one map: the logit of the first class minus the logit of the second"),
+    );
+    this.modes.addEventListener("change", (event) => {
+      this.contrast = event.target.value === "contrast";
+      this.onChange(this.targets, this.contrast);
+    });
+    return this.modes;
   }
 
   #createCombobox() {

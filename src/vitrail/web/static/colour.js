@@ -146,66 +146,102 @@ function sampleWeights(count, size, smooth) {
   return { low, high, part };
 }
 
+/** The rectangle of a canvas that shows the model's input: all of it, or the crop of an original image. */
+function inputRectangle(image, width, height) {
+  const [left, top, right, bottom] = image.box ?? [0, 0, 1, 1];
+  const clamp = (v, n) => Math.min(n, Math.max(0, Math.round(v * n)));
+  const [x, y] = [clamp(left, width), clamp(top, height)];
+  return { x, y, width: Math.max(1, clamp(right, width) - x), height: Math.max(1, clamp(bottom, height) - y) };
+}
+
+/**
+ * Draw an image with colours inside the model's input; what was cropped away is grey and dark, behind a white line.
+ *
+ * @param colour (rectangle) → (index in the rectangle, base pixels, their offset, output pixels) → void
+ */
+function drawInside(canvas, image, colour) {
+  const { width, height } = canvas;
+  const base = imagePixels(image, width, height);
+  const area = inputRectangle(image, width, height);
+  const pixels = new ImageData(width, height);
+  const out = pixels.data;
+  if (area.width < width || area.height < height)
+    for (let at = 0; at < out.length; at += 4) {
+      const grey = 0.14 * (base[at] + base[at + 1] + base[at + 2]) + 12;
+      out[at] = out[at + 1] = out[at + 2] = grey;
+      out[at + 3] = 255;
+    }
+  const paint = colour(area);
+  for (let y = 0; y < area.height; y++) {
+    let at = 4 * ((area.y + y) * width + area.x);
+    for (let i = y * area.width; i < (y + 1) * area.width; i++, at += 4) {
+      paint(i, base, at, out);
+      out[at + 3] = 255;
+    }
+  }
+  const context = canvas.getContext("2d");
+  context.putImageData(pixels, 0, 0);
+  if (area.width === width && area.height === height) return;
+  context.lineWidth = Math.max(1, width / 500);
+  context.strokeStyle = "rgb(255 255 255 / .85)";
+  context.strokeRect(area.x + 0.5, area.y + 0.5, area.width - 1, area.height - 1);
+}
+
 /**
  * Draw one map over its image. The image is desaturated, and covered least where relevance is low.
  *
+ * @param image {element, box}: box is the part that the map covers, as fractions; all of it if it is missing
  * @param style {opacity 0..1, smooth, mapOnly, sequential, diverging}
  */
 export function drawMap(canvas, image, map, style) {
-  const { width, height } = canvas;
-  const base = imagePixels(image, width, height);
-  const unit = resizeMap(map, width, height, style.smooth);
   const colours = colourTable(map.signed ? style.diverging : style.sequential);
-  const pixels = new ImageData(width, height);
   const desaturation = Math.min(1, style.opacity * 3);
-  for (let i = 0; i < unit.length; i++) {
-    const u = unit[i];
-    const at = 3 * Math.round(255 * Math.min(1, Math.max(0, map.signed ? (u + 1) / 2 : u)));
-    const root = Math.sqrt(Math.abs(u));
-    const cover = style.mapOnly ? 1 : style.opacity * (map.signed ? root : 0.25 + 0.75 * root);
-    const grey = (base[4 * i] + base[4 * i + 1] + base[4 * i + 2]) / 3;
-    for (let k = 0; k < 3; k++) {
-      const own = base[4 * i + k];
-      const muted = map.signed ? 64 + 0.7 * grey : 0.55 * grey + 0.25 * own;
-      pixels.data[4 * i + k] = (1 - cover) * (own + desaturation * (muted - own)) + cover * colours[at + k];
-    }
-    pixels.data[4 * i + 3] = 255;
-  }
-  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  drawInside(canvas, image, (area) => {
+    const unit = resizeMap(map, area.width, area.height, style.smooth);
+    return (i, base, offset, out) => {
+      const u = unit[i];
+      const at = 3 * Math.round(255 * Math.min(1, Math.max(0, map.signed ? (u + 1) / 2 : u)));
+      const root = Math.sqrt(Math.abs(u));
+      const cover = style.mapOnly ? 1 : style.opacity * (map.signed ? root : 0.25 + 0.75 * root);
+      const grey = (base[offset] + base[offset + 1] + base[offset + 2]) / 3;
+      for (let k = 0; k < 3; k++) {
+        const own = base[offset + k];
+        const muted = map.signed ? 64 + 0.7 * grey : 0.55 * grey + 0.25 * own;
+        out[offset + k] = (1 - cover) * (own + desaturation * (muted - own)) + cover * colours[at + k];
+      }
+    };
+  });
 }
 
 /** Draw the maps of two classes, each in its colour; where both are high the colour turns white. */
 export function drawPair(canvas, image, [first, second], style) {
-  const { width, height } = canvas;
-  const base = imagePixels(image, width, height);
-  const a = resizeMap(first, width, height, style.smooth);
-  const b = resizeMap(second, width, height, style.smooth);
-  const pixels = new ImageData(width, height);
   const desaturation = Math.min(1, style.opacity * 3);
-  for (let i = 0; i < a.length; i++) {
-    const [u, v] = [Math.max(0, a[i]) ** 0.7, Math.max(0, b[i]) ** 0.7];
-    const strength = Math.max(u, v);
-    const cover = style.mapOnly ? strength : style.opacity * strength;
-    const overlap = strength > 0 ? Math.min(u, v) / strength : 0;
-    const share = u + v > 0 ? u ** 2 / (u ** 2 + v ** 2) : 0.5;
-    const grey = (base[4 * i] + base[4 * i + 1] + base[4 * i + 2]) / 3;
-    for (let k = 0; k < 3; k++) {
-      const own = base[4 * i + k];
-      const muted = style.mapOnly ? 18 : own + desaturation * (0.42 * grey + 0.12 * own - own);
-      const hue = share * PAIR[0][k] + (1 - share) * PAIR[1][k];
-      const colour = hue + overlap ** 3 * 0.7 * (255 - hue);
-      pixels.data[4 * i + k] = (1 - cover) * muted + cover * colour;
-    }
-    pixels.data[4 * i + 3] = 255;
-  }
-  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  drawInside(canvas, image, (area) => {
+    const a = resizeMap(first, area.width, area.height, style.smooth);
+    const b = resizeMap(second, area.width, area.height, style.smooth);
+    return (i, base, offset, out) => {
+      const [u, v] = [Math.max(0, a[i]) ** 0.7, Math.max(0, b[i]) ** 0.7];
+      const strength = Math.max(u, v);
+      const cover = style.mapOnly ? strength : style.opacity * strength;
+      const overlap = strength > 0 ? Math.min(u, v) / strength : 0;
+      const share = u + v > 0 ? u ** 2 / (u ** 2 + v ** 2) : 0.5;
+      const grey = (base[offset] + base[offset + 1] + base[offset + 2]) / 3;
+      for (let k = 0; k < 3; k++) {
+        const own = base[offset + k];
+        const muted = style.mapOnly ? 18 : own + desaturation * (0.42 * grey + 0.12 * own - own);
+        const hue = share * PAIR[0][k] + (1 - share) * PAIR[1][k];
+        const colour = hue + overlap ** 3 * 0.7 * (255 - hue);
+        out[offset + k] = (1 - cover) * muted + cover * colour;
+      }
+    };
+  });
 }
 
 /** Draw the image without a map. */
 export function drawImage(canvas, image) {
-  const { width, height } = canvas;
-  const pixels = new ImageData(new Uint8ClampedArray(imagePixels(image, width, height)), width, height);
-  canvas.getContext("2d").putImageData(pixels, 0, 0);
+  drawInside(canvas, image, () => (_, base, offset, out) => {
+    for (let k = 0; k < 3; k++) out[offset + k] = base[offset + k];
+  });
 }
 
 /** Draw a map without the image at its own resolution, one pixel for each value. */

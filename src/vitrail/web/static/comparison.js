@@ -1,5 +1,6 @@
 /** The maps: one large, all of them as cards beside it, and one cursor over all. */
 
+import { verdictBadge, worstCheck } from "./about.js";
 import {
   colourLegend,
   combinedState,
@@ -8,12 +9,15 @@ import {
   placeCursor,
   resizeCanvas,
   setLines,
+  waitingText,
 } from "./captions.js";
 import { DIVERGING, PAIR, SEQUENTIAL, drawImage, drawMap, drawPair } from "./colour.js";
 import { el, errorMessage, iconButton, oncePerFrame, setText } from "./dom.js";
 import { formatNumber, mapOf, ordinal, patchValues } from "./maps.js";
 
-const LARGE_SIZE = 512;
+const LARGE_SIZE = 768;
+/** Longest side of an original image on the canvas. */
+const ORIGINAL_SIZE = 960;
 const CARD_SIZE = 256;
 /** The key of the card that shows the image. */
 const IMAGE = "image";
@@ -24,6 +28,7 @@ export class MapComparison {
    */
   constructor(on) {
     this.on = on;
+    this.zoom = document.getElementById("zoom");
     this.figure = document.getElementById("main-figure");
     this.mainMap = document.getElementById("main-map");
     this.readout = document.getElementById("readout");
@@ -32,22 +37,32 @@ export class MapComparison {
     this.legends = document.getElementById("legends");
     this.cards = new Map();
     this.patch = null;
+    this.pinned = null;
     this.update = oncePerFrame(() => this.#draw());
-    this.#addPointerEvents(this.mainMap);
+    this.#addPointerEvents(this.mainMap, true);
     this.#addKeyEvents();
     this.attentionButton = el("button", { type: "button", class: "secondary" }, "Show attention");
-    this.attentionButton.addEventListener("click", () => this.on.attention(this.patch));
+    this.attentionButton.addEventListener("click", () => this.on.attention(this.pinned ?? this.patch));
+    this.enlargeButton = el("button", { type: "button", class: "secondary" }, "Enlarge");
+    this.enlargeButton.addEventListener("click", () => this.#openZoom());
+    document.getElementById("zoom-close").addEventListener("click", () => this.zoom.close());
+    this.zoom.addEventListener("click", (event) => {
+      if (event.target === this.zoom) this.zoom.close();
+    });
     this.readoutText = el("span", {});
-    this.readout.append(this.readoutText, this.attentionButton);
+    this.readout.append(
+      this.readoutText,
+      el("span", { class: "readout-actions" }, this.attentionButton, this.enlargeButton),
+    );
     this.#drawReadouts();
   }
 
   /**
-   * @param scene {image, grid, size: [h, w], methods: [info, …], item(spec, target), targets, className(index),
-   *   style, shownClasses, focus}
+   * @param scene {image, original, grid, size: [h, w], methods: [info, …], item(spec, target), check(spec, target),
+   *   targets, className(index), style, shownClasses, focus, ahead}
    */
   show(scene) {
-    if (this.scene && scene.image !== this.scene.image) this.patch = null;
+    if (this.scene && scene.image !== this.scene.image) this.patch = this.pinned = null;
     this.scene = scene;
     this.update();
   }
@@ -56,10 +71,11 @@ export class MapComparison {
     const { scene } = this;
     if (!scene?.image) return;
     const canvas = this.mainMap.querySelector("canvas");
-    resizeCanvas(canvas, scene.size, LARGE_SIZE);
     const focus = scene.methods.find((m) => m.spec === scene.focus) ?? scene.methods[0];
+    this.#resizeMain(canvas);
     this.#drawCanvas(canvas, focus.spec, true);
     this.#drawCaption(focus);
+    if (this.zoom.open) this.#drawZoom();
     const keys = [IMAGE, ...scene.methods.map((m) => m.spec)];
     for (const [key, card] of this.cards) {
       if (keys.includes(key)) continue;
@@ -78,10 +94,43 @@ export class MapComparison {
     this.#drawReadouts();
   }
 
+  /** The part of the large map that is the model's input, as fractions. */
+  get #box() {
+    return this.scene?.original?.box ?? [0, 0, 1, 1];
+  }
+
+  #resizeMain(canvas, longest = 0) {
+    const { original, size } = this.scene;
+    if (!original) {
+      resizeCanvas(canvas, size, longest || LARGE_SIZE);
+      return;
+    }
+    const { naturalWidth: w, naturalHeight: h } = original.element;
+    const scale = (longest || ORIGINAL_SIZE) / Math.max(w, h);
+    const [width, height] = [Math.round(w * scale), Math.round(h * scale)];
+    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height, drawnKey: "" });
+  }
+
+  /** Show the large map as large as the window allows. */
+  #openZoom() {
+    if (!this.scene) return;
+    this.zoom.showModal();
+    this.#drawZoom();
+  }
+
+  #drawZoom() {
+    const canvas = this.zoom.querySelector("canvas");
+    const focus = this.scene.methods.find((m) => m.spec === this.scene.focus) ?? this.scene.methods[0];
+    this.#resizeMain(canvas, 1600);
+    this.#drawCanvas(canvas, focus.spec, true);
+    setText(document.getElementById("zoom-title"), this.#captionText(focus));
+  }
+
   /** Draw a method's map, or the image until it is ready; a canvas that already shows it is not redrawn. */
   #drawCanvas(canvas, spec, isMain = false) {
     const { scene } = this;
-    const { style, shownClasses, targets, image } = scene;
+    const { style, shownClasses, targets } = scene;
+    const image = (isMain && scene.original) || scene.image;
     const maps = targets.map((target) => mapOf(scene.item(spec, target)));
     const which = targets.length < 2 ? 0 : { both: 2, first: 0, second: 1 }[shownClasses];
     const chosen = which === 2 ? maps : [maps[which]];
@@ -98,10 +147,20 @@ export class MapComparison {
     else canvas.dataset.ready = String(ready);
   }
 
+  #captionText(method) {
+    const item = this.scene.item(method.spec, this.scene.targets[0]);
+    return [methodTitle(method), ...mapProperties(method, item)].join("  ·  ");
+  }
+
   #drawCaption(method) {
     const caption = this.figure.querySelector("figcaption");
-    const item = this.scene.item(method.spec, this.scene.targets[0]);
-    setText(caption, [methodTitle(method), ...mapProperties(method, item)].join("  ·  "));
+    const worst = worstCheck(this.scene.targets.map((target) => this.scene.check(method.spec, target)));
+    const drawnKey = JSON.stringify([this.#captionText(method), worst?.check?.verdict]);
+    if (caption.drawnKey !== drawnKey) {
+      caption.drawnKey = drawnKey;
+      caption.replaceChildren(el("span", {}, this.#captionText(method)), verdictBadge(worst));
+    }
+    this.figure.classList.toggle("chance", worst?.check?.verdict === "no better than chance");
     const classes = this.scene.targets.map((t) => this.scene.className(t)).join(" and ");
     this.mainMap.setAttribute("aria-label", `${method.title} map for ${classes} over the image`);
   }
@@ -123,6 +182,11 @@ export class MapComparison {
       head.append(card.title, card.remove);
     }
     this.#addPointerEvents(map);
+    if (key !== IMAGE)
+      map.addEventListener("click", () => {
+        this.on.focus(key);
+        if (!isInView(this.figure)) this.figure.scrollIntoView({ block: "start" });
+      });
     this.cards.set(key, card);
     return card;
   }
@@ -136,18 +200,20 @@ export class MapComparison {
     }
     const items = this.scene.targets.map((target) => this.scene.item(key, target)).filter(Boolean);
     setText(card.title, methodTitle(method));
-    card.title.title = `${method.title}: show large`;
+    card.title.title = [`Enlarge ${methodTitle(method)}`, method.summary].filter(Boolean).join(". ");
     card.title.setAttribute("aria-pressed", String(key === focus));
     card.remove.setAttribute("aria-label", `Remove ${methodTitle(method)}`);
     card.remove.title = `Remove ${methodTitle(method)}`;
     card.remove.hidden = this.scene.methods.length < 2;
     card.root.classList.toggle("focus", key === focus && this.scene.methods.length > 1);
     this.#drawCanvas(card.canvas, key);
-    this.#drawNote(card, method, items);
+    const worst = worstCheck(this.scene.targets.map((target) => this.scene.check(key, target)));
+    card.root.classList.toggle("chance", worst?.check?.verdict === "no better than chance");
+    this.#drawNote(card, method, items, worst);
   }
 
   /** Draw the note of a card: progress, an error, or the properties of the map. */
-  #drawNote(card, method, items) {
+  #drawNote(card, method, items, worst) {
     const state = combinedState(items);
     card.root.dataset.state = state;
     const progress = items.length
@@ -155,6 +221,7 @@ export class MapComparison {
       : 0;
     if (state === "running" || state === "queued") {
       if (card.noteKey !== "open") {
+        const waiting = el("span", { class: "waiting" });
         const meter = el("progress", { max: 1, "aria-label": `${methodTitle(method)}: progress` });
         const cancel = el(
           "button",
@@ -162,15 +229,17 @@ export class MapComparison {
           "Cancel",
         );
         cancel.addEventListener("click", () => this.on.cancel(card.root.dataset.method));
-        card.note.replaceChildren(meter, cancel);
+        card.note.replaceChildren(meter, waiting, cancel);
       }
       const meter = card.note.querySelector("progress");
+      meter.hidden = state === "queued";
       if (state === "running" && progress > 0) meter.value = progress;
       else meter.removeAttribute("value");
+      setText(card.note.querySelector(".waiting"), waitingText(state, items, this.scene.ahead));
       card.noteKey = "open";
       return;
     }
-    const noteKey = JSON.stringify([state, items.map((item) => [item.seconds, item.flat, item.error])]);
+    const noteKey = JSON.stringify([state, worst?.check, items.map((item) => [item.seconds, item.flat, item.error])]);
     if (card.noteKey === noteKey) return;
     card.noteKey = noteKey;
     const retry = el("button", { type: "button", class: "secondary" }, "Try again");
@@ -182,6 +251,7 @@ export class MapComparison {
     else {
       const constant = items.some((item) => item.flat);
       card.note.replaceChildren(
+        verdictBadge(worst),
         el("span", { class: "meta" }, mapProperties(method, items[0]).join(" · ")),
         constant ? el("span", { class: "warning" }, "Constant map: all patches have the same relevance") : "",
       );
@@ -211,27 +281,31 @@ export class MapComparison {
     this.legends.replaceChildren(...legends);
   }
 
-  #addPointerEvents(map) {
+  #addPointerEvents(map, isMain = false) {
+    /** The patch below the pointer; null where the original was cropped away. */
     const patchAt = (event) => {
-      const box = map.getBoundingClientRect();
+      const bounds = map.getBoundingClientRect();
+      const [left, top, right, bottom] = isMain ? this.#box : [0, 0, 1, 1];
       const [rows, columns] = this.scene.grid;
+      const x = ((event.clientX - bounds.left) / bounds.width - left) / (right - left);
+      const y = ((event.clientY - bounds.top) / bounds.height - top) / (bottom - top);
+      if (isMain && (x < 0 || x > 1 || y < 0 || y > 1)) return null;
       const cell = (v, n) => Math.min(n - 1, Math.max(0, Math.floor(v * n)));
-      return (
-        cell((event.clientY - box.top) / box.height, rows) * columns +
-        cell((event.clientX - box.left) / box.width, columns)
-      );
+      return cell(y, rows) * columns + cell(x, columns);
     };
     map.addEventListener("pointermove", (event) => {
       if (this.scene) this.setPatch(patchAt(event));
     });
     map.addEventListener("pointerleave", (event) => {
-      if (event.pointerType === "mouse") this.setPatch(null);
+      if (event.pointerType === "mouse") this.setPatch(this.pinned);
     });
     map.addEventListener("click", (event) => {
-      if (!this.scene) return;
-      this.setPatch(patchAt(event));
-      // Touch has no hover: a tap shows the readout, and the button beside it opens the attention.
-      if (event.pointerType !== "touch") this.on.attention(this.patch);
+      if (!this.scene || !isMain) return;
+      // A click keeps the patch, so that the button for its attention can be reached; a second one releases it.
+      const patch = patchAt(event);
+      this.pinned = patch === this.pinned ? null : patch;
+      this.patch = undefined;
+      this.setPatch(patch);
     });
   }
 
@@ -246,14 +320,18 @@ export class MapComparison {
         const [dr, dc] = steps[event.key];
         const row = Math.min(rows - 1, Math.max(0, Math.floor(current / columns) + dr));
         const column = Math.min(columns - 1, Math.max(0, (current % columns) + dc));
-        this.setPatch(row * columns + column);
+        this.pinned = row * columns + column;
+        this.setPatch(this.pinned);
         clearTimeout(this.announcement);
         this.announcement = setTimeout(() => setText(this.live, this.readoutText.textContent), 250);
       } else if (event.key === "Enter" || event.key === " ") {
         event.preventDefault();
         this.setPatch(current);
         this.on.attention(current);
-      } else if (event.key === "Escape") this.setPatch(null);
+      } else if (event.key === "Escape") {
+        this.pinned = null;
+        this.setPatch(null);
+      }
     });
   }
 
@@ -266,11 +344,13 @@ export class MapComparison {
 
   #drawReadouts() {
     const { scene, patch } = this;
-    for (const cursor of document.querySelectorAll("#main-figure .cursor, #map-grid .cursor"))
-      placeCursor(cursor, patch, scene?.grid);
-    this.attentionButton.disabled = patch === null;
+    for (const cursor of document.querySelectorAll("#map-grid .cursor")) placeCursor(cursor, patch, scene?.grid);
+    const cursor = this.mainMap.querySelector(".cursor");
+    placeCursor(cursor, patch, scene?.grid, this.#box);
+    cursor.classList.toggle("pinned", patch !== null && patch === this.pinned);
+    this.attentionButton.disabled = (this.pinned ?? patch) === null;
     if (!scene || patch === null) {
-      setText(this.readoutText, scene ? "Point at a patch to read its relevance; click it to see its attention." : "");
+      setText(this.readoutText, scene ? "Point at a patch to read its relevance; click to keep it selected." : "");
       for (const card of this.cards.values()) setLines(card.readout, []);
       return;
     }
@@ -295,4 +375,10 @@ export class MapComparison {
       return `${name}${formatNumber(means[patch])}, ${strength}, ${ordinal(ranks[patch])} of ${ranks.length}`;
     });
   }
+}
+
+/** Whether the top of an element is visible. */
+function isInView(element) {
+  const { top } = element.getBoundingClientRect();
+  return top >= 0 && top < window.innerHeight * 0.6;
 }

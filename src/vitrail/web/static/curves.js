@@ -4,14 +4,21 @@ import * as api from "./api.js";
 import { methodTitle } from "./captions.js";
 import { LINES } from "./colour.js";
 import { el, errorMessage, setText, showAlert, svg } from "./dom.js";
+import { formatSeconds } from "./maps.js";
 
 const SIZE = { width: 420, height: 250, left: 38, right: 10, top: 12, bottom: 34 };
 const RANDOM = "random";
+/** Number of levels of the first, coarse pass. */
+const COARSE_LEVELS = 5;
 
 export class Curves {
-  /** @param methodInfo returns the registry entry of a method */
-  constructor(methodInfo) {
+  /**
+   * @param methodInfo returns the registry entry of a method
+   * @param onShown called when curves are shown or hidden
+   */
+  constructor(methodInfo, onShown = () => {}) {
     this.methodInfo = methodInfo;
+    this.onShown = onShown;
     this.root = document.getElementById("curves");
     this.start = document.getElementById("measure");
     this.stop = document.getElementById("measure-stop");
@@ -19,6 +26,16 @@ export class Curves {
     this.stop.addEventListener("click", () => this.clear("Stopped."));
     this.items = [];
     this.session = 0;
+  }
+
+  /** Whether curves are shown. */
+  get shown() {
+    return !this.root.hidden;
+  }
+
+  /** Whether curves are being measured. */
+  get running() {
+    return Boolean(this.close);
   }
 
   /** Stop measuring and hide the curves; with a message, curves measured so far stay. */
@@ -61,6 +78,7 @@ export class Curves {
     this.id = job.id;
     this.items = job.items;
     this.root.hidden = false;
+    this.onShown();
     this.root.dataset.state = "running";
     this.#draw();
     if (!["queued", "running"].includes(job.state)) {
@@ -99,7 +117,7 @@ export class Curves {
 
   #draw() {
     const done = this.items.filter((item) => item.state === "done").length;
-    if (this.close) setText(this.status, `${done} of ${this.items.length} measured …`);
+    if (this.close) setText(this.status, this.#progressText(done));
     const shown = this.items.map((item, i) => ({
       ...item,
       colour: item.method === RANDOM ? null : LINES[i % LINES.length],
@@ -112,7 +130,6 @@ export class Curves {
             download("Curves (PNG)", api.fileUrl(this.id, "figure.png")),
             download("Curves (PDF)", api.fileUrl(this.id, "figure.pdf")),
             download("Values (CSV)", api.fileUrl(this.id, "curves.csv")),
-            el("a", { class: "button", href: `/r/${this.id}` }, "Link to these curves"),
           )
         : "";
     this.root.replaceChildren(
@@ -125,6 +142,15 @@ export class Curves {
       this.#table(shown),
       files,
     );
+  }
+
+  #progressText(done) {
+    const coarse = this.items.some((item) => item.state !== "done" && (item.fractions?.length ?? 0) <= COARSE_LEVELS);
+    const left = this.items.reduce((sum, item) => sum + (item.state === "running" ? (item.seconds_left ?? 0) : 0), 0);
+    const time = left >= 1 ? `, about ${formatSeconds(left)} left for the current method` : "";
+    return coarse
+      ? `Coarse curves first …${time}`
+      : `${done} of ${this.items.length} measured with all levels …${time}`;
   }
 
   #chart(heading, field, xLabel, items) {

@@ -70,8 +70,7 @@ export class Downloads {
   }
 
   async #copyLink() {
-    const address = new URL(`/r/${await this.#jobId()}`, location.href).href;
-    return this.#copy(address, `Copied: ${address}`);
+    return this.#copy(location.href, `Copied: ${location.href}`);
   }
 
   async #toggleCode() {

@@ -1,35 +1,55 @@
-/** The image panel: an image, a class, methods, and their maps. */
+/** The image panel: an image, classes, methods, and their maps. */
 
+import { AboutMap } from "./about.js";
 import * as api from "./api.js";
-import { combinedState } from "./captions.js";
+import { combinedState, methodTitle } from "./captions.js";
+import { MapChecks } from "./checks.js";
 import { ClassPicker } from "./classes.js";
-import { DIVERGING, SEQUENTIAL, drawColourBar } from "./colour.js";
 import { MapComparison } from "./comparison.js";
+import { DEFAULT_STYLE, addControls, showClassChoice } from "./controls.js";
 import { Curves } from "./curves.js";
-import { el, hideAlert, sentence, setText, showAlert } from "./dom.js";
+import { hideAlert, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
+import { headline, tableHeadline } from "./headline.js";
+import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
-import { formatPercent } from "./maps.js";
 import { MethodPicker } from "./methods.js";
+import { addImageSources, addThumbnails, markSample } from "./sources.js";
+import { findFile, keepFile } from "./uploads.js";
+import { TableViews } from "./views.js";
 
 const find = (id) => document.getElementById(id);
+const NO_MAP = {
+  what: "No map is ready yet.",
+  fix: "Wait for the first one, or choose a method that applies to this model.",
+};
 
 export class ImagePanel {
-  constructor(attention) {
+  /**
+   * @param attention the attention dialog
+   * @param onState called when the state has changed; with true if it belongs into the history
+   */
+  constructor(attention, onState) {
     this.root = find("image-panel");
+    this.onState = onState;
     const part = (name) => this.root.querySelector(`[data-part=${name}]`);
-    this.classes = new ClassPicker(part("classes"), (targets) => this.#setTargets(targets));
-    this.methods = new MethodPicker(part("methods"), () => this.#request());
+    this.classes = new ClassPicker(part("classes"), (...chosen) => this.#setTargets(...chosen));
+    this.methods = new MethodPicker(part("methods"), () => this.#change());
     this.jobs = new JobManager(() => this.draw());
-    this.curves = new Curves((spec) => this.methods.info(spec));
-    this.downloads = new Downloads(part("downloads"), (onProgress) =>
-      this.jobs.completeJob(this.methods.specs, this.targets, onProgress),
+    this.checks = new MapChecks(() => this.draw());
+    this.curves = new Curves(
+      (spec) => this.methods.info(spec),
+      () => this.onState(false),
     );
+    this.downloads = new Downloads(part("downloads"), (onProgress) =>
+      this.jobs.completeJob(this.methods.specs, this.keys, onProgress),
+    );
+    this.about = new AboutMap({
+      focus: (spec) => this.#setFocus(spec),
+      enableChecks: (enabled) => this.checks.setEnabled(enabled),
+    });
     this.comparison = new MapComparison({
-      focus: (spec) => {
-        this.focus = spec;
-        this.draw();
-      },
+      focus: (spec) => this.#setFocus(spec),
       remove: (spec) => this.methods.remove(spec),
       cancel: (spec) => this.jobs.cancel(spec),
       retry: (spec) => {
@@ -38,102 +58,206 @@ export class ImagePanel {
       },
       attention: (patch) => attention.open(this.input, patch, this.scene),
     });
-    this.targets = [];
-    this.focus = null;
-    this.session = 0;
-    this.style = { opacity: 0.75, smooth: true, mapOnly: false, sequential: "glow", diverging: "coldwarm" };
-    this.shownClasses = "both";
-    this.#addControls();
-    this.#addImageSources();
+    this.views = new TableViews(
+      () => this.draw(),
+      () => this.#change(),
+    );
+    Object.assign(this, { targets: [], contrast: false, focus: null, session: 0, shown: "both", source: null });
+    this.style = { ...DEFAULT_STYLE };
+    addControls(
+      (change) => {
+        this.style = { ...this.style, ...change };
+        this.draw();
+      },
+      (shown) => {
+        this.shown = shown;
+        this.draw();
+        this.onState(false);
+      },
+    );
+    addImageSources(
+      () => !this.root.hidden && this.model,
+      (file) => this.upload(file),
+    );
     find("measure").addEventListener("click", () => this.#measure());
+    api.watchIds(async (old, id) => {
+      this.onState(false);
+      const file = await findFile(old);
+      if (file) keepFile(id, file);
+    });
   }
 
   get input() {
     return { model: this.model.id, picture: this.image.id };
   }
 
-  /** Switch to a model: keep the image, or open its first sample. */
-  async setModel(model) {
+  /** What maps are computed for: the classes, or "a-b" for their difference. */
+  get keys() {
+    if (this.views.name === "matrix") return this.#matrixClasses();
+    if (this.views.name === "models") return this.targets.slice(0, 1);
+    return this.contrast ? [this.targets.join("-")] : this.targets;
+  }
+
+  /** The state, as `parseAddress` reads it. */
+  get state() {
+    return {
+      model: this.model?.id,
+      sample: this.source?.sample,
+      image: this.source?.sample || !this.image ? null : api.currentId(this.image.id),
+      classes: this.targets,
+      contrast: this.contrast,
+      methods: this.methods.specs,
+      focus: this.focus,
+      view: this.views.name,
+      other: this.views.other.wanted,
+      shown: this.targets.length > 1 && !this.contrast ? this.shown : "both",
+      curves: this.curves.shown,
+    };
+  }
+
+  /**
+   * Show a state: a model, and what else is given; the image stays, or the first sample is opened.
+   *
+   * @param state as `parseAddress` gives it
+   * @param models all models, for the comparison of two
+   * @param job an existing job to show, as from a link
+   */
+  async open(model, state, models, job = null) {
+    const session = (this.session += 1);
+    const known = model === this.model;
+    Object.assign(this, { model, shown: state.shown ?? "both", focus: state.focus });
+    if (!known) this.classes.setModel(model);
+    this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
+    this.views.setModels(models, model, state);
+    let loadThumbnails = () => {};
+    if (!known) {
+      loadThumbnails = await this.#addSamples();
+      if (session !== this.session) return;
+    }
+    let source = this.source ?? { sample: this.firstSample };
+    if (state.sample) source = { sample: state.sample };
+    else if (state.image && state.image !== this.image?.id) source = { image: state.image };
+    await this.#open(source, { ...state, job });
+    loadThumbnails();
+  }
+
+  /** Offer a model and its samples without opening an image. */
+  async prepare(model, models) {
     this.model = model;
     this.classes.setModel(model);
     this.methods.setModel(model);
-    const samples = await api.samples(model.id);
-    const loadThumbnails = this.#addThumbnails(samples);
-    if (this.source) await this.#open(this.source);
-    else if (samples.length) await this.openSample(samples[0].id);
-    else setText(find("status"), "Open an image to start.");
-    loadThumbnails();
+    this.views.setModels(models, model, {});
+    (await this.#addSamples())();
   }
 
-  /** Show a finished or running job, as from a link. */
-  async loadJob(model, job) {
-    this.model = model;
-    this.classes.setModel(model);
-    const specs = [...new Set(job.items.map((item) => item.method))].filter(
-      (spec) => job.kind === "explain" || spec !== "random",
-    );
-    this.methods.setModel(model, specs);
-    const samples = await api.samples(model.id);
-    const loadThumbnails = this.#addThumbnails(samples);
-    await this.#show({ picture: job.picture, notes: [] }, (this.session += 1), { job });
-    loadThumbnails();
-  }
-
-  async openSample(id) {
-    await this.#open({ sample: id });
+  /** Add the samples of the model; the returned function loads their images. */
+  async #addSamples() {
+    const samples = await api.samples(this.model.id);
+    this.firstSample = samples[0]?.id;
+    return addThumbnails(samples, (id) => this.#open({ sample: id }, { push: true }));
   }
 
   async upload(file) {
-    await this.#open({ file });
+    await this.#open({ file }, { push: true });
   }
 
-  async #open({ sample, file }) {
+  /** Open an image; the state is added to the history if `push` is set, and replaced otherwise. */
+  async #open(source, { classes = null, contrast = false, curves = false, job = null, push = false } = {}) {
     const session = (this.session += 1);
     hideAlert();
     this.root.setAttribute("aria-busy", "true");
     setText(find("status"), "Loading the image …");
     try {
-      const stored = sample ? await api.useSample(this.model.id, sample) : await api.upload(this.model.id, file);
+      const [stored, origin] = await this.#store(source);
       if (session !== this.session) return;
-      await this.#show(stored, session, { source: { sample, file } });
+      // Classes of a link that are waiting for their image, which was opened again just now.
+      const waiting = push ? this.waiting : null;
+      this.waiting = null;
+      await this.#show(stored, session, { source: origin, classes, contrast, curves, job, push, ...waiting });
     } catch (error) {
       if (session !== this.session) return;
-      this.#drawStatus();
-      showAlert(error);
+      this.root.setAttribute("aria-busy", "false");
+      setText(find("status"), "");
+      if (source.image && error.status === 404) this.#showDead({ classes, contrast });
+      else showAlert(error);
     }
+  }
+
+  /** Store an image on the server: a sample, a file, or an image of a link, whose file is sent again if necessary. */
+  async #store({ sample, file, image }) {
+    const { id } = this.model;
+    if (sample) return [await api.useSample(id, sample), { sample }];
+    if (file) {
+      const stored = await api.upload(id, file);
+      keepFile(stored.picture, file);
+      return [stored, { file }];
+    }
+    const kept = await findFile(image);
+    try {
+      const stored = await api.image(id, image);
+      if (kept) api.setOrigin(image, () => api.upload(id, kept));
+      return [stored, { image }];
+    } catch (error) {
+      if (error.status !== 404 || !kept) throw error;
+      return this.#store({ file: kept });
+    }
+  }
+
+  /** Say that the image of a link is gone; what else the link says applies to the image that is opened next. */
+  #showDead(state) {
+    this.waiting = state;
+    this.image = null;
+    this.root.classList.add("empty");
+    find("notice").hidden = false;
+    setText(find("notice-title"), "The image of this link is no longer on the server.");
+    setText(
+      find("notice-text"),
+      "The server keeps images for a limited time, and this browser does not have the file. " +
+        "Open the image file again: the model, classes and methods of the link are kept. Or choose a sample.",
+    );
   }
 
   /** Show an image with its classes; its sample is marked only now, so that the marked sample is the one shown. */
-  async #show(stored, session, { source = null, job = null }) {
+  async #show(stored, session, { source, classes, contrast, curves, job, push }) {
     const input = { model: this.model.id, picture: stored.picture };
-    const [element, prediction] = await Promise.all([
-      loadImage(api.imageUrl(this.model.id, stored.picture)),
-      api.predict(input),
+    const count = this.model.class_count;
+    const valid = (classes ?? []).filter((index) => index < count).slice(0, 2);
+    const isSame = this.image?.id === stored.picture && this.image.model === this.model.id;
+    const [image, prediction] = await Promise.all([
+      isSame ? this.image : this.#loadImages(stored),
+      api.predict({ ...input, classes: valid }),
     ]);
     if (session !== this.session) return;
-    this.image = { id: stored.picture, element };
+    this.image = image;
     this.source = source;
-    for (const button of find("samples").querySelectorAll("button")) {
-      button.setAttribute("aria-pressed", String(button.dataset.sample === source?.sample));
-    }
-    this.curves.clear();
-    this.jobs.setInput(input);
-    this.targets = job?.targets?.length ? job.targets.slice(0, 2) : [prediction.top[0].index];
-    this.classes.show(prediction.top, this.targets);
-    this.#showNotes(stored.notes ?? []);
+    this.root.classList.remove("empty");
+    find("notice").hidden = true;
+    markSample(source.sample ?? null);
+    this.#showNotes([...(stored.notes ?? []), ...(stored.geometry.cropped ? [stored.geometry.text] : [])]);
+    if (!isSame || job) {
+      this.curves.clear();
+      this.jobs.setInput(input);
+      this.checks.setInput(input);
+    } else if (valid[0] !== this.targets[0]) this.curves.clear();
+    this.targets = valid.length ? valid : [prediction.top[0].index];
+    this.contrast = contrast && this.targets.length === 2;
+    this.classes.show(prediction, this.targets, this.contrast);
     if (job?.kind === "explain") this.jobs.load(job);
     if (job?.kind === "curves") this.curves.follow(job);
+    this.measureWhenReady = curves && !job;
     this.#request(false);
+    this.onState(push);
   }
 
-  #measure() {
-    const methods = this.jobs.finished(this.methods.specs, this.targets.slice(0, 1));
-    if (methods.length) this.curves.measure(this.input, methods, this.targets[0]);
-    else
-      showAlert({
-        what: "No map is ready yet.",
-        fix: "Wait for the first one, or choose a method that applies to this model.",
-      });
+  /** Load the model's input, and the original image if it shows more: {id, model, element, geometry, original}. */
+  async #loadImages({ picture, width, geometry }) {
+    const showsMore = geometry.cropped || geometry.squashed || width > (this.model.input?.[1] ?? Infinity);
+    const [element, original] = await Promise.all([
+      loadImage(api.imageUrl(this.model.id, picture)),
+      showsMore ? loadImage(api.originalUrl(picture)) : null,
+    ]);
+    const full = original && { id: `${picture} original`, element: original, box: geometry.box };
+    return { id: picture, model: this.model.id, element, geometry, original: full };
   }
 
   #showNotes(notes) {
@@ -142,59 +266,115 @@ export class ImagePanel {
     setText(element, notes.map(sentence).join(" "));
   }
 
-  #setTargets(targets) {
+  #setFocus(spec) {
+    this.focus = spec;
+    this.draw();
+    this.onState(false);
+  }
+
+  #setTargets(targets, contrast) {
     if (targets[0] !== this.targets[0]) this.curves.clear();
-    this.targets = targets;
+    Object.assign(this, { targets, contrast });
+    const unknown = targets.filter((index) => this.classes.probability(index) === undefined);
+    if (unknown.length)
+      api.predict({ ...this.input, classes: unknown }).then(({ asked }) => {
+        this.classes.addProbabilities(asked);
+        this.draw();
+      }, showAlert);
+    this.#change();
+  }
+
+  /** Compute what is missing after a choice of the user, and add the choice to the history. */
+  #change() {
     this.#request();
+    this.onState(true);
   }
 
   #request(changed = true) {
     if (!this.image) return;
     if (changed) this.downloads.reset();
     if (!this.methods.specs.includes(this.focus)) [this.focus] = this.methods.specs;
-    this.jobs.request(this.methods.selected, this.targets);
+    this.jobs.request(this.methods.selected, this.keys);
+    if (this.views.name === "models")
+      this.views.other.request(this.image.id, this.methods.selected, this.classes.name(this.targets[0]));
     this.draw();
+  }
+
+  /** The classes of the table: the chosen ones, then the most probable. */
+  #matrixClasses() {
+    const top = this.classes.top.map((one) => one.index);
+    return [...new Set([...this.targets, ...top])].slice(0, Math.max(4, this.targets.length));
+  }
+
+  #measure() {
+    const methods = this.jobs.finished(this.methods.specs, this.targets.slice(0, 1));
+    if (methods.length) this.curves.measure(this.input, methods, this.targets[0]);
+    else showAlert(NO_MAP);
   }
 
   draw() {
     if (!this.image) return;
     const methods = this.methods.specs.map((spec) => this.methods.info(spec));
+    const { keys, targets, contrast } = this;
     this.scene = {
       image: this.image,
+      original: this.style.original ? this.image.original : null,
       methods,
-      targets: this.targets,
+      targets: this.views.name === "matrix" ? targets : keys,
       focus: this.focus,
       style: this.style,
-      shownClasses: this.shownClasses,
+      shownClasses: this.shown,
       size: this.model.input ?? [this.image.element.naturalHeight, this.image.element.naturalWidth],
       grid: this.model.grid ?? [14, 14],
+      ahead: this.jobs.ahead,
       item: (spec, target) => this.jobs.item(spec, target),
+      check: (spec, target) => this.checks.item(spec, target),
       className: (index) => this.classes.name(index),
     };
-    this.comparison.show(this.scene);
-    this.#drawStatus(methods);
+    const { name: view } = this.views;
+    const shown = view === "models" ? targets.slice(0, 1) : targets;
+    const heading = view === "matrix" ? tableHeadline(this.classes) : headline(this.classes, shown, contrast);
+    this.views.show(this.scene, { heading, model: this.model, classes: this.classes, keys });
+    if (this.views.name === "maps") this.#drawMaps(methods, keys);
+    this.#drawStatus(methods, heading);
   }
 
-  #drawStatus(methods = []) {
-    const [first, second] = this.targets;
-    if (first !== undefined) {
-      const p = this.classes.probability(first);
-      find("question").replaceChildren(
-        "Why ",
-        el("em", {}, this.classes.name(first)),
-        ...(second === undefined ? [] : [" and not ", el("em", {}, this.classes.name(second))]),
-        "?",
-        ...(p === undefined ? [] : [el("small", {}, formatPercent(p))]),
-      );
-      document.title = `Why ${this.classes.name(first)}? Vitrail`;
+  #drawMaps(methods, keys) {
+    const method = methods.find((m) => m.spec === this.focus) ?? methods[0];
+    const others = this.methods.specs.filter((spec) => spec !== method.spec);
+    const ready = this.jobs.finished([method.spec, ...others], keys); // the large map is checked first
+    this.checks.update(ready, keys, this.jobs.idle);
+    this.comparison.show(this.scene);
+    const failed = keys.some((key) => this.checks.item(method.spec, key)?.check?.passed === false);
+    const passes = (m) => keys.every((key) => this.checks.item(m.spec, key)?.check?.passed);
+    this.about.show({
+      method,
+      targets: keys,
+      contrast: this.contrast,
+      className: this.scene.className,
+      check: (target) => this.checks.item(method.spec, target),
+      progress: this.checks.progress(ready, keys),
+      enabled: this.checks.enabled,
+      better: failed ? (methods.find(passes) ?? null) : null,
+      geometry: this.image.geometry,
+    });
+    showClassChoice(
+      keys.length > 1 ? keys.map((key) => this.classes.name(key)) : [],
+      this.shown,
+    );
+    find("frame").hidden = !this.image.original;
+    find("measure").disabled = this.curves.running || this.contrast;
+    find("measure-contrast").hidden = !this.contrast;
+    if (this.measureWhenReady && this.jobs.idle && ready.length) {
+      this.measureWhenReady = false;
+      this.#measure();
     }
-    find("shown-classes").hidden = second === undefined;
-    if (second !== undefined) {
-      const names = find("shown-classes").querySelectorAll("span");
-      setText(names[1], this.classes.name(first));
-      setText(names[2], this.classes.name(second));
-    }
-    const itemsOf = (method) => this.targets.map((t) => this.jobs.item(method.spec, t)).filter(Boolean);
+  }
+
+  #drawStatus(methods, heading) {
+    find("question").replaceChildren(...heading.nodes);
+    document.title = `${heading.text} Vitrail`;
+    const itemsOf = (method) => this.keys.map((t) => this.jobs.item(method.spec, t)).filter(Boolean);
     const states = methods.map((method) => combinedState(itemsOf(method)));
     const open = states.filter((state) => state === "running" || state === "queued").length;
     const { ahead } = this.jobs;
@@ -205,113 +385,6 @@ export class ImagePanel {
       open ? `${length - open} of ${length} ${length === 1 ? "map" : "maps"} ready${waiting}` : "",
     );
     this.root.setAttribute("aria-busy", String(open > 0));
+    setText(find("live"), open || !methods.length ? "" : `Maps ready: ${methods.map(methodTitle).join(", ")}`);
   }
-
-  /** Add the buttons of the samples; their images load when the returned function is called, after the main image. */
-  #addThumbnails(samples) {
-    const images = [];
-    find("samples").replaceChildren(
-      ...samples
-        .filter((s) => s.url)
-        .map((sample) => {
-          const image = el("img", { alt: sample.title, width: 56, height: 56 });
-          images.push([image, sample.url]);
-          const pressed = String(this.source?.sample === sample.id);
-          const button = el(
-            "button",
-            { type: "button", title: sample.title, "aria-pressed": pressed, data: { sample: sample.id } },
-            image,
-          );
-          button.addEventListener("click", () => this.openSample(sample.id));
-          return el("li", {}, button);
-        }),
-    );
-    return () =>
-      images.forEach(([image, url]) => {
-        image.src = url;
-      });
-  }
-
-  /** Open an image from the file dialog, the clipboard, or by drag and drop. */
-  #addImageSources() {
-    const openFirst = (files) => {
-      const file = [...(files ?? [])].find((one) => one.type.startsWith("image/")) ?? files?.[0];
-      if (file) this.upload(file);
-    };
-    const isActive = () => !this.root.hidden && this.model;
-    find("file").addEventListener("change", (event) => {
-      openFirst(event.target.files);
-      event.target.value = "";
-    });
-    document.addEventListener("paste", (event) => {
-      if (isActive() && event.clipboardData?.files.length) openFirst(event.clipboardData.files);
-    });
-    let depth = 0;
-    const showOverlay = (on) => find("drop-overlay").classList.toggle("on", on);
-    document.addEventListener("dragenter", (event) => {
-      if (!isActive() || !event.dataTransfer?.types.includes("Files")) return;
-      depth += 1;
-      showOverlay(true);
-    });
-    document.addEventListener("dragleave", () => {
-      depth = Math.max(0, depth - 1);
-      if (!depth) showOverlay(false);
-    });
-    document.addEventListener("dragover", (event) => event.preventDefault());
-    document.addEventListener("drop", (event) => {
-      event.preventDefault();
-      depth = 0;
-      showOverlay(false);
-      if (isActive()) openFirst(event.dataTransfer?.files);
-    });
-  }
-
-  #addControls() {
-    const opacity = find("opacity");
-    opacity.addEventListener("input", () => {
-      setText(opacity.nextElementSibling, `${opacity.value} %`);
-      this.#setStyle({ opacity: opacity.value / 100 });
-    });
-    addSwatches(find("sequential"), "sequential", SEQUENTIAL, "glow", (name) => this.#setStyle({ sequential: name }));
-    addSwatches(find("diverging"), "diverging", DIVERGING, "coldwarm", (name) => this.#setStyle({ diverging: name }));
-    const onChoice = (id, run) => find(id).addEventListener("change", (event) => run(event.target.value));
-    onChoice("rendering", (value) => this.#setStyle({ smooth: value === "smooth" }));
-    onChoice("view", (value) => this.#setStyle({ mapOnly: value === "map" }));
-    onChoice("shown-classes", (value) => {
-      this.shownClasses = value;
-      this.draw();
-    });
-  }
-
-  #setStyle(change) {
-    this.style = { ...this.style, ...change };
-    this.draw();
-  }
-}
-
-function addSwatches(root, group, names, selected, onChange) {
-  for (const [name, label] of Object.entries(names)) {
-    const canvas = el("canvas", { "aria-hidden": "true" });
-    drawColourBar(canvas, name);
-    const radio = el("input", {
-      type: "radio",
-      name: group,
-      value: name,
-      checked: name === selected,
-      "aria-label": label,
-    });
-    root.append(el("label", { title: label }, radio, el("span", {}, canvas)));
-  }
-  root.addEventListener("change", (event) => onChange(event.target.value));
-}
-
-function loadImage(url) {
-  const image = new Image();
-  image.src = url;
-  return image.decode().then(
-    () => image,
-    () => {
-      throw new api.ApiError("The image cannot be displayed.", "Open it again.");
-    },
-  );
 }

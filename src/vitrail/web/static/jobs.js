@@ -5,7 +5,21 @@ import * as api from "./api.js";
 /** Maximum number of open event streams: a browser allows six connections to a host, and the page needs some itself. */
 const MAX_STREAMS = 3;
 
+/** How often a job is requested again that the server has lost. */
+const MAX_REPEATS = 3;
+
 const itemKey = (method, target) => `${method}|${target}`;
+
+/** What an item explains: a class index, or "a-b" for the logit of class a minus that of class b. */
+export const targetOf = (item) => (item.contrast == null ? item.target : `${item.target}-${item.contrast}`);
+
+/** The fields of a request for some targets. */
+export function targetFields(targets) {
+  if (typeof targets[0] !== "string") return { targets };
+  const [first, second] = targets[0].split("-").map(Number);
+  return { targets: [first], contrast: second };
+}
+
 const jobKey = (methods, targets) => JSON.stringify([[...methods].sort(), targets]);
 const isOpen = (item) => item.state === "queued" || item.state === "running";
 
@@ -109,7 +123,7 @@ export class JobManager {
       );
     const key = jobKey(methods, targets);
     if (!this.completeJobs.has(key)) {
-      const job = await api.explain({ ...this.input, methods, targets, seed: 0 });
+      const job = await api.explain({ ...this.input, methods, ...targetFields(targets), seed: 0 });
       await new Promise((resolve, reject) => {
         const progress = new Map();
         const update = (item) => {
@@ -125,10 +139,11 @@ export class JobManager {
 
   /** Show an existing job, as from a link. */
   load(job) {
-    for (const item of job.items) this.items.set(itemKey(item.method, item.target), item);
+    for (const item of job.items) this.items.set(itemKey(item.method, targetOf(item)), item);
     const methods = [...new Set(job.items.map((item) => item.method))];
-    if (job.state === "done") this.completeJobs.set(jobKey(methods, job.targets), job.id);
-    else if (isOpen(job)) this.#follow(job, { methods, targets: job.targets });
+    const targets = job.contrast == null ? job.targets : [`${job.targets[0]}-${job.contrast}`];
+    if (job.state === "done") this.completeJobs.set(jobKey(methods, targets), job.id);
+    else if (isOpen(job)) this.#follow(job, { methods, targets });
   }
 
   #endJob(job) {
@@ -148,7 +163,7 @@ export class JobManager {
     let job;
     try {
       const { methods, targets } = request;
-      job = await api.explain({ ...this.input, methods, targets, seed: 0 });
+      job = await api.explain({ ...this.input, methods, ...targetFields(targets), seed: 0 });
     } catch (error) {
       if (session !== this.session) return;
       this.streams -= 1;
@@ -171,7 +186,7 @@ export class JobManager {
     this.jobs.set(job.id, active);
     const update = (item) => {
       if (!this.jobs.has(job.id)) return;
-      this.items.set(itemKey(item.method, item.target), item);
+      this.items.set(itemKey(item.method, targetOf(item)), item);
       this.onChange();
     };
     const finish = () => {
@@ -192,7 +207,11 @@ export class JobManager {
         finish();
       },
       lost: (error) => {
-        this.#fail(request, error);
+        if (!this.jobs.has(job.id)) return;
+        const { repeats = 0 } = request;
+        // A server that was restarted does not have the job: request it again.
+        if (error.status === 404 && repeats < MAX_REPEATS) this.waiting.unshift({ ...request, repeats: repeats + 1 });
+        else this.#fail(request, error);
         finish();
       },
     });
@@ -208,6 +227,11 @@ export class JobManager {
       }
     }
     this.onChange();
+  }
+
+  /** Whether no map is queued or running. */
+  get idle() {
+    return !this.jobs.size && !this.waiting.length && ![...this.items.values()].some(isOpen);
   }
 
   /** Number of jobs of other clients before the next of ours. */

@@ -105,6 +105,7 @@ export function formatPercent(p) {
 
 export function formatSeconds(s) {
   if (s === null || s === undefined) return "";
+  if (s >= 100) return `${Math.round(s / 60)} min`;
   return s < 0.095 ? `${Math.max(1, Math.round(1000 * s))} ms` : s < 9.95 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`;
 }
 

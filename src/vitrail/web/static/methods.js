@@ -137,18 +137,25 @@ export class MethodPicker {
     if (!method.works) badges.push(["n/a", method.reason ?? "does not apply to this model"]);
     else {
       if (!method.class_specific) badges.push(["class-agnostic", "the same map for every class"]);
-      if (method.signed) badges.push(["±", "signed: separates evidence for and against the class"]);
+      if (method.signed) badges.push(["signed", "separates evidence for the class from evidence against it"]);
       if (!method.shared_pass && !(method.forwards < MIN_PASSES_SHOWN)) badges.push(costBadge(method.forwards));
     }
     const row = el(
       "label",
-      { class: method.works ? "method" : "method unavailable", title: method.works ? "" : (method.reason ?? "") },
+      { class: method.works ? "method" : "method unavailable", title: this.#tooltip(method) },
       box,
       el("span", { class: "name" }, method.title),
       ...badges.map(([text, tooltip]) => el("span", { class: "badge", title: tooltip }, text)),
     );
     row.dataset.search = `${method.name} ${method.title} ${method.family}`.toLowerCase();
     return row;
+  }
+
+  /** What a method computes and its paper, or why it does not apply. */
+  #tooltip(method) {
+    if (!method.works) return method.reason ?? "";
+    const { paper } = method;
+    return [method.summary, paper && `${paper.authors}, ${paper.year}: ${paper.title}`].filter(Boolean).join("\n");
   }
 
   #applyFilter() {

@@ -1,30 +1,36 @@
 /** The text panel: a text, a class, methods, and the words coloured by their scores. */
 
 import * as api from "./api.js";
-import { combinedState, mapProperties, methodTitle } from "./captions.js";
+import { combinedState, mapProperties, methodTitle, waitingText } from "./captions.js";
 import { ClassPicker } from "./classes.js";
 import { el, errorMessage, hideAlert, iconButton, oncePerFrame, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
+import { headline } from "./headline.js";
 import { JobManager } from "./jobs.js";
-import { formatNumber, formatPercent, ordinal, ranksOf } from "./maps.js";
+import { formatNumber, ordinal, ranksOf } from "./maps.js";
 import { MethodPicker } from "./methods.js";
 import { paragraph } from "./words.js";
 
 const find = (id) => document.getElementById(id);
 
 export class TextPanel {
-  constructor(attention) {
+  /**
+   * @param attention the attention dialog
+   * @param onState called when the state has changed; with true if it belongs into the history
+   */
+  constructor(attention, onState) {
+    this.onState = onState;
     this.root = find("text-panel");
     const part = (name) => this.root.querySelector(`[data-part=${name}]`);
     this.classes = new ClassPicker(
       part("classes"),
       (targets) => {
         this.targets = targets;
-        this.#request();
+        this.#change();
       },
       false,
     );
-    this.methods = new MethodPicker(part("methods"), () => this.#request());
+    this.methods = new MethodPicker(part("methods"), () => this.#change());
     this.draw = oncePerFrame(() => this.#draw());
     this.jobs = new JobManager(this.draw);
     this.downloads = new Downloads(part("downloads"), (onProgress) =>
@@ -36,9 +42,10 @@ export class TextPanel {
     this.targets = [];
     this.session = 0;
     this.word = null;
-    find("explain-text").addEventListener("click", () => this.explain(find("text-input").value));
+    const explainTyped = () => this.explain(find("text-input").value, { push: true });
+    find("explain-text").addEventListener("click", explainTyped);
     find("text-input").addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) this.explain(find("text-input").value);
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) explainTyped();
     });
     this.#addEvents();
   }
@@ -48,31 +55,33 @@ export class TextPanel {
     for (const child of this.root.children) child.hidden = child.id !== "no-text-model";
   }
 
-  async setModel(model) {
-    this.model = model;
-    this.classes.setModel(model);
-    this.methods.setModel(model);
-    const samples = (await api.samples(model.id)).filter((sample) => sample.text);
-    find("sample-texts").replaceChildren(
-      ...samples.map((sample) => {
-        const button = el("button", { type: "button", class: "sample-text" }, sample.text);
-        button.addEventListener("click", () => this.explain(sample.text));
-        return el("li", {}, button);
-      }),
-    );
-    const first = this.text ?? samples[0]?.text;
-    if (first) await this.explain(first);
+  /** The state, as `parseAddress` reads it. */
+  get state() {
+    return { model: this.model?.id, text: this.text, classes: this.targets, methods: this.methods.specs };
   }
 
-  /** Show a finished or running job, as from a link. */
-  async loadJob(model, job) {
+  /** Show a state: a model, and what else is given; the text stays, or the first sample is explained. */
+  async open(model, state, _models, job = null) {
+    const known = model === this.model;
     this.model = model;
-    this.classes.setModel(model);
-    this.methods.setModel(model, [...new Set(job.items.map((item) => item.method))]);
-    await this.explain(job.text, job);
+    if (!known) this.classes.setModel(model);
+    this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
+    if (!known) {
+      const samples = (await api.samples(model.id)).filter((sample) => sample.text);
+      this.firstSample = samples[0]?.text;
+      find("sample-texts").replaceChildren(
+        ...samples.map((sample) => {
+          const button = el("button", { type: "button", class: "sample-text" }, sample.text);
+          button.addEventListener("click", () => this.explain(sample.text, { push: true }));
+          return el("li", {}, button);
+        }),
+      );
+    }
+    const text = job?.text ?? state.text ?? this.text ?? this.firstSample;
+    if (text) await this.explain(text, { classes: job?.targets ?? state.classes, job });
   }
 
-  async explain(text, job = null) {
+  async explain(text, { classes = null, job = null, push = false } = {}) {
     const session = (this.session += 1);
     hideAlert();
     find("text-input").value = text;
@@ -86,18 +95,27 @@ export class TextPanel {
     try {
       const prediction = await api.predict(input);
       if (session !== this.session) return;
+      const isSame = text === this.text && input.model === this.input?.model;
       Object.assign(this, { text, input });
-      this.jobs.setInput(input);
-      this.targets = job?.targets?.length ? job.targets.slice(0, 1) : [prediction.top[0].index];
-      this.classes.show(prediction.top, this.targets);
+      if (!isSame || job) this.jobs.setInput(input);
+      const valid = (classes ?? []).filter((index) => index < this.model.class_count).slice(0, 1);
+      this.targets = valid.length ? valid : [prediction.top[0].index];
+      this.classes.show(prediction, this.targets);
       if (job) this.jobs.load(job);
       this.#request(false);
+      this.onState(push);
     } catch (error) {
       if (session !== this.session) return;
       this.root.setAttribute("aria-busy", "false");
       setText(find("text-status"), "");
       showAlert(error);
     }
+  }
+
+  /** Compute what is missing after a choice of the user, and add the choice to the history. */
+  #change() {
+    this.#request();
+    this.onState(true);
   }
 
   #request(changed = true) {
@@ -110,13 +128,9 @@ export class TextPanel {
   #draw() {
     if (!this.input) return;
     const [target] = this.targets;
-    const p = this.classes.probability(target);
-    find("text-question").replaceChildren(
-      "Why ",
-      el("em", {}, this.classes.name(target)),
-      "?",
-      p === undefined ? "" : el("small", {}, formatPercent(p)),
-    );
+    const heading = headline(this.classes, this.targets, false);
+    find("text-question").replaceChildren(...heading.nodes);
+    if (!this.root.hidden) document.title = `${heading.text} Vitrail`;
     const methods = this.methods.specs.map((spec) => this.methods.info(spec));
     for (const [spec, card] of this.cards) {
       if (this.methods.specs.includes(spec)) continue;
@@ -142,8 +156,8 @@ export class TextPanel {
     const meta = el("span", { class: "meta" });
     const readout = el("span", { class: "readout" });
     const body = el("div", { class: "card-body" });
-    const head = el("div", { class: "card-head" }, el("h3", { class: "name" }, title), meta, readout, remove);
-    const root = el("article", { class: "text-card", role: "listitem", data: { method: method.spec } }, head, body);
+    const head = el("div", { class: "card-head" }, el("h2", { class: "name" }, title), meta, readout, remove);
+    const root = el("div", { class: "text-card", role: "listitem", data: { method: method.spec } }, head, body);
     const card = { root, remove, meta, readout, body, item: null };
     this.cards.set(method.spec, card);
     return card;
@@ -160,7 +174,7 @@ export class TextPanel {
       card.words = item.words ?? [];
       card.ranks = ranksOf(card.words.map((word) => word.score ?? 0));
       const label = `Word scores by ${title}: arrow keys read them, Enter shows the attention`;
-      card.body.replaceChildren(paragraph(this.text, card.words, label));
+      card.body.replaceChildren(paragraph(this.text, card.words, label, !method.class_specific));
       if (item.flat) card.body.append(el("span", { class: "warning" }, "Constant: all words have the same score"));
     } else if (state === "failed" || state === "cancelled") {
       const retry = el("button", { type: "button", class: "secondary" }, "Try again");
@@ -172,9 +186,11 @@ export class TextPanel {
     } else {
       const meter = el("progress", { max: 1, "aria-label": `${title}: progress` });
       if (item?.progress) meter.value = item.progress;
+      meter.hidden = state === "queued";
+      const waiting = el("span", { class: "waiting" }, waitingText(state, item ? [item] : [], this.jobs.ahead));
       const cancel = el("button", { type: "button", class: "secondary", "aria-label": `Cancel ${title}` }, "Cancel");
       cancel.addEventListener("click", () => this.jobs.cancel(method.spec));
-      card.body.replaceChildren(el("div", { class: "card-note" }, meter, cancel));
+      card.body.replaceChildren(el("div", { class: "card-note" }, meter, waiting, cancel));
     }
   }
 

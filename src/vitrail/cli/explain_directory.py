@@ -1,0 +1,71 @@
+"""``vitrail explain`` for a folder of images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.markup import escape
+
+from vitrail.cli.bench import require_bench, warn_shared_gpu
+from vitrail.cli.common import err, model_sentence, out
+
+
+def explain_directory(
+    directory: Path,
+    to: Path,
+    *,
+    recursive: bool,
+    model: str,
+    weights: str,
+    methods: list[str],
+    target: list[str] | None,
+    original: bool,
+    engine: str,
+    workers: int | None,
+    device: str,
+    address: str | None,
+    imports: list[str],
+) -> None:
+    """Explain every image of a folder, draw overlays and write an HTML index; images that fail are counted.
+
+    Raises:
+        typer.Exit: With status 1 if an image failed.
+    """
+    require_bench()
+    from vitrail.bench.folder import explain_folder
+    from vitrail.bench.folder_overlays import draw_folder
+    from vitrail.bench.folder_page import write_folder_page
+    from vitrail.bench.progress import show_progress
+    from vitrail.bench.run import make_engine
+
+    runner = make_engine(engine, workers, device, 1, address)
+    warn_shared_gpu(runner)
+    classes: Any = None
+    if target:  # several classes are one row, the same for all images; "topN" stands alone
+        classes = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
+    own_device = "cuda:0" if device == "cuda" else device
+    with show_progress(err) as progress:
+        index = explain_folder(
+            directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
+            methods=methods, target=classes, device=own_device, engine=runner, imports=imports,
+            begin=progress.begin, done=progress.done,
+        )  # fmt: skip
+    with show_progress(err, "Overlays") as progress:
+        draw_folder(
+            to, original=original, device=own_device, engine=runner, begin=progress.begin, done=progress.done
+        )  # fmt: skip
+    sentence = model_sentence(model, weights)
+    summary = write_folder_page(to, (sentence,))
+    out.print(sentence, highlight=False, soft_wrap=True)
+    out.print(f"Table of all maps: [bold]{escape(str(index))}[/bold]", soft_wrap=True)
+    failed = len(summary.failures)
+    for name, reason in list(summary.failures.items())[:5]:
+        err.print(f"[red]failed:[/red] {escape(name)}: {escape(reason)}", highlight=False, soft_wrap=True)
+    if failed > 5:
+        err.print(f"[red]failed:[/red] {failed - 5} more, listed on the page", highlight=False)
+    counts = f"{summary.images - failed} of {summary.images} images explained, {failed} failed"
+    out.print(f"{counts}: [bold]{escape(str(summary.page))}[/bold]", highlight=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,201 @@
+"""Cards in the documentation: the block of each method page, and the tables of the list of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from vitrail.methods.applicability import FAMILIES
+from vitrail.methods.card import (
+    MODELS,
+    NEEDS,
+    PASS,
+    RATINGS,
+    RULES,
+    UNRATED,
+    CardLine,
+    MethodCard,
+    method_card,
+    shown_number,
+)
+from vitrail.methods.registry import METHODS
+
+#: Columns of the table of cards: heading, attribute or key of the line whose rating is shown, key of the number.
+COLUMNS = (
+    ("needs", "needs", ""),
+    ("seed ↑", "determinism", "determinism"),
+    ("options ↑", "options", "options"),
+    ("SRG ↑", "srg", "srg"),
+    ("noise ↑", "noise", "noise"),
+    ("two objects ↑", "pairs", "pairs"),
+    ("random model ↓", "model", "all"),
+    ("mIoU ↑", "objects", "objects"),
+    ("time ↓", "cost", "cost"),
+)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """A situation in which a reader has to choose a method.
+
+    Attributes:
+        title: The situation.
+        fits: Whether a method is considered.
+        best: Sort key of the methods, the lowest is the first.
+        keys: Lines whose numbers are shown.
+        why: What was looked for, in words.
+    """
+
+    title: str
+    fits: Callable[[MethodCard], bool]
+    best: Callable[[MethodCard], float]
+    keys: tuple[str, ...]
+    why: str
+
+
+def _highest(key: str) -> Callable[[MethodCard], float]:
+    return lambda card: -(card.mean(key) or 0.0)
+
+
+def _passes(card: MethodCard, *keys: str) -> bool:
+    return all(key in card.lines and card.lines[key].rating == PASS for key in keys)
+
+
+def _applies(kind: str) -> Callable[[MethodCard], bool]:
+    return lambda card: card.method.reason_against(kind) is None and card.method.class_specific
+
+
+SITUATIONS = (
+    Situation(
+        "a fast first look", lambda card: _passes(card, "cost", "srg", "noise"), _highest("srg"), ("srg", "cost"),
+        "fast, better than controls on all three models, stable; by SRG",
+    ),
+    Situation(
+        "the most faithful order of patches", lambda card: _passes(card, "srg"), _highest("srg"), ("srg", "cost"),
+        "by SRG, whatever the cost",
+    ),
+    Situation(
+        "two classes in one image", lambda card: _passes(card, "pairs", "label", "srg"), _highest("pairs"),
+        ("pairs", "srg", "cost"), "better than controls; by class discrimination",
+    ),
+    Situation(
+        "outlines of objects", lambda card: "objects" in card.lines and card.method.class_specific,
+        _highest("objects"), ("objects", "cost"), "by mIoU on pets",
+    ),
+    Situation(
+        "values that sum to the score: Shapley values, integrated gradients", lambda card: "completeness" in card.lines,
+        _highest("srg"), ("completeness", "srg", "cost"), "methods whose values have a defined sum; by SRG",
+    ),
+    Situation(
+        "texts", lambda card: "texts" in card.lines and card.method.class_specific, _highest("texts"), ("texts",),
+        "by comprehensiveness on Movie Reviews",
+    ),
+    Situation(
+        "Swin and pyramids", _applies("Swin"), _highest("srg"), ("srg", "cost"),
+        "apply without attention between all patches; by SRG on the plain models",
+    ),
+    Situation(
+        "no access to attention or gradients",
+        lambda card: card.method.family == "perturbation" and card.method.applies.reads == "outputs",
+        _highest("srg"), ("srg", "cost"), "read the model's outputs only; by SRG",
+    ),
+)  # fmt: skip
+#: Names of the lines in the recommendations.
+SHORT = {"srg": "SRG", "cost": "time", "pairs": "pairs", "objects": "mIoU", "completeness": "error", "texts": "compr."}
+MOST = 3
+
+
+def shown_rating(rating: str) -> str:
+    """A rating in Markdown: a word with a colour."""
+    return f'<span class="rating {rating}">{rating}</span>' if rating in RATINGS else UNRATED
+
+
+def card_table(card: MethodCard) -> str:
+    """The card of a method as a Markdown table."""
+    rows = [f"| attribute | rating | {' | '.join(MODELS.values())} |", "|---|---" + "|---:" * len(MODELS) + "|"]
+    for line in card.lines.values():
+        cells = " | ".join(line.cells.get(model, "") for model in MODELS)
+        rows.append(f"| **{line.section}** · {_title(line)} | {shown_rating(line.rating)} | {cells} |")
+    return "\n".join(rows)
+
+
+def _title(line: CardLine) -> str:
+    return f"{line.title} ({line.remark})" if line.remark else line.title
+
+
+def cards_table() -> str:
+    """All cards as a Markdown table, one row for each method, by family."""
+    headings = ["method", *(heading for heading, *_ in COLUMNS)]
+    rows = [f"| {' | '.join(headings)} |", "|---" + "|---:" * len(COLUMNS) + "|"]
+    for method in sorted(METHODS.values(), key=lambda m: FAMILIES.index(m.family)):
+        card = method_card(method.name)
+        cells = [_cell(card, rated, key) for _, rated, key in COLUMNS]
+        rows.append(f"| [`{method.name}`]({method.name}.md)<br>{method.family} | {' | '.join(cells)} |")
+    return "\n".join(rows)
+
+
+def _cell(card: MethodCard, rated: str, key: str) -> str:
+    line = card.lines.get(rated)
+    rating = line.rating if line is not None else card.rating(rated)
+    number = card.mean(key) if key else None
+    shown = [shown_rating(rating)] if rating in RATINGS else []
+    return "<br>".join([*shown, *([] if number is None else [_number(key, number)])]) or UNRATED
+
+
+def _number(key: str, value: float) -> str:
+    return shown_number(next(rule for rule in RULES if rule.key == key), value)
+
+
+def recommendations() -> str:
+    """The methods to use by situation, as a Markdown table: the first few that fit, with their numbers."""
+    rows = ["| situation | use | chosen |", "|---|---|---|"]
+    cards = [method_card(name) for name, method in METHODS.items() if method.family != "control"]
+    for situation in SITUATIONS:
+        fitting = sorted((card for card in cards if situation.fits(card)), key=situation.best)[:MOST]
+        used = "; ".join(
+            f"[`{card.method.name}`]({card.method.name}.md) ({_numbers(card, situation.keys)})" for card in fitting
+        )
+        rows.append(f"| {situation.title} | {used or UNRATED} | {situation.why} |")
+    return "\n".join(rows)
+
+
+def _numbers(card: MethodCard, keys: Iterable[str]) -> str:
+    found = ((key, card.mean(key)) for key in keys)
+    return ", ".join(f"{SHORT[key]} {_number(key, value)}" for key, value in found if value is not None)
+
+
+def rules_table() -> str:
+    """The rules of the ratings, as a Markdown table."""
+    needs = "; ".join(f"{rating}: {meaning}" for rating, meaning in NEEDS.items())
+    rows = ["| line | what it is | passes | reason |", "|---|---|---|---|"]
+    rows.append(f"| **needs** | what the method reads | {needs} | [which models](#which-method-on-which-model) |")
+    rows += [
+        f"| **{rule.section}** · {rule.title} | {rule.measured} | {rule.condition} | {rule.reason} |" for rule in RULES
+    ]
+    return "\n".join(rows)
+
+
+def replaced(page: str, mark: str, content: str) -> str:
+    r"""A page with the text between ``<!-- mark -->`` and ``<!-- /mark -->`` replaced.
+
+    Example:
+        >>> replaced("a <!-- x --> old <!-- /x --> b", "x", "new")
+        'a <!-- x -->\n\nnew\n\n<!-- /x --> b'
+    """
+    first, last = f"<!-- {mark} -->", f"<!-- /{mark} -->"
+    before, begun, rest = page.partition(first)
+    _, ended, after = rest.partition(last)
+    if not (begun and ended):
+        raise ValueError(f"the page has no {first} … {last}")
+    return f"{before}{first}\n\n{content}\n\n{last}{after}"
+
+
+def renewed_page(page: str, name: str) -> str:
+    """The page of a method with its card made anew."""
+    return replaced(page, "card", card_table(method_card(name)))
+
+
+def renewed_index(page: str) -> str:
+    """The list of methods with recommendations, cards and rules made anew."""
+    page = replaced(page, "recommendations", recommendations())
+    return replaced(replaced(page, "cards", cards_table()), "card rules", rules_table())

@@ -1,0 +1,55 @@
+/** The headline: what the maps explain, and what the model says. */
+
+import { el } from "./dom.js";
+import { formatPercent } from "./maps.js";
+
+const name = (classes, index) => el("em", {}, classes.name(index));
+
+/** The probability of a class as text, or "" while it is unknown. */
+const percent = (classes, index) => formatPercent(classes.probability(index));
+
+/** "0.3 %, the model says bull mastiff, 57.3 %", or for the predicted class "57.3 %, the model's prediction". */
+function prediction(classes, index) {
+  const best = classes.predicted;
+  if (!best) return "";
+  const own = percent(classes, index);
+  if (index === best.index) return own ? `${own}, the model’s prediction` : "";
+  const says = `the model says ${classes.name(best.index)}, ${formatPercent(best.probability)}`;
+  return own ? `${own}, ${says}` : says;
+}
+
+/**
+ * The headline as nodes, and as text for the title of the window.
+ *
+ * @param classes {name(index), probability(index), predicted}
+ * @param targets one or two class indices
+ * @param contrast whether the difference of the two is explained
+ */
+export function headline(classes, targets, contrast) {
+  const [first, second] = targets;
+  let question;
+  let note;
+  if (second === undefined) {
+    question = ["What speaks for ", name(classes, first), "?"];
+    note = prediction(classes, first);
+  } else {
+    question = contrast
+      ? ["What speaks for ", name(classes, first), " rather than ", name(classes, second), "?"]
+      : ["What speaks for ", name(classes, first), ", and what for ", name(classes, second), "?"];
+    const best = classes.predicted;
+    const both = [first, second].map((index) => `${classes.name(index)} ${percent(classes, index)}`.trim());
+    note = both.join(", ");
+    if (best && !targets.includes(best.index))
+      note += `; the model says ${classes.name(best.index)}, ${formatPercent(best.probability)}`;
+  }
+  const text = question.map((part) => part.textContent ?? part).join("");
+  return { nodes: [...question, note ? el("small", {}, `(${note})`) : ""].filter(Boolean), text };
+}
+
+/** The headline of a table of several classes. */
+export function tableHeadline(classes) {
+  const text = "What speaks for each class?";
+  const best = classes.predicted;
+  const says = best ? `(the model says ${classes.name(best.index)}, ${formatPercent(best.probability)})` : "";
+  return { nodes: [text, says ? el("small", {}, says) : ""].filter(Boolean), text };
+}
