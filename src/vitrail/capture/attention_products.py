@@ -64,6 +64,7 @@ class DenseProducts(AttentionProducts):
         O: Logits, or None.
 
     Example:
+        >>> import torch
         >>> products = DenseProducts(torch.tensor([[[[0.5, 0.5], [0.0, 1.0]]]]))
         >>> products.mean_row(torch.tensor([[1.0, 2.0]]))
         tensor([[0.5000, 2.5000]])
