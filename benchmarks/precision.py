@@ -5,7 +5,8 @@
 
 Every method of a single pass explains the predicted class of the same images in float64, in float32, in float32 with
 TF32 (GPU only), and in bfloat16 (without and with TF32, which matters for methods that compute in float32, such as
-relevance). Reported is Spearman's correlation between grids: the mean over images and the 10th percentile.
+relevance). Reported is Spearman's correlation between grids: the mean over images and the 10th percentile. Variants of
+a method that is measured as well (``--methods lrp lrp:stable``) are also compared with it, both in float64.
 """
 
 from __future__ import annotations
@@ -39,13 +40,21 @@ def centred_ranks(grid: Tensor) -> Tensor:
     return order - order.mean(1, keepdim=True)
 
 
-def patch_grids(loaded: Any, images: Tensor, classes: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+def agreement(one: Tensor, two: Tensor) -> dict[str, float]:
+    """Correlation of centred ranks, shape (b, patches): mean over images and 10th percentile."""
+    rho = (one * two).sum(1) / (one.norm(dim=1) * two.norm(dim=1))
+    return {"mean": round(float(rho.mean()), 4), "tenth": round(float(rho.quantile(0.1)), 4)}
+
+
+def patch_grids(
+    loaded: Any, images: Tensor, classes: Tensor, dtype: torch.dtype, methods: list[str]
+) -> dict[str, Tensor]:
     """Patch grids by method, from the model in a precision; pixel maps are averaged over patches."""
     loaded.module.to(dtype)
     grids: dict[str, list[Tensor]] = {}
     for start in range(0, len(images), BATCH):
         rows = slice(start, start + BATCH)
-        found = vitrail.explain(loaded, images[rows].to(dtype), methods=SINGLE_PASS_METHODS, target=classes[rows, None])
+        found = vitrail.explain(loaded, images[rows].to(dtype), methods=methods, target=classes[rows, None])
         for name, explanation in found.items():
             grid = explanation.grid[:, 0]
             if grid.shape[-1] > 14:
@@ -61,6 +70,8 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--images", type=Path, required=True, help="folder of ImageNet's validation images")
     parser.add_argument("--count", type=int, default=100)
+    parser.add_argument("--methods", nargs="+", default=SINGLE_PASS_METHODS)
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
@@ -73,19 +84,21 @@ def main() -> None:
     with torch.inference_mode():
         classes = loaded.module(images).argmax(1)
     state = {name: t.clone() for name, t in loaded.module.state_dict().items()}
-    exact = {name: centred_ranks(grid) for name, grid in patch_grids(loaded, images, classes, torch.float64).items()}
+    grids = patch_grids(loaded, images, classes, torch.float64, args.methods)
+    exact = {name: centred_ranks(grid) for name, grid in grids.items()}
     results: dict[str, dict[str, Any]] = {name: {} for name in exact}
+    for name, ranks in exact.items():
+        method, _, variant = name.partition(":")
+        if variant and method in exact:
+            results[name][f"{method} in float64"] = agreement(ranks, exact[method])
     cuda = torch.device(args.device).type == "cuda"
     for precision, (dtype, matmul) in PRECISIONS.items():
-        if matmul == "high" and not cuda:
+        if (matmul == "high" and not cuda) or precision not in args.precisions:
             continue
         loaded.module.float().load_state_dict(state)  # restores weights that were rounded
         torch.set_float32_matmul_precision(matmul)
-        for name, grid in patch_grids(loaded, images, classes, dtype).items():
-            a, b = centred_ranks(grid), exact[name]
-            rho = (a * b).sum(1) / (a.norm(dim=1) * b.norm(dim=1))
-            row = {"mean": round(float(rho.mean()), 4), "tenth": round(float(rho.quantile(0.1)), 4)}
-            results[name][precision] = row
+        for name, grid in patch_grids(loaded, images, classes, dtype, args.methods).items():
+            results[name][precision] = agreement(centred_ranks(grid), exact[name])
     for name, row in results.items():
         print(f"{name:26s}" + "  ".join(f"{k} {v['mean']:.3f} ({v['tenth']:.3f})" for k, v in row.items()), flush=True)
     manifest = {"model": args.model, "pictures": len(images), "target": "predicted class", "reference": "float64",

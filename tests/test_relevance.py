@@ -12,7 +12,7 @@ import zoo
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError
-from vitrail.lrp.ops import Linear, Samples
+from vitrail.lrp.ops import Linear, Samples, Sum
 from vitrail.lrp.propagate import Relevances, propagation
 from vitrail.lrp.rules import (
     ABSLRP,
@@ -25,6 +25,7 @@ from vitrail.lrp.rules import (
     gamma_generalised,
     linear_joint,
     linear_split,
+    stable,
 )
 from vitrail.models.plain_vit import PlainViT
 
@@ -345,3 +346,32 @@ def test_a_result_that_is_a_view_can_be_written_over(turn):
         assert torch.equal(y, run(x) + 1)
         (found,) = torch.autograd.grad(y.sum(), x)
         assert torch.equal(found, torch.full((2, 3), 5.0))
+
+
+@pytest.mark.parametrize("rules", [OURS, ORIG])
+def test_stable_rules_bound_what_cancels(rules):
+    """Sums that cancel almost: relevance explodes without epsilon; with it, single precision agrees with double."""
+    torch.manual_seed(0)
+    u = torch.randn(2, 5, 16, dtype=torch.float64)
+    v = -u + 1e-5 * torch.randn_like(u)
+    R = torch.rand_like(u)
+
+    def shares(epsilon, dtype):
+        pair = [t.to(dtype).requires_grad_() for t in (u, v)]
+        out = stable(rules, epsilon).rules["add"](Sum(torch.add, Samples(2)), *pair)
+        return torch.cat([t.double().flatten() for t in torch.autograd.grad(out, pair, R.to(dtype))])
+
+    exact, single = shares(0.5, torch.float64), shares(0.5, torch.float32)
+    assert stable(rules, 0.0) is rules
+    assert stable(rules, 0.5) is stable(rules, 0.5)
+    assert torch.corrcoef(torch.stack([exact, single]))[0, 1] > 0.99
+    spread = [float(t.abs().max() / t.abs().mean()) for t in (exact, shares(0.0, torch.float64))]
+    assert spread[0] < spread[1]
+
+
+def test_infinite_entries_do_not_count_for_the_size():
+    t = torch.tensor([[3.0, -torch.inf], [0.0, 2.0]], dtype=torch.float64)
+    expected = torch.tensor([3.0, 2.0**0.5], dtype=torch.float64)
+    assert torch.allclose(Samples(2).root_mean_square(t).flatten(), expected)
+    with pytest.raises(vitrail.errors.OptionError, match="epsilon=1"):
+        vitrail.explain(PlainViT().eval(), torch.randn(1, 3, 32, 32), "lrp", epsilon=1.0)

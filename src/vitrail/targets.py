@@ -136,7 +136,7 @@ def resolve_target(
         )
     if logits.shape[0] != batch:
         raise TargetError(f"the model returned {logits.shape[0]} rows of scores for {batch} inputs")
-    best = 1 if target is None else _top(target)
+    best = 1 if target is None else top_count(target)
     if best:
         return ResolvedTarget(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits)
     classes, groups = _classes(target, batch, names)
@@ -171,7 +171,7 @@ def target_count(target: Target) -> int:
     if isinstance(target, Tensor | np.ndarray):
         return int(target.shape[1]) if target.ndim == 2 else 1
     if isinstance(target, str) or not isinstance(target, Sequence) or not len(target):
-        return max(1, _top(target))
+        return max(1, top_count(target))
     row = target[0]
     if isinstance(row, Tensor | np.ndarray):
         return int(row.shape[0]) if row.ndim else 1
@@ -322,7 +322,7 @@ def contrast(first: int, second: int) -> Callable[[Any], Tensor]:
     return target
 
 
-def _top(target: object) -> int:
+def top_count(target: object) -> int:
     """N for the target "topN", else 0."""
     digits = target[3:] if isinstance(target, str) and target.startswith("top") else ""
     if not digits.isdecimal() or len(digits) > MAX_DIGITS:

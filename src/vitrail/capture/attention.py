@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.attention_products import CHECKED_UP_TO, attention_bytes
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
 from vitrail.capture.recogniser import (
     ADDED_MATMUL,
@@ -32,6 +33,7 @@ from vitrail.capture.recogniser import (
     split_heads,
 )
 from vitrail.capture.residual import NORM, ResidualStream, Tail
+from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block
 
 KeptBlocks = Mapping[str, frozenset[int]]
@@ -86,7 +88,8 @@ class AttentionMode(TorchFunctionMode):
     """See every attention call of a model, and make it explicit where that is needed.
 
     Args:
-        kept: For each kind of tensor (see ``TENSOR_KINDS``), the indices of the attention calls to keep it of.
+        kept: For each kind of tensor (see ``TENSOR_KINDS``), the indices of the attention calls to keep it of. Those
+            under ``rowwise`` keep queries, keys and values instead of A and A_mean where a fused function is called.
         batch: Number of inputs, to split a merged batch-and-heads axis.
         dtype: Precision of what is kept: products over a dozen layers lose their meaning in half precision.
         keep_output: Keep values and outputs of each call as nodes of the graph.
@@ -94,7 +97,7 @@ class AttentionMode(TorchFunctionMode):
         tail: Replaces what leaves the last block: from the outputs of all blocks, which are in the graph, to it.
         heads_first: Whether a merged axis holds all inputs of the first head first.
         from_embedding: Start the graph at the embeddings of a text's tokens.
-        explicit: Make every attention explicit, also where nothing of it is kept.
+        explicit: Make every attention explicit, also where nothing of it is kept, unless its matrices are large.
     """
 
     def __init__(
@@ -128,7 +131,8 @@ class AttentionMode(TorchFunctionMode):
         self._from_embedding = from_embedding or "dX" in kept
         self._grid: tuple[int, int] | None = None
         self._edits = edits or {}
-        self._explicit = NOWHERE.union(self._edits, *(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
+        matrices = NOWHERE.union(*(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
+        self._explicit = (matrices - kept.get("rowwise", NOWHERE)).union(self._edits)
         self._all_explicit = explicit
         self._norms: dict[int, Tensor] = {}
         self._candidates: dict[int, Tensor] = {}
@@ -185,6 +189,12 @@ class AttentionMode(TorchFunctionMode):
         edit = self._edits.get(index)
         return self._node("dA", index, A if edit is None else edit(A))
 
+    def _is_explicit(self, index: int, Q: Tensor, K: Tensor) -> bool:
+        """Whether a fused function is replaced; where nothing of it is kept, only if its matrices are not large."""
+        if not self._all_explicit or index in self._explicit:
+            return index in self._explicit
+        return attention_bytes(1, Q.shape[-3], Q.shape[-2], K.shape[-2]) <= CHECKED_UP_TO
+
     def _gated(self, index: int, *tensors: Tensor) -> None:
         """Put the gate in front of an attention."""
         if self._wants("cut", index):
@@ -226,6 +236,17 @@ class AttentionMode(TorchFunctionMode):
         if self.stream is not None:
             self.stream.attended(index, block, V)
 
+    def _keep_products(
+        self, index: int, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, causal: bool, scale: float | None
+    ) -> None:
+        """Keep what products with the attention of the last call are computed from."""
+        if self._wants("rowwise", index):
+            repeats = Q.shape[-3] // K.shape[-3]  # grouped or shared keys and values
+            K, V = (t if repeats == 1 else t.repeat_interleave(repeats, -3) for t in (K, V))
+            mask = None if mask is None else mask.detach()
+            products = RowwiseProducts(Q.detach(), K.detach(), V.detach(), self._dtype, mask, causal, scale)
+            self.calls[-1].block.products = products
+
     def _split(self, tensor: Tensor) -> Tensor:
         return split_heads(tensor, self._batch, self._heads_first)
 
@@ -258,7 +279,7 @@ class AttentionMode(TorchFunctionMode):
             attn_mask = self._split_mask(attn_mask)
         self._gated(index, query, key, value, *([] if attn_mask is None else [attn_mask]))
         query = self._node("dQ", index, query)
-        if index in self._explicit or self._all_explicit:
+        if self._is_explicit(index, query, key):
             if enable_gqa and key.shape[-3] != query.shape[-3]:
                 repeats = query.shape[-3] // key.shape[-3]
                 key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
@@ -268,6 +289,7 @@ class AttentionMode(TorchFunctionMode):
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
             Z = self._node("dZ", index, Z)
             self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged)
+            self._keep_products(index, query, key, value, attn_mask, is_causal, scale)
         return self._starts_branch(self._merge(Z) if merged else Z)
 
     def _attend(
@@ -303,7 +325,7 @@ class AttentionMode(TorchFunctionMode):
         self._gated(index, Q, K, V)
         Q = self._node("dQ", index, Q)
         A = None
-        if packed.wanted[0] or index in self._explicit or self._all_explicit:
+        if packed.wanted[0] or self._is_explicit(index, Q, K):
             O = attention_logits(Q, K, mask, None)  # noqa: E741
             A = self._weigh(index, attention_weights(O, mask))
             Z = self._node("dZ", index, A.to(V.dtype) @ V)
@@ -311,6 +333,7 @@ class AttentionMode(TorchFunctionMode):
         else:
             Z = self._node("dZ", index, F.scaled_dot_product_attention(Q, K, V, attn_mask=mask))
             self._keep(index, Q, K, V, None, None, Z, _shape(Q, K))
+            self._keep_products(index, Q, K, V, mask, False, None)
         out = packed.project(Z)
         if self.stream is not None:
             self.stream.projected(*packed.out)

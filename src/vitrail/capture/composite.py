@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.module_walk import modules_of, tensors_of
+
 #: Modules an adapted layer may be made of.
 _PLAIN = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 _Weights = tuple[Tensor, Tensor]
@@ -64,7 +66,7 @@ def _linear(weight: Tensor, bias: Tensor) -> Any:
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
     """Modules made of linear layers alone that hold more parameters than one linear layer; the outermost of them."""
-    modules = hash(tuple(map(id, model.modules())))
+    modules = hash(tuple(map(id, modules_of(model))))
     kept = _candidates_of.get(model)
     if kept is None or kept[0] != modules:
         kept = (modules, _search(model))
@@ -96,7 +98,7 @@ def _all_plain(module: nn.Module) -> bool:
 
 def _effective(module: nn.Module) -> _Weights | None:
     """Effective weight and bias of a module if it is an affine map of its last axis, else None; cached by version."""
-    tensors = [*module.parameters(), *module.buffers()]
+    tensors = tensors_of(modules_of(module))
     state = (
         tuple((id(t), t._version if not t.is_inference() else 0) for t in tensors),  # noqa: SLF001
         tuple(sorted((k, str(v)) for k, v in vars(module).items() if isinstance(v, bool | int | float | str | list))),

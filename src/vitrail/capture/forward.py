@@ -18,12 +18,30 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
+from vitrail.capture.row_choice import resolve_products, some_weight
+from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
+
+
+@dataclass(frozen=True)
+class EarlyOutputs:
+    """What a model returns if it ends with one of its last blocks, in the graph of a pass.
+
+    Attributes:
+        output: The model's output; its first rows are for its inputs as always, the next ones for the same inputs if
+            it ends with the last block but one, and so on.
+        blocks: The blocks it ends with, in this order.
+        alone: Those of them whose gradients at A nothing else needs.
+    """
+
+    output: Any
+    blocks: tuple[int, ...]
+    alone: frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -36,6 +54,7 @@ class ForwardPass:
         blocks: What was kept, block by block.
         nodes: Tensors whose gradient can be computed, by (kind, block).
         structure: What the model is made of.
+        ended: What it returns if it ends earlier, where that was asked for.
     """
 
     output: Any
@@ -49,6 +68,7 @@ class ForwardPass:
     gate: Gate
     valid: Tensor | None = None
     features_of: Callable[[Tensor], Tensor] | None = None
+    ended: EarlyOutputs | None = None
 
     def trace(self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False) -> Trace:
         """The pass as methods see it; with a target, a scalar a sample, also its gradients.
@@ -60,7 +80,9 @@ class ForwardPass:
         """
         blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
         readout = self._readout(target) if self.structure.layers else torch.ones(1, device=self.device)
-        nodes = {key: node for key, node in self.nodes.items() if key[0] == "dA" or (not cut and key[0] != "dZ")}
+        skipped = frozenset() if self.ended is None else self.ended.alone
+        wanted = {"dA": lambda i: i not in skipped, "dZ": lambda i: blocks[i].products is not None}
+        nodes = {key: node for key, node in self.nodes.items() if wanted.get(key[0], lambda _: not cut)(key[1])}
         if target is not None and nodes:
             if not target.requires_grad:
                 raise TargetError(
@@ -71,7 +93,13 @@ class ForwardPass:
             found = torch.autograd.grad(target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True)
             self.gate.closed = False
             for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
-                value = (torch.zeros_like(node) if gradient is None else gradient).to(self.dtype)
+                value = torch.zeros_like(node) if gradient is None else gradient
+                if kind == "dZ":
+                    products = blocks[index].products
+                    assert isinstance(products, RowwiseProducts)
+                    blocks[index] = blocks[index].having(products=products.with_gradient(value))
+                    continue
+                value = value.to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
                 if kind == "dQ":
@@ -127,7 +155,7 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         (),
         {},
         structure,
-        0,
+        structure.layers[-1].size[0] if structure.layers else 0,
         method_dtype(model),
         device,
         Gate(),
@@ -159,11 +187,14 @@ def forward_pass(
         with _feature_pass(model, model_inputs, structure) as found:
             yield found
         return
-    by_call = {
-        kind: frozenset(layers[i].call for i in where) for kind, where in blocks_to_keep(needs, len(layers)).items()
-    }
+    needs, ends, alone = _ends(list(needs), structure)
+    tail = tail or (_stacked(len(ends), structure.tokens_first) if ends else None)
+    by_block = resolve_products(
+        blocks_to_keep(needs, len(layers)), structure, model_inputs.batch, some_weight(model), frozenset(edits or ())
+    )
     if model_inputs.image is None and layers:
-        by_call["dZ"] = frozenset({layers[-1].call})
+        by_block["dZ"] = by_block.get("dZ", frozenset()) | {len(layers) - 1}
+    by_call = {kind: frozenset(layers[i].call for i in where) for kind, where in by_block.items()}
     dtype = method_dtype(model)
     mode = AttentionMode(
         by_call, model_inputs.batch, dtype,
@@ -178,6 +209,8 @@ def forward_pass(
         with mode:
             output = run_model(model, model_inputs)
         _check_calls(mode, structure)
+        ended = EarlyOutputs(output, ends, alone) if ends else None
+        output = first_rows(output, model_inputs.batch, len(ends)) if ends else output
         blocks = []
         for layer in layers:
             block = mode.calls[layer.call].block
@@ -186,6 +219,8 @@ def forward_pass(
                 _batch_first(block, structure.tokens)
             if layer.pool and structure.pool_skips:
                 _pad_keys(block, structure.pool_skips)
+            if isinstance(block.products, RowwiseProducts):
+                block.products = block.products.without_padding(model_inputs.valid)
             blocks.append(block)
         index_of = {layer.call: i for i, layer in enumerate(layers)}
         nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
@@ -194,8 +229,50 @@ def forward_pass(
         queries = mode.calls[layers[-1].call].shape[2]
         device = model_inputs.tensors[0].device
         yield ForwardPass(
-            output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid
-        )
+            output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid,
+            ended=ended,
+        )  # fmt: skip
+
+
+def _ends(needs: list[Needs], structure: ModelStructure) -> tuple[list[Needs], tuple[int, ...], frozenset[int]]:
+    """Needs with gradients at A in place of ``ended``, the blocks to end with, last first, and those it alone needs."""
+    wanted = blocks_to_keep(needs, len(structure.layers)).get("ended", frozenset())
+    if not wanted:
+        return needs, (), frozenset()
+    chain = [i for i, layer in enumerate(structure.layers) if not layer.pool]
+    ends = tuple(reversed(chain[-len(wanted) :]))
+    rest = without_ends(needs)
+    kept = blocks_to_keep(rest, len(structure.layers))
+    others = kept.get("dA", frozenset()) | kept.get("attention_gradient", frozenset())
+    return [*rest, *({"dA": slice(i, i + 1)} for i in ends)], ends, frozenset(ends) - others
+
+
+def without_ends(needs: Iterable[Needs]) -> list[Needs]:
+    """The needs without ``ended``."""
+    return [{kind: where for kind, where in need.items() if kind != "ended"} for need in needs]
+
+
+def _stacked(count: int, tokens_first: bool) -> Tail:
+    """Let the rest of a model read the outputs of its last blocks, one after the other in the batch."""
+    return lambda outputs: torch.cat([outputs[-1 - k] for k in range(count)], 1 if tokens_first else 0)
+
+
+def first_rows(output: Any, batch: int, times: int) -> Any:
+    """The part of a model's output that belongs to the first of several batches.
+
+    Raises:
+        ModelError: The output is of a kind that cannot be cut.
+    """
+    if isinstance(output, Tensor):
+        cut = output.dim() > 0 and output.shape[0] == batch * times
+        return output[:batch] if cut else output
+    if isinstance(output, Mapping):
+        return type(output)(**{k: first_rows(v, batch, times) for k, v in output.items()})
+    if isinstance(output, tuple | list) and type(output) in (tuple, list):
+        return type(output)(first_rows(v, batch, times) for v in output)
+    if output is None or isinstance(output, int | float | str | bool):
+        return output
+    raise ModelError(f"the output {type(output).__name__} cannot be cut into batches")
 
 
 def _check_calls(mode: AttentionMode, structure: ModelStructure) -> None:

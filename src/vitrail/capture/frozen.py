@@ -13,6 +13,7 @@ from torch import nn
 
 from vitrail.capture.composite import merged_linears
 from vitrail.errors import ModelError
+from vitrail.module_walk import modules_of
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -66,6 +67,9 @@ def _refuse_unreadable(model: nn.Module) -> None:
         )
     if getattr(getattr(model, "meta", None), "get", None) and hasattr(model, "graph") and hasattr(model, "_guards_fn"):
         raise ModelError("this module came out of torch.export: pass the nn.Module it was exported from")
+    places = {p.device for module in modules_of(model) for p in module._parameters.values() if p is not None}  # noqa: SLF001
+    if len(places) <= 1 and not any(place.type == "meta" for place in places):
+        return
     devices: dict[str, str] = {}
     for name, parameter in model.named_parameters():
         devices.setdefault(str(parameter.device), name)
@@ -109,7 +113,7 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
         (True, True)
     """
     with lock_of(model):
-        modules = list(model.modules())
+        modules = modules_of(model)
         training = [module for module in modules if module.training]
         trainable = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]  # noqa: SLF001
         switches = [(m, name) for m in modules for name in _CHECKPOINTING if m.__dict__.get(name) is True]
@@ -156,8 +160,9 @@ def _hidden_attention(modules: list[nn.Module]) -> list[tuple[Any, str]]:
 def _eager(modules: list[nn.Module]) -> Iterator[None]:
     """Switch compiled code off where there is any; the switch is global, so other threads with compiled code wait."""
     compiled = any(
-        getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod") for module in modules
-    ) or any(getattr(type(module).forward, "_torchdynamo_inline", None) is not None for module in modules)
+        module._compiled_call_impl is not None or "_orig_mod" in module._modules  # noqa: SLF001
+        for module in modules
+    ) or any(getattr(kind.forward, "_torchdynamo_inline", None) is not None for kind in {type(m) for m in modules})
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     with _compiler_lock if compiled else nullcontext(), stance:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import isqrt, sqrt
 
 import numpy as np
@@ -97,9 +98,9 @@ class Layout:
         if self.table is None:
             start = self.prefix or 0
             return values.narrow(axis, start, values.shape[axis] - start - self.suffix)
-        index = torch.tensor(self.table, device=values.device)
+        index = index_tensor(self.table, values.device)
         found = values.index_select(axis, index.clamp_min(0))
-        if bool((index >= 0).all()):
+        if min(self.table) >= 0:
             return found
         shape = [1] * values.dim()
         shape[axis] = -1
@@ -116,18 +117,18 @@ class Layout:
             raise ModelError(f"readout {self.readout} names a token that does not exist: the model has {queries}")
         r = torch.zeros(queries, device=device, dtype=dtype)
         if isinstance(self.readout, tuple):
-            r[list(self.readout)] = 1 / len(self.readout)
+            r.index_fill_(0, index_tensor(self.readout, device), 1 / len(self.readout))
         elif self.readout == "distilled":
             r[:2] = 0.5
         elif self.readout in ("mean", "cls+mean"):
-            patches = [t for t in self.patch_tokens(queries) if t >= 0]
-            r[patches] = 1 / len(patches)
+            patches = tuple(t for t in self.patch_tokens(queries) if t >= 0)
+            r.index_fill_(0, index_tensor(patches, device), 1 / len(patches))
             if self.readout == "cls+mean":
-                r[0] = 1
+                r[:1] = 1
         elif self.readout in ("all", "pool"):
             r[:] = 1 / queries
         else:
-            r[0] = 1
+            r[:1] = 1  # r[0] would be copied from the CPU, for which a GPU waits
         return r
 
     def describe(self) -> str:
@@ -136,6 +137,13 @@ class Layout:
             shown = ", ".join(map(str, self.readout[:6])) + (", …" if len(self.readout) > 6 else "")
             return f"token {shown}" if len(self.readout) == 1 else f"the mean of tokens {shown}"
         return READOUTS[self.readout or "cls"]
+
+
+@lru_cache(maxsize=256)
+def index_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
+    """Indices on a device; kept, because copying them there makes a GPU wait."""
+    with torch.inference_mode(False):
+        return torch.tensor(indices, dtype=torch.long, device=device)
 
 
 def count_layout(

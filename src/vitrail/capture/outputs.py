@@ -24,6 +24,7 @@ _POOLING = {
 _FORM = SAME | FOLD | {Tensor.squeeze, torch.squeeze, Tensor.unsqueeze, torch.unsqueeze}
 _SIGMOID = {torch.sigmoid, Tensor.sigmoid, F.sigmoid}
 _kinds: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
+_counts: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
 
 
 #: Function calls of a pass, newest last: the result, the function and its arguments.
@@ -44,6 +45,8 @@ def output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
     """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
     kind = _output_kind(model, output, makers)
     _kinds[model] = kind
+    scores = logits_of(output)
+    _counts[model] = None if scores is None else int(scores.shape[1])
     return kind
 
 
@@ -99,6 +102,11 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
     if kind is None:
         kind = "probabilities" if scores is not None and is_probabilities(scores) else "scores"
     return as_logits(scores, kind)
+
+
+def output_count(model: nn.Module) -> int | None:
+    """Number of class scores of a model whose structure was read, or None."""
+    return _counts.get(model)
 
 
 def scores_as_logits(model: nn.Module, scores: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
-from vitrail.capture.forward import ForwardPass, forward_pass
+from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, fields_of, run_model
 from vitrail.capture.layout import grid_of
@@ -68,6 +68,7 @@ class Probe:
         k: Index of the current target, for methods that handle targets one by one.
         most: Most images in one forward pass.
         seen: The pass over the inputs as they are, where there was one that methods may read off again.
+        shared: The pass whose trace a method reads, with its graph.
         notes: Where a method puts intermediate results, or None where they are not kept.
         advance: Called with the number of images just evaluated, for progress.
         propagations: Keeps the last forward pass under relevance rules for the next method with the same rules.
@@ -84,6 +85,7 @@ class Probe:
     k: int = 0
     most: int = 32
     seen: ForwardPass | None = None
+    shared: ForwardPass | None = None
     notes: dict[str, list[Any]] | None = None
     advance: Callable[[int], None] = field(default=lambda _: None)
     propagations: PropagationCache = field(default_factory=PropagationCache)
@@ -219,25 +221,40 @@ class Probe:
 
     # -- other graphs --------------------------------------------------------------------------------------------
 
-    def layer_gradients(self, count: int, pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
+    def layer_gradients(self, count: int, pool: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
         """Gradients at the attention of the last blocks, each of the target as if the model ended with that block.
 
         The outputs of these blocks are stacked in the batch where the last block's output goes on, so that the
-        model's own tail, its last norm and head, reads all of them.
+        model's own tail, its last norm and head, reads all of them: in the shared pass, or in one of its own.
 
         Args:
             count: How many blocks.
-            pool: Applied to a block's output, shape (b, n, d), before the tail.
+            pool: Applied to a block's output, shape (b, n, d), before the tail; None to leave it as it is.
 
         Returns:
             One gradient a block, in order, each of shape (b, H, n, n).
         """
         layers = [i for i, o in enumerate(self.structure.layers) if not o.pool][-count:]
+        shared = None if self.shared is None else self.shared.ended
+        if pool is None and shared is not None and shared.blocks[: len(layers)] == tuple(reversed(layers)):
+            return self._early_gradients(shared, layers)
+        pool = pool or (lambda x: x)
         try:
             return self._ended(layers, range(len(layers)), pool)
         except (RuntimeError, ModelError, InputError):
             # The rest of a model that puts tokens back on a grid may remember how many images there were.
             return [self._ended(layers, [i], pool)[0] for i in range(len(layers))]
+
+    def _early_gradients(self, early: EarlyOutputs, layers: Sequence[int]) -> list[Tensor]:
+        """The same in the graph of the shared pass."""
+        assert self.shared is not None
+        owner = torch.arange(self.batch, device=self.model_inputs.tensors[0].device).repeat(len(early.blocks))
+        with torch.enable_grad():
+            values = self.scorer(early.output, owner, self.score)[:, self.k].view(len(early.blocks), -1)
+            scores = dict(zip(early.blocks, values.sum(1), strict=True))
+        nodes = self.shared.nodes
+        found = [torch.autograd.grad(scores[i], nodes["dA", i], retain_graph=True)[0] for i in layers]
+        return [gradient.to(self.shared.dtype) for gradient in found]
 
     def _ended(self, layers: Sequence[int], ends: Sequence[int], pool: Callable[[Tensor], Tensor]) -> list[Tensor]:
         """For some of the layers, the gradient at its attention of the target as if the model ended there."""

@@ -10,7 +10,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from vitrail.capture.layout import Layout
+from vitrail.capture.attention_products import AttentionProducts, DenseProducts
+from vitrail.capture.layout import Layout, index_tensor
 from vitrail.errors import NotApplicableError
 
 ALL = slice(None)
@@ -20,8 +21,14 @@ LAST = slice(-1, None)
 #: (X, X_mid, F, Wo, bo, gamma, branch_scale), ``X`` for the stream alone, ``norms`` for the normalised stream (X_norm,
 #: X_mid_norm and the gains of norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``,
 #: ``dX`` and ``dY`` for gradients, ``dZ`` for the gradient at the attention's output, ``cut`` for a backward pass that
-#: may skip attention.
+#: may skip attention, ``ended`` for what the model would return if it ended with the block, and its gradient at A.
+#: ``attention``, ``attention_mean``, ``attention_gradient`` and ``attention_logits`` stand for
+#: products with A, its mean over heads, dA and O, of which no matrix needs to be kept, see `AttentionProducts`.
 TENSOR_KINDS = (
+    "attention",
+    "attention_mean",
+    "attention_gradient",
+    "attention_logits",
     "A",
     "A_mean",
     "O",
@@ -40,6 +47,7 @@ TENSOR_KINDS = (
     "norms",
     "value_path",
     "cut",
+    "ended",
 )
 
 Needs = Mapping[str, slice]
@@ -110,8 +118,19 @@ class Block:
     V_in: Tensor
     Wv: Tensor
 
+    #: Attention of which no matrix was kept, or None.
+    products: AttentionProducts | None = None
+
     def __init__(self, pool: bool = False) -> None:
         self.pool = pool
+
+    @property
+    def attention(self) -> AttentionProducts:
+        """Products of vectors with A and dA; works whether the matrices were kept or not."""
+        if self.products is not None:
+            return self.products
+        held = vars(self)
+        return DenseProducts(held.get("A"), held.get("A_mean"), held.get("dA"), held.get("O"))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):
@@ -123,7 +142,7 @@ class Block:
             )
         raise AttributeError(f"{name} was not kept in this pass: the method must name it in its registry line's needs")
 
-    def having(self, **tensors: Tensor) -> Block:
+    def having(self, **tensors: Tensor | AttentionProducts) -> Block:
         """The same block with more tensors set; what it had is shared, not copied."""
         block = copy(self)
         for name, tensor in tensors.items():
@@ -169,9 +188,15 @@ class Trace:
         if queries == self.readout.shape[-1]:
             return self.readout
         r = self.readout.new_zeros(queries)
-        patches = [token for token in self.layout.patch_tokens(tokens) if token >= 0]
-        r[patches] = 1 / len(patches)
+        patches = tuple(token for token in self.layout.patch_tokens(tokens) if token >= 0)
+        r.index_fill_(0, index_tensor(patches, r.device), 1 / len(patches))
         return r
+
+    def evenly(self, queries: int) -> Tensor:
+        """Weights that average over the queries of a block, shape (queries,), or (b, queries) with padding left out."""
+        if self.valid is None or self.valid.shape[-1] != queries:
+            return self.readout.new_full((queries,), 1 / queries)
+        return self.valid.to(self.readout) / self.valid.sum(-1, keepdim=True)
 
     def patches(self, tokens: Tensor, axis: int = -1) -> Tensor:
         """The patches, row by row, along an axis that holds all tokens."""
@@ -179,10 +204,12 @@ class Trace:
 
     def on_tokens(self, patches: Tensor, tokens: int) -> Tensor:
         """The inverse of ``patches``: shape (…, S) to (…, n), zero at tokens that are no patches."""
-        index = torch.tensor(self.layout.patch_tokens(tokens), device=patches.device)
-        all_tokens = patches.new_zeros(*patches.shape[:-1], tokens)
-        all_tokens[..., index[index >= 0]] = patches[..., index >= 0]
-        return all_tokens
+        placed = self.layout.patch_tokens(tokens)
+        cells = tuple(cell for cell, token in enumerate(placed) if token >= 0)
+        inside = index_tensor(tuple(token for token in placed if token >= 0), patches.device)
+        return patches.new_zeros(*patches.shape[:-1], tokens).index_copy(
+            -1, inside, patches if len(cells) == len(placed) else patches[..., index_tensor(cells, patches.device)]
+        )
 
     def between_patches(self, attention: Tensor) -> Tensor:
         """Attention from patches to patches, shape (…, S, S)."""

@@ -40,6 +40,16 @@ class Samples:
         size = self._each(t, _length)
         return t.div_(size.masked_fill_(size == 0, 1.0))
 
+    def root_mean_square(self, t: Tensor) -> Tensor:
+        """The root mean square for each input, in a shape that broadcasts to t's; infinite entries do not count.
+
+        Example:
+            >>> Samples(2).root_mean_square(torch.tensor([[3.0, -3.0], [0.0, 2.0]])).flatten()
+            tensor([3.0000, 1.4142])
+        """
+        finite = t.isfinite()
+        return (self.total(t.square().masked_fill_(~finite, 0.0)) / self.total(finite.to(t)).clamp_min_(1)).sqrt_()
+
     def _each(self, t: Tensor, fold: Callable[..., Tensor]) -> Tensor:
         if self.count == 1:
             return fold(t, None)
@@ -193,6 +203,6 @@ def safe_divide(a: Tensor, b: Tensor) -> Tensor:
     return (a / (b + EPS)).masked_fill_(b == 0, 0.0)
 
 
-def stabilised(x: Tensor, eps: float = EPS) -> Tensor:
+def stabilised(x: Tensor, eps: float | Tensor = EPS) -> Tensor:
     """Entries moved by ``eps`` away from zero; zero itself moves up."""
     return x + torch.where(x >= 0, eps, -eps).to(x.dtype)

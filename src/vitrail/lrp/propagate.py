@@ -19,7 +19,9 @@ from vitrail.errors import ModelError, NotApplicableError
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.rules import RuleSet
+from vitrail.module_walk import modules_of, tensors_of
 
+_HALF = (torch.float16, torch.bfloat16)
 #: From the scores, shape (b, C), to the relevance to start with, in their shape.
 Start = Callable[[Tensor], Tensor]
 
@@ -151,10 +153,9 @@ def _run(
 
 def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
     """What the model says; one in half precision says it in single, for its numbers cannot hold relevance."""
-    named = (*model.named_parameters(), *model.named_buffers())
-    half = {name: t for name, t in named if t.dtype in (torch.float16, torch.bfloat16)}
-    if not half:
+    if not any(t.dtype in _HALF for t in tensors_of(modules_of(model))):
         return model_inputs.into(model)
+    half = {name: t for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in _HALF}
     wide = ModelInputs(
         tuple(map(_widened, model_inputs.args)), {k: _widened(v) for k, v in model_inputs.kwargs.items()}
     )
@@ -162,7 +163,7 @@ def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
 
 
 def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in (torch.float16, torch.bfloat16) else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
 
 
 @dataclass(frozen=True)

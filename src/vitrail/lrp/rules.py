@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from vitrail.lrp.ops import (
     Norm,
     Plain,
     Product,
+    Samples,
     Sum,
     safe_divide,
     stabilised,
@@ -35,7 +36,7 @@ EPS_INPUT = 1e-10
 Rule = Callable[..., Tensor]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a table is itself alone, and can be a key
 class RuleSet:
     """A table of rules.
 
@@ -221,11 +222,18 @@ def unchanged(op: Linear, x: Tensor) -> Tensor:
 # -- two inputs --------------------------------------------------------------------------------------------------
 
 
-def product_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
+def _over_sums(R: Tensor, z: Tensor, samples: Samples, epsilon: float) -> Tensor:
+    """R over sums of both signs, which are moved away from zero by a share of their root mean square."""
+    if epsilon == 0:
+        return safe_divide(R, z)
+    return R / stabilised(z, (epsilon * samples.root_mean_square(z)).clamp_min_(EPS))
+
+
+def product_halved(op: Product, u: Tensor, v: Tensor, epsilon: float = 0.0) -> Tensor:
     """Each factor gets its share of every product, and half of it."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        S = safe_divide(R, op.run(u, v)).mul_(0.5)
+        S = _over_sums(R, op.run(u, v), op.samples, epsilon).mul_(0.5)
         return u * op.left(S, v), v * op.right(S, u)
 
     return with_backward(op.run, back, (u, v), u, v)
@@ -254,28 +262,28 @@ def gradient_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
     return with_backward(op.run, back, (u, v), u, v)
 
 
-def _shares(op: Sum, R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    S = safe_divide(R, op.run(u, v))
+def _shares(op: Sum, R: Tensor, u: Tensor, v: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    S = _over_sums(R, op.run(u, v), op.samples, epsilon)
     if op.constant:  # a masked entry has no relevance, and 0 times infinity is none either
         v = v.masked_fill(v.isinf(), 0.0)
     return u * S, v * S
 
 
-def add_plain(op: Sum, u: Tensor, v: Tensor) -> Tensor:
+def add_plain(op: Sum, u: Tensor, v: Tensor, epsilon: float = 0.0) -> Tensor:
     """Entry by entry in proportion to the terms; large where they cancel."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = _shares(op, R, u, v)
+        a, b = _shares(op, R, u, v, epsilon)
         return a.sum_to_size(u.shape), b.sum_to_size(v.shape)
 
     return with_backward(op.run, back, (u, v), u, v)
 
 
-def add_normalised(op: Sum, u: Tensor, v: Tensor) -> Tensor:
+def add_normalised(op: Sum, u: Tensor, v: Tensor, epsilon: float = 0.0) -> Tensor:
     """The same, then each side is scaled so that the input's total is split in the ratio of the sides' totals."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = _shares(op, R, u, v)
+        a, b = _shares(op, R, u, v, epsilon)
         sum_a, sum_b, total = (op.samples.total(t) for t in (a, b, R))
         both = sum_a.abs() + sum_b.abs()
         a *= safe_divide(safe_divide(sum_a.abs(), both) * total, sum_a)
@@ -333,6 +341,22 @@ ABSLRP = RuleSet("abslrp", _PASSED | {
 
 
 @cache  # so that whoever asks for the same rules gets the same table
+def stable(rules: RuleSet, epsilon: float) -> RuleSet:
+    """The rules with sums of both signs moved away from zero before relevance is divided by them.
+
+    Where such a sum cancels, its inputs get a multiple of its relevance, and rounding decides which. Sums of products
+    of one sign do not cancel and stay as they are.
+
+    Args:
+        rules: `OURS` or `ORIG`.
+        epsilon: How far, as a share of the root mean square of an operation's result for an input; 0 for not at all.
+    """
+    cancelling = ("matmul", "gate", "add", "position")
+    moved = {name: partial(rules.rules[name], epsilon=epsilon) for name in cancelling}
+    return rules if epsilon == 0 else RuleSet(f"{rules.name}, epsilon {epsilon}", {**rules.rules, **moved})
+
+
+@cache
 def conservative(gelu: str = "plain") -> RuleSet:
     """Gradients with attention and the scale of norms held fixed.
 

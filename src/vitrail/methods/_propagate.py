@@ -7,7 +7,7 @@ n×n matrices is ever formed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from torch import Tensor
 
@@ -25,17 +25,16 @@ def flow(trace: Trace, step: Callable[[Tensor, Block], Tensor], blocks: Iterable
     Returns:
         The row over all tokens, shape (b, n). An attention pool has no skip connection, so there I is left out.
     """
-    first = trace.blocks[-1]
-    v = trace.readout.expand(batch_of(first), -1)
+    v = trace.readout.expand(trace.blocks[-1].attention.size[0], -1)
     for block in reversed(list(trace.blocks if blocks is None else blocks)):
         moved = step(v, block)
         v = moved if block.pool else v + moved
     return v
 
 
-def batch_of(block: Block) -> int:
-    """Number of inputs in a block's tensors."""
-    return int(next(t for t in vars(block).values() if isinstance(t, Tensor) and t.dim() > 2).shape[0])
+def sum_columns(blocks: Sequence[Block], u: Tensor) -> Tensor:
+    """The sum over blocks of u·Āᵀ, with Ā the mean of attention over heads: shape (b, k, n) to (b, k, n)."""
+    return sum((block.attention.mean_columns(u) for block in blocks[1:]), start=blocks[0].attention.mean_columns(u))
 
 
 def row(v: Tensor, matrix: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.trace import ALL, Trace
-from vitrail.methods._propagate import rows
 from vitrail.methods.registry import register
 
 
@@ -15,7 +14,7 @@ from vitrail.methods.registry import register
     "AGCAM",
     "gradient",
     cite="leem2024attention",
-    needs={"O": ALL, "dA": ALL, "cut": ALL},
+    needs={"attention_logits": ALL, "attention_gradient": ALL, "cut": ALL},
     score="logit",
     detach_attention=True,
 )
@@ -32,7 +31,7 @@ def agcam(trace: Trace) -> Tensor:
     """
     total = torch.zeros((), device=trace.device)
     for block in trace.blocks:
-        m, n = block.O.shape[-2:]
-        r = trace.reading(m, n).expand(len(block.O), -1)
-        total = total + trace.patches(rows(r, block.dA.clamp_min(0) * block.O.sigmoid()).sum(1))
+        batch, queries, keys = block.attention.size
+        r = trace.reading(queries, keys).expand(batch, -1)
+        total = total + trace.patches(block.attention.sigmoid_rows(r).sum(1))
     return total

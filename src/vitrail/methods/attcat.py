@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.trace import ALL, Trace
-from vitrail.methods._propagate import row
 from vitrail.methods.registry import choose, register
 
 
@@ -19,7 +18,7 @@ def _signed(sign: str, **_: object) -> bool:
     "AttCAT",
     "gradient",
     cite="qiang2022attcat",
-    needs={"X": ALL, "dX": ALL, "A_mean": ALL},
+    needs={"X": ALL, "dX": ALL, "attention_mean": ALL},
     score="logit",
     signed=_signed,
 )
@@ -41,10 +40,9 @@ def attcat(trace: Trace, *, query: str = "mean", sign: str = "signed") -> Tensor
         if block.pool:  # what it reads leaves the last block and has no attention of its own
             continue
         cat = (block.X * block.dX).sum(-1)
-        m, n = block.A_mean.shape[-2:]
-        received = trace.mean(block.A_mean.transpose(-2, -1))
-        if query == "readout":
-            received = row(trace.reading(m, n).expand(len(cat), -1), block.A_mean)
+        _, m, n = block.attention.size
+        weights = trace.reading(m, n) if query == "readout" else trace.evenly(m)
+        received = block.attention.mean_row(weights.expand(len(cat), -1))
         trace.note("cat", trace.patches(cat))
         total = total + received * cat
     relevance = trace.patches(total)

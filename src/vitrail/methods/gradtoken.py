@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from vitrail.capture.trace import LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.methods._propagate import row
+from vitrail.methods._propagate import sum_columns
 from vitrail.methods.registry import choose, register
 
 SOFTMAX = ("jacobian", "elementwise")
@@ -19,7 +20,7 @@ def _needs(variant: int, depth: int, softmax: str, **_: object) -> Needs:
     if softmax == "elementwise":
         needs = {"A": LAST, "dA": LAST, "K": LAST}
     if variant:
-        needs["A_mean"] = slice(depth - 1, -1)
+        needs["attention_mean"] = slice(depth - 1, -1)
     return needs
 
 
@@ -93,19 +94,18 @@ def _spread(trace: Trace, M: Tensor, variant: int, depth: int) -> Tensor:
         return M
     total = len(trace.blocks)
     below = trace.blocks[depth - 1 : total - 1]
-    tokens = below[0].A_mean.shape[-1]
-    readout = trace.reading(tokens, tokens)
-    if variant in (3, 4):
-        A_bar = sum((b.A_mean for b in below[1:]), start=below[0].A_mean.clone()) / total
-        if variant == 4:
-            return M @ trace.between_patches(A_bar).transpose(-2, -1)
-        return trace.patches(row(readout.expand(len(M), -1), A_bar))[:, None] * M
+    batch, _, tokens = below[0].attention.size
+    v = trace.reading(tokens, tokens).expand(batch, -1)
+    if variant == 4:
+        return trace.patches(sum_columns(below, trace.on_tokens(M, tokens))) / total
+    if variant == 3:
+        received = sum((b.attention.mean_row(v) for b in below), start=torch.zeros_like(v)) / total
+        return trace.patches(received)[:, None] * M
     if variant == 1:
-        v = readout.expand(len(M), -1)
         for block in reversed(below):
-            v = v + row(v, block.A_mean)
+            v = v + block.attention.mean_row(v)
         return trace.patches(v)[:, None] * M
     u = trace.on_tokens(M, tokens)
     for block in reversed(below):
-        u = u + u @ block.A_mean.transpose(-2, -1)
+        u = u + block.attention.mean_columns(u)
     return trace.patches(u)

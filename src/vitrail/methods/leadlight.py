@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,21 +11,22 @@ from torch.nn.functional import normalize
 
 from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.methods._propagate import rows
+from vitrail.methods._propagate import sum_columns
 from vitrail.methods.registry import METHODS, choose, register
 
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
+AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
 VARIANTS = {"fast": {"source": "last", "score": "logit"}, "attention": {"spread": "attention", "rounds": 1}}
 
 
 def _needs(source: str, spread: str, **_: object) -> Needs:
     choose("source", source, SOURCES)
     choose("spread", spread, ("keys", "attention"))
-    needs: Needs = {"A": LAST, "dA": LAST}
+    needs: Needs = {"attention": LAST, "attention_gradient": LAST}
     if source != "last":
         needs = METHODS[source].needed({**METHODS[source].options, **SOURCES[source]})
-    return {**needs, **({"K": ALL} if spread == "keys" else {"A_mean": slice(0, -1)})}
+    return {**needs, **({"K": ALL} if spread == "keys" else {"attention_mean": slice(0, -1)})}
 
 
 @register("leadlight", "Leadlight", "gradient", cite="vitrail", needs=_needs, score="prob", variants=VARIANTS)
@@ -52,9 +54,9 @@ def leadlight(
     if not 0 <= mix <= 1 or not power > 0 or rounds < 1:
         raise OptionError(f"expected mix from 0 to 1, power > 0 and rounds ≥ 1, got {mix=}, {power=} and {rounds=}")
     R = averaged = _scaled(_source(trace, source))
-    W = _affinity(trace, power) if spread == "keys" else _attention(trace)
+    spread_once = _by_keys(trace, power) if spread == "keys" else _by_attention(trace)
     for _ in range(rounds):
-        averaged = (W @ averaged.unsqueeze(-1)).squeeze(-1)
+        averaged = spread_once(averaged)
     trace.note("source", R)
     trace.note("spread", averaged)
     return (1 - mix) * R + mix * _scaled(averaged)
@@ -62,26 +64,48 @@ def leadlight(
 
 def _source(trace: Trace, source: str) -> Tensor:
     if source == "last":
-        last = trace.blocks[-1]
-        return trace.patches(rows(trace.readout.expand(len(last.A), -1), (last.dA * last.A).clamp_min(0)).mean(1))
+        attention = trace.blocks[-1].attention
+        return trace.patches(attention.weighted_rows(trace.readout.expand(attention.size[0], -1)).mean(1))
     return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
 
 
-def _affinity(trace: Trace, power: float) -> Tensor:
+def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
+    """W as a function on relevance, shape (b, S); of large inputs a few rows of W are in memory at a time."""
     upper = trace.blocks[len(trace.blocks) // 2 :]
-    keys = [normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper]
-    W = torch.stack([K @ K.transpose(-2, -1) for K in keys]).mean(0).clamp_min(0) ** power
+    keys = torch.cat([normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper], -1)
+    keys *= len(upper) ** -0.5  # their products are means of the cosines over the blocks
+    batch, count = keys.shape[:2]
+    at_once = max(1, AT_ONCE // (batch * count))
+    pieces = [slice(start, start + at_once) for start in range(0, count, at_once)]
+    kept = [_affinity(trace, keys, power, pieces[0])] if len(pieces) == 1 else None
+
+    def spread(relevance: Tensor) -> Tensor:
+        parts = kept or (_affinity(trace, keys, power, rows) for rows in pieces)
+        return torch.cat([(W @ relevance.unsqueeze(-1)).squeeze(-1) for W in parts], -1)
+
+    return spread
+
+
+def _affinity(trace: Trace, keys: Tensor, power: float, rows: slice) -> Tensor:
+    """Some rows of W."""
+    W = (keys[:, rows] @ keys.transpose(-2, -1)).clamp_min_(0) ** power
     if trace.valid is not None:  # padding neither gives nor gets relevance
-        W = W * trace.between_patches(trace.valid[:, :, None] & trace.valid[:, None])
+        valid = trace.patches(trace.valid)
+        W = W * (valid[:, rows, None] & valid[:, None])
     return W / W.sum(-1, keepdim=True).clamp_min(torch.finfo(W.dtype).tiny)
 
 
-def _attention(trace: Trace) -> Tensor:
+def _by_attention(trace: Trace) -> Callable[[Tensor], Tensor]:
     total = len(trace.blocks)
     if total < 2:
         raise OptionError('spread="attention" needs a block below the last, and this model has one: use "keys"')
     below = trace.blocks[min(total // 4, total - 2) : -1]
-    return trace.between_patches(torch.stack([block.A_mean for block in below]).mean(0))
+
+    def spread(relevance: Tensor) -> Tensor:
+        u = trace.on_tokens(relevance, below[0].attention.size[2])[:, None]
+        return trace.patches(sum_columns(below, u)[:, 0]) / len(below)
+
+    return spread
 
 
 def _scaled(relevance: Tensor) -> Tensor:

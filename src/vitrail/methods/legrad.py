@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor
 
+from vitrail.capture.plain import plain
 from vitrail.capture.probe import ProbedTrace
+from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
 from vitrail.methods.registry import Applies, choose, register
+
+
+def _needs(blocks: int, pool: str) -> Needs:
+    return {"ended": slice(-blocks, None)} if pool == "model" and blocks >= 1 and not plain() else {}
 
 
 @register(
@@ -16,6 +20,7 @@ from vitrail.methods.registry import Applies, choose, register
     "LeGrad",
     "gradient",
     cite="bousselham2024legrad",
+    needs=_needs,
     score="logit",
     applies=Applies(
         excluded={
@@ -40,9 +45,8 @@ def legrad(trace: ProbedTrace, *, blocks: int = 2, pool: str = "model") -> Tenso
     if blocks < 1:
         raise OptionError(f"blocks={blocks} must be at least 1")
     tokens = 0 if trace.probe.structure.tokens_first else 1
-    keep: Callable[[Tensor], Tensor] = lambda x: x  # noqa: E731
-    mean: Callable[[Tensor], Tensor] = lambda x: x.mean(tokens, keepdim=True).expand_as(x)  # noqa: E731
-    gradients = trace.probe.layer_gradients(blocks, keep if pool == "model" else mean)
+    mean = None if pool == "model" else lambda x: x.mean(tokens, keepdim=True).expand_as(x)
+    gradients = trace.probe.layer_gradients(blocks, mean)
     layers = [trace.patches(g.clamp_min(0).mean((1, 2))) for g in gradients]
     for layer in layers:
         trace.note("layer", layer)

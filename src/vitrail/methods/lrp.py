@@ -8,19 +8,30 @@ from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import Block, Needs
 from vitrail.errors import OptionError
 from vitrail.lrp import rules
-from vitrail.lrp.rules import ABSLRP, ORIG, OURS, conservative
+from vitrail.lrp.rules import ABSLRP, ORIG, OURS, RuleSet, conservative
 from vitrail.methods._propagate import flow, row, rows
 from vitrail.methods.cost import lrp_pass
 from vitrail.methods.registry import Applies, choose, register, within
 
+#: Share of the root mean square by which the stable variants move sums away from zero.
+EPSILON = 0.001
 
-@register("lrp", "LRP", "relevance", cite="bach2015lrp", cost=lrp_pass)
-def lrp(trace: ProbedTrace, *, where: str = "pixels") -> Tensor:
+
+def _rules(table: RuleSet, epsilon: float) -> RuleSet:
+    if not 0 <= epsilon < 1:
+        raise OptionError(f"epsilon={epsilon} must be at least 0 and below 1: it is a share of a root mean square")
+    return rules.stable(table, float(epsilon))
+
+
+@register("lrp", "LRP", "relevance", cite="bach2015lrp", variants={"stable": {"epsilon": EPSILON}}, cost=lrp_pass)
+def lrp(trace: ProbedTrace, *, where: str = "pixels", epsilon: float = 0.0) -> Tensor:
     """Relevance that starts as 1 at the class and is shared among the inputs of each operation, down to the pixels.
 
     Args:
         trace: The pass.
         where: "pixels", or "tokens" for the tokens that enter the first block; a text has tokens only.
+        epsilon: Sums of both signs are moved away from zero by this share of their root mean square before relevance
+            is divided by them; 0 as in the published code, whose maps depend on rounding in single precision.
 
     Returns:
         Relevance of pixels, shape (b, height, width), or of patches, shape (b, S).
@@ -28,7 +39,7 @@ def lrp(trace: ProbedTrace, *, where: str = "pixels") -> Tensor:
     choose("where", where, ["pixels", "tokens"])
     if trace.probe.model_inputs.image is None:
         where = "tokens"
-    return trace.probe.relevances(ORIG, frozenset({where})).map(trace)
+    return trace.probe.relevances(_rules(ORIG, epsilon), frozenset({where})).map(trace)
 
 
 @register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", cost=lrp_pass)
@@ -56,22 +67,29 @@ def _attribution_needs(start: int, **_: object) -> Needs:
     cite="chefer2021transformer",
     needs=_attribution_needs,
     score="logit",
-    variants={"script": {"start": 1}, "bert": {"start": -1, "normalise": True}},
+    variants={
+        "script": {"start": 1},
+        "bert": {"start": -1, "normalise": True},
+        "stable": {"epsilon": EPSILON},
+    },
     cost=lrp_pass,
 )
-def transformer_attribution(trace: ProbedTrace, *, start: int = 0, normalise: bool = False) -> Tensor:
+def transformer_attribution(
+    trace: ProbedTrace, *, start: int = 0, normalise: bool = False, epsilon: float = 0.0
+) -> Tensor:
     """Rollout of I + the mean over heads of (dA ⊙ R_A)⁺, with R_A the relevance of attention by rules that conserve it.
 
     Args:
         trace: The pass, with gradients at attention.
         start: First block; negative from the end.
         normalise: Scale each row of I + (dA ⊙ R_A)⁺ to sum one, as the released code for text models does.
+        epsilon: As for `lrp`.
 
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
     within("start", start, len(trace.blocks), "blocks")
-    relevances = trace.probe.relevances(OURS, frozenset({"A"})).A
+    relevances = trace.probe.relevances(_rules(OURS, epsilon), frozenset({"A"})).A
     found = {id(block): R for block, R in zip(trace.blocks, relevances, strict=True)}
 
     def step(v: Tensor, block: Block) -> Tensor:

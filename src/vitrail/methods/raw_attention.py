@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from vitrail.capture.trace import Needs, Trace
-from vitrail.methods._propagate import row
 from vitrail.methods.registry import choose, register, within
 
 
 def _needs(layer: int, head: int | None, **_: object) -> Needs:
     where = slice(layer, layer + 1 or None)
-    return {"A_mean": where} if head is None else {"A": where}
+    return {"attention_mean": where} if head is None else {"attention": where}
 
 
 @register(
@@ -38,11 +38,12 @@ def raw_attention(trace: Trace, *, layer: int = -1, head: int | None = None, que
     """
     choose("query", query, ("readout", "sum"))
     within("layer", layer, len(trace.blocks), "blocks")
-    block = trace.blocks[layer]
-    if head is not None:
-        within("head", head, block.A.shape[1], "heads")
-    A = block.A_mean if head is None else block.A[:, head]
-    if query == "sum":
-        return trace.patches(A.sum(-2))
-    r = trace.reading(*A.shape[-2:])
-    return trace.patches(row(r.expand(len(A), -1), A))
+    attention = trace.blocks[layer].attention
+    batch, queries, keys = attention.size
+    r = trace.reading(queries, keys)
+    v = (torch.ones_like(r) if query == "sum" else r).expand(batch, -1)
+    if head is None:
+        return trace.patches(attention.mean_row(v))
+    heads = attention.rows(v)
+    within("head", head, heads.shape[1], "heads")
+    return trace.patches(heads[:, head])

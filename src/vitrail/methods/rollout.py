@@ -7,13 +7,15 @@ from torch import Tensor
 
 from vitrail.capture.trace import Block, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.methods._propagate import batch_of, row
+from vitrail.methods._propagate import row
 from vitrail.methods.registry import Applies, choose, register, within
 
 
-def _needs(start: int, fusion: str, **_: object) -> Needs:
+def _needs(start: int, fusion: str, discard: float, faults: str, **_: object) -> Needs:
     where = slice(start, None)
-    return {"A_mean": where} if fusion == "mean" else {"A": where}
+    if fusion != "mean":
+        return {"A": where}
+    return {"A_mean": where} if discard or faults != "none" else {"attention_mean": where}
 
 
 @register(
@@ -59,7 +61,12 @@ def rollout(
         raise OptionError(f"discard={discard} is not a share: it must be at least 0 and below 1")
     within("start", start, len(trace.blocks), "blocks")
     blocks = trace.blocks[start:]
-    v = trace.readout.expand(batch_of(blocks[-1]), -1)
+    v = trace.readout.expand(blocks[-1].attention.size[0], -1)
+    if fusion == "mean" and not discard and faults == "none":
+        for block in reversed(blocks):
+            u = v / (block.attention.row_sums() + (not block.pool)) if normalise else v
+            v = block.attention.mean_row(u) + (0 if block.pool else u)
+        return trace.patches(v)
     if fusion == "per_head":
         v = v[:, None].expand(-1, blocks[-1].A.shape[1], -1)
     for block in reversed(blocks):

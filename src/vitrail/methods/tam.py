@@ -13,7 +13,7 @@ from vitrail.methods.registry import register
 
 
 def _needs(integral: bool, **_: object) -> Needs:
-    needs = {"A_mean": ALL}
+    needs = {"attention_mean": ALL}
     return needs if integral else {**needs, "dA": LAST}
 
 
@@ -43,10 +43,10 @@ def tam(
         Relevance of patches, shape (b, S), not negative.
     """
     last = trace.blocks[-1]
-    r = trace.readout.expand(len(last.A_mean), -1)
-    v = row(r, last.A_mean)
+    r = trace.readout.expand(last.attention.size[0], -1)
+    v = last.attention.mean_row(r)
     for block in reversed(trace.blocks[start:-1] if not first_state else ()):
-        v = v + row(v, block.A_mean)
+        v = v + block.attention.mean_row(v)
     gradient = path_gradient(trace.probe, steps) if integral else last.dA
     W = row(r, gradient.clamp_min(0).mean(1))
     trace.note("state", trace.patches(v))

@@ -5,12 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from vitrail.capture.trace import Block, Needs, Trace
-from vitrail.methods._propagate import flow, rows
+from vitrail.methods._propagate import flow
 from vitrail.methods.registry import Applies, register, within
 
 
 def _needs(start: int) -> Needs:
-    return {"A": slice(start, None), "dA": slice(start, None)}
+    return {"attention": slice(start, None), "attention_gradient": slice(start, None)}
 
 
 @register(
@@ -38,4 +38,4 @@ def transformer_mm(trace: Trace, *, start: int = 0) -> Tensor:
 
 
 def _step(v: Tensor, block: Block) -> Tensor:
-    return rows(v, (block.dA * block.A).clamp_min_(0)).mean(1)
+    return block.attention.weighted_rows(v).mean(1)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.capture.plain import plain
 from vitrail.capture.probe import Probe, feature_needs
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
@@ -203,23 +204,27 @@ def _debiased(
     home = image.device if image.device.type == "cuda" else torch.device("cpu")
     generator = torch.Generator(home).manual_seed(seed)
 
-    def noise() -> Tensor:
+    def noise(count: int) -> Tensor:
         # One mask after the other, so that the noise does not depend on how many are looked at together.
-        drawn = torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32)
-        return (drawn * sigma).to(image)
+        drawn = [torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32) for _ in range(count)]
+        return (torch.stack(drawn) * sigma).to(image)
 
     def difference(M: Tensor, Z: Tensor) -> Tensor:
         hidden = (1 - M) * Z
-        behind = probe.scores((image * M + hidden).to(image.dtype), i)
-        return behind - probe.scores((image + hidden).to(image.dtype), i)
+        pair = ((image * M + hidden).to(image.dtype), (image + hidden).to(image.dtype))
+        if 2 * len(M) <= probe.most and not plain():  # one forward pass for both
+            behind, before_mask = probe.scores(torch.cat(pair), i).chunk(2)
+        else:
+            behind, before_mask = (probe.scores(images, i) for images in pair)
+        return behind - before_mask
 
     found = []
     for _ in range(draws):
-        Z = noise() if shared else None
+        Z = noise(1)[0] if shared else None
         scores = [image.new_zeros(0, probe.count)]
         for piece in probe.pieces(len(masks)):
             M = masks[piece][:, None]
-            each = torch.stack([noise() for _ in range(len(M))]) if Z is None else Z
+            each = noise(len(M)) if Z is None else Z
             change = (difference(M, each) + difference(M, -each)) / 2 if twice else difference(M, each)
             scores.append(change + before)
         found.append(torch.cat(scores))

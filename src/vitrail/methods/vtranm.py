@@ -10,7 +10,6 @@ from torch import Tensor
 
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
-from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register, within
 
 VARIANTS = ("baseline", "af", "af+l", "full")
@@ -45,8 +44,8 @@ def _needs(
     **_: object,
 ) -> Needs:
     if variant == "baseline":
-        return {kind: slice(layer, layer + 1 or None) for kind in ("A", "dA")}
-    needs: dict[str, slice] = {"A": ALL, "dA": ALL}
+        return {kind: slice(layer, layer + 1 or None) for kind in ("attention", "attention_gradient")}
+    needs: dict[str, slice] = {"attention": ALL, "attention_gradient": ALL}
     if variant == "af" and init != "norm":
         return needs
     needs["stream"] = ALL
@@ -122,15 +121,16 @@ def vtranm(
     if variant == "baseline":
         within("layer", layer, len(trace.blocks), "blocks")
         block = trace.blocks[layer]
-        r = trace.reading(*block.A.shape[-2:])
-        moved = rows(r.expand(len(block.A), -1), _weighted(block)).mean(1)
+        batch, queries, keys = block.attention.size
+        r = trace.reading(queries, keys)
+        moved = block.attention.weighted_rows(r.expand(batch, -1)).mean(1)
         return trace.patches(moved if block.pool else r + moved)
     measure = Measure(
         variant in ("af+l", "full"), variant == "full", embedding, value_input, per_head, value_bias,
         projection_bias, layer_scale, necc_over, post_norm,
     )  # fmt: skip
 
-    v = trace.readout.expand(len(trace.blocks[-1].A), -1)
+    v = trace.readout.expand(trace.blocks[-1].attention.size[0], -1)
     weights = measured(trace, measure) if measure.length else [(None, None)] * len(trace.blocks)
     if trace.notes is not None:
         _note(trace, weights)
@@ -138,7 +138,7 @@ def vtranm(
         if w_mlp is not None:
             v = v * (1 + w_mlp)  # the MLP acts after attention, so it comes first on the way down
         scale = None if w is None or not layer_scale else block.branch_scale
-        moved = rows(v if scale is None else v * scale, _weighted(block))
+        moved = block.attention.weighted_rows(v if scale is None else v * scale)
         moved = (moved if w is None else moved * w).mean(1)
         v = moved if block.pool else v + moved
     if init == "norm" or (init is None and measure.length):
@@ -149,17 +149,14 @@ def vtranm(
 def _note(trace: Trace, weights: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
     """Hand out attention and transformation apart, block by block: what the readout attends to, and the weights w."""
     for block, (w, w_mlp) in zip(trace.blocks, weights, strict=True):
-        r = trace.reading(*block.A.shape[-2:]).expand(len(block.A), -1)
-        trace.note("attention", trace.patches(rows(r, block.A).mean(1)))
-        trace.note("attention_gradient", trace.patches(rows(r, _weighted(block)).mean(1)))
+        batch, queries, keys = block.attention.size
+        r = trace.reading(queries, keys).expand(batch, -1)
+        trace.note("attention", trace.patches(block.attention.rows(r).mean(1)))
+        trace.note("attention_gradient", trace.patches(block.attention.weighted_rows(r).mean(1)))
         if w is not None:
             trace.note("transformation", trace.patches(w.mean(1)))
         if w_mlp is not None:
             trace.note("transformation_mlp", trace.patches(w_mlp))
-
-
-def _weighted(block: Block) -> Tensor:
-    return (block.dA * block.A).clamp_min_(0)  # A ≥ 0, so this is dA⁺ ⊙ A
 
 
 def measured(trace: Trace, measure: Measure) -> list[tuple[Tensor, Tensor | None]]:
@@ -184,9 +181,9 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
     The vectors Ẽ_h = V_h·Wo_h are never formed: their lengths come from the Gram matrix of Wo_h, dh×dh, and their
     products with E from E·Wo_hᵀ, which is as small as V.
     """
-    E = torch.stack([_embedding(block, "X", measure) for block in blocks])
-    V = torch.stack([_values(block, measure).transpose(0, 1) for block in blocks])  # (layers, H, b, n, dh)
-    Wo = torch.stack([block.Wo for block in blocks])
+    E = _stack([_embedding(block, "X", measure) for block in blocks])
+    V = _stack([_values(block, measure).transpose(0, 1) for block in blocks])  # (layers, H, b, n, dh)
+    Wo = _stack([block.Wo for block in blocks])
     bias = None
     if measure.projection_bias and blocks[0].bo is not None:
         bias = torch.stack([block.bo for block in blocks if block.bo is not None])
@@ -203,37 +200,47 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
         joined = V.permute(0, 2, 3, 1, 4).reshape(layers, b * n, heads * dh)
         changed = (joined @ Wo.transpose(1, 2)).view_as(E)
         changed = changed if bias is None else changed + bias[:, None, None]
-        return _weigh(trace, length, changed.norm(dim=-1), (changed * E).sum(-1), measure).unsqueeze(2)
+        along = (changed * E).sum(-1) if measure.direction else None
+        return _weigh(trace, length, changed.norm(dim=-1), along, measure).unsqueeze(2)
     split = Wo.view(layers, -1, heads, dh).permute(0, 2, 3, 1)  # (layers, H, dh, d)
     flat = V.flatten(2, 3)
     square = ((flat @ (split @ split.transpose(-2, -1))) * flat).sum(-1)
-    projected = (E.flatten(1, 2) @ Wo).view(layers, b * n, heads, dh).transpose(1, 2)
-    product = (projected * flat).sum(-1)
+    product = None
+    if measure.direction:
+        projected = (E.flatten(1, 2) @ Wo).view(layers, b * n, heads, dh).transpose(1, 2)
+        product = (projected * flat).sum(-1)
     if bias is not None:
         share = bias / heads
         square = square + 2 * (flat @ (split @ share[:, None, :, None])).squeeze(-1) + (share**2).sum(-1)[:, None, None]
-        product = product + (E.flatten(1, 2) @ share[..., None]).transpose(1, 2)
-    after, product = (t.view(layers, heads, b, n).transpose(1, 2) for t in (square.clamp_min(0).sqrt(), product))
+        product = None if product is None else product + (E.flatten(1, 2) @ share[..., None]).transpose(1, 2)
+    after = square.clamp_min(0).sqrt().view(layers, heads, b, n).transpose(1, 2)
+    product = None if product is None else product.view(layers, heads, b, n).transpose(1, 2)
     return _weigh(trace, length.unsqueeze(2), after, product, measure)
 
 
 def mlp_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -> Tensor:
     """The weights w of MLP layers, shape (layers, b, n)."""
-    E = torch.stack([_embedding(block, "X_mid", measure) for block in blocks])
-    changed = torch.stack([block.F for block in blocks if block.F is not None])
+    E = _stack([_embedding(block, "X_mid", measure) for block in blocks])
+    changed = _stack([block.F for block in blocks if block.F is not None])
     if not measure.layer_scale and blocks[0].F_gamma is not None:
         gamma = torch.stack([block.F_gamma for block in blocks if block.F_gamma is not None])[:, None, None]
         changed = torch.where(gamma == 0, 0.0, changed / gamma)
     if measure.post_norm == "fold" and blocks[0].F_norm_gain is not None:
         gain = torch.stack([block.F_norm_gain for block in blocks if block.F_norm_gain is not None])[:, None, None]
         E, changed = _fold(E, gain, -1), _fold(changed, gain, -1)
-    return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), (changed * E).sum(-1), measure)
+    along = (changed * E).sum(-1) if measure.direction else None
+    return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), along, measure)
 
 
-def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor, measure: Measure) -> Tensor:
-    """Ratio of lengths, times NECC if directions are measured; tokens are the last axis."""
+def _stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Stack tensors along a new first axis; a single one is not copied."""
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(list(tensors))
+
+
+def _weigh(trace: Trace, before: Tensor, after: Tensor, product: Tensor | None, measure: Measure) -> Tensor:
+    """Ratio of lengths, times NECC if directions are measured (by ``product``); tokens are the last axis."""
     ratio = after / before.clamp_min(TINY)
-    if not measure.direction:
+    if product is None:
         return ratio
     cosine = product / (before * after).clamp_min(TINY)
     if trace.valid is not None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
+from vitrail.module_walk import modules_of, tensors_of
 
 _WRAPPER_KEYS = ("state_dict", "model_state_dict", "model", "model_ema", "module", "net")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -166,12 +167,12 @@ def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def _state_of(model: nn.Module) -> tuple[tuple[str, int, int], ...]:
+def _state_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
     """Identity and version of each tensor, which change when the weights do."""
-    return tuple(
-        (k, id(t), 0 if t.is_inference() else t._version)  # noqa: SLF001 - torch has no public version counter
-        for k, t in _tensors_of(model).items()
-    )
+    return tuple([
+        (id(t), 0 if t.is_inference() else t._version)  # noqa: SLF001 - torch has no public version counter
+        for t in tensors_of(modules_of(model))
+    ])  # fmt: skip
 
 
 def _sha256(model: nn.Module) -> str:

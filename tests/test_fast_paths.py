@@ -1,0 +1,179 @@
+"""Fast paths against the plain path, which ``VITRAIL_PLAIN=1`` selects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.capture import cuda_graphs
+from vitrail.methods import METHODS
+from vitrail.models import LoadedModel
+from vitrail.models.preprocess import Preprocess
+from vitrail.module_walk import modules_of
+from vitrail.speed import FORWARD, FORWARD_BACKWARD, measure_speed
+from vitrail.testing import tiny_vit
+
+RECORDED = [m.name for m in METHODS.values() if m.family in ("attention", "gradient", "relevance")]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+
+class Replay:
+    """A stand-in for a recording: the pass is computed again from the recorded inputs, without the model's call."""
+
+    def __init__(self, compute: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        self.compute, self.inputs, self.replays = compute, [t.clone() for t in inputs], 0
+        self.size = 1
+
+    def replay(self, inputs: Sequence[Tensor]) -> Any:
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+        self.replays += 1
+        return self.compute(self.inputs)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
+    """Record on the CPU, by `Replay`."""
+    made: list[Replay] = []
+
+    def record(compute: Callable[..., Any], inputs: Sequence[Tensor]) -> Replay:
+        made.append(Replay(compute, inputs))
+        return made[-1]
+
+    monkeypatch.setattr(cuda_graphs, "_record", record)
+    monkeypatch.setattr(cuda_graphs, "_Recording", Replay)
+    monkeypatch.setattr(cuda_graphs, "_bound", lambda *_: None)
+    monkeypatch.setattr(cuda_graphs, "_drawn", lambda _: 0)
+    monkeypatch.setattr(cuda_graphs, "_DEVICES", ("cpu",))
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
+    return made
+
+
+def test_recording_is_off_unless_it_is_asked_for(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cuda_graphs.SWITCH)
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+    for _ in range(3):
+        vitrail.explain(model, images, "rollout", target=0)
+    assert not graphs
+
+
+def test_recordings_serve_other_images_and_classes(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit().double()
+    methods = ["leadlight", "conservative_lrp"]
+    for i in range(3):
+        images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+        target = [[i, 2], [1, i]]
+        fast = vitrail.explain(model, images, methods=methods, target=target)
+        with monkeypatch.context() as plain:
+            plain.setenv("VITRAIL_PLAIN", "1")
+            slow = vitrail.explain(model, images, methods=methods, target=target)
+        for name, expected in slow.items():
+            assert torch.allclose(fast[name].grid, expected.grid, rtol=0, atol=1e-10)
+            assert torch.equal(fast[name].targets, expected.targets)
+            assert torch.equal(fast[name].images, images)
+    assert [one.replays for one in graphs] == [2]
+
+
+def test_a_recording_is_not_used_where_it_may_differ(graphs: list[Replay]) -> None:
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+
+    def replays() -> int:
+        before = sum(one.replays for one in graphs)
+        vitrail.explain(model, images, "rollout", target=0)
+        return sum(one.replays for one in graphs) - before
+
+    assert [replays() for _ in range(3)] == [0, 1, 1]
+    handle = model.blocks[0].register_forward_hook(lambda *_: None)
+    assert replays() == 0
+    handle.remove()
+    assert replays() == 1
+    model.blocks[0].factor = 0.5  # an attribute that a forward function may read
+    assert [replays() for _ in range(2)] == [0, 1]
+    with torch.no_grad():
+        next(model.parameters()).mul_(1.1)
+    assert [replays() for _ in range(2)] == [0, 1]
+    with torch.autocast("cpu", torch.bfloat16):
+        assert replays() == 0
+    with pytest.raises(vitrail.errors.TargetError, match="class 77"):
+        vitrail.explain(model, images, "rollout", target=77)
+
+
+def test_modules_are_walked_in_order() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.ModuleList([nn.ReLU(), shared]), tiny_vit())
+    assert modules_of(model) == list(model.modules())
+
+
+@needs_gpu
+@pytest.mark.parametrize("method", RECORDED)
+def test_replayed_maps_are_those_of_the_plain_path(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
+    model = tiny_vit().double().cuda()
+    for target in (0, 1, 2, None):
+        images = torch.randn(2, 3, 32, 32, dtype=torch.float64, device="cuda")
+        fast = vitrail.explain(model, images, method, target=target)
+        with monkeypatch.context() as plain:
+            plain.setenv("VITRAIL_PLAIN", "1")
+            slow = vitrail.explain(model, images, method, target=target)
+        assert torch.allclose(fast.grid, slow.grid, rtol=1e-10, atol=1e-10 * float(slow.grid.abs().max()))
+    kept = cuda_graphs._known[model].values()
+    assert any(isinstance(one, cuda_graphs._Recording) for one in kept)
+
+
+@needs_gpu
+def test_a_model_that_waits_for_its_results_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
+
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_vit()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x if float(x.sum()) < 1e9 else -x)
+
+    model = Waiting().cuda()
+    images = torch.randn(1, 3, 32, 32, device="cuda")
+    maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(3)]
+    assert torch.equal(maps[0], maps[2])
+    assert set(cuda_graphs._known[model].values()) == {cuda_graphs.NEVER}
+    free = torch.cuda.memory_reserved()
+    torch.empty(2**28, device="cuda").sum().item()
+    torch.cuda.empty_cache()  # the allocator gives memory back after a recording that failed
+    assert torch.cuda.memory_reserved() <= free + 2**26
+
+
+@needs_gpu
+def test_a_model_that_draws_numbers_is_not_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(cuda_graphs.SWITCH, "1")
+
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_vit()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x + torch.randn_like(x))
+
+    model = Noisy().cuda()
+    images = torch.randn(1, 3, 32, 32, device="cuda")
+    maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(4)]
+    assert not torch.equal(maps[2], maps[3])
+
+
+def test_speed_is_measured_and_the_model_is_restored() -> None:
+    model = tiny_vit()
+    model.head.requires_grad_(False)
+    before = [p.requires_grad for p in model.parameters()]
+    loaded = LoadedModel(model, Preprocess((32, 32)), name="tiny")
+    rows = measure_speed(loaded, ["rollout", "gradtoken"], repeats=1)
+    assert [row.call for row in rows] == [FORWARD, FORWARD_BACKWARD, "rollout", "gradtoken"]
+    assert rows[0].over_forward == rows[1].over_forward_backward == 1
+    assert all(row.seconds > 0 for row in rows)
+    assert [p.requires_grad for p in model.parameters()] == before
+    assert all(p.grad is None for p in model.parameters())
