@@ -13,7 +13,8 @@ from vitrail.explain import explain
 from vitrail.explanation import Explanation
 from vitrail.map_source import MapSource
 from vitrail.targets import Target, contrast
-from vitrail.trust.checker import BUDGETS, check_maps
+from vitrail.trust.check_run import BUDGETS
+from vitrail.trust.checker import check_maps
 from vitrail.trust.map_check import VERDICTS, MapCheck
 from vitrail.web.jobs import Job
 
