@@ -104,7 +104,7 @@ def table(out: Path) -> bytes:
 
 def killed_node(plan: Path, folder: Path, expected: int) -> dict[str, Any]:
     """Run on two nodes, kill the second after a third of the parts, and say what happened."""
-    port, out = free_port(), folder / "cluster"
+    port, out, process = free_port(), folder / "cluster", None
     nodes = [RayNode(port, head=True)]
     try:
         time.sleep(8)
@@ -117,6 +117,8 @@ def killed_node(plan: Path, folder: Path, expected: int) -> dict[str, Any]:
         nodes[1].kill()
         finish(process, out)
     finally:
+        if process is not None and process.poll() is None:
+            process.kill()
         for node in reversed(nodes):
             node.kill()
     return {"parts": expected, "parts_before_the_kill": before, "parts_after": len(parts(out)) - before}
@@ -129,6 +131,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # nodes end with this script, also when it is terminated
     folder = Path(tempfile.mkdtemp(prefix="vitrail-ray-"))
     try:
         plan = folder / "cluster.toml"

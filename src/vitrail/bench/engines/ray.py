@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, run_task
 from vitrail.bench.explainer import error_line
 from vitrail.errors import InputError, OutputError, require
 
-#: Number of times Ray repeats a task whose actor died.
+#: Number of times a task is repeated whose actor died.
 RETRIES = 3
 
 
@@ -42,7 +43,8 @@ class RayWorker:
 class RayEngine:
     """Run tasks on a Ray cluster, or on this machine if there is none.
 
-    An actor that dies is restarted and its task repeated. That is safe because parts are written atomically.
+    The task of an actor that dies, with its process or with its node, is given to another one. That is safe because
+    parts are written atomically.
 
     Args:
         workers: Number of actors. Default: one per GPU of the cluster, or one per ``threads`` cores.
@@ -99,36 +101,51 @@ class RayEngine:
         gpu = self.device != "cpu"
         resources = ray.cluster_resources()
         count = self.workers or int(resources.get("GPU", 1) if gpu else resources.get("CPU", 1) // self.threads) or 1
-        actor_class = ray.remote(
-            num_gpus=1 if gpu else 0, num_cpus=1 if gpu else self.threads, max_restarts=-1, max_task_retries=RETRIES
-        )(RayWorker)
+        actor_class = ray.remote(num_gpus=1 if gpu else 0, num_cpus=1 if gpu else self.threads)(RayWorker)
         # Ray shows an actor its own GPU only, which is then the first it sees.
         device = "cuda:0" if gpu else "cpu"
-        self.actors = [actor_class.remote(device, self.threads) for _ in range(min(count, len(tasks)))]
-        todo = list(reversed(tasks))
+        todo, idle, deaths = list(reversed(tasks)), list[Any](), Counter[str]()
         busy: dict[Any, tuple[Any, BenchTask]] = {}
+        starting: dict[Any, Any] = {}
 
-        def assign(actor: Any) -> None:
-            task = todo.pop()
-            busy[actor.run.remote(task)] = (actor, task)
+        def start() -> None:
+            # An actor is given no task before it answers: after a node died, there may be no core for a new one.
+            self.actors.append(actor_class.remote(device, self.threads))
+            starting[self.actors[-1].pid.remote()] = self.actors[-1]
 
-        for actor in self.actors:
-            assign(actor)
-        while busy:
-            (ready,), _ = ray.wait(list(busy), num_returns=1)
+        def lose(actor: Any, name: str, error: Exception) -> None:
+            deaths[name] += 1
+            if deaths[name] > RETRIES:
+                raise WorkerError(
+                    f"{name} failed after {RETRIES} retries ({error_line(error)}). Run it again to resume"
+                ) from error
+            ray.kill(actor)
+            self.actors.remove(actor)
+            start()
+
+        for _ in range(min(count, len(tasks))):
+            start()
+        while todo or busy:
+            while todo and idle:
+                actor, task = idle.pop(), todo.pop()
+                busy[actor.run.remote(task)] = (actor, task)
+            (ready,), _ = ray.wait([*busy, *starting], num_returns=1)
+            if ready in starting:
+                actor = starting.pop(ready)
+                try:
+                    ray.get(ready)
+                    idle.append(actor)
+                except ray.exceptions.RayError as error:
+                    lose(actor, "an actor", error)
+                continue
             actor, task = busy.pop(ready)
             try:
                 failure = ray.get(ready)
             except ray.exceptions.RayError as error:
-                raise WorkerError(
-                    f"{task.name} failed after {RETRIES} retries ({error_line(error)}). Run it again to resume"
-                ) from error
+                todo.append(task)
+                lose(actor, task.name, error)
+                continue
             if failure is not None:
                 raise (OutputError if failure[0] == "output" else WorkerError)(failure[1])
             done(task)
-            if todo:
-                assign(actor)
-            else:
-                # Its cores may be the only ones left for an actor whose node died with a task.
-                ray.kill(actor)
-                self.actors.remove(actor)
+            idle.append(actor)
