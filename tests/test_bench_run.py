@@ -323,7 +323,7 @@ dataset = { name = "voc2012" , root = "." }
     ],
 )  # fmt: skip
 def test_workers_that_share_a_gpu_print_a_note(capsys, devices, expected):
-    from vitrail.cli.bench import _warn_shared_gpu
+    from vitrail.cli.bench import warn_shared_gpu
 
-    _warn_shared_gpu(SimpleNamespace(devices=devices))
+    warn_shared_gpu(SimpleNamespace(devices=devices))
     assert capsys.readouterr().err.partition(": ")[2].partition(";")[0] == expected

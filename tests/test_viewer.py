@@ -14,7 +14,7 @@ from vitrail.errors import InputError, OutputError
 from vitrail.models import LoadedModel
 from vitrail.testing import tiny_vit
 from vitrail.viz import viewer
-from vitrail.web.encoding import decode_map
+from vitrail.viz.map_encoding import decode_map
 
 EVIL = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>"
 #: JavaScript from a canvas to a checksum of its pixels.

@@ -19,7 +19,7 @@ from vitrail.cli.serve import load_models
 from vitrail.methods import METHODS
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
-from vitrail.web.encoding import decode_map
+from vitrail.viz.map_encoding import decode_map
 from vitrail.web.errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.model import serve_model

@@ -11,7 +11,7 @@ import torch
 
 import vitrail
 from vitrail.methods import METHODS
-from vitrail.web import batch as batch_module
+from vitrail.web import request_batch as batch_module
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
 from vitrail.web.state import Client, ServerState

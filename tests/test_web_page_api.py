@@ -12,7 +12,7 @@ from PIL import Image
 
 import vitrail
 from vitrail.trust import VERDICTS
-from vitrail.web.encoding import decode_map
+from vitrail.viz.map_encoding import decode_map
 from vitrail.web.runner import level_passes
 from web_case import error_text, image_file, small_app, tiny_model, upload, upload_id
 

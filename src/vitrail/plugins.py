@@ -24,6 +24,8 @@ from vitrail.errors import OptionError, PluginWarning
 #: Groups of entry points, and what an entry is called in messages.
 GROUPS = {"vitrail.methods": "method", "vitrail.scores": "score"}
 
+#: What was registered, by group; each registry declares its table.
+TABLES: dict[str, MutableMapping[str, Any]] = {}
 _attempted: set[tuple[str, str, str]] = set()
 
 
@@ -86,16 +88,15 @@ def _entries(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def _load(entry: EntryPoint, group: str) -> None:
-    tables = _tables()
-    before = [dict(table) for table in tables.values()]
+    before = {name: dict(table) for name, table in TABLES.items()}
     try:
         entry.load()
-        if entry.name not in tables[group]:
+        if entry.name not in TABLES.get(group, {}):
             raise OptionError(f"it registers no {GROUPS[group]} of this name")
     except Exception as error:  # noqa: BLE001 - whatever another package does must not break this one
-        for table, content in zip(tables.values(), before, strict=True):
-            table.clear()
-            table.update(content)
+        for name, content in before.items():
+            TABLES[name].clear()
+            TABLES[name].update(content)
         origin = entry.dist.name if entry.dist is not None else "an unknown package"
         warnings.warn(
             f"the {GROUPS[group]} {entry.name!r} of {origin} ({entry.value}) was not loaded: "
@@ -103,13 +104,6 @@ def _load(entry: EntryPoint, group: str) -> None:
             PluginWarning,
             stacklevel=4,
         )
-
-
-def _tables() -> dict[str, MutableMapping[str, Any]]:
-    from vitrail.methods.registry import METHODS
-    from vitrail.scores.registry import REGISTERED_SCORES
-
-    return {"vitrail.methods": METHODS, "vitrail.scores": REGISTERED_SCORES}
 
 
 def refuse_name_clash(kind: str, name: str, existing: Any, new: Any) -> None:

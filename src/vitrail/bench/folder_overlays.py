@@ -70,7 +70,7 @@ class OverlayChunk:
     def maps(self) -> int:
         """Number of rows of the part, for progress."""
         pq: Any = require("pyarrow.parquet", "bench", "read tables")
-        return int(pq.read_metadata(self._part).num_rows)
+        return int(pq.read_metadata(self._part_path).num_rows)
 
     @property
     def path(self) -> Path:
@@ -87,7 +87,7 @@ class OverlayChunk:
         return bool(found.get("key") == self.key and (found.get("original") or not self.original))
 
     @property
-    def _part(self) -> Path:
+    def _part_path(self) -> Path:
         return Path(self.out) / "parts" / f"{self.name}.parquet"
 
     def prepare(self, device: str) -> None:
@@ -97,7 +97,7 @@ class OverlayChunk:
         """Draw the overlays of all maps of the part."""
         del device
         pq: Any = require("pyarrow.parquet", "bench", "read tables")
-        rows = [row for row in pq.read_table(self._part).to_pylist() if row["offset"] >= 0]
+        rows = [row for row in pq.read_table(self._part_path).to_pylist() if row["offset"] >= 0]
         rows.sort(key=lambda row: row["image"])  # stable: the order of the targets remains
         for name, own in groupby(rows, key=lambda row: row["image"]):
             self._draw(name, list(own))

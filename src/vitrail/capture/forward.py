@@ -237,8 +237,9 @@ def forward_pass(
 def _ends(needs: list[Needs], structure: ModelStructure) -> tuple[list[Needs], tuple[int, ...], frozenset[int]]:
     """Needs with gradients at A in place of ``ended``, the blocks to end with, last first, and those it alone needs."""
     wanted = blocks_to_keep(needs, len(structure.layers)).get("ended", frozenset())
-    if not wanted:
-        return needs, (), frozenset()
+    # Attention that pools the tokens would be that of all ends, not of the model.
+    if not wanted or any(layer.pool for layer in structure.layers):
+        return without_ends(needs), (), frozenset()
     chain = [i for i, layer in enumerate(structure.layers) if not layer.pool]
     ends = tuple(reversed(chain[-len(wanted) :]))
     rest = without_ends(needs)

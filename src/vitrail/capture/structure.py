@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -97,6 +97,8 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 def _target_key(target: Callable[..., Any] | None) -> Any:
     """The cache key of a target function: a lambda from one place in the code is one target."""
     code = getattr(target, "__code__", None)
+    if code is None and is_dataclass(target) and not isinstance(target, type):
+        return (type(target), tuple(_cell_key(getattr(target, one.name)) for one in fields(target)))
     if code is None:
         return target
     cells = tuple(_cell_key(cell.cell_contents) for cell in (getattr(target, "__closure__", None) or ()))

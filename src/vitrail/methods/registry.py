@@ -17,7 +17,7 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.methods.cost import CostFunction, shared_pass
-from vitrail.plugins import load_plugins, refuse_name_clash
+from vitrail.plugins import TABLES, load_plugins, refuse_name_clash
 from vitrail.targets import SCORES
 
 Relevance = Callable[..., Tensor]
@@ -233,6 +233,7 @@ OPTION_TYPES: dict[type, str] = {
 }
 
 METHODS: dict[str, Method] = {}
+TABLES["vitrail.methods"] = METHODS
 
 
 def register(name: str, title: str, family: str, **entry: Any) -> Callable[[Relevance], Relevance]:

@@ -19,6 +19,7 @@ from torch import Tensor, nan_to_num
 
 from vitrail.errors import InputError, OutputError
 from vitrail.viz.colormap import to_image
+from vitrail.viz.map_encoding import encode_map
 from vitrail.viz.templating import render
 from vitrail.viz.types import ExplanationLike
 
@@ -140,8 +141,6 @@ def viewer_code() -> str:
 
 def _encoded_maps(explanation: ExplanationLike, b: int) -> Iterator[dict[str, Any]]:
     """Each target's map as the page's modules decode it, and a note: that it is constant, or a check's verdict."""
-    from vitrail.web.encoding import encode_map
-
     for k in range(explanation.maps.shape[1]):
         check = explanation.checks.get((b, k))
         note = "no relevance" if bool(explanation.constant[b, k]) else "" if check is None else check.verdict

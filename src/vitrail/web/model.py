@@ -30,7 +30,7 @@ from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
 from vitrail.text.windows import predict_texts
-from vitrail.web.encoding import encode_map
+from vitrail.viz.map_encoding import encode_map
 from vitrail.web.references import paper_of
 
 if TYPE_CHECKING:

@@ -181,20 +181,20 @@ class Queue:
         """Run one short step of each client that has one; called by long steps between two batches."""
         with self._condition:
             waiting = set(self._tasks)
-        while waiting and (tasks := self._take(waiting, short_only=True)):
+        while waiting and (tasks := self._next_tasks(waiting, short_only=True)):
             waiting -= {task.client for task in tasks}
             self._run_steps(tasks)
 
     def _run(self) -> None:
         while not self.closed:
             with self._condition:
-                tasks = self._take(self._tasks)
+                tasks = self._next_tasks(self._tasks)
                 if not tasks:
                     self._condition.wait(1.0)
             if tasks:
                 self._run_steps(tasks)
 
-    def _take(self, clients: Any, short_only: bool = False) -> list[QueuedTask]:
+    def _next_tasks(self, clients: Any, short_only: bool = False) -> list[QueuedTask]:
         """The task whose turn it is, and those of other clients that can be prepared with it."""
         taken: list[QueuedTask] = []
         rows: set[Hashable] = set()

@@ -14,7 +14,6 @@ from vitrail.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, LevelGrid, Preset
-from vitrail.web.batch import MapBatches, explain_inputs
 from vitrail.web.cache import to_cpu
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
@@ -22,6 +21,7 @@ from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import Limits
 from vitrail.web.map_checks import check_evaluations, check_map, target_of
 from vitrail.web.queue import JobCancelled, Queue, Step, log
+from vitrail.web.request_batch import MapBatches, explain_inputs
 from vitrail.web.validation import RequestedMethod
 
 #: Minimum time between two progress updates, in seconds.

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.web.batch import MapBatches, Predictions
 from vitrail.web.cache import BoundedStore, MapCache
 from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
@@ -25,6 +24,7 @@ from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel
 from vitrail.web.originals import encode_original
 from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
+from vitrail.web.request_batch import MapBatches, Predictions
 from vitrail.web.runner import JobRunner
 from vitrail.web.samples import sample_pixels
 from vitrail.web.uploads import Upload, read_upload
