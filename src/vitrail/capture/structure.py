@@ -97,8 +97,9 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 def _target_key(target: Callable[..., Any] | None) -> Any:
     """The cache key of a target function: a lambda from one place in the code is one target."""
     code = getattr(target, "__code__", None)
-    if code is None and is_dataclass(target) and not isinstance(target, type):
-        return (type(target), tuple(_cell_key(getattr(target, one.name)) for one in fields(target)))
+    given: Any = target
+    if code is None and is_dataclass(given) and not isinstance(given, type):
+        return (type(given), tuple(_cell_key(getattr(given, one.name)) for one in fields(given)))
     if code is None:
         return target
     cells = tuple(_cell_key(cell.cell_contents) for cell in (getattr(target, "__closure__", None) or ()))
