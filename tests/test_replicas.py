@@ -31,7 +31,7 @@ def make(kind: str) -> torch.nn.Module:
     return model.double().eval()
 
 
-KINDS = ("cls", "mean", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("wide", "distilled", "registers")))
+KINDS = ("cls", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mean", "wide", "distilled", "registers")))
 CASES = {
     "raw_attention": lambda p, c: raw_attention.replica(p),
     "rollout": lambda p, c: rollout.replica(p),
