@@ -156,7 +156,7 @@ def test_cluster_that_cannot_be_reached_is_named(monkeypatch):
         raise ConnectionError(f"Failed to connect to Ray cluster at {address}")
 
     monkeypatch.setattr(ray, "init", refuse)
-    with pytest.raises(InputError, match=r"no Ray cluster at '127.0.0.1:1' .* ray start --head"):
+    with pytest.raises(InputError, match=r"no Ray cluster at '127.0.0.1:1' .*ray start --head"):
         RayEngine(address="127.0.0.1:1")._connect(ray)
 
 

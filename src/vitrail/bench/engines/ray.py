@@ -95,7 +95,8 @@ class RayEngine:
                 ) from error
         else:
             cores = self.workers * self.threads if self.workers and self.device == "cpu" else None
-            ray.init(num_cpus=cores, include_dashboard=False, **quiet)
+            # A new cluster, even where files of a former one that was killed are left.
+            ray.init("local", num_cpus=cores, include_dashboard=False, **quiet)
 
     def _run(self, ray: Any, tasks: list[BenchTask], done: TaskCallback) -> None:
         gpu = self.device != "cpu"
