@@ -82,18 +82,10 @@ def test_page_cites_its_paper(name):
     assert not METHODS[name].cite or METHODS[name].cite in keys
 
 
-#: Methods without scores in results/imagenet1000.csv and benchmarks/results/pairs-scenes.json yet.
-UNMEASURED: tuple[str, ...] = ()
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_measured_scores_exist(name):
     measured = hook("measured")
     table = measured.table(name, measured.load(ROOT))
-    if name in UNMEASURED:
-        assert not table, f"{name} was measured: take it out of UNMEASURED and put {measured.MARK} into its page"
-        assert measured.MARK not in page(name)
-        return
     assert f"`{name}`" in table
     assert measured.MARK in page(name)
 
