@@ -20,6 +20,7 @@ from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import find_places
 from vitrail.errors import MapWarning, NotApplicableError, OptionError, TargetError
 from vitrail.evaluation_progress import Progress, evaluation_progress, expected_evaluations
+from vitrail.explained_batch import explain_batch, join_batches, split_inputs
 from vitrail.explanation import Explanation, Explanations, Provenance
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.map_source import MapSource, TextSource
@@ -29,9 +30,10 @@ from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import embed_texts
+from vitrail.module_walk import walks_once
 from vitrail.original_image import original_images
 from vitrail.recommendation import AUTO, recommended
-from vitrail.shared_pass import MOST, PassSettings, explain_batch, join_batches, split_inputs
+from vitrail.shared_pass import MOST, BatchJob, PassSettings
 from vitrail.smoothed_pass import explain_smoothed
 from vitrail.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
 from vitrail.targets import Target, similarity, target_count
@@ -63,6 +65,7 @@ def explain(
 ) -> Explanations: ...  # fmt: skip
 
 
+@walks_once
 def explain(
     model: nn.Module | LoadedModel,
     inputs: Inputs,
@@ -175,14 +178,15 @@ def explain(
     total = expected_evaluations(jobs, structure, copies, target_count(target))
     with evaluation_progress(progress, total, advance) as report:
         run = PassSettings(batch_size or MOST, keep, report, places)
+        job = BatchJob(about, model_inputs, target, structure, jobs, run)
         if smoothing is not None:
-            found = explain_smoothed(about, model_inputs, target, structure, jobs, run, smoothing, batch_size)
+            found = explain_smoothed(job, smoothing, batch_size)
         else:
             pieces = [
-                explain_batch(about, piece, aimed, structure, jobs, run)
+                explain_batch(replace(job, model_inputs=piece, target=aimed))
                 for piece, aimed in split_inputs(model_inputs, target, batch_size)
             ]
-            found = {job.label: join_batches([piece[job.label] for piece in pieces]) for job in jobs}
+            found = {one.label: join_batches([piece[one.label] for piece in pieces]) for one in jobs}
     found = _with_provenance(found, inputs, about)
     again = partial(
         _explain_again,

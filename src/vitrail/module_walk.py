@@ -2,9 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 from torch import Tensor, nn
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class _Walks(threading.local):
+    """Modules of the models that were walked through during the call under way, by the model's id."""
+
+    found: dict[int, list[nn.Module]] | None = None
+
+
+_walks = _Walks()
+
+
+def walks_once(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that replaces no modules walk through each model once. A call inside it walks again."""
+
+    @wraps(call)
+    def run(*args: P.args, **kwargs: P.kwargs) -> R:
+        before, _walks.found = _walks.found, {}
+        try:
+            return call(*args, **kwargs)
+        finally:
+            _walks.found = before
+
+    return run
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -15,6 +44,15 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         >>> modules_of(model) == list(model.modules())
         True
     """
+    known = _walks.found
+    if known is None:
+        return _walk(model)
+    if id(model) not in known:
+        known[id(model)] = _walk(model)
+    return known[id(model)]
+
+
+def _walk(model: nn.Module) -> list[nn.Module]:
     found: dict[int, nn.Module] = {}
     waiting = [model]
     while waiting:

@@ -13,51 +13,39 @@ from vitrail.capture.forward import check_finite, forward_only
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import NotApplicableError
+from vitrail.explained_batch import explain_batch, split_inputs
 from vitrail.explanation import Explanation
 from vitrail.method_jobs import MethodJob
 from vitrail.models import LoadedModel
 from vitrail.postprocess import to_maps
-from vitrail.shared_pass import PassSettings, explain_batch, split_inputs
+from vitrail.shared_pass import BatchJob
 from vitrail.smoothing import ImageCopy, Smoothing, copy_batches, image_copies, images_to_smooth
 from vitrail.targets import ResolvedTarget, Target, resolve_target
 
 
-def explain_smoothed(
-    about: LoadedModel,
-    model_inputs: ModelInputs,
-    target: Target,
-    structure: ModelStructure,
-    jobs: Sequence[MethodJob],
-    run: PassSettings,
-    smoothing: Smoothing,
-    batch_size: int | None,
-) -> dict[str, Explanation]:
+def explain_smoothed(job: BatchJob, smoothing: Smoothing, batch_size: int | None) -> dict[str, Explanation]:
     """Explain all copies of each image and average their relevance before it is scaled.
 
     The classes are those of the unchanged images, for all copies.
 
     Args:
-        about: The model.
-        model_inputs: Inputs on its device.
-        target: What to explain.
-        structure: What was found in the model.
-        jobs: The methods.
-        run: Settings of the call.
+        job: What to compute for the unchanged images.
         smoothing: Settings of the smoothing.
         batch_size: Most images in one pass; None for one copy of all images at a time.
     """
+    about, model_inputs, target, structure = job.about, job.model_inputs, job.target, job.structure
     images = images_to_smooth(model_inputs)
-    shown = run.shown(structure)
+    shown = job.settings.shown(structure)
     copies = list(image_copies(smoothing, images, shown.layout))
     aimed = _resolve(about, model_inputs, target, structure, batch_size)
     rows = None if aimed.classes is None else aimed.rows()
     totals: dict[str, Tensor] = {}
-    pieces: dict[str, list[Explanation]] = {job.label: [] for job in jobs}
+    pieces: dict[str, list[Explanation]] = {one.label: [] for one in job.methods}
     for group in copy_batches(len(images), copies, batch_size):
         owner = torch.cat([torch.arange(where.start, where.stop) for _, where in group]).to(images.device)
         changed = torch.cat([copies[copy].change(images[where]) for copy, where in group]).to(images.dtype)
         same = target if rows is None else [rows[i] for i in owner.tolist()]
-        found = explain_batch(about, model_inputs.pick(owner, changed), same, structure, jobs, run)
+        found = explain_batch(replace(job, model_inputs=model_inputs.pick(owner, changed), target=same))
         for label, explanation in found.items():
             if explanation.grid.dim() != 4:
                 raise NotApplicableError(
@@ -68,8 +56,8 @@ def explain_smoothed(
             _add(total, explanation.grid, group, copies)
             pieces[label].append(explanation)
     return {
-        job.label: _mean(job, pieces[job.label], totals[job.label] / len(copies), shown, model_inputs, aimed, smoothing)
-        for job in jobs
+        one.label: _mean(one, pieces[one.label], totals[one.label] / len(copies), shown, model_inputs, aimed, smoothing)
+        for one in job.methods
     }
 
 

@@ -4,7 +4,7 @@ For a few images a GPU waits for Python: launching the kernels of a pass takes l
 run again with inputs of the same shapes is therefore recorded and replayed with one launch. A recording is used only
 while nothing that Python decides can differ: the same module objects, parameters, attributes and forward functions, no
 hooks, no random numbers, no other modes. What cannot be recorded, because it waits for results on the way, runs as
-before. Recording is experimental: it is off unless ``VITRAIL_CUDA_GRAPHS=1`` is set.
+before. ``VITRAIL_CUDA_GRAPHS=0`` switches recording off.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import logging
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
@@ -37,7 +37,7 @@ MOST_RECORDINGS, MOST_KNOWN = 32, 128
 AGAIN, NEVER = 16, 2**62
 #: Share of a device's memory that all recordings may hold.
 MEMORY_SHARE = 1 / 16
-#: Environment variable that switches recording on.
+#: Environment variable; 0 switches recording off.
 SWITCH = "VITRAIL_CUDA_GRAPHS"
 _DEVICES = ("cuda",)
 _SCALARS = frozenset((bool, int, float, str, type(None)))
@@ -86,7 +86,7 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
     # Workspaces of matrix products are kept by stream; the recording gets its own, which nothing else uses.
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
     try:
-        with torch.cuda.stream(stream):
+        with torch.cuda.stream(stream), _own_random_state(device):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 outputs, extra = compute(own)
@@ -103,6 +103,18 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
     return _Recording(graph, own, outputs, extra, size, torch.cuda.Event())  # type: ignore[no-untyped-call]
 
 
+@contextmanager
+def _own_random_state(device: torch.device) -> Iterator[None]:
+    """Let a recording use a random state of its own, since one that fails leaves its state unusable."""
+    generator = torch.cuda.default_generators[device.index]
+    before = generator.graphsafe_get_state()
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        yield
+    finally:
+        generator.graphsafe_set_state(before)
+
+
 def recording() -> bool:
     """Whether a pass is being recorded, or run for the first time before that: nothing may wait for its results."""
     if getattr(_first_run, "running", False):
@@ -114,7 +126,7 @@ def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a pass over these inputs may be recorded at all."""
     device = inputs[0].device if inputs else torch.device("cpu")
     return (
-        os.environ.get(SWITCH) == "1"
+        os.environ.get(SWITCH, "1") != "0"
         and device.type in _DEVICES
         and not plain()
         and all(t.device == device for t in inputs)
@@ -132,14 +144,22 @@ def run(
     """Run a pass: replay its recording, record it if it was run before, or compute it.
 
     Args:
-        model: The model; its state is part of the key.
-        key: What the pass depends on besides.
+        model: The model; its modules, their attributes and functions are part of the key.
+        key: What the pass depends on besides, such as where the weights lie.
         inputs: Tensors on one CUDA device.
         compute: The pass.
     """
     key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs), _state(modules_of(model)))
+    try:
+        return _run(_known.setdefault(model, OrderedDict()), key, inputs, compute)
+    except torch.OutOfMemoryError:
+        if not _forget(inputs[0].device):
+            raise
+    return compute(inputs)
+
+
+def _run(known: _Known, key: Hashable, inputs: Sequence[Tensor], compute: Compute[Extra]) -> tuple[list[Tensor], Extra]:
     device = inputs[0].device
-    known = _known.setdefault(model, OrderedDict())
     if key not in known:
         drawn = _drawn(device)
         _first_run.running = True
@@ -176,6 +196,18 @@ def _bound(known: _Known, newest: Hashable, device: torch.device) -> None:
             known[key] = AGAIN
 
 
+def _forget(device: torch.device) -> bool:
+    """Drop all recordings of a device, whose memory something else needs; whether there were any."""
+    with _lock:
+        found = [(known, key) for known in _known.values() for key, r in known.items() if isinstance(r, _Recording)]
+        found = [(known, key) for known, key in found if known[key].inputs[0].device == device]  # type: ignore[union-attr]
+        torch.cuda.synchronize(device)
+        for known, key in found:
+            known[key] = AGAIN
+    torch.cuda.empty_cache()
+    return bool(found)
+
+
 def _held(device: torch.device) -> int:
     """Bytes that all recordings on a device hold."""
     found = (r for known in _known.values() for r in known.values() if isinstance(r, _Recording))
@@ -199,16 +231,10 @@ def _has_hooks(modules: Sequence[nn.Module]) -> bool:
 
 
 def _state(modules: Sequence[nn.Module]) -> int:
-    """A number that changes when modules, where their tensors lie, their attributes or their functions do."""
+    """A number that changes when modules, their attributes or their functions do."""
     parts: list[Any] = []
     for module in modules:
         held = module.__dict__
         parts += (id(module), type(module).forward, id(held.get("forward")))
         parts += [value for value in held.values() if type(value) in _SCALARS]
-        parts += [
-            (t.data_ptr(), t.dtype)
-            for tensors in (module._parameters, module._buffers)  # noqa: SLF001
-            for t in tensors.values()
-            if t is not None
-        ]
     return hash(tuple(parts))
