@@ -120,6 +120,19 @@ def test_recordings_give_their_memory_back(graphs: list[Replay], monkeypatch: py
         vitrail.explain(model, images, "gradtoken", target=0)
 
 
+def test_scores_of_perturbed_images_are_recorded(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit().double()
+    for target in (0, 1):
+        images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+        fast = vitrail.explain(model, images, "occlusion", target=target, batch_size=11)
+        with monkeypatch.context() as plain:
+            plain.setenv("VITRAIL_PLAIN", "1")
+            slow = vitrail.explain(model, images, "occlusion", target=target, batch_size=11)
+        assert torch.allclose(fast.grid, slow.grid, rtol=0, atol=1e-12)
+    assert {len(one.inputs[0]) for one in graphs} <= {8, 16}
+    assert sum(one.replays for one in graphs) > 2
+
+
 def test_modules_are_walked_in_order() -> None:
     shared = nn.Linear(2, 2)
     model = nn.Sequential(shared, nn.ModuleList([nn.ReLU(), shared]), tiny_vit())

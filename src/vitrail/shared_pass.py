@@ -30,6 +30,8 @@ from vitrail.targets import ResolvedTarget, Target, class_scores, resolve_target
 
 #: Images in one forward pass of methods that evaluate many, where the user sets no limit.
 MOST = 32
+#: Attention of at most this many tokens leaves a GPU room for twice as many.
+FEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,12 @@ class ComputedBatch:
     logits: Tensor | None
     own: dict[str, float]
     parts: dict[str, list[dict[str, Any]]]
+
+
+def most_images(structure: ModelStructure, device: torch.device) -> int:
+    """How many images methods that evaluate many put into one forward pass, where the user sets no limit."""
+    few = all(layer.size[1] <= FEW_TOKENS for layer in structure.layers)
+    return 2 * MOST if device.type == "cuda" and few else MOST
 
 
 def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch:

@@ -56,6 +56,11 @@ class ModelInputs:
         return next((t for t in self.tensors if t.dim() == 4 and t.is_floating_point()), None)
 
     @property
+    def only_image(self) -> bool:
+        """Whether the images, given as the first argument, are all there is."""
+        return len(self.args) == 1 and not self.kwargs and self.embeddings is None and self.args[0] is self.image
+
+    @property
     def words(self) -> Tensor | None:
         """The numbers of a text's tokens, shape (b, n), or None for images."""
         given = self.kwargs.get("input_ids", self.args[0] if self.args else None)

@@ -18,6 +18,7 @@ from vitrail.capture.inputs import ModelInputs, fields_of, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import scores_as_logits
+from vitrail.capture.recorded_forward import recorded_scores
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.capture.verify import gradients
 from vitrail.class_group import ClassGroup, membership
@@ -168,9 +169,15 @@ class Probe:
         """
         owner = self._owner(owner, len(images))
         cast = nullcontext() if precision is None else torch.autocast(images.device.type, precision)
-        with frozen(self.model), torch.inference_mode(), cast:
-            output = run_model(self.model, self.fed(images, owner))
-            values = self.scorer(output, owner, self.score)
+        recorded = None
+        if precision is None and self.classes is not None and self.model_inputs.only_image:
+            recorded = recorded_scores(self.model, self.structure, images)
+        if recorded is not None:
+            values = self.scorer(recorded, owner, self.score)
+        else:
+            with frozen(self.model), torch.inference_mode(), cast:
+                output = run_model(self.model, self.fed(images, owner))
+                values = self.scorer(output, owner, self.score)
         self.advance(len(images))
         return values.clone() if values.is_inference() else values
 
