@@ -73,7 +73,8 @@ def test_tables_of_the_pages_have_numbers():
         for key, model, optional in papers.MARK.findall(page(paper)):
             assert key in paper_tables()
             assert optional or "| ours |" in papers.table(find_table(key), papers.load(ROOT), model), key
-    assert papers.movies(ROOT).count("\n") == 1 + len(papers.TEXT_METHODS) + 1
+    for name in papers.MOVIES:
+        assert papers.movies(ROOT, name).count("\n") == 1 + len(papers.TEXT_METHODS) + 1
 
 
 def test_measured_tables_are_those_of_the_papers(monkeypatch):

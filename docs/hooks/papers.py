@@ -5,7 +5,7 @@ counterpart, such as ``<!-- paper vtranm_table2 -->``; with ``if measured``, not
 and with ``on MODEL`` the results of that embedded model. Published
 numbers come from src/vitrail/papers/numbers.csv, ours from results/imagenet1000.csv and, in benchmarks/results,
 ablations-pets.json and, if it exists, paper-tables.json. ``<!-- movies -->`` becomes token-F1 by the
-number of words, from benchmarks/results/movies.json; ``<!-- depths -->`` the scores of GradToken by depth.
+number of words, from benchmarks/results/movies.json, ``<!-- movies-base -->`` the same from movies-base.json; ``<!-- depths -->`` the scores of GradToken by depth.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ logger = get_plugin_logger("papers")
 
 MARK = re.compile(r"<!-- paper (\w+)(?: on ([\w-]+))?( if measured)? -->")
 #: Marks of the other tables.
-MOVIES, DEPTHS = "<!-- movies -->", "<!-- depths -->"
+DEPTHS = "<!-- depths -->"
+#: Results of classifiers of movie reviews.
+MOVIES = ("movies", "movies-base")
 ABLATIONS = "benchmarks/results/ablations-pets.json"
 #: By data set of a paper, the one we have instead.
 DATA = {"imagenet": "imagenet", "imagenet-segmentation": "pets", "cifar10": "cifar10"}
@@ -45,7 +47,7 @@ METHODS = {
 }
 ARROWS = {"up": "↑", "down": "↓"}
 #: Rows of Figure 6 of GradToken, by our names.
-TEXT_METHODS = ("gradtoken", "transformer_attribution", "gradcam", "raw_attention", "partial_lrp", "lrp", "rollout")
+TEXT_METHODS = ("gradtoken", "transformer_attribution", "gradcam:bert", "raw_attention", "partial_lrp", "lrp", "rollout")
 
 
 class OurScore(NamedTuple):
@@ -197,9 +199,9 @@ def depths(root: Path) -> str:
     return "\n".join(lines)
 
 
-def movies(root: Path) -> str:
+def movies(root: Path, name: str) -> str:
     """Token-F1 of the methods of GradToken's Figure 6 by the number of words, as a table."""
-    rows = json.loads((root / "benchmarks" / "results" / "movies.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((root / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
     found = {row["method"]: row["macro_f1_at"] for row in rows}
     tops = list(found["gradtoken"])
     lines = [f"| token-F1 ↑, words picked | {' | '.join(tops)} |", "|---|" + "---:|" * len(tops)]
@@ -210,8 +212,9 @@ def movies(root: Path) -> str:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, **_: object) -> str:
     """Put the tables into a page."""
     root = Path(config.config_file_path).parent
-    if MOVIES in markdown:
-        markdown = markdown.replace(MOVIES, movies(root))
+    for name in MOVIES:
+        if f"<!-- {name} -->" in markdown:
+            markdown = markdown.replace(f"<!-- {name} -->", movies(root, name))
     if DEPTHS in markdown:
         markdown = markdown.replace(DEPTHS, depths(root))
 
