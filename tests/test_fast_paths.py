@@ -120,16 +120,22 @@ def test_recordings_give_their_memory_back(graphs: list[Replay], monkeypatch: py
         vitrail.explain(model, images, "gradtoken", target=0)
 
 
-def test_scores_of_perturbed_images_are_recorded(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "sizes"), [("occlusion", {2, 8, 16}), ("vit_cx", {2, 8, 16}), ("vit_cx:paper", {2, 8, 16})]
+)
+def test_passes_of_perturbed_images_are_recorded(
+    method: str, sizes: set[int], graphs: list[Replay], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = tiny_vit().double()
-    for target in (0, 1):
+    for target in (0, 1, None):
         images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
-        fast = vitrail.explain(model, images, "occlusion", target=target, batch_size=11)
+        fast = vitrail.explain(model, images, method, target=target, batch_size=11)
         with monkeypatch.context() as plain:
             plain.setenv("VITRAIL_PLAIN", "1")
-            slow = vitrail.explain(model, images, "occlusion", target=target, batch_size=11)
-        assert torch.allclose(fast.grid, slow.grid, rtol=0, atol=1e-12)
-    assert {len(one.inputs[0]) for one in graphs} <= {8, 16}
+            slow = vitrail.explain(model, images, method, target=target, batch_size=11)
+        assert torch.allclose(fast.grid, slow.grid, rtol=0, atol=1e-10)
+        assert torch.allclose(fast.logits, slow.logits)
+    assert {len(one.inputs[0]) for one in graphs} <= sizes
     assert sum(one.replays for one in graphs) > 2
 
 

@@ -18,6 +18,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.probe import Probe, ProbedTrace, Scorer
+from vitrail.capture.recorded_forward import recorded_pass
 from vitrail.capture.swin import Places, stitched_layout
 from vitrail.capture.swin import stitch as join_windows
 from vitrail.capture.trace import Needs, Trace
@@ -123,8 +124,12 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     # of texts reads its tokens is measured in the pass.
     alone = not any(needs) and (not by_trace or (model_inputs.image is not None and bool(structure.layers)))
     with ExitStack() as stack:
-        open_pass = forward_only if alone else partial(_forward, stack, needs)
-        shared = open_pass(about.module, model_inputs, structure)
+        shared = None
+        if not by_trace and not callable(target):
+            shared = recorded_pass(about.module, model_inputs, structure, needs)
+        if shared is None:
+            open_pass = forward_only if alone else partial(_forward, stack, needs)
+            shared = open_pass(about.module, model_inputs, structure)
         logits = class_logits(about.module, shared.output)
         aimed = _aimed(target, classes, shared.output, model_inputs.batch, about.classes, logits)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither

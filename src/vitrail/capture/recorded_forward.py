@@ -1,16 +1,21 @@
-"""Class scores of perturbed images by forward passes that were recorded as CUDA graphs."""
+"""Forward passes without gradients that were recorded as CUDA graphs: of the inputs, and of perturbed images."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture import cuda_graphs
+from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import logits_of
+from vitrail.capture.inputs import ModelInputs, logits_of
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.outputs import class_logits, output_count
+from vitrail.capture.trace import Needs
 
 #: Numbers in the residual stream of a batch up to which launching a forward pass takes longer than computing it.
 MOST_NUMBERS = 2**22
@@ -43,3 +48,48 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
     padded = torch.cat([images, images[-1:].expand(filled - count, -1, -1, -1)]) if filled > count else images
     (scores,), _ = cuda_graphs.run(model, ("scores", id(structure)), [padded.contiguous()], compute)
     return scores[:count]
+
+
+def recorded_pass(
+    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, needs: Sequence[Needs]
+) -> ForwardPass | None:
+    """A forward pass of which class scores and some tensors are read; None where it is not to be recorded.
+
+    The class scores are all that is left of the model's output.
+
+    Args:
+        model: The model.
+        model_inputs: Inputs on its device.
+        structure: Its structure.
+        needs: What each method needs; no gradients.
+    """
+    image = model_inputs.image
+    if image is None or not model_inputs.only_image or output_count(model) is None:
+        return None
+    if not cuda_graphs.recordable(model, [image]):
+        return None
+
+    def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
+        own = model_inputs.swap(image, given[0])
+        if any(needs):
+            with forward_pass(model, own, structure, needs) as one, torch.no_grad():
+                return _tensors_of(one)
+        return _tensors_of(forward_only(model, own, structure))
+
+    asked = tuple(tuple((kind, where.start, where.stop) for kind, where in need.items()) for need in needs)
+    (scores, *kept), (one, places) = cuda_graphs.run(model, ("pass", id(structure), asked), [image], compute)
+    tensors: dict[int, dict[str, Any]] = {}
+    for (index, name), tensor in zip(places, kept, strict=True):
+        tensors.setdefault(index, {})[name] = tensor
+    blocks = tuple(block.having(**tensors.get(i, {})) for i, block in enumerate(one.blocks))
+    return replace(one, output=scores, logits=class_logits(model, scores), blocks=blocks)
+
+
+def _tensors_of(one: ForwardPass) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
+    """Class scores and all tensors of the blocks; and the pass, with the block and name of each tensor."""
+    scores = logits_of(one.output)
+    assert scores is not None
+    held = [
+        (i, name, t) for i, block in enumerate(one.blocks) for name, t in vars(block).items() if isinstance(t, Tensor)
+    ]
+    return [scores.detach(), *(t.detach() for *_, t in held)], (one, [(i, name) for i, name, _ in held])
