@@ -2,8 +2,6 @@
 
     python benchmarks/latency.py --device cuda --out benchmarks/results/latency-h200.json
 
-Recorded passes (``VITRAIL_CUDA_GRAPHS=1``) are switched on here.
-
 - same: maps of the fast paths against maps of the plain path (``VITRAIL_PLAIN=1``), in float64 and float32
 - single: one image at a time, attention, gradient and relevance methods
 - perturbation: Score-CAM and ViT-CX against their forward passes, integrated gradients against Captum where installed
@@ -252,7 +250,6 @@ def main() -> None:
     warnings.simplefilter("ignore")
     logging.basicConfig(level=logging.WARNING)
     logging.getLogger(cuda_graphs.__name__).setLevel(logging.DEBUG)
-    os.environ.setdefault(cuda_graphs.SWITCH, "1")
     torch.manual_seed(0)
     measures = {"same": measure_same, "single": measure_single, "perturbation": measure_perturbation,
                 "half": measure_half}  # fmt: skip
