@@ -135,6 +135,8 @@ class Block:
         tensor = tensor.detach()
         if tensor.element_size() > 2 or tensor.dtype == dtype or plain():
             setattr(self, name, tensor.to(dtype))
+            if name in self._narrow:
+                self._narrow = {other: kept for other, kept in self._narrow.items() if other != name}
         else:
             vars(self).pop(name, None)
             self._narrow = {**self._narrow, name: (tensor, dtype)}

@@ -281,10 +281,7 @@ def _norm(state: RelevanceState, op: Norm, x: Tensor) -> Tensor:
     rule = state.rule("norm")
     if not state.half:
         return op.run(x) if rule is None else rule(op, x)
-    # What leaves a norm enters a matrix product.
-    narrow = replace(op, run=lambda x: op.run(x).to(torch.bfloat16))
-    x = x.float()
-    return narrow.run(x) if rule is None else rule(narrow, x)
+    return op.run(x.float()) if rule is None else rule(replace(op, half=True), x.float())
 
 
 def mean(

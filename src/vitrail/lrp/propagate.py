@@ -203,6 +203,11 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     if "totals" not in want:
         streams = streams[:1]
     if any(not mode.attention[o.call].requires_grad for o in attention):
+        if mode.half and "softmax" not in mode.rules.rules:
+            raise NotApplicableError(
+                f"{structure.model} is in half precision, where {mode.rules.name} does not compute the relevance of "
+                "attention itself; use a float32 model, or set VITRAIL_PLAIN=1"
+            )
         raise NotApplicableError(f"the rules of {mode.rules.name} hold attention fixed, so it has no relevance")
     places = [_Place(mode.attention[o.call], mode.attention[o.call]) for o in attention]
     places += [_Place(*mode.entering[call]) for call in streams]

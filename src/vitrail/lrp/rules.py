@@ -87,7 +87,7 @@ def fixed_scale(op: Norm, x: Tensor) -> Tensor:
     """The gradient of a norm whose scale is a constant; its mean is not."""
 
     def back(R: Tensor, scale: Tensor) -> tuple[Tensor]:
-        if R.dtype in HALF and op.dims == (-1,):
+        if op.half and op.dims == (-1,):
             return (norm_gradient(R, op.gain, scale, op.centred),)
         G = (R if op.gain is None else R * op.gain) / scale
         return (G - G.mean(op.dims, keepdim=True) if op.centred else G,)
