@@ -172,7 +172,7 @@ class Block:
         if name in self._narrow:
             tensor, dtype = self._narrow[name]
             setattr(self, name, tensor.to(dtype))
-            return vars(self)[name]  # type: ignore[no-any-return]
+            return vars(self)[name]
         if name in ("Y", "dY"):
             raise NotApplicableError(
                 "no feature map was found: nothing is normalised in front of the attention of this block; "

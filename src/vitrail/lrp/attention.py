@@ -106,7 +106,10 @@ def softmax(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwarg
     """A softmax, which is attention if its result is multiplied with values."""
     axis = kwargs.get("dim", args[0] if args else None)
     attends = input.dim() >= 3 and isinstance(axis, int)
-    run = lambda x: func(x.float() if state.half else x, *args, **kwargs)  # noqa: E731
+
+    def run(x: Tensor) -> Tensor:
+        return func(x.float() if state.half else x, *args, **kwargs)  # type: ignore[no-any-return]
+
     ruled = depends(input) and (attends or not state.rules.gradient)
     A = plain(state, "softmax", run, input) if ruled else run(input)
     if attends:
