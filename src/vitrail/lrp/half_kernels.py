@@ -22,6 +22,8 @@ except ImportError:  # a build of torch without it
 
 #: Entries of a tensor that one program computes.
 ENTRIES = 2048
+#: Entries of a tensor from which on places in it are 64-bit numbers.
+LARGE = 2**31 - ENTRIES
 #: Longest rows of norms that are computed in one piece.
 LONGEST_ROW = 8192
 _failed: list[str] = []
@@ -51,7 +53,7 @@ def gamma_shares(
     one, two = torch.empty_like(y), torch.empty_like(y)
     _shares_kernel[_grid(y)](
         R, y, size, y if bias is None else bias, one, two, y.numel(), y.shape[-1], gamma / 2, eps,
-        bias is not None, ENTRIES,
+        bias is not None, y.numel() >= LARGE, ENTRIES,
     )  # fmt: skip
     return one, two
 
@@ -60,7 +62,7 @@ def gamma_gradient(x: Tensor, G: Tensor, H: Tensor, gamma: float, eps: float) ->
     """As `vitrail.lrp.half.gamma_gradient`."""
     x, G, H = x.contiguous(), G.contiguous(), H.contiguous()
     out = torch.empty_like(x)
-    _gradient_kernel[_grid(x)](x, G, H, out, x.numel(), gamma / 2, eps, ENTRIES)
+    _gradient_kernel[_grid(x)](x, G, H, out, x.numel(), gamma / 2, eps, x.numel() >= LARGE, ENTRIES)
     return out
 
 
@@ -68,7 +70,7 @@ def activation_share(R: Tensor, x: Tensor, y: Tensor, eps: float) -> Tensor:
     """As `vitrail.lrp.half.activation_share`."""
     R, x, y = R.contiguous(), x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
-    _activation_kernel[_grid(x)](R, x, y, out, x.numel(), eps, ENTRIES)
+    _activation_kernel[_grid(x)](R, x, y, out, x.numel(), eps, x.numel() >= LARGE, ENTRIES)
     return out
 
 
@@ -90,10 +92,19 @@ def _grid(t: Tensor) -> tuple[int]:
 if triton is not None:
 
     @triton.jit
+    def _places(large: tl.constexpr, ENTRIES: tl.constexpr):
+        """The entries of one program."""
+        program = tl.program_id(0)
+        if large:
+            program = program.to(tl.int64)
+        return program * ENTRIES + tl.arange(0, ENTRIES)
+
+    @triton.jit
     def _shares_kernel(
-        R, y, size, bias, one, two, count, width, half, eps, biased: tl.constexpr, ENTRIES: tl.constexpr
+        R, y, size, bias, one, two, count, width, half, eps, biased: tl.constexpr, large: tl.constexpr,
+        ENTRIES: tl.constexpr,
     ):  # fmt: skip
-        at = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+        at = _places(large, ENTRIES)
         inside = at < count
         result = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
         total = tl.load(size + at, mask=inside, other=0.0).to(tl.float32)
@@ -105,8 +116,8 @@ if triton is not None:
         tl.store(two + at, (share * result).to(two.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def _gradient_kernel(x, G, H, out, count, half, eps, ENTRIES: tl.constexpr):
-        at = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+    def _gradient_kernel(x, G, H, out, count, half, eps, large: tl.constexpr, ENTRIES: tl.constexpr):
+        at = _places(large, ENTRIES)
         inside = at < count
         value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
         plain = tl.load(G + at, mask=inside, other=0.0).to(tl.float32)
@@ -117,8 +128,8 @@ if triton is not None:
         tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
 
     @triton.jit
-    def _activation_kernel(R, x, y, out, count, eps, ENTRIES: tl.constexpr):
-        at = tl.program_id(0).to(tl.int64) * ENTRIES + tl.arange(0, ENTRIES)
+    def _activation_kernel(R, x, y, out, count, eps, large: tl.constexpr, ENTRIES: tl.constexpr):
+        at = _places(large, ENTRIES)
         inside = at < count
         value = tl.load(x + at, mask=inside, other=1.0).to(tl.float32)
         result = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
