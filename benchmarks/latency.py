@@ -220,7 +220,9 @@ def profile(args: argparse.Namespace) -> None:
 
     cases = [("float32, one image", args.model, 1, torch.float32, ["leadlight"]),
              ("float32, one image", args.model, 1, torch.float32, ["transformer_attribution"]),
-             (f"bfloat16, {args.batch} images", args.model, args.batch, torch.bfloat16, SIX)]  # fmt: skip
+             *((f"bfloat16, {args.batch} images", args.model, args.batch, torch.bfloat16, names)
+               for names in (SIX, ["attnlrp"], ["conservative_lrp"]))]  # fmt: skip
+    cases = [case for case in cases if case[0].startswith(args.profiled)]
     cuda = torch.device(args.device).type == "cuda"
     for label, name, batch, dtype, methods in cases:
         model = make(args, name, dtype)
@@ -244,6 +246,7 @@ def main() -> None:
     parser.add_argument("--small", default="vit_tiny_patch16_224", help="model of ViT-CX and of the comparison of maps")
     parser.add_argument("--size", type=int, default=None, help="image size, for trials")
     parser.add_argument("--batch", type=int, default=64, help="batch in half precision")
+    parser.add_argument("--profiled", default="", help="precision of the calls to profile, both by default")
     parser.add_argument("--rows", type=int, default=25, help="rows of the profile")
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS[:4])
     args = parser.parse_args()

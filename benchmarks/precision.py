@@ -4,14 +4,17 @@
         --out benchmarks/results/precision-h200.json
 
 Every method of a single pass explains the predicted class of the same images in float64, in float32, in float32 with
-TF32 (GPU only), and in bfloat16 (without and with TF32, which matters for methods that compute in float32, such as
-relevance). Reported is Spearman's correlation between grids: the mean over images and the 10th percentile. Variants of
-a method that is measured as well (``--methods lrp lrp:stable``) are also compared with it, both in float64.
+TF32 (GPU only), and in bfloat16: without and with TF32, which matters for methods that compute in float32, such as most
+relevance methods, and with ``VITRAIL_PLAIN=1``, where all relevance is in float32 and attention is kept as matrices.
+With ``--batch 100`` attention is computed row by row on a GPU, as that of large inputs is. Reported is Spearman's
+correlation between grids: the mean over images and the 10th percentile. Variants of a method that is measured as well
+(``--methods lrp lrp:stable``) are also compared with it, both in float64.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -24,14 +27,14 @@ import vitrail
 from vitrail.data import ImageNet
 from vitrail.explanation import versions
 
-#: By name: precision of the model, and of float32 matrix products on a GPU.
-PRECISIONS: dict[str, tuple[torch.dtype, str]] = {
-    "float32": (torch.float32, "highest"),
-    "tf32": (torch.float32, "high"),
-    "bfloat16": (torch.bfloat16, "highest"),
-    "bfloat16, tf32": (torch.bfloat16, "high"),
+#: By name: precision of the model, of float32 matrix products on a GPU, and ``VITRAIL_PLAIN``.
+PRECISIONS: dict[str, tuple[torch.dtype, str, str]] = {
+    "float32": (torch.float32, "highest", "0"),
+    "tf32": (torch.float32, "high", "0"),
+    "bfloat16": (torch.bfloat16, "highest", "0"),
+    "bfloat16, tf32": (torch.bfloat16, "high", "0"),
+    "bfloat16, plain": (torch.bfloat16, "highest", "1"),
 }
-BATCH = 20
 
 
 def centred_ranks(grid: Tensor) -> Tensor:
@@ -47,13 +50,13 @@ def agreement(one: Tensor, two: Tensor) -> dict[str, float]:
 
 
 def patch_grids(
-    loaded: Any, images: Tensor, classes: Tensor, dtype: torch.dtype, methods: list[str]
+    loaded: Any, images: Tensor, classes: Tensor, dtype: torch.dtype, methods: list[str], batch: int
 ) -> dict[str, Tensor]:
     """Patch grids by method, from the model in a precision; pixel maps are averaged over patches."""
     loaded.module.to(dtype)
     grids: dict[str, list[Tensor]] = {}
-    for start in range(0, len(images), BATCH):
-        rows = slice(start, start + BATCH)
+    for start in range(0, len(images), batch):
+        rows = slice(start, start + batch)
         found = vitrail.explain(loaded, images[rows].to(dtype), methods=methods, target=classes[rows, None])
         for name, explanation in found.items():
             grid = explanation.grid[:, 0]
@@ -72,6 +75,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--methods", nargs="+", default=SINGLE_PASS_METHODS)
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
+    parser.add_argument("--batch", type=int, default=20)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
@@ -84,7 +88,7 @@ def main() -> None:
     with torch.inference_mode():
         classes = loaded.module(images).argmax(1)
     state = {name: t.clone() for name, t in loaded.module.state_dict().items()}
-    grids = patch_grids(loaded, images, classes, torch.float64, args.methods)
+    grids = patch_grids(loaded, images, classes, torch.float64, args.methods, min(args.batch, 20))
     exact = {name: centred_ranks(grid) for name, grid in grids.items()}
     results: dict[str, dict[str, Any]] = {name: {} for name in exact}
     for name, ranks in exact.items():
@@ -92,17 +96,18 @@ def main() -> None:
         if variant and method in exact:
             results[name][f"{method} in float64"] = agreement(ranks, exact[method])
     cuda = torch.device(args.device).type == "cuda"
-    for precision, (dtype, matmul) in PRECISIONS.items():
+    for precision, (dtype, matmul, plain) in PRECISIONS.items():
         if (matmul == "high" and not cuda) or precision not in args.precisions:
             continue
         loaded.module.float().load_state_dict(state)  # restores weights that were rounded
         torch.set_float32_matmul_precision(matmul)
-        for name, grid in patch_grids(loaded, images, classes, dtype, args.methods).items():
+        os.environ["VITRAIL_PLAIN"] = plain
+        for name, grid in patch_grids(loaded, images, classes, dtype, args.methods, args.batch).items():
             results[name][precision] = agreement(centred_ranks(grid), exact[name])
     for name, row in results.items():
         print(f"{name:26s}" + "  ".join(f"{k} {v['mean']:.3f} ({v['tenth']:.3f})" for k, v in row.items()), flush=True)
-    manifest = {"model": args.model, "pictures": len(images), "target": "predicted class", "reference": "float64",
-                "device": device_name(args.device), "versions": versions()}  # fmt: skip
+    manifest = {"model": args.model, "pictures": len(images), "batch": args.batch, "target": "predicted class",
+                "reference": "float64", "device": device_name(args.device), "versions": versions()}  # fmt: skip
     save_json(args.out, {"manifest": manifest, "results": results})
 
 

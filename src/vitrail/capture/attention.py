@@ -218,10 +218,10 @@ class AttentionMode(TorchFunctionMode):
         heads = shape[1]
         for kind, tensor in (("Q", Q), ("K", K), ("V", V), ("A", A), ("O", O)):
             if tensor is not None and self._wants(kind, index):
-                value = tensor.detach().to(self._dtype)
+                value = tensor.detach()
                 if kind in ("K", "V") and value.dim() == 4 and value.shape[1] != heads:
                     value = value.repeat_interleave(heads // value.shape[1], 1)  # grouped or shared keys and values
-                setattr(block, kind, value)
+                block.keep(kind, value, self._dtype)
         if A is not None and self._wants("A_mean", index):
             block.A_mean = A.detach().mean(1).to(self._dtype)
         norm = self._norms.get(V.shape[-3] * V.shape[-1], self._norms.get(max(self._norms, default=0)))

@@ -356,16 +356,9 @@ def _broken(tensor: Tensor) -> bool:
 
 def _pad_keys(block: Block, skipped: int) -> None:
     """Give an attention pool that leaves out the first tokens zero attention to them."""
-    for name in ("A", "A_mean"):
-        if name in vars(block):
-            setattr(block, name, torch.nn.functional.pad(vars(block)[name], (skipped, 0)))
-    for name in ("K", "V"):
-        if name in vars(block):
-            setattr(block, name, torch.nn.functional.pad(vars(block)[name], (0, 0, skipped, 0)))
+    block.change(("A", "A_mean"), lambda t: torch.nn.functional.pad(t, (skipped, 0)))
+    block.change(("K", "V"), lambda t: torch.nn.functional.pad(t, (0, 0, skipped, 0)))
 
 
 def _batch_first(block: Block, tokens: int) -> None:
-    for name in _STREAM:
-        tensor = vars(block).get(name)
-        if isinstance(tensor, Tensor) and tensor.shape[0] == tokens:
-            setattr(block, name, tensor.transpose(0, 1))
+    block.change(_STREAM, lambda t: t.transpose(0, 1) if t.shape[0] == tokens else t)

@@ -413,7 +413,7 @@ def feature_needs(kind: str, where: slice = LAST) -> Needs:
 
 def _showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
     name = {"out": "X_mid", "sum": "branch"}.get(kind, kind)
-    return [b for b in blocks if name in vars(b) and not b.pool]
+    return [b for b in blocks if name in b and not b.pool]
 
 
 def _feature(block: Block, kind: str) -> Tensor:

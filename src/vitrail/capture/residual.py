@@ -128,7 +128,7 @@ class ResidualStream:
         """The output projection of the current block."""
         self.parameters.setdefault(("Wo", self._index), weight)
         if self._block is not None and self._wants("stream"):
-            self._block.Wo = self._full(weight)
+            self._block.keep("Wo", weight, self._dtype)
             self._block.bo = None if bias is None else self._full(bias)
             self._block.gamma = self._block.F_gamma = self._block.branch_scale = None
 
@@ -280,7 +280,7 @@ class ResidualStream:
         if self._wants("dX"):
             self._nodes["dX", self._index] = stream
         if self._wants("X") or self._wants("stream"):
-            block.X = self._full(X)
+            block.keep("X", X, self._dtype)
         if self._wants("stream"):
             block.F = None
         if self._wants("norms"):
@@ -291,14 +291,17 @@ class ResidualStream:
         if joined is None:
             return result
         if self._wants("stream"):  # attention and MLP read the same stream
-            block.X_mid, block.F = self._full(X), self._full(joined[1])
+            block.keep("X_mid", X, self._dtype)
+            block.keep("F", joined[1], self._dtype)
         return self._leave(result)
 
     def _note_mlp_sum(
         self, block: Block, stream: Tensor, branch: Tensor, X: Tensor, F_out: Tensor, result: Tensor
     ) -> Tensor:
         if self._wants("stream"):
-            block.X_mid, block.F = (self._full(t).reshape(block.X.shape) for t in (X, F_out))
+            shape = block.narrow("X").shape
+            block.keep("X_mid", X.reshape(shape), self._dtype)
+            block.keep("F", F_out.reshape(shape), self._dtype)
             if self._mlp_scale is not None and branch is self._mlp_scale[0]:
                 block.F_gamma = self._full(self._mlp_scale[1].flatten())
             self._mlp_scale = None

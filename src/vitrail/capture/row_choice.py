@@ -64,23 +64,24 @@ def _rowwise(
     layers, kind = structure.layers, weight.device.type
     half = kind == "cuda" and (weight.element_size() == 2 or torch.is_autocast_enabled(kind))
     means = wanted["attention_mean"] - wanted["attention"] - wanted["attention_gradient"] - wanted["attention_logits"]
+    means = frozenset() if half else means  # in half precision their kernels are faster than to form the mean
     total, found = 0, set[int]()
     for i in needed - matrices:
         layer, both = layers[i], i in wanted["attention_gradient"]
-        if not layer.pool and not (i in means and mean_is_smaller(layer.size[1], structure.width, half)):
+        if not layer.pool and not (i in means and mean_is_smaller(layer.size[1], structure.width)):
             found.add(i)
             total += (1 + both) * attention_bytes(batch, layer.heads, *layer.size)
     return frozenset(found) if total >= ROWWISE_FROM["half" if half else "other"] else frozenset()
 
 
-def mean_is_smaller(tokens: int, width: int, half: bool) -> bool:
-    """Whether the mean of attention over heads takes less memory than queries and keys.
+def mean_is_smaller(tokens: int, width: int) -> bool:
+    """Whether the mean of attention over heads takes less memory than queries and keys, in single precision.
 
     Example:
-        >>> mean_is_smaller(197, 768, half=False), mean_is_smaller(1370, 1024, half=True)
+        >>> mean_is_smaller(197, 768), mean_is_smaller(1370, 512)
         (True, False)
     """
-    return 4 * tokens < 2 * (2 if half else 4) * width
+    return tokens < 2 * width
 
 
 def some_weight(model: nn.Module) -> Tensor:

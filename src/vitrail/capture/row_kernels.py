@@ -39,11 +39,23 @@ def supported(Q: Tensor, K: Tensor) -> bool:
 
 
 def try_attention_rows(
-    Q: Tensor, K: Tensor, v: Tensor, scale: float, V: Tensor | None = None, dZ: Tensor | None = None
+    Q: Tensor,
+    K: Tensor,
+    v: Tensor,
+    scale: float,
+    V: Tensor | None = None,
+    dZ: Tensor | None = None,
+    known: dict[str, Tensor] | None = None,
 ) -> Tensor | None:
-    """`attention_rows`, or None where the kernels cannot be compiled, as without a C compiler; then never again."""
+    """`attention_rows`, or None where the kernels cannot be compiled, as without a C compiler; then never again.
+
+    ``known`` keeps the norms of these queries and keys from one product to the next.
+    """
+    known = {} if known is None else known
     try:
-        return attention_rows(Q, K, v, scale, V, dZ)
+        if "norms" not in known:
+            known["norms"] = attention_norms(Q, K, scale)
+        return attention_rows(Q, K, v, scale, V, dZ, known["norms"])
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - Triton raises many kinds
@@ -52,8 +64,34 @@ def try_attention_rows(
         return None
 
 
+def attention_norms(Q: Tensor, K: Tensor, scale: float) -> Tensor:
+    """Logarithms to base 2 of the sums of exponentials of the logits, shape (b·H, m), single precision."""
+    batch, heads, queries, width = Q.shape
+    block_m, block_n, warps, stages = TILES[Q.element_size()]
+    norms = torch.empty(batch * heads, queries, device=Q.device, dtype=torch.float32)
+    _norm_kernel[(triton.cdiv(queries, block_m), batch * heads)](
+        Q, K, norms, *Q.stride(), *K.stride(), scale * _LOG2E, heads, queries, K.shape[2], width,
+        block_m, block_n, _padded(width), _precision(Q), num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return norms
+
+
+def _padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))  # type: ignore[no-any-return]
+
+
+def _precision(Q: Tensor) -> str:
+    return "ieee" if Q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
+
+
 def attention_rows(
-    Q: Tensor, K: Tensor, v: Tensor, scale: float, V: Tensor | None = None, dZ: Tensor | None = None
+    Q: Tensor,
+    K: Tensor,
+    v: Tensor,
+    scale: float,
+    V: Tensor | None = None,
+    dZ: Tensor | None = None,
+    norms: Tensor | None = None,
 ) -> Tensor:
     """v·A for each head, or with values and the gradient at the output v·(dZ·Vᵀ ⊙ A)⁺.
 
@@ -64,28 +102,23 @@ def attention_rows(
         scale: Factor of the logits.
         V: Values, shape (b, H, n, dh).
         dZ: Gradient at the attention's output, shape (b, H, m, dh).
+        norms: What `attention_norms` returns, if it is known.
 
     Returns:
         Shape (b, H, n), single precision.
     """
+    norms = attention_norms(Q, K, scale) if norms is None else norms
     batch, heads, queries, width = Q.shape
     keys = K.shape[2]
     block_m, block_n, warps, stages = TILES[Q.element_size()]
-    padded = max(16, triton.next_power_of_2(width))
-    precision = "ieee" if Q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
-    options = {"num_warps": warps, "num_stages": stages}
-    norm = torch.empty(batch * heads, queries, device=Q.device, dtype=torch.float32)
-    _norm_kernel[(triton.cdiv(queries, block_m), batch * heads)](
-        Q, K, norm, *Q.stride(), *K.stride(), scale * _LOG2E, heads, queries, keys, width,
-        block_m, block_n, padded, precision, **options,
-    )  # fmt: skip
     out = torch.empty(batch, heads, keys, device=Q.device, dtype=torch.float32)
     v = v.to(torch.float32).expand(batch, -1)
     V, dZ = (K, Q) if V is None or dZ is None else (V, dZ)
     weighted = dZ is not Q
     _row_kernel[(triton.cdiv(keys, block_n), batch * heads)](
-        Q, K, V, dZ, v, norm, out, *Q.stride(), *K.stride(), *V.stride(), *dZ.stride(), *v.stride(), scale * _LOG2E,
-        heads, queries, keys, width, block_m, block_n, padded, weighted, precision, **options,
+        Q, K, V, dZ, v, norms, out, *Q.stride(), *K.stride(), *V.stride(), *dZ.stride(), *v.stride(), scale * _LOG2E,
+        heads, queries, keys, width, block_m, block_n, _padded(width), weighted, _precision(Q),
+        num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
 
@@ -114,7 +147,7 @@ def attention_columns(
             Z = F.scaled_dot_product_attention(Q, K, values, attn_mask=mask, is_causal=causal, scale=scale)
     except RuntimeError:  # no fused kernel for this precision or width
         return None
-    mean = Z.to(u.dtype).mean(1).transpose(-2, -1)  # (b, width, m)
+    mean = Z.mean(1, dtype=u.dtype).transpose(-2, -1)  # (b, width, m)
     found = mean[:, :count] + mean[:, count : 2 * count] if Q.element_size() == 2 else mean[:, :count]
     return found * top
 

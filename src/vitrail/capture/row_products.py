@@ -8,7 +8,7 @@ of bounded size; on CUDA, Triton kernels (`row_kernels`) do it without writing t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -35,6 +35,7 @@ class RowwiseProducts(AttentionProducts):
         scale: Factor of the logits; None for 1/√dh.
         valid: Which tokens are no padding, shape (b, n), or None; attention from and to padding counts as zero.
         dZ: Gradient at the attention's output, shape (b, H, m, dh), or None before the backward pass.
+        known: What one product leaves for the next.
     """
 
     Q: Tensor
@@ -46,6 +47,7 @@ class RowwiseProducts(AttentionProducts):
     scale: float | None = None
     valid: Tensor | None = None
     dZ: Tensor | None = None
+    known: dict[str, Tensor] = field(default_factory=dict)
 
     def with_gradient(self, dZ: Tensor) -> RowwiseProducts:
         """The same attention with the gradient of a target at its output."""
@@ -164,7 +166,7 @@ class RowwiseProducts(AttentionProducts):
             return None
         scale = self.Q.shape[-1] ** -0.5 if self.scale is None else self.scale
         dZ, V = (self._gradient, self.V) if weighted else (None, None)
-        found = try_attention_rows(self.Q, self.K, v, scale, V, dZ)
+        found = try_attention_rows(self.Q, self.K, v, scale, V, dZ, self.known)
         return None if found is None else found.to(self.dtype)
 
     def _fused_columns(self, u: Tensor) -> Tensor | None:

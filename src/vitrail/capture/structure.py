@@ -359,10 +359,9 @@ def _layer(index: int, mode: AttentionMode, names: dict[int, str]) -> AttentionL
         return names.get(tensor.untyped_storage().data_ptr(), "(unnamed)") if _has_storage(tensor) else "(unnamed)"
 
     call = mode.calls[index]
-    held = vars(call.block)
     return AttentionLayer(
         index, call.shape[1], call.shape[2] < call.shape[3], name("Wo"), name("Wv"), name("gamma"),
-        "X" in held, held.get("F") is not None, call.product, call.shape[2:],
+        "X" in call.block, "F" in call.block, call.product, call.shape[2:],
     )  # fmt: skip
 
 

@@ -48,9 +48,9 @@ def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStr
 
 
 def _places(block: Block, structure: ModelStructure) -> Tensor:
-    if "V_in" in vars(block):
+    if "V_in" in block:
         windows = block.V_in
-        for source in (block.Y if "Y" in vars(block) else None, block.X if "X" in vars(block) else None):
+        for source in (block.Y if "Y" in block else None, block.X if "X" in block else None):
             if source is not None:
                 found = _match(windows.flatten(0, 1), source.flatten(0, -2))
                 if int((found >= 0).sum()) == source.shape[:-1].numel():

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitrail.capture.attention_products import AttentionProducts, DenseProducts
 from vitrail.capture.layout import Layout, index_tensor
+from vitrail.capture.plain import plain
 from vitrail.errors import NotApplicableError
 
 ALL = slice(None)
@@ -120,9 +121,42 @@ class Block:
 
     #: Attention of which no matrix was kept, or None.
     products: AttentionProducts | None = None
+    #: Tensors in half precision, and the precision in which they are read.
+    _narrow: Mapping[str, tuple[Tensor, torch.dtype]] = {}
 
     def __init__(self, pool: bool = False) -> None:
         self.pool = pool
+
+    def keep(self, name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+        """Set a tensor, in a precision; one in half precision is converted when it is first read.
+
+        Methods that multiply it with weights of the same precision read it by ``narrow`` and never convert it.
+        """
+        tensor = tensor.detach()
+        if tensor.element_size() > 2 or tensor.dtype == dtype or plain():
+            setattr(self, name, tensor.to(dtype))
+            if name in self._narrow:
+                self._narrow = {other: kept for other, kept in self._narrow.items() if other != name}
+        else:
+            vars(self).pop(name, None)
+            self._narrow = {**self._narrow, name: (tensor, dtype)}
+
+    def __contains__(self, name: str) -> bool:
+        """Whether a tensor was kept."""
+        return name in self._narrow or vars(self).get(name) is not None
+
+    def narrow(self, name: str) -> Tensor:
+        """A tensor in the model's own precision, where that is half precision; otherwise as it is."""
+        return self._narrow[name][0] if name in self._narrow else getattr(self, name)
+
+    def change(self, names: Iterable[str], function: Callable[[Tensor], Tensor]) -> None:
+        """Replace some tensors by a function of them, as far as they were kept; it must not depend on precision."""
+        for name in names:
+            if isinstance(vars(self).get(name), Tensor):
+                setattr(self, name, function(vars(self)[name]))
+            if name in self._narrow:
+                tensor, dtype = self._narrow[name]
+                self._narrow = {**self._narrow, name: (function(tensor), dtype)}
 
     @property
     def attention(self) -> AttentionProducts:
@@ -132,9 +166,13 @@ class Block:
         held = vars(self)
         return DenseProducts(held.get("A"), held.get("A_mean"), held.get("dA"), held.get("O"))
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name in self._narrow:
+            tensor, dtype = self._narrow[name]
+            setattr(self, name, tensor.to(dtype))
+            return vars(self)[name]
         if name in ("Y", "dY"):
             raise NotApplicableError(
                 "no feature map was found: nothing is normalised in front of the attention of this block; "
@@ -145,6 +183,8 @@ class Block:
     def having(self, **tensors: Tensor | AttentionProducts) -> Block:
         """The same block with more tensors set; what it had is shared, not copied."""
         block = copy(self)
+        if self._narrow:
+            vars(block)["_narrow"] = {name: kept for name, kept in self._narrow.items() if name not in tensors}
         for name, tensor in tensors.items():
             setattr(block, name, tensor)
         return block

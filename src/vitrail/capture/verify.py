@@ -247,7 +247,7 @@ def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | No
     s is the factor of each token where the branch is normalised.
     """
     held = vars(block)
-    if "branch" not in held or "Wo" not in held:
+    if "branch" not in block or "Wo" not in block:
         return None
     branch = block.branch.transpose(0, 1) if tokens_first else block.branch
     rows = Z.detach().transpose(1, 2).flatten(2).to(block.Wo.dtype)
@@ -267,8 +267,7 @@ def projection_error(block: Block, Z: Tensor, tokens_first: bool) -> Tensor | No
 
 def value_error(block: Block, V: Tensor) -> Tensor | None:
     """Relative difference between the values and V_in·Wvᵀ, but for a bias that all tokens share; None if not seen."""
-    held = vars(block)
-    if "V_in" not in held or "Wv" not in held:
+    if "V_in" not in block or "Wv" not in block:
         return None
     made = (block.V_in @ block.Wv.T).reshape(V.shape[0], V.shape[2], V.shape[1], V.shape[3]).transpose(1, 2)
     bias = V.detach().to(made.dtype) - made

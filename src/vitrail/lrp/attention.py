@@ -44,11 +44,42 @@ def fused(
         state.attention.append(query)
         options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return func(query, key, value, **options)  # type: ignore[no-any-return]
+    if _may_stay_fused(state, query, key, value):
+        return _stay_fused(state, func, query, key, value, attn_mask, is_causal, scale, enable_gqa)
     with state.reentered():
         if enable_gqa and key.shape[-3] != query.shape[-3]:
             repeats = query.shape[-3] // key.shape[-3]
             key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
         return attend(state, query, key, value, causal_mask(query, key) if is_causal else attn_mask, scale)
+
+
+def _may_stay_fused(state: RelevanceState, *inputs: Tensor) -> bool:
+    """Whether the fused function's own gradient is that of the rules; used in half precision, to write no matrices."""
+    return state.half and state.rules.fused is not None and all(map(depends, inputs))
+
+
+def _stay_fused(
+    state: RelevanceState,
+    func: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    grouped: bool = False,
+) -> Tensor:
+    """The fused function on queries, keys and values whose gradients are changed."""
+    assert state.rules.fused is not None
+    Q, K, V = state.rules.fused(*(t.to(torch.bfloat16) for t in (query, key, value)))
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(torch.bfloat16)
+    Z: Tensor = func(Q, K, V, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
+    state.rotations.clear()
+    state.stream.attended(len(state.attention), Block(), V)
+    state.stream.branch_from(Z)
+    state.attention.append(Q.detach())
+    return Z
 
 
 def multi_head(state: RelevanceState, func: Any, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
@@ -62,7 +93,11 @@ def multi_head(state: RelevanceState, func: Any, *args: Any, **kwargs: Any) -> t
         else:
             parts = tuple(F.linear(*each) for each in zip(inputs, packed.weights, packed.biases, strict=True))
         Q, K, V = (t.reshape(*t.shape[:2], packed.heads, -1).transpose(1, 2) for t in parts)
-        out = packed.project(attend(state, Q, K, V, packed.mask(Q), None))
+    mask = packed.mask(Q)
+    fused = not packed.wanted[0] and _may_stay_fused(state, Q, K, V)
+    Z = _stay_fused(state, F.scaled_dot_product_attention, Q, K, V, mask) if fused else None
+    with state.reentered():
+        out = packed.project(attend(state, Q, K, V, mask, None) if Z is None else Z)
     state.packed = False
     return out, packed.returned(state.attention[-1].detach() if packed.wanted[0] else None)
 
@@ -71,10 +106,12 @@ def softmax(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwarg
     """A softmax, which is attention if its result is multiplied with values."""
     axis = kwargs.get("dim", args[0] if args else None)
     attends = input.dim() >= 3 and isinstance(axis, int)
-    if depends(input) and (attends or not state.rules.gradient):
-        A = plain(state, "softmax", lambda x: func(x, *args, **kwargs), input)
-    else:
-        A = func(input, *args, **kwargs)
+
+    def run(x: Tensor) -> Tensor:
+        return func(x.float() if state.half else x, *args, **kwargs)  # type: ignore[no-any-return]
+
+    ruled = depends(input) and (attends or not state.rules.gradient)
+    A = plain(state, "softmax", run, input) if ruled else run(input)
     if attends:
         state.recogniser.softmax(input, int(axis or 0), A)
     return A

@@ -7,6 +7,7 @@ Each takes the state and the arguments of the torch function, and runs only wher
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from vitrail.capture.residual import ADD, MUL
+from vitrail.lrp.half import HALF
 from vitrail.lrp.ops import Linear, Mean, Norm, Plain, Product, Sum
 from vitrail.lrp.relevance_state import RelevanceState
 
@@ -39,6 +41,16 @@ def depends(value: Any) -> bool:
     return isinstance(value, Tensor) and value.requires_grad
 
 
+def _operand(state: RelevanceState, x: Tensor, weight: Tensor) -> Tensor:
+    """What enters a linear map, in the precision of its weights where precisions are mixed."""
+    return x.to(weight.dtype) if state.half else x
+
+
+def _wide(state: RelevanceState, x: Tensor | None) -> Tensor | None:
+    """A tensor in single precision, where others are in half."""
+    return x.float() if state.half and x is not None else x
+
+
 # -- products --------------------------------------------------------------------------------------------------------
 
 
@@ -53,6 +65,9 @@ def multiply(
     one: str = "linear",
 ) -> Tensor:
     """A product: of two things that depend on the input (``both`` is its name), or of one that does (``one``)."""
+    if state.half and left.dtype != right.dtype:
+        low = left.dtype if left.dtype in HALF else right.dtype
+        left, right = left.to(low), right.to(low)
     rule = state.rule(both if left.requires_grad and right.requires_grad else one)
     if rule is None or not (left.requires_grad or right.requires_grad):
         return run(left, right)
@@ -75,10 +90,11 @@ def multiply(
 def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map; two of them on one vector each may be heads that are averaged."""
     rule = state.rule("inner" if state.packed else "linear")
+    x = _operand(state, input, weight)
     if rule is None or weight.requires_grad:
-        return func(input, weight, bias)  # type: ignore[no-any-return]
+        return func(x, weight, bias)  # type: ignore[no-any-return]
     run = lambda x: F.linear(x, weight, bias)  # noqa: E731
-    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples), input)
+    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples), x)
     if out.dim() == 2:
         state.scores[id(out)] = out
     return out
@@ -104,19 +120,25 @@ def convolve(
 ) -> Tensor:
     """A convolution; one of three channels reads pixels."""
     rule = state.rule("pixels" if input.shape[1] == 3 else "conv")
+    x = _operand(state, input, weight)
     if rule is None or weight.requires_grad:
-        return func(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
+        return _stream(state, func(x, weight, bias, stride, padding, dilation, groups))
     if padding == "valid":
         padding = 0
     elif padding == "same":
         steps = dilation if isinstance(dilation, tuple | list) else (dilation, dilation)
         padding = tuple(d * (k - 1) // 2 for d, k in zip(steps, weight.shape[2:], strict=True))
     shape, how = input.shape, (stride, padding, dilation, groups)
-    return rule(Linear(
+    return _stream(state, rule(Linear(
         lambda x: F.conv2d(x, weight, bias, *how), lambda x, w: F.conv2d(x, w, None, *how),
         lambda s, w: conv2d_input(shape, w, s, *how), weight,  # type: ignore[no-untyped-call]
         None if bias is None else bias.view(-1, 1, 1), state.samples,
-    ), input)  # fmt: skip
+    ), x))  # fmt: skip
+
+
+def _stream(state: RelevanceState, embedded: Tensor) -> Tensor:
+    """Where a residual stream may begin: it is kept in single precision."""
+    return embedded.float() if state.half else embedded
 
 
 def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
@@ -220,6 +242,7 @@ def layer_norm(
 ) -> Tensor:
     """A layer norm."""
     dims = tuple(range(-len(normalized_shape), 0))
+    weight, bias = _wide(state, weight), _wide(state, bias)
     return _norm(state, Norm(
         lambda x: F.layer_norm(x, normalized_shape, weight, bias, eps),
         lambda x: (x.var(dims, unbiased=False, keepdim=True) + eps).sqrt(), weight, dims, True, state.samples,
@@ -237,6 +260,7 @@ def rms_norm(
     """A norm by the root mean square."""
     dims = tuple(range(-len(normalized_shape), 0))
     small = torch.finfo(input.dtype).eps if eps is None else eps
+    weight = _wide(state, weight)
     return _norm(state, Norm(
         lambda x: F.rms_norm(x, normalized_shape, weight, eps),
         lambda x: (x.pow(2).mean(dims, keepdim=True) + small).sqrt(), weight, dims, False, state.samples,
@@ -255,7 +279,9 @@ def normalise(
 
 def _norm(state: RelevanceState, op: Norm, x: Tensor) -> Tensor:
     rule = state.rule("norm")
-    return op.run(x) if rule is None else rule(op, x)
+    if not state.half:
+        return op.run(x) if rule is None else rule(op, x)
+    return op.run(x.float()) if rule is None else rule(replace(op, half=True), x.float())
 
 
 def mean(

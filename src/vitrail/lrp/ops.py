@@ -109,7 +109,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Norm:
-    """y = (x − mean)/scale · gain + bias over the axes ``dims``; the mean is left out unless ``centred``."""
+    """y = (x − mean)/scale · gain + bias over the axes ``dims``; the mean is left out unless ``centred``.
+
+    ``half`` says that the model is in half precision, though what enters and leaves is not.
+    """
 
     run: Callable[[Tensor], Tensor]
     scale: Callable[[Tensor], Tensor]
@@ -117,6 +120,7 @@ class Norm:
     dims: tuple[int, ...]
     centred: bool
     samples: Samples
+    half: bool = False
 
 
 @dataclass(frozen=True)

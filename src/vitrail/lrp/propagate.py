@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,14 +15,16 @@ from torch.func import functional_call
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.plain import plain
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
+from vitrail.lrp.half import HALF
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.rules import RuleSet
 from vitrail.module_walk import modules_of, tensors_of
 
-_HALF = (torch.float16, torch.bfloat16)
+_log = logging.getLogger(__name__)
 #: From the scores, shape (b, C), to the relevance to start with, in their shape.
 Start = Callable[[Tensor], Tensor]
 
@@ -133,14 +136,22 @@ def _run(
     if start is not None:
         leaf = start.detach().to(torch.promote_types(start.dtype, torch.float32)).requires_grad_()
         model_inputs = model_inputs.swap(start, leaf.clone())
-    mode = RelevanceMode(
-        rules,
-        Samples(model_inputs.batch, structure.tokens_first),
-        text=start is None,
-        heads_first=structure.heads_first,
-    )
-    with mode:
-        scores = read(_single(model, model_inputs))
+    samples = Samples(model_inputs.batch, structure.tokens_first)
+    options = {"text": start is None, "heads_first": structure.heads_first}
+    mode, scores = None, None
+    if rules.half and not plain() and _precisions(model) == {torch.bfloat16}:
+        mode = RelevanceMode(rules, samples, **options, half=True)
+        try:
+            with mode:
+                scores = read(model_inputs.into(model)).float()
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # its own code does not take two precisions
+            _log.debug("relevance is propagated in single precision: %s", error)
+    if mode is None or scores is None:
+        mode = RelevanceMode(rules, samples, **options)
+        with mode:
+            scores = read(_single(model, model_inputs))
     if len(mode.attention) <= structure.layers[-1].call:
         raise ModelError(
             f"the model attended {len(mode.attention)} times where {structure.layers[-1].call + 1} were expected: "
@@ -151,11 +162,16 @@ def _run(
     return _Pass(mode, scores, None if image is None else leaf)
 
 
+def _precisions(model: nn.Module) -> set[torch.dtype]:
+    """The half precisions among a model's tensors."""
+    return {t.dtype for t in tensors_of(modules_of(model))} & set(HALF)
+
+
 def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
     """What the model says; one in half precision says it in single, for its numbers cannot hold relevance."""
-    if not any(t.dtype in _HALF for t in tensors_of(modules_of(model))):
+    if not _precisions(model):
         return model_inputs.into(model)
-    half = {name: t for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in _HALF}
+    half = {name: t for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in HALF}
     wide = ModelInputs(
         tuple(map(_widened, model_inputs.args)), {k: _widened(v) for k, v in model_inputs.kwargs.items()}
     )
@@ -163,7 +179,7 @@ def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
 
 
 def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
+    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
 
 
 @dataclass(frozen=True)
@@ -187,6 +203,11 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     if "totals" not in want:
         streams = streams[:1]
     if any(not mode.attention[o.call].requires_grad for o in attention):
+        if mode.half and "softmax" not in mode.rules.rules:
+            raise NotApplicableError(
+                f"{structure.model} is in half precision, where {mode.rules.name} does not compute the relevance of "
+                "attention itself; use a float32 model, or set VITRAIL_PLAIN=1"
+            )
         raise NotApplicableError(f"the rules of {mode.rules.name} hold attention fixed, so it has no relevance")
     places = [_Place(mode.attention[o.call], mode.attention[o.call]) for o in attention]
     places += [_Place(*mode.entering[call]) for call in streams]

@@ -23,6 +23,7 @@ class RelevanceState:
         rules: The rule set.
         samples: Where the batch lies.
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
+        half: Whether matrix products take operands in half precision, see `vitrail.lrp.half`.
 
     Attributes:
         attention: The attention maps, as nodes of the graph, one entry for each call, shape (b, H, m, n).
@@ -33,9 +34,10 @@ class RelevanceState:
         stream: Follows the residual stream.
     """
 
-    def __init__(self, rules: RuleSet, samples: Samples, heads_first: bool = False) -> None:
+    def __init__(self, rules: RuleSet, samples: Samples, heads_first: bool = False, half: bool = False) -> None:
         super().__init__()
         self.rules = rules
+        self.half = half
         self.samples = samples
         self.heads_first = heads_first
         self.attention: list[Tensor] = []

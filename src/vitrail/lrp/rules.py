@@ -14,6 +14,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
+from vitrail.lrp.half import HALF, activation_share, gamma_gradient, gamma_shares, norm_gradient
 from vitrail.lrp.ops import (
     EPS,
     Linear,
@@ -48,11 +49,17 @@ class RuleSet:
             (a sum with something that does not depend on the input), "heads" (two heads' scores), "turn" (rotary
             position), "scale", "shift", "norm", "activation", "sigmoid", "softmax", "mean" (over tokens).
         gradient: Whether a changed gradient is carried, so that relevance is input times gradient.
+        fused: From queries, keys and values to those with which the ordinary gradient of the fused attention function
+            is what the rules give, or None where there are none.
+        half: Whether the rules are safe in half precision: nothing they divide by can cancel, so the ranks of a map
+            stay where matrix products take operands in bfloat16 (`benchmarks/precision.py` measures it).
     """
 
     name: str
     rules: Mapping[str, Rule]
     gradient: bool = False
+    fused: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
+    half: bool = False
 
 
 # -- one input ---------------------------------------------------------------------------------------------------
@@ -71,6 +78,8 @@ def constant(op: Plain, x: Tensor) -> Tensor:
 
 def output_over_input(op: Plain, x: Tensor) -> Tensor:
     """An activation f as the factor f(x)/x instead of its derivative."""
+    if x.dtype in HALF:
+        return with_backward_of_result(op.run, lambda R, x, y: activation_share(R, x, y, EPS_ACTIVATION), x)
     return with_backward(op.run, lambda R, x: (R * op.run(x) / (x + EPS_ACTIVATION),), (x,), x)
 
 
@@ -78,6 +87,8 @@ def fixed_scale(op: Norm, x: Tensor) -> Tensor:
     """The gradient of a norm whose scale is a constant; its mean is not."""
 
     def back(R: Tensor, scale: Tensor) -> tuple[Tensor]:
+        if op.half and op.dims == (-1,):
+            return (norm_gradient(R, op.gain, scale, op.centred),)
         G = (R if op.gain is None else R * op.gain) / scale
         return (G - G.mean(op.dims, keepdim=True) if op.centred else G,)
 
@@ -195,6 +206,10 @@ def gamma_generalised(gamma: float) -> Rule:
             return op.run(x)
 
         def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
+            if x.dtype in HALF:
+                size = op.weight.abs()
+                one, two = gamma_shares(R, y, op.apply(x.abs(), size), op.bias, gamma, EPS_GAMMA)
+                return gamma_gradient(x, op.adjoint(one, op.weight), op.adjoint(two, size), gamma, EPS_INPUT)
             # Sums of the products of either sign, from the sum of all and that of their sizes: raised is the positive
             # ones, y - raised the negative ones, and only the larger of the two is ever used, in which nothing cancels.
             size = op.weight.abs()
@@ -260,6 +275,20 @@ def gradient_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
         return op.left(R / 2, v), op.right(R / 2, u)
 
     return with_backward(op.run, back, (u, v), u, v)
+
+
+def attention_fixed(Q: Tensor, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Attention weights are constants: only the values get a gradient."""
+    return Q.detach(), K.detach(), V
+
+
+def attention_halved(Q: Tensor, K: Tensor, V: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Both products of an attention halve the gradient: values get half of it, queries and keys a quarter."""
+    return _scaled_gradient(Q, 0.25), _scaled_gradient(K, 0.25), _scaled_gradient(V, 0.5)
+
+
+def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
+    return with_backward(lambda x: x.view_as(x), lambda R: (R * factor,), (), x)
 
 
 def _shares(op: Sum, R: Tensor, u: Tensor, v: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -366,7 +395,7 @@ def conservative(gelu: str = "plain") -> RuleSet:
     rules: dict[str, Rule] = {"softmax": constant, "norm": fixed_scale, "gate": gradient_halved}
     if gelu == "identity":
         rules |= {"activation": output_over_input, "sigmoid": constant}
-    return RuleSet("conservative", rules, gradient=True)
+    return RuleSet("conservative", rules, gradient=True, fused=attention_fixed, half=True)
 
 
 #: The forms of the gamma rule.
@@ -393,4 +422,8 @@ def attnlrp(
         "norm": fixed_scale, "activation": output_over_input, "sigmoid": constant,
     }  # fmt: skip
     within: dict[str, Rule] = {"softmax": constant, "inner": unchanged}
-    return RuleSet("attnlrp", rules | (within if attention == "fixed" else {"matmul": gradient_halved}), gradient=True)
+    fixed = attention == "fixed"
+    return RuleSet(
+        "attnlrp", rules | (within if fixed else {"matmul": gradient_halved}), gradient=True,
+        fused=attention_fixed if fixed else attention_halved, half=form == "generalised",
+    )  # fmt: skip

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from vitrail.capture.trace import Needs, Trace
 from vitrail.methods._blocks import BlockChoice, blocks_needed, chosen_blocks, mean_over_blocks, principal_component
-from vitrail.methods._propagate import rows
 from vitrail.methods.registry import choose, register
 
 
-def _needs(block: BlockChoice, **_: object) -> Needs:
-    return dict.fromkeys(("A", "dA"), blocks_needed(block))
+def _needs(block: BlockChoice, weights: str, **_: object) -> Needs:
+    kinds = ("A", "dA") if weights == "matrix" else ("attention", "attention_gradient")
+    return dict.fromkeys(kinds, blocks_needed(block))
 
 
 @register(
@@ -41,9 +41,11 @@ def gradcam(trace: Trace, *, weights: str = "row", block: BlockChoice = -1, eige
     valid = None if trace.valid is None else trace.patches(trace.valid)
     maps = []
     for index in chosen_blocks(block, len(trace.blocks)):
-        A, dA = trace.blocks[index].A, trace.blocks[index].dA
-        r = trace.reading(*A.shape[-2:]).expand(len(A), -1)
-        w = trace.mean(trace.mean(dA) if weights == "matrix" else trace.patches(rows(r, dA)))
-        weighted = w.unsqueeze(-1) * trace.patches(rows(r, A))
+        attention = trace.blocks[index].attention
+        batch, queries, keys = attention.size
+        r = trace.reading(queries, keys).expand(batch, -1)
+        whole = weights == "matrix"
+        w = trace.mean(trace.mean(trace.blocks[index].dA) if whole else trace.patches(attention.gradient_rows(r)))
+        weighted = w.unsqueeze(-1) * trace.patches(attention.rows(r))
         maps.append((principal_component(weighted, valid) if eigen else weighted.mean(1)).clamp_min(0))
     return mean_over_blocks(maps)

@@ -72,8 +72,8 @@ def _source(trace: Trace, source: str) -> Tensor:
 def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
     """W as a function on relevance, shape (b, S); of large inputs a few rows of W are in memory at a time."""
     upper = trace.blocks[len(trace.blocks) // 2 :]
-    keys = torch.cat([normalize(trace.patches(block.K, -2).transpose(1, 2).flatten(2), dim=-1) for block in upper], -1)
-    keys *= len(upper) ** -0.5  # their products are means of the cosines over the blocks
+    # Scaled so that their products are means of the cosines over the blocks.
+    keys = torch.cat([_unit(trace.patches(block.narrow("K"), -2), len(upper) ** -0.5) for block in upper], -1)
     batch, count = keys.shape[:2]
     at_once = max(1, AT_ONCE // (batch * count))
     pieces = [slice(start, start + at_once) for start in range(0, count, at_once)]
@@ -86,9 +86,17 @@ def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
     return spread
 
 
+def _unit(keys: Tensor, factor: float) -> Tensor:
+    """Keys of all heads, shape (b, H, S, dh), as one vector a patch, brought to a length, shape (b, S, H·dh)."""
+    joined = keys.transpose(1, 2).flatten(2)
+    wide = normalize(joined.to(torch.promote_types(joined.dtype, torch.float32)), dim=-1).mul_(factor)
+    return wide.to(keys.dtype)
+
+
 def _affinity(trace: Trace, keys: Tensor, power: float, rows: slice) -> Tensor:
     """Some rows of W."""
-    W = (keys[:, rows] @ keys.transpose(-2, -1)).clamp_min_(0) ** power
+    cosines = keys[:, rows] @ keys.transpose(-2, -1)
+    W = cosines.to(torch.promote_types(keys.dtype, torch.float32)).clamp_min_(0) ** power
     if trace.valid is not None:  # padding neither gives nor gets relevance
         valid = trace.patches(trace.valid)
         W = W * (valid[:, rows, None] & valid[:, None])

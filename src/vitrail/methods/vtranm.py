@@ -142,7 +142,7 @@ def vtranm(
         moved = (moved if w is None else moved * w).mean(1)
         v = moved if block.pool else v + moved
     if init == "norm" or (init is None and measure.length):
-        v = v * trace.blocks[0].X.norm(dim=-1)
+        v = v * _length(trace.blocks[0].narrow("X"))
     return trace.patches(v)
 
 
@@ -195,24 +195,25 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
         E = _fold(E, gain[:, None, None], -1)
         Wo, bias = _fold(Wo, gain[..., None], 1), None if bias is None else _fold(bias, gain, -1)
     layers, heads, b, n, dh = V.shape
-    length = E.norm(dim=-1)
+    length = _length(E)
     if not measure.per_head:
         joined = V.permute(0, 2, 3, 1, 4).reshape(layers, b * n, heads * dh)
-        changed = (joined @ Wo.transpose(1, 2)).view_as(E)
+        changed = _times(joined, Wo.transpose(1, 2)).view_as(E)
         changed = changed if bias is None else changed + bias[:, None, None]
-        along = (changed * E).sum(-1) if measure.direction else None
-        return _weigh(trace, length, changed.norm(dim=-1), along, measure).unsqueeze(2)
+        along = _dot(changed, E) if measure.direction else None
+        return _weigh(trace, length, _length(changed), along, measure).unsqueeze(2)
     split = Wo.view(layers, -1, heads, dh).permute(0, 2, 3, 1)  # (layers, H, dh, d)
     flat = V.flatten(2, 3)
-    square = ((flat @ (split @ split.transpose(-2, -1))) * flat).sum(-1)
+    square = _dot(_times(flat, split @ split.transpose(-2, -1)), flat)
     product = None
     if measure.direction:
-        projected = (E.flatten(1, 2) @ Wo).view(layers, b * n, heads, dh).transpose(1, 2)
-        product = (projected * flat).sum(-1)
+        projected = _times(E.flatten(1, 2), Wo).view(layers, b * n, heads, dh).transpose(1, 2)
+        product = _dot(projected, flat)
     if bias is not None:
         share = bias / heads
-        square = square + 2 * (flat @ (split @ share[:, None, :, None])).squeeze(-1) + (share**2).sum(-1)[:, None, None]
-        product = None if product is None else product + (E.flatten(1, 2) @ share[..., None]).transpose(1, 2)
+        across = _times(flat, split @ share[:, None, :, None]).squeeze(-1)
+        square = square + 2 * across + (share**2).sum(-1)[:, None, None]
+        product = None if product is None else product + _times(E.flatten(1, 2), share[..., None]).transpose(1, 2)
     after = square.clamp_min(0).sqrt().view(layers, heads, b, n).transpose(1, 2)
     product = None if product is None else product.view(layers, heads, b, n).transpose(1, 2)
     return _weigh(trace, length.unsqueeze(2), after, product, measure)
@@ -221,15 +222,36 @@ def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -
 def mlp_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -> Tensor:
     """The weights w of MLP layers, shape (layers, b, n)."""
     E = _stack([_embedding(block, "X_mid", measure) for block in blocks])
-    changed = _stack([block.F for block in blocks if block.F is not None])
+    changed = _stack([added for added in (block.narrow("F") for block in blocks) if added is not None])
     if not measure.layer_scale and blocks[0].F_gamma is not None:
         gamma = torch.stack([block.F_gamma for block in blocks if block.F_gamma is not None])[:, None, None]
         changed = torch.where(gamma == 0, 0.0, changed / gamma)
     if measure.post_norm == "fold" and blocks[0].F_norm_gain is not None:
         gain = torch.stack([block.F_norm_gain for block in blocks if block.F_norm_gain is not None])[:, None, None]
         E, changed = _fold(E, gain, -1), _fold(changed, gain, -1)
-    along = (changed * E).sum(-1) if measure.direction else None
-    return _weigh(trace, E.norm(dim=-1), changed.norm(dim=-1), along, measure)
+    along = _dot(changed, E) if measure.direction else None
+    return _weigh(trace, _length(E), _length(changed), along, measure)
+
+
+# Vectors of a model in half precision are read in that precision, multiplied with its weights as the model does it, and
+# summed in single precision: a ratio of lengths and the exponential of a cosine do not feel the rounding.
+
+
+def _times(vectors: Tensor, matrix: Tensor) -> Tensor:
+    """The product, in the precision of the vectors."""
+    return vectors @ matrix.to(vectors.dtype)
+
+
+def _dot(one: Tensor, two: Tensor) -> Tensor:
+    """Products of vectors along the last axis, in single precision at least."""
+    return (one * two).sum(-1, dtype=torch.promote_types(one.dtype, torch.float32))
+
+
+def _length(vectors: Tensor) -> Tensor:
+    """Lengths of vectors along the last axis, in single precision at least."""
+    wide = torch.promote_types(vectors.dtype, torch.float32)
+    length: Tensor = torch.linalg.vector_norm(vectors, dim=-1, dtype=wide)
+    return length
 
 
 def _stack(tensors: Sequence[Tensor]) -> Tensor:
@@ -256,7 +278,9 @@ def _embedding(block: Block, name: str, measure: Measure) -> Tensor:
         if not hasattr(block, "V_in"):
             raise OptionError("what the attention pool read was not found, so its vectors cannot be measured")
         return block.V_in
-    E = getattr(block, name if measure.embedding == "residual" else f"{name}_norm")
+    if measure.embedding == "residual":
+        return block.narrow(name)
+    E = getattr(block, f"{name}_norm")
     if E is None:
         raise OptionError(f"embedding='norm' needs a norm in front of each layer; none was seen before {name}")
     return E  # type: ignore[no-any-return]
@@ -265,7 +289,7 @@ def _embedding(block: Block, name: str, measure: Measure) -> Tensor:
 def _values(block: Block, measure: Measure) -> Tensor:
     """The values, shape (b, H, n, dh), with or without bias, of the normalised or the raw stream."""
     if measure.value_input == "norm" and measure.value_bias:
-        return block.V
+        return block.narrow("V")
     heads = block.V.shape[1]
 
     if not hasattr(block, "Wv"):
