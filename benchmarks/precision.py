@@ -22,7 +22,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.data import ImageNet
-from vitrail.explanation import versions
+from vitrail.provenance import versions
 
 #: By name: precision of the model, and of float32 matrix products on a GPU.
 PRECISIONS: dict[str, tuple[torch.dtype, str]] = {

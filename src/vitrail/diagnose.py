@@ -17,10 +17,10 @@ from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import VitrailError
 from vitrail.explain import explain
-from vitrail.explanation import versions
 from vitrail.methods import METHODS, Method
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
+from vitrail.provenance import versions
 from vitrail.random_inputs import output_target, random_inputs, vocabulary_size
 
 
