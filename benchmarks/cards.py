@@ -54,9 +54,9 @@ from vitrail.capture.structure import read_structure
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.data import ImageNet, MaskFolder, Scenes
 from vitrail.errors import VitrailError
-from vitrail.explanation import versions
 from vitrail.methods.cost import size_of
 from vitrail.methods.registry import METHODS, find
+from vitrail.provenance import versions
 from vitrail.scores import Evaluator, SegmentationScores, find_presets, score_segmentation
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised

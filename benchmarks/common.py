@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.explanation import versions
 from vitrail.methods.registry import METHODS
+from vitrail.provenance import versions
 
 #: Attention and gradient methods, which share one forward pass.
 SHARED_PASS_METHODS = [m.name for m in METHODS.values() if m.family in ("attention", "gradient")]

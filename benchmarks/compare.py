@@ -28,7 +28,7 @@ import vitrail
 from vitrail.compare import MOST_IMAGES
 from vitrail.data import MaskFolder
 from vitrail.errors import MapWarning
-from vitrail.explanation import versions
+from vitrail.provenance import versions
 
 MODELS = ("vit_tiny_patch16_224", "vit_small_patch14_dinov2")
 

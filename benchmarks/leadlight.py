@@ -54,9 +54,9 @@ from torch import Tensor
 
 import vitrail
 from vitrail.data import ImageNet, MaskFolder, Sample, Scenes
-from vitrail.explanation import versions
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
+from vitrail.provenance import versions
 from vitrail.scores import (
     Curve,
     Evaluator,

@@ -14,9 +14,9 @@ from torch import Tensor
 
 import vitrail
 from vitrail.data import Dataset, open_dataset
-from vitrail.explanation import versions
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
+from vitrail.provenance import versions
 
 TINY = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
 

@@ -25,8 +25,8 @@ from common import device_name, save_json
 import vitrail
 from vitrail.data import Movies
 from vitrail.errors import MapWarning
-from vitrail.explanation import versions
 from vitrail.methods.registry import METHODS, find
+from vitrail.provenance import versions
 from vitrail.scores import (
     TOP_WORDS,
     RationaleScores,

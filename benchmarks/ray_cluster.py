@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitrail.explanation import versions
+from vitrail.provenance import versions
 
 PLAN = """
 name = "cluster"

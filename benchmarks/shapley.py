@@ -37,13 +37,13 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.probe import Probe
 from vitrail.capture.structure import read_structure
 from vitrail.data import ImageNet
-from vitrail.explanation import versions
 from vitrail.methods import shapley
 from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import FADE, PairedRegression
 from vitrail.methods.rise import RandomMasks
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
+from vitrail.provenance import versions
 from vitrail.scores import Evaluator, difference, find_presets, interval, p_value
 
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "vit_small_patch14_dinov2")

@@ -28,8 +28,8 @@ from common import device_name, save_json
 from torch import Tensor
 
 import vitrail
-from vitrail.explanation import versions
 from vitrail.models import LoadedModel, Preprocess
+from vitrail.provenance import versions
 from vitrail.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
 from vitrail.shapley_explainer.coalition_masking import CoalitionMasking, split_patches
 

@@ -28,8 +28,8 @@ import vitrail
 from vitrail.bench.ground_truth import GroundTruth, prepare_ground_truth
 from vitrail.data import ImageNet
 from vitrail.errors import DataWarning, MapWarning
-from vitrail.explanation import versions
 from vitrail.methods.registry import METHODS
+from vitrail.provenance import versions
 from vitrail.scores import (
     BoxPointingScores,
     PointingScores,

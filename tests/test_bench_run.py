@@ -162,6 +162,7 @@ def test_run_made_under_a_former_name_opens_resumes_and_reports(tmp_path):
     assert find_table("gradtoken_table3").about in page, "the report shows the paper's numbers"
 
 
+@pytest.mark.slow
 def test_public_names_are_imported_at_first_use():
     code = (
         "import sys, vitrail.bench as bench\n"

@@ -18,7 +18,7 @@ from vitrail.capture.fused import causal_mask, merge_masks
 from vitrail.capture.inputs import ModelInputs, any_output, fields_of, logits_of, run_model
 from vitrail.capture.layout import measured_layout
 from vitrail.capture.outputs import as_logits, maker
-from vitrail.capture.residual import _norm_difference
+from vitrail.capture.tensor_difference import norm_difference
 from vitrail.capture.trace import Block
 from vitrail.errors import InputError, ModelError, NotApplicableError, TargetError
 
@@ -147,10 +147,10 @@ def test_the_maker_of_a_tensor_is_found_behind_its_views():
 def test_a_norm_is_told_from_other_maps():
     rows = torch.randn(1, 9, 8, dtype=torch.float64)
     gain, bias = torch.randn(8, dtype=torch.float64), torch.randn(8, dtype=torch.float64)
-    assert float(_norm_difference(rows, F.layer_norm(rows, (8,), gain, bias))) == 0
-    assert float(_norm_difference(rows, F.rms_norm(rows, (8,), gain))) == 0
-    assert float(_norm_difference(rows, 0.5 * rows)) > 1e-2
-    assert torch.isinf(_norm_difference(rows[:, :2], rows[:, :2]))
+    assert float(norm_difference(rows, F.layer_norm(rows, (8,), gain, bias))) == 0
+    assert float(norm_difference(rows, F.rms_norm(rows, (8,), gain))) == 0
+    assert float(norm_difference(rows, 0.5 * rows)) > 1e-2
+    assert torch.isinf(norm_difference(rows[:, :2], rows[:, :2]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -236,6 +236,7 @@ def test_empty_folder_error_names_the_expected_files(tmp_path):
             open_dataset(name, tmp_path)
 
 
+@pytest.mark.slow
 def test_data_sets_work_in_another_process(voc, segmentation_file, tmp_path):
     write_image(tmp_path / "cifar" / imagenet_wnids()[4] / "a.JPEG")
     for name in CIFAR10._classes:

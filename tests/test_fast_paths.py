@@ -12,10 +12,7 @@ from torch import Tensor, nn
 import vitrail
 from vitrail.capture import cuda_graphs
 from vitrail.methods import METHODS
-from vitrail.models import LoadedModel
-from vitrail.models.preprocess import Preprocess
 from vitrail.module_walk import modules_of
-from vitrail.speed import FORWARD, FORWARD_BACKWARD, measure_speed
 from vitrail.testing import tiny_vit
 
 RECORDED = [m.name for m in METHODS.values() if m.family in ("attention", "gradient", "relevance")]
@@ -197,16 +194,3 @@ def test_a_model_that_draws_numbers_is_not_recorded() -> None:
     images = torch.randn(1, 3, 32, 32, device="cuda")
     maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(4)]
     assert not torch.equal(maps[2], maps[3])
-
-
-def test_speed_is_measured_and_the_model_is_restored() -> None:
-    model = tiny_vit()
-    model.head.requires_grad_(False)
-    before = [p.requires_grad for p in model.parameters()]
-    loaded = LoadedModel(model, Preprocess((32, 32)), name="tiny")
-    rows = measure_speed(loaded, ["rollout", "gradtoken"], repeats=1)
-    assert [row.call for row in rows] == [FORWARD, FORWARD_BACKWARD, "rollout", "gradtoken"]
-    assert rows[0].over_forward == rows[1].over_forward_backward == 1
-    assert all(row.seconds > 0 for row in rows)
-    assert [p.requires_grad for p in model.parameters()] == before
-    assert all(p.grad is None for p in model.parameters())

@@ -66,7 +66,11 @@ def test_every_figure_has_a_test_case():
     assert list(CASES) == list(FIGURES)
 
 
-@pytest.mark.parametrize("name", CASES)
+#: Figures that evaluate many perturbed images.
+SLOW = ("vitcx-1", "vitcx-2")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in CASES])
 def test_a_figure_has_its_panels_and_no_overlapping_text(name, about, images, tmp_path):
     options, count, charts = CASES[name]
     before = {key: value.clone() for key, value in about.module.state_dict().items()}

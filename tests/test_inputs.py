@@ -119,15 +119,19 @@ def test_error_is_one_line(case):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("method", list(vitrail.methods()))
-@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_windowed_models_are_explained_or_raise_with_a_reason(method):
+@pytest.fixture(scope="module")
+def swin():
     import timm
 
     torch.manual_seed(0)
-    swin = timm.create_model(
+    return timm.create_model(
         "swin_tiny_patch4_window7_224", img_size=56, embed_dim=24, depths=(2, 2), num_heads=(2, 2), num_classes=4
     )
+
+
+@pytest.mark.parametrize("method", list(vitrail.methods()))
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_windowed_models_are_explained_or_raise_with_a_reason(method, swin):
     images = torch.randn(2, 3, 56, 56)
     _, line, _ = find(method)
     if line.applies.reads == "attention":

@@ -100,6 +100,7 @@ def package(module: str) -> str:
     return ".".join(module.split(".")[1:2])
 
 
+@cache
 def definitions() -> list[tuple[str, str, str]]:
     """(module, kind, name) of all classes and functions, methods and private ones included."""
     kinds = {ast.ClassDef: "class", ast.FunctionDef: "function", ast.AsyncFunctionDef: "function"}

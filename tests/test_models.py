@@ -32,7 +32,7 @@ from zoo import (
 )
 
 #: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
-FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:encoder", "own:folded-heads", "own:registers")
+FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:registers")
 
 
 @pytest.fixture(scope="module", params=CASES)

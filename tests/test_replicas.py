@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import reduce
+from functools import cache, reduce
 
 import pytest
 import torch
@@ -80,27 +80,41 @@ CASES = {
 }
 
 
+def perturbs(case: str) -> bool:
+    return vitrail.methods()[case.partition(":")[0]].family == "perturbation"
+
+
+#: Cases with batches of 1 and 3; the fast tests take 3, or 1 where a replica evaluates many images one by one.
+SIZED = [
+    pytest.param(case, size, marks=() if size == (1 if perturbs(case) else 3) else pytest.mark.slow)
+    for case in CASES
+    for size in (1, 3)
+]
+
+
 @pytest.fixture(scope="module", params=KINDS)
 def one(request):
-    """A model, images, and for batch 1 and 3 our relevance of every case together with the slow pass."""
+    """From a case and a batch size: our relevance together with the slow pass and the classes."""
     model = make(request.param)
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(3, 3, *model.patch_embed.img_size, dtype=torch.float64, generator=generator)
-    classes = [1, 4, 2]
-    batches = {}
-    for size in (1, 3):
-        found = vitrail.explain(model, images[:size], methods=list(CASES), target=classes[:size])
-        batches[size] = (found, vit.run(model, images[:size]), torch.tensor(classes[:size]))
-    return batches
+    targets = [1, 4, 2]
+    slow = cache(lambda size: vit.run(model, images[:size]))
+
+    @cache
+    def found(perturbing: bool, size: int):
+        methods = [case for case in CASES if perturbs(case) is perturbing]
+        return vitrail.explain(model, images[:size], methods=methods, target=targets[:size])
+
+    return lambda case, size: (found(perturbs(case), size)[case], slow(size), torch.tensor(targets[:size]))
 
 
-@pytest.mark.parametrize("size", [1, 3])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "size"), SIZED)
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_agrees_with_replica(one, case, size):
-    found, slow, classes = one[size]
+    found, slow, classes = one(case, size)
     expected = CASES[case](slow, classes)
-    ours = found[case].grid.flatten(2)[:, 0]
+    ours = found.grid.flatten(2)[:, 0]
     expected = expected.flatten(1)  # patches, or pixels
     scale = expected.abs().max()
     assert torch.allclose(ours, expected, rtol=1e-8, atol=1e-9 * float(scale))

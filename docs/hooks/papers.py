@@ -47,7 +47,15 @@ METHODS = {
 }
 ARROWS = {"up": "↑", "down": "↓"}
 #: Rows of Figure 6 of GradToken, by our names.
-TEXT_METHODS = ("gradtoken", "transformer_attribution", "gradcam:bert", "raw_attention", "partial_lrp", "lrp", "rollout")
+TEXT_METHODS = (
+    "gradtoken",
+    "transformer_attribution",
+    "gradcam:bert",
+    "raw_attention",
+    "partial_lrp",
+    "lrp",
+    "rollout",
+)
 
 
 class OurScore(NamedTuple):

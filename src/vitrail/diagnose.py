@@ -7,20 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output, logits_of
+from vitrail.capture.inputs import ModelInputs, any_output
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import VitrailError
 from vitrail.explain import explain
-from vitrail.explanation import versions
 from vitrail.methods import METHODS, Method
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
+from vitrail.provenance import versions
+from vitrail.random_inputs import output_target, random_inputs, vocabulary_size
 
 
 @dataclass(frozen=True)
@@ -62,21 +63,18 @@ def diagnose(model: LoadedModel) -> Diagnosis:
         ('17 = 1 prefix + 4×4 patches', ['vit_shapley'])
     """
     module = unwrap(model.module)
-    preprocess = model.preprocess if isinstance(model.preprocess, Preprocess) else Preprocess((224, 224))
-    height, width = preprocess.size
-    generator = torch.Generator().manual_seed(0)
-    noise = torch.randn(1, len(preprocess.mean), height, width, generator=generator)
-    model_inputs = ModelInputs((noise,)).onto(module)
-    target = None if _has_logits(module, model_inputs) else _first_output
+    model_inputs = random_inputs(model)
+    target = output_target(module, model_inputs)
     structure = read_structure(module, model_inputs, None, target)
     checks = [(check.name, str(check)) for check in structure.checks]
     if structure.kind == "plain":
         difference = _explicit_attention_error(module, model_inputs, structure)
         checks.append(("explicit attention", f"largest difference of the outputs {difference:.1e}"))
     classes = f"{len(model.classes)} names known" if model.classes else "names unknown"
+    tokens = vocabulary_size(module)
     properties = [
         *structure.rows(),
-        ("images", f"{height}×{width}, mean {preprocess.mean}, std {preprocess.std}; {preprocess.origin}"),
+        ("images", _preprocessing(model)) if tokens is None else ("vocabulary", f"{tokens} tokens"),
         ("classes", classes),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
     ]
@@ -84,15 +82,12 @@ def diagnose(model: LoadedModel) -> Diagnosis:
     return Diagnosis(tuple(properties), tuple(checks), methods)
 
 
-def _has_logits(module: nn.Module, model_inputs: ModelInputs) -> bool:
-    with frozen(module), torch.no_grad():
-        output = model_inputs.into(module)
-    return logits_of(output) is not None and not hasattr(module, "encode_text")
-
-
-def _first_output(output: Any) -> Tensor:
-    """A scalar to differentiate in a model without classes."""
-    return any_output(output).flatten(1)[:, :1]
+def _preprocessing(model: LoadedModel) -> str:
+    """Size and normalisation of a model's images."""
+    if not isinstance(model.preprocess, Preprocess):
+        return "preprocessing unknown"
+    height, width = model.preprocess.size
+    return f"{height}×{width}, mean {model.preprocess.mean}, std {model.preprocess.std}; {model.preprocess.origin}"
 
 
 def _explicit_attention_error(module: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> float:
@@ -111,10 +106,11 @@ def _check(
     try:
         if method.family == "perturbation":
             method.check(structure, method.options, model=model.module)
-            return method.name, True, "not run: it evaluates many perturbed images"
+            return method.name, True, "not run: it evaluates many perturbed inputs"
+        call_inputs = model_inputs.args[0] if model_inputs.args else model_inputs.kwargs
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            explanation = explain(model, model_inputs.args[0], method.name, target=target, **method.quick)
+            explanation = explain(model, call_inputs, method.name, target=target, **method.quick)
     except VitrailError as error:
         return method.name, False, str(error)
     constant = bool(explanation.constant.any())

@@ -21,7 +21,7 @@ from vitrail.capture.swin import find_places
 from vitrail.errors import MapWarning, NotApplicableError, OptionError, TargetError
 from vitrail.evaluation_progress import Progress, evaluation_progress, expected_evaluations
 from vitrail.explained_batch import explain_batch, join_batches, split_inputs
-from vitrail.explanation import Explanation, Explanations, Provenance
+from vitrail.explanation import Explanation, Explanations
 from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
 from vitrail.map_source import MapSource, TextSource
 from vitrail.method_jobs import DEFAULT, MethodJob, method_jobs, requested_methods
@@ -32,6 +32,7 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import embed_texts
 from vitrail.module_walk import walks_once
 from vitrail.original_image import original_images
+from vitrail.provenance import Provenance
 from vitrail.recommendation import AUTO, recommended
 from vitrail.shared_pass import BatchJob, PassSettings, most_images
 from vitrail.smoothed_pass import explain_smoothed

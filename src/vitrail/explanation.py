@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-import platform
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from vitrail.class_group import ClassGroup, merge_groups, target_rows
-from vitrail.errors import InputError, OutputError
+from vitrail.errors import InputError
 from vitrail.map_source import MapSource, TextSource
-from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.original_image import OriginalImage
+from vitrail.provenance import Provenance, versions
+from vitrail.saved_files import JPEG_QUALITY, atomic_writes, saved_overlays, slug
 from vitrail.smoothing import Smoothing
 from vitrail.targets import class_scores
 from vitrail.viz.colormap import mark_failure, overlay, to_image
@@ -36,26 +32,6 @@ if TYPE_CHECKING:
 
 
 UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
-
-
-_OVERLAY_NAME = re.compile(r"overlay(-original)?(-\d{3,}-\d+-[a-z0-9-]+)?\.(png|jpg)")
-#: Quality of overlays at the size of the original image, which are JPEG files.
-JPEG_QUALITY = 92
-
-
-@dataclass(frozen=True, eq=False)
-class Provenance:
-    """Where an explanation comes from, for the manifest.
-
-    Attributes:
-        inputs: Name of each input: the file name of a path, otherwise its type and index.
-        preprocess: The preprocessing; ``applied`` is False if the inputs were tensors, which are used unchanged.
-        weights: Hash of the model's weights, computed at first use.
-    """
-
-    inputs: tuple[str, ...]
-    preprocess: Mapping[str, Any]
-    weights: WeightsHash
 
 
 @dataclass(frozen=True, eq=False)
@@ -320,7 +296,7 @@ class Explanation:
         folder = Path(folder)
         tensors = {"maps": self.maps, "grid": self.grid, "constant": self.constant}
         tensors |= {k: v for k, v in (("targets", self.targets), ("logits", self.logits)) if v is not None}
-        with _atomic_writes(folder) as into:
+        with atomic_writes(folder) as into:
             names = self._overlay_names()
             for i, name in enumerate(names):
                 with into(name) as path:
@@ -339,7 +315,7 @@ class Explanation:
                     path.write_text(html(Explanations({self.method: self})), encoding="utf-8")
             with into("maps.safetensors") as path:
                 path.write_bytes(to_safetensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}))
-            for name in _saved_overlays(folder) - {*names, *originals}:
+            for name in saved_overlays(folder) - {*names, *originals}:
                 (folder / name).unlink(missing_ok=True)
             with into("manifest.json") as path:
                 content = self.manifest() | {"overlays": [*names, *originals]}
@@ -431,61 +407,5 @@ def number_groups_alike(pieces: Sequence[Explanation]) -> list[Explanation]:
     return [replace(piece, targets=own, groups=groups) for piece, own in zip(pieces, numbered, strict=True)]
 
 
-def versions() -> dict[str, str]:
-    """Versions of Python and of the installed libraries that affect the numbers."""
-    found = {"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__}
-    for name in ("vitrail", "timm", "transformers", "torchvision", "open_clip_torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
-
-
-def slug(text: str) -> str:
-    """Turn a label into a file name.
-
-    Example:
-        >>> slug("tiger cat (12.3 %)"), slug("gradtoken:variant=3")
-        ('tiger-cat', 'gradtoken-variant-3')
-    """
-    return re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)", "", text).lower()).strip("-") or "unnamed"
-
-
-def _saved_overlays(folder: Path) -> set[str]:
-    """Overlays that the manifest in a folder lists; names of any other form are ignored."""
-    try:
-        listed = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["overlays"]
-        return {name for name in listed if isinstance(name, str) and _OVERLAY_NAME.fullmatch(name)}
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()
-
-
 def _percent(p: float) -> str:
     return f"{100 * p:.1f} %" if p >= 0.001 else "<0.1 %"
-
-
-@contextmanager
-def _atomic_writes(folder: Path) -> Iterator[Any]:
-    """Yield a function that opens a file for writing and renames it into place once it is complete."""
-
-    @contextmanager
-    def into(name: str) -> Iterator[Path]:
-        unfinished = folder / f".{name}.part"
-        try:
-            yield unfinished
-            unfinished.replace(folder / name)
-        finally:
-            unfinished.unlink(missing_ok=True)
-
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield into
-    except OutputError:
-        raise
-    except Exception as error:
-        if not isinstance(error, OSError) and type(error).__name__ != "SafetensorError":
-            raise
-        raise OutputError(
-            f"cannot write to {folder} ({error}): choose another folder; finished files are complete"
-        ) from error

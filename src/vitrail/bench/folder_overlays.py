@@ -25,10 +25,10 @@ from vitrail.bench.folder import folder_settings, open_folder_context, read_mani
 from vitrail.bench.parts import read_footer, write_error, write_file
 from vitrail.capture.layout import Area
 from vitrail.errors import InputError, require
-from vitrail.explanation import JPEG_QUALITY, slug
 from vitrail.methods import find
 from vitrail.models.preprocess import Preprocess, open_image
 from vitrail.postprocess import normalise, place, upsample
+from vitrail.saved_files import JPEG_QUALITY, slug
 from vitrail.viz.colormap import overlay, to_image
 from vitrail.viz.original_overlay import original_overlay
 

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention_products import CHECKED_UP_TO, attention_bytes
 from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
+from vitrail.capture.operators import NORM
 from vitrail.capture.recogniser import (
     ADDED_MATMUL,
     DIV,
@@ -32,7 +33,7 @@ from vitrail.capture.recogniser import (
     merge_heads,
     split_heads,
 )
-from vitrail.capture.residual import NORM, ResidualStream, Tail
+from vitrail.capture.residual import ResidualStream, Tail
 from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block
 

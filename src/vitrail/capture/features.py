@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from vitrail.capture.residual import ADD, NORM
+from vitrail.capture.operators import ADD, NORM
 
 #: Functions whose result is a feature map: convolutions, norms, activations, and sums of such maps.
 _FEATURES = NORM | ADD | {

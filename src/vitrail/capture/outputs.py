@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import any_output, logits_of
+from vitrail.capture.operators import NORM
 from vitrail.capture.recogniser import FOLD, MATMUL, SAME
-from vitrail.capture.residual import NORM
 
 #: Functions that select or average tokens: an output made by one of them is a feature vector.
 _POOLING = {

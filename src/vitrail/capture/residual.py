@@ -18,19 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.operators import ADD, DIV, LINEAR, MATMUL, MUL, NORM, RMS_NORM
 from vitrail.capture.recogniser import einsum_pair
+from vitrail.capture.tensor_difference import norm_difference, relative_difference
 from vitrail.capture.trace import Block
+from vitrail.capture.value_projection import ValueProjections
 from vitrail.errors import ModelError
 
-# Operators reach a mode as methods (a + b as Tensor.add, a += b as Tensor.add_), in some versions as operators.
-ADD = {torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__}
-MUL = {torch.mul, Tensor.mul, Tensor.mul_, Tensor.__mul__, Tensor.__rmul__}
-MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__}
-#: Linear maps, which an MLP has and a norm has not.
-LINEAR = {F.linear, torch.addmm, F.conv1d, torch.conv1d, F.conv2d, torch.conv2d, torch.bmm, torch.einsum} | MATMUL
-RMS_NORM = {F.rms_norm, torch.rms_norm}
-NORM = {F.layer_norm, torch.layer_norm, F.rms_norm, torch.rms_norm}
-DIV = {torch.div, Tensor.div, Tensor.div_, torch.true_divide, Tensor.true_divide, Tensor.__truediv__}
 NOWHERE: frozenset[int] = frozenset()
 
 #: From what left each block, in order, to what the rest of the model is to read.
@@ -42,17 +36,6 @@ class _Norm:
     source: Tensor
     result: Tensor
     gain: Tensor | None
-
-
-@dataclass(frozen=True)
-class _Linear:
-    """A linear map's result, known by where its memory lies, which is held lest anything else come to lie there."""
-
-    weight: Tensor
-    start: int
-    stop: int
-    source: Tensor | None
-    memory: torch.UntypedStorage
 
 
 class ResidualStream:
@@ -85,7 +68,7 @@ class ResidualStream:
         self._scaled: dict[int, tuple[Tensor, Tensor]] = {}
         self.scaled = False
         self._norms: dict[int, _Norm] = {}
-        self._linears: list[_Linear] = []
+        self._values = ValueProjections()
         self._summed: tuple[Block, Tensor] | None = None
         self._mlp_scale: tuple[Tensor, Tensor] | None = None
         self._copies: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
@@ -116,9 +99,10 @@ class ResidualStream:
         """An attention call was made; its block is filled in as the stream goes on."""
         self._index, self._block, self._mid, self._joined = index, block, None, None
         self._after_mid.clear()
-        if self._wants("value_path"):
-            self._find_value_projection(V)
-        self._linears.clear()
+        found = self._values.find(V) if self._wants("value_path") else None
+        if found is not None:
+            self.made_values(*found)
+        self._values.clear()
 
     def branch_from(self, out: Tensor) -> None:
         """From here on, whatever descends from ``out`` is the attention's branch."""
@@ -322,8 +306,8 @@ class ResidualStream:
         before = [left.reshape(X.shape) if left.numel() == X.numel() else left] + (
             [] if norm is None else [norm.result]
         )
-        differences = [_relative(X, t) for t in before]
-        self.errors[self._index] = torch.stack([*differences, _norm_difference(before[0], X)]).min()
+        differences = [relative_difference(X, t) for t in before]
+        self.errors[self._index] = torch.stack([*differences, norm_difference(before[0], X)]).min()
 
     def _leave(self, output: Tensor) -> Tensor:
         """A block is complete; the last one's output may be replaced."""
@@ -359,9 +343,7 @@ class ResidualStream:
     def _note_linear(self, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         source, weight = args[0] if args else kwargs["input"], args[1] if len(args) > 1 else kwargs["weight"]
         if not self._branch and self._wants("value_path", self._index + 1):
-            start = result.data_ptr()
-            stop = start + result.numel() * result.element_size()
-            self._linears.append(_Linear(weight, start, stop, source, result.untyped_storage()))
+            self._values.note(source, weight, result)
 
     def _note_branch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         touched = [a for a in args if isinstance(a, Tensor)]
@@ -457,26 +439,6 @@ class ResidualStream:
             if fits and factor.numel() == result.shape[-1]:
                 self._mlp_scale = (result, factor)
 
-    def _find_value_projection(self, V: Tensor) -> None:
-        """V is a view into the result of the linear map that made it; where it lies says which rows of the weight."""
-        size = V.element_size()
-        width = V.shape[1] * V.shape[3]
-        for linear in reversed(self._linears):
-            if linear.start <= V.data_ptr() < linear.stop and linear.source is not None:
-                rows = linear.weight.shape[0]
-                first = (V.data_ptr() - linear.start) // size % rows
-                if V.stride(-1) == 1 and V.stride(1) == V.shape[3] and first + width <= rows:
-                    self.made_values(linear.source, linear.weight[first : first + width])
-                return
-
-
-def _relative(one: Tensor, two: Tensor) -> Tensor:
-    if one.shape != two.shape:
-        return torch.tensor(torch.inf, dtype=torch.float64, device=one.device)
-    scale = two.detach().abs().max().double()
-    difference = (one.detach() - two.detach()).abs().max().double()
-    return torch.where(scale > 0, difference / scale.clamp_min(1e-300), difference)
-
 
 def _einsum_weight(args: tuple[Any, ...]) -> Tensor | None:
     """The output projection, shape (d, H·dh), of an einsum of heads (…, H, dh) with a weight (d, H, dh), or None."""
@@ -490,29 +452,3 @@ def _einsum_weight(args: tuple[Any, ...]) -> Tensor | None:
 
 def _is_weight(args: tuple[Any, ...]) -> bool:
     return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() == 2
-
-
-#: What norms add to the variance.
-_NORM_EPS = (1e-12, 1e-8, 1e-7, 1e-6, 1e-5, 1e-3)
-
-
-def _norm_difference(source: Tensor, result: Tensor) -> Tensor:
-    """How far a tensor is from a norm of another one: LayerNorm or RMSNorm over the last axis with any gain and bias.
-
-    Gain and bias are fitted to the tokens channel by channel; few tokens would fit anything.
-    """
-    none = torch.tensor(torch.inf, dtype=torch.float64, device=result.device)
-    rows, made = source.detach().double().flatten(0, -2), result.detach().double().flatten(0, -2)
-    if source.shape != result.shape or len(rows) < 3:
-        return none
-    errors = []
-    for centred in (rows - rows.mean(-1, keepdim=True), rows):
-        square = centred.square().mean(-1, keepdim=True)
-        for eps in _NORM_EPS:
-            unit = centred * (square + eps).rsqrt()
-            x, y = unit - unit.mean(0), made - made.mean(0)
-            gain = (x * y).sum(0) / x.square().sum(0).clamp_min(1e-300)
-            errors.append((y - gain * x).abs().max() / made.abs().max().clamp_min(1e-300))
-    error = torch.stack(errors).min()
-    # Some models compute their norms in single precision whatever they run in.
-    return error.masked_fill(error < 1e-5, 0.0)

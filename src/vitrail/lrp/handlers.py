@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.grad import conv2d_input
 
-from vitrail.capture.residual import ADD, MUL
+from vitrail.capture.operators import ADD, MUL
 from vitrail.lrp.half import HALF
 from vitrail.lrp.ops import Linear, Mean, Norm, Plain, Product, Sum
 from vitrail.lrp.relevance_state import RelevanceState

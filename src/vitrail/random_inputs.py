@@ -1,0 +1,88 @@
+"""Random inputs that fit a model, images of its size or tokens of its vocabulary, and a target for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.frozen import frozen, unwrap
+from vitrail.capture.inputs import ModelInputs, any_output, logits_of, run_model
+from vitrail.models.loaded import LoadedModel
+from vitrail.models.preprocess import Preprocess
+
+#: Tokens of a random text, unless the model takes fewer.
+TEXT_LENGTH = 64
+#: Token ids that models give a meaning to: padding decides which tokens are seen, an end where a text is read.
+_SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
+
+
+def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
+    """Create random images or random texts, on the model's device and the same in every call.
+
+    Args:
+        model: The model. It takes texts if it embeds tokens, otherwise images: of the size of its preprocessing, or
+            224×224 if that is unknown.
+        batch: Number of inputs.
+
+    Example:
+        >>> from vitrail.testing import tiny_vit
+        >>> random_inputs(LoadedModel(tiny_vit(), Preprocess((32, 32))), batch=2).args[0].shape
+        torch.Size([2, 3, 32, 32])
+    """
+    module, generator = unwrap(model.module), torch.Generator().manual_seed(0)
+    vocabulary = vocabulary_size(module)
+    if vocabulary is not None:
+        ids = _token_ids(getattr(module, "config", None), vocabulary, batch, generator)
+        return ModelInputs((), {"input_ids": ids}).onto(module)
+    preprocess = model.preprocess if isinstance(model.preprocess, Preprocess) else Preprocess((224, 224))
+    noise = torch.randn(batch, len(preprocess.mean), *preprocess.size, generator=generator)
+    return ModelInputs((noise,)).onto(module)
+
+
+def output_target(module: nn.Module, model_inputs: ModelInputs) -> Callable[[Any], Tensor] | None:
+    """None for a model with classes, of which the predicted one can be explained; otherwise its first output.
+
+    Args:
+        module: The model.
+        model_inputs: Inputs for one call.
+    """
+    with frozen(module), torch.no_grad():
+        output = run_model(module, model_inputs)
+    return None if logits_of(output) is not None and not hasattr(module, "encode_text") else _first_output
+
+
+def _first_output(output: Any) -> Tensor:
+    """A scalar to differentiate in a model without classes."""
+    return any_output(output).flatten(1)[:, :1]
+
+
+def vocabulary_size(module: nn.Module) -> int | None:
+    """Number of tokens that a Hugging Face text model knows, or None for other models.
+
+    Example:
+        >>> from vitrail.testing import tiny_vit
+        >>> vocabulary_size(tiny_vit()) is None
+        True
+    """
+    embeddings = getattr(module, "get_input_embeddings", None)
+    if embeddings is None or hasattr(module, "get_image_features"):  # CLIP and its kind take images as well
+        return None
+    try:
+        layer = embeddings()
+    except NotImplementedError:
+        return None
+    return layer.num_embeddings if isinstance(layer, nn.Embedding) else None
+
+
+def _token_ids(config: Any, vocabulary: int, batch: int, generator: torch.Generator) -> Tensor:
+    """Ids of tokens without a special meaning, shape (batch, n)."""
+    special = {getattr(config, name, None) for name in _SPECIAL_IDS}
+    allowed = torch.tensor([i for i in range(vocabulary) if i not in special] or [0])
+    positions = getattr(config, "max_position_embeddings", None)
+    # RoBERTa counts positions from its padding id, so that it takes fewer tokens than it has positions.
+    longest = positions - 2 if isinstance(positions, int) and positions > 2 else TEXT_LENGTH
+    drawn = torch.randint(len(allowed), (batch, min(TEXT_LENGTH, longest)), generator=generator)
+    return allowed[drawn]
