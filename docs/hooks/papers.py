@@ -5,7 +5,8 @@ counterpart, such as ``<!-- paper vtranm_table2 -->``; with ``if measured``, not
 and with ``on MODEL`` the results of that embedded model. Published
 numbers come from src/vitrail/papers/numbers.csv, ours from results/imagenet1000.csv and, in benchmarks/results,
 ablations-pets.json and, if it exists, paper-tables.json. ``<!-- movies -->`` becomes token-F1 by the
-number of words, from benchmarks/results/movies.json, ``<!-- movies-base -->`` the same from movies-base.json; ``<!-- depths -->`` the scores of GradToken by depth.
+number of words, from benchmarks/results/movies.json, ``<!-- movies-base -->`` the same from
+movies-base.json; ``<!-- depths -->`` the scores of GradToken by depth.
 """
 
 from __future__ import annotations
