@@ -149,7 +149,7 @@ class Explainer:
         try:
             with PeakMemory(images.device) as peak:
                 explanations = shrink_batch_to_fit(
-                    self.context,
+                    self.context.explaining,
                     lambda batch: explain(
                         self.model.loaded, images[at.to(images.device)], methods=options,
                         target=[target[row] for row in rows],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -86,6 +86,37 @@ def read_ground_truth(dataset: Dataset, index: int) -> tuple[Sample, dict[int, M
         void = np.where(sample.mask == IGNORE, IGNORE, 0).astype(np.uint8)
         return sample, {label: np.where(sample.mask == label, np.uint8(1), void) for label in sample.labels}
     return sample, {}
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedImages:
+    """The images of a batch.
+
+    Attributes:
+        truths: The images that could be read, with their objects.
+        inputs: Inputs of the model, shape (n, channels, height, width), on the CPU; None if no image could be read.
+        errors: Positions in the batch of images that could not be read, with the error.
+    """
+
+    truths: list[GroundTruth]
+    inputs: Tensor | None
+    errors: dict[int, Exception]
+
+
+def join_images(items: Sequence[GroundTruth | Exception], pin: bool = False) -> LoadedImages:
+    """Join the images of a batch in one tensor.
+
+    Args:
+        items: What was read, or the error.
+        pin: Put the tensor into pinned memory, from which a GPU copies beside its computation.
+    """
+    truths = [item for item in items if isinstance(item, GroundTruth)]
+    errors = {position: item for position, item in enumerate(items) if isinstance(item, Exception)}
+    if not truths:
+        return LoadedImages([], None, errors)
+    first = truths[0].image
+    inputs = torch.empty(len(truths), *first.shape, dtype=first.dtype, pin_memory=pin)
+    return LoadedImages(truths, torch.stack([truth.image for truth in truths], out=inputs), errors)
 
 
 def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, by_class: bool) -> GroundTruth:
