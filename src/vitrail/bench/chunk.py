@@ -19,7 +19,7 @@ from vitrail.bench.explainer import Explainer, error_line
 from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images, prepare_ground_truth
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
-from vitrail.bench.protocols import PROTOCOLS, score_perturbation
+from vitrail.bench.protocols import PROTOCOLS, needs_objects, score_perturbation
 from vitrail.bench.text_chunk import TextChunkRunner
 from vitrail.capture.outputs import class_logits
 from vitrail.errors import OutputError, TargetError, WeightsError
@@ -111,10 +111,11 @@ def image_reader(chunk: Chunk, context: BenchContext) -> Callable[[int], GroundT
     """A function that reads an image of a chunk by its index; an image that cannot be read gives the error."""
     images, by_class = context.images(chunk.dataset), context.same_classes(chunk.model, chunk.dataset)
     preprocess = context.model(chunk.model).preprocess
+    objects = needs_objects(context.plan.protocols_of(images.spec))
 
     def read_one(index: int) -> GroundTruth | Exception:
         try:
-            return prepare_ground_truth(images.dataset, index, preprocess, by_class)
+            return prepare_ground_truth(images.dataset, index, preprocess, by_class, objects)
         except Exception as error:  # noqa: BLE001 - an unreadable image becomes a row of the results
             return error
 

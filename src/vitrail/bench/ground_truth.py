@@ -119,7 +119,9 @@ def join_images(items: Sequence[GroundTruth | Exception], pin: bool = False) -> 
     return LoadedImages(truths, torch.stack([truth.image for truth in truths], out=inputs), errors)
 
 
-def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, by_class: bool) -> GroundTruth:
+def prepare_ground_truth(
+    dataset: Dataset, index: int, preprocess: Preprocess, by_class: bool, objects: bool = True
+) -> GroundTruth:
     """Read a sample and preprocess its image, masks and boxes for the model.
 
     Args:
@@ -127,6 +129,7 @@ def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, b
         index: Index of the sample.
         preprocess: The model's preprocessing. Masks are resized and cropped alike, by nearest neighbour.
         by_class: Whether the data set's classes are the model's, so that the mask of an explained class can be found.
+        objects: Whether masks and boxes are needed; without them only the image and its label are prepared.
 
     Raises:
         DataError: The sample cannot be read, or is a text.
@@ -134,6 +137,8 @@ def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, b
     sample, masks = read_ground_truth(dataset, index)
     if sample.image is None:
         raise DataError(f"{sample.id} is a text, expected an image")
+    if not objects:
+        return GroundTruth(sample.id, preprocess(sample.image), sample.label)
     size = (sample.image.height, sample.image.width)
     mask_preprocess = replace(preprocess, mean=(0.0,), std=(1 / 255,), resample="nearest")
 

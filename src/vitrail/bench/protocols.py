@@ -409,6 +409,19 @@ PROTOCOLS = ProtocolTable()
 """The protocols that are not perturbation presets, by name."""
 
 
+def needs_objects(names: Sequence[str]) -> bool:
+    """Whether protocols use masks or boxes; a score of another package may, whatever it says it needs.
+
+    Args:
+        names: Protocols and presets.
+
+    Example:
+        >>> needs_objects(["chefer21", "complexity"]), needs_objects(["chefer21", "pointing"])
+        (False, True)
+    """
+    return any(name not in _OWN_PROTOCOLS or _OWN_PROTOCOLS[name].needs for name in names if name in PROTOCOLS)
+
+
 def protocol_targets(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:
     """Return the pairs of protocol and target that are run.
 
