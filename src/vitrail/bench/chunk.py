@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import torch
@@ -15,10 +16,10 @@ from torch import Tensor
 from vitrail.bench.batch import ProtocolScores, ScoreBatch
 from vitrail.bench.context import BenchContext, open_context
 from vitrail.bench.explainer import Explainer, error_line
-from vitrail.bench.ground_truth import GroundTruth, prepare_ground_truth
+from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images, prepare_ground_truth
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
-from vitrail.bench.protocols import PROTOCOLS, score_perturbation
+from vitrail.bench.protocols import PROTOCOLS, needs_objects, score_perturbation
 from vitrail.bench.text_chunk import TextChunkRunner
 from vitrail.capture.outputs import class_logits
 from vitrail.errors import OutputError, TargetError, WeightsError
@@ -77,10 +78,14 @@ class Chunk:
         """Begin to read the images, to be called while another chunk is computed on a GPU."""
         context = open_context(self.plan, device)
         if reads_ahead(device) and not context.plan.reads_texts:
-            context.read_ahead.start(self.name, image_reader(self, context), self.indices)
+            context.read_ahead.start(self.name, image_reader(self, context), self.indices, context.plan.batch)
 
     def perform(self, device: str) -> Path:
         """Explain and score the images, and write the part."""
+        return self.compute(device)()
+
+    def compute(self, device: str) -> Callable[[], Path]:
+        """Explain and score the images; return the function that writes the part."""
         context = open_context(self.plan, device)
         if context.any_model(self.model).weights_hash != self.weights_hash:
             name = context.plan.models[self.model].name
@@ -88,8 +93,13 @@ class Chunk:
         with matmul_precision(context.plan.matmul):
             if context.plan.reads_texts:
                 texts = TextChunkRunner(context, self.model, self.dataset, self.methods, self.key)
-                return write_table(self.path, texts.run(self.indices), self.footer)
+                texts.run(self.indices)
+                return partial(_write_rows, self, texts.rows)
             return _ChunkRunner(self, context).run()
+
+
+def _write_rows(chunk: Chunk, rows: ScoreRows) -> Path:
+    return write_table(chunk.path, rows.columns, chunk.footer)
 
 
 def reads_ahead(device: str) -> bool:
@@ -101,10 +111,11 @@ def image_reader(chunk: Chunk, context: BenchContext) -> Callable[[int], GroundT
     """A function that reads an image of a chunk by its index; an image that cannot be read gives the error."""
     images, by_class = context.images(chunk.dataset), context.same_classes(chunk.model, chunk.dataset)
     preprocess = context.model(chunk.model).preprocess
+    objects = needs_objects(context.plan.protocols_of(images.spec))
 
     def read_one(index: int) -> GroundTruth | Exception:
         try:
-            return prepare_ground_truth(images.dataset, index, preprocess, by_class)
+            return prepare_ground_truth(images.dataset, index, preprocess, by_class, objects)
         except Exception as error:  # noqa: BLE001 - an unreadable image becomes a row of the results
             return error
 
@@ -154,48 +165,47 @@ class _ChunkRunner:
         self.saved_maps: dict[str, list[Tensor]] = {}
         self.saved_ids: list[str] = []
 
-    def run(self) -> Path:
-        """Run all images, one batch at a time, and write the part."""
-        size, found = self.plan.batch, self._read(self.chunk.indices)
-        for start in range(0, len(self.chunk.indices), size):
-            truths = []
-            for index in self.chunk.indices[start : start + size]:
-                read = next(found)
-                if isinstance(read, GroundTruth):
-                    truths.append(read)
-                else:
-                    self._add_unreadable(self.images.dataset.ids[index], error_line(read))
-            if truths:
-                self._run_batch(truths)
+    def run(self) -> Callable[[], Path]:
+        """Run all images, one batch at a time; return the function that writes the part."""
+        for start, loaded in zip(count(0, self.plan.batch), self._read(), strict=False):
+            for position, error in loaded.errors.items():
+                name = self.images.dataset.ids[self.chunk.indices[start + position]]
+                self._add_unreadable(name, error_line(error))
+            if loaded.inputs is not None:
+                self._run_batch(loaded.truths, loaded.inputs)
+        return self._write
+
+    def _write(self) -> Path:
         if self.plan.keep_maps:
             self._write_maps()
-        return write_table(self.chunk.path, self.rows.columns, self.chunk.footer)
+        return _write_rows(self.chunk, self.rows)
 
-    def _read(self, indices: Sequence[int]) -> Iterator[GroundTruth | Exception]:
-        read_one = image_reader(self.chunk, self.context)
+    def _read(self) -> Iterator[LoadedImages]:
+        read_one, indices, size = image_reader(self.chunk, self.context), self.chunk.indices, self.plan.batch
         if reads_ahead(self.context.device):
-            return self.context.read_ahead.items(self.chunk.name, read_one, indices)
-        return map(read_one, indices)
+            yield from self.context.read_ahead.batches(self.chunk.name, read_one, indices, size)
+            return
+        for start in range(0, len(indices), size):
+            yield join_images([read_one(index) for index in indices[start : start + size]])
 
-    def _run_batch(self, truths: list[GroundTruth]) -> None:
-        targets, (batch, probabilities) = self.plan.targets, self._explain(truths)
+    def _run_batch(self, truths: list[GroundTruth], inputs: Tensor) -> None:
+        targets, (batch, probabilities) = self.plan.targets, self._explain(truths, inputs)
         self.rows.add_explanations(batch, probabilities, targets)
         for protocol in self.protocols:
             self._score(batch, [protocol.name], protocol.targets or targets, partial(protocol, batch, targets))
         if self.presets:
-            precision = torch.bfloat16 if self.plan.precision == "bfloat16" else None
-            run = partial(score_perturbation, batch, self.presets, targets, precision=precision, seed=self.plan.seed)
+            run = partial(score_perturbation, batch, self.presets, targets)
             self._score(batch, [p.name for p in self.presets], targets, run)
         if self.plan.keep_maps:
             self._save_maps(batch)
 
-    def _explain(self, truths: list[GroundTruth]) -> tuple[ScoreBatch, Tensor]:
+    def _explain(self, truths: list[GroundTruth], inputs: Tensor) -> tuple[ScoreBatch, Tensor]:
         """Explain each class of each image once; return the batch and the model's probabilities."""
-        images = torch.stack([t.image for t in truths]).to(self.context.device)
+        images = inputs.to(self.context.device, non_blocking=True)
         probabilities = self._predict(images)
         predicted = probabilities.argmax(1)
-        count = probabilities.shape[1] if self.by_class else 0
-        labels = [t.label if t.label is not None and t.label < count else -1 for t in truths]
+        known = probabilities.shape[1] if self.by_class else 0
+        labels = [t.label if t.label is not None and t.label < known else -1 for t in truths]
         by_target = [self._target_classes(*one) for one in zip(truths, predicted.tolist(), labels, strict=True)]
         distinct = [list(dict.fromkeys(own.values())) or [0] for own in by_target]
         most = max(map(len, distinct))

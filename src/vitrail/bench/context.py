@@ -6,13 +6,15 @@ import hashlib
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.bench.ground_truth import GroundTruth
+from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images
+from vitrail.bench.memory import BatchLimit, HasBatchSize
 from vitrail.bench.method_groups import group_methods
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
 from vitrail.bench.read_ahead import ReadAhead
@@ -28,6 +30,8 @@ from vitrail.models.loaded import LoadedModel, class_count
 from vitrail.models.preprocess import Preprocess
 from vitrail.plugins import import_modules
 from vitrail.scores import sanity
+from vitrail.scores.evaluator import Evaluator
+from vitrail.scores.presets import Preset
 from vitrail.text.tokens import TokenizerSettings, encode_texts, load_tokenizer, pad_windows
 
 #: Text with which the structure of a text model is found.
@@ -114,6 +118,8 @@ class BenchContext:
     Attributes:
         batch: Current maximum number of images in a forward pass. Halved when memory runs out, for the rest of the
             process.
+        explaining: Holder of the maximum number of images while maps are computed; the context itself, unless the plan
+            sets ``explain_batch``.
         read_ahead: Images of the next chunk.
     """
 
@@ -121,7 +127,11 @@ class BenchContext:
         import_modules(plan.imports)
         self.plan, self.device = plan, device
         self.batch = plan.batch
-        self.read_ahead: ReadAhead[GroundTruth | Exception] = ReadAhead()
+        self.explaining: HasBatchSize = self if plan.explain_batch is None else BatchLimit(plan.explain_batch)
+        self.read_ahead: ReadAhead[GroundTruth | Exception, LoadedImages] = ReadAhead(
+            partial(join_images, pin=device.startswith("cuda"))
+        )
+        self._evaluators: dict[Any, Evaluator] = {}
         self._models: dict[int, AnyBenchModel] = {}
         self._images: dict[int, BenchImages] = {}
 
@@ -155,6 +165,18 @@ class BenchContext:
         """Hash of everything that decides the numbers; see `Plan.key`."""
         weights = [self.any_model(i).weights_hash for i in range(len(self.plan.models))]
         return self.plan.key(weights, [self.images(i).ids for i in range(len(self.plan.dataset))])
+
+    def evaluator(self, model: BenchModel, presets: tuple[Preset, ...], batch: int) -> Evaluator:
+        """Return the evaluator of perturbation tests of a model, made once for each number of images in a pass."""
+        key = (id(model), tuple(preset.name for preset in presets), batch)
+        if key not in self._evaluators:
+            self._evaluators.clear()  # after a change of the batch size, the former one is not needed again
+            precision = torch.bfloat16 if self.plan.precision == "bfloat16" else None
+            self._evaluators[key] = Evaluator(
+                model.loaded, presets, batch=batch, precision=precision, seed=self.plan.seed,
+                preprocess=model.preprocess, compiled=self.plan.compile,
+            )  # fmt: skip
+        return self._evaluators[key]
 
     def same_classes(self, model: int, dataset: int) -> bool:
         """Whether a data set has as many classes as a model, or one of the two numbers is unknown."""

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import NamedTuple
 
 import torch
@@ -15,13 +16,17 @@ from torch import Tensor
 from vitrail.bench.context import BenchContext, BenchModel
 from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
 from vitrail.bench.method_groups import serves_all_targets
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.probe import Probe
 from vitrail.class_group import ClassGroup
-from vitrail.errors import OutputError, VitrailError
+from vitrail.errors import ModelError, OutputError, VitrailError
 from vitrail.explain import explain
 from vitrail.explanation import Explanation
 from vitrail.methods import find
-from vitrail.postprocess import normalise
+from vitrail.postprocess import normalise, to_maps
 
+#: Name of the control whose maps are noise.
+NOISE = "random"
 #: Reason for a missing map, by method and position in the batch.
 Reasons = dict[tuple[str, int], str]
 
@@ -135,11 +140,36 @@ class Explainer:
             new_rows = [row for row in all_rows if first[row][k] == k]
             if by_class and new_rows:
                 explain_rows(by_class, new_rows, k)
+        noise: dict[str, ExplainedBatch] = {}
         for spec in specs:
-            if needs_seed(spec):
+            if needs_seed(spec) and find(spec)[1].name == NOISE:
+                noise[spec] = self._noise(ids, images, len(targets[0]), spec)
+            elif needs_seed(spec):
                 for row in all_rows:
                     explain_rows([spec], [row])
-        return {spec: _join_partial(parts, first) for spec, parts in partial.items() if parts}, failures
+        joined = {spec: _join_partial(parts, first) for spec, parts in partial.items() if parts}
+        found = joined | noise
+        return {spec: found[spec] for spec in specs if spec in found}, failures
+
+    def _noise(self, ids: Sequence[str], images: Tensor, count: int, spec: str) -> ExplainedBatch:
+        """Maps of the random control: every image has its own seed, and none needs a pass of the model."""
+        started = perf_counter()
+        _, method, options = find(spec)
+        with PeakMemory(images.device) as peak:
+            module, structure = self.model.loaded.module, self.model.structure
+            noise = [
+                method.apply(
+                    Probe(module, ModelInputs((image[None],)), structure, _no_score, count),
+                    options | {"seed": map_seed(self.key, name, spec)},
+                )
+                for name, image in zip(ids, images.cpu(), strict=True)
+            ]
+            relevance, signed = torch.cat(noise).to(images.device), method.is_signed(options)
+            maps, grid, flat = to_maps(relevance[None], signed, structure, ModelInputs((images,)))
+        seconds = (perf_counter() - started) / len(ids)
+        return ExplainedBatch(
+            maps[0], grid[0], flat[0], signed, [seconds] * len(ids), [0.0] * len(ids), [peak.bytes] * len(ids)
+        )
 
     def _explain_rows(self, request: _ExplainRequest, specs: Sequence[str], rows: Sequence[int]) -> None:
         ids, images, target, column, partial, failures = request
@@ -149,7 +179,7 @@ class Explainer:
         try:
             with PeakMemory(images.device) as peak:
                 explanations = shrink_batch_to_fit(
-                    self.context,
+                    self.context.explaining,
                     lambda batch: explain(
                         self.model.loaded, images[at.to(images.device)], methods=options,
                         target=[target[row] for row in rows],
@@ -172,6 +202,10 @@ class Explainer:
 
     def _count_evaluated(self, images: int) -> None:
         self._evaluated += images
+
+
+def _no_score(_output: object, _owner: Tensor, _kind: str) -> Tensor:
+    raise ModelError(f"the control {NOISE} does not evaluate the model")
 
 
 def needs_seed(spec: str) -> bool:
@@ -231,8 +265,9 @@ def _join_partial(parts: Sequence[_PartialExplanation], first: list[list[int]]) 
             batch.seconds[row] += own.seconds / len(rows)
             batch.forwards[row] += forwards
             batch.memory[row] = max((m for m in (batch.memory[row], memory) if not math.isnan(m)), default=math.nan)
-    if parts[0].column is not None:
-        for row, positions in enumerate(first):
-            for tensor in (batch.maps, batch.grid, batch.flat):
-                tensor[row] = tensor[row, positions]
+    if parts[0].column is not None and any(row != list(range(count)) for row in first):
+        # Indices are copied to the device once, not for each image.
+        positions = torch.tensor(first, device=one.maps.device)
+        rows_of = torch.arange(len(first), device=one.maps.device)[:, None]
+        batch.maps, batch.grid, batch.flat = (t[rows_of, positions] for t in (batch.maps, batch.grid, batch.flat))
     return batch

@@ -100,6 +100,10 @@ class FolderChunk:
 
     def perform(self, device: str) -> Path:
         """Explain the images; write the maps, then the rows."""
+        return self.compute(device)()
+
+    def compute(self, device: str) -> Callable[[], Path]:
+        """Explain the images; return the function that writes the maps, then the rows."""
         from safetensors.torch import save
 
         settings = json.loads(self.settings)
@@ -113,9 +117,13 @@ class FolderChunk:
         for start in range(0, len(self.images), settings["batch"]):
             self._explain_batch(context, settings, self.images[start : start + settings["batch"]], rows, maps)
         tensors = {method: torch.cat(own).contiguous() for method, own in maps.items() if own}
-        data = save(tensors, self.footer)
-        write_file(self.path.with_suffix(".safetensors"), lambda file: file.write(data))
-        return write_table(self.path, rows, self.footer, _index_schema())
+
+        def write() -> Path:
+            data = save(tensors, self.footer)
+            write_file(self.path.with_suffix(".safetensors"), lambda file: file.write(data))
+            return write_table(self.path, rows, self.footer, _index_schema())
+
+        return write
 
     def _explain_batch(
         self,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,8 +94,8 @@ class OverlayChunk:
     def prepare(self, device: str) -> None:
         """Nothing is read ahead: images are drawn one by one."""
 
-    def perform(self, device: str) -> Path:
-        """Draw the overlays of all maps of the part."""
+    def compute(self, device: str) -> Callable[[], Path]:
+        """Draw the overlays of all maps of the part; return the function that notes that they are drawn."""
         del device
         pq: Any = require("pyarrow.parquet", "bench", "read tables")
         rows = [row for row in pq.read_table(self._part_path).to_pylist() if row["offset"] >= 0]
@@ -102,7 +103,7 @@ class OverlayChunk:
         for name, own in groupby(rows, key=lambda row: row["image"]):
             self._draw(name, list(own))
         content = json.dumps({"key": self.key, "original": self.original})
-        return write_file(self.path, lambda file: file.write(f"{content}\n".encode()))
+        return partial(write_file, self.path, lambda file: file.write(f"{content}\n".encode()))
 
     def _draw(self, name: str, rows: list[Row]) -> None:
         out = Path(self.out)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -88,7 +88,40 @@ def read_ground_truth(dataset: Dataset, index: int) -> tuple[Sample, dict[int, M
     return sample, {}
 
 
-def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, by_class: bool) -> GroundTruth:
+@dataclass(frozen=True, eq=False)
+class LoadedImages:
+    """The images of a batch.
+
+    Attributes:
+        truths: The images that could be read, with their objects.
+        inputs: Inputs of the model, shape (n, channels, height, width), on the CPU; None if no image could be read.
+        errors: Positions in the batch of images that could not be read, with the error.
+    """
+
+    truths: list[GroundTruth]
+    inputs: Tensor | None
+    errors: dict[int, Exception]
+
+
+def join_images(items: Sequence[GroundTruth | Exception], pin: bool = False) -> LoadedImages:
+    """Join the images of a batch in one tensor.
+
+    Args:
+        items: What was read, or the error.
+        pin: Put the tensor into pinned memory, from which a GPU copies beside its computation.
+    """
+    truths = [item for item in items if isinstance(item, GroundTruth)]
+    errors = {position: item for position, item in enumerate(items) if isinstance(item, Exception)}
+    if not truths:
+        return LoadedImages([], None, errors)
+    first = truths[0].image
+    inputs = torch.empty(len(truths), *first.shape, dtype=first.dtype, pin_memory=pin)
+    return LoadedImages(truths, torch.stack([truth.image for truth in truths], out=inputs), errors)
+
+
+def prepare_ground_truth(
+    dataset: Dataset, index: int, preprocess: Preprocess, by_class: bool, objects: bool = True
+) -> GroundTruth:
     """Read a sample and preprocess its image, masks and boxes for the model.
 
     Args:
@@ -96,6 +129,7 @@ def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, b
         index: Index of the sample.
         preprocess: The model's preprocessing. Masks are resized and cropped alike, by nearest neighbour.
         by_class: Whether the data set's classes are the model's, so that the mask of an explained class can be found.
+        objects: Whether masks and boxes are needed; without them only the image and its label are prepared.
 
     Raises:
         DataError: The sample cannot be read, or is a text.
@@ -103,6 +137,8 @@ def prepare_ground_truth(dataset: Dataset, index: int, preprocess: Preprocess, b
     sample, masks = read_ground_truth(dataset, index)
     if sample.image is None:
         raise DataError(f"{sample.id} is a text, expected an image")
+    if not objects:
+        return GroundTruth(sample.id, preprocess(sample.image), sample.label)
     size = (sample.image.height, sample.image.width)
     mask_preprocess = replace(preprocess, mean=(0.0,), std=(1 / 255,), resample="nearest")
 

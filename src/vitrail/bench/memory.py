@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from types import TracebackType
@@ -77,6 +78,13 @@ def _resident_bytes(name: str) -> float:
 
 class HasBatchSize(Protocol):
     """Anything that holds the current batch size, such as `vitrail.bench.context.BenchContext`."""
+
+    batch: int
+
+
+@dataclass
+class BatchLimit:
+    """A batch size that is halved when memory runs out."""
 
     batch: int
 

@@ -8,12 +8,16 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from math import isnan
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from uuid import uuid4
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vitrail.errors import OutputError, require
+from vitrail.scores.statistics import Array
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,75 +39,125 @@ FOOTER_KEY = b"vitrail"
 # -- rows --------------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _RowBlock:
+    """Rows that agree in method, target, protocol and score, or are alone.
+
+    Attributes:
+        images: Ids of the images.
+        keys: Method, target, protocol and score.
+        values: One value per image, shape (n,), or None in rows with an error.
+        explained: Class of each image, shape (n,).
+        error: Reason why there is no score, if so.
+        costs: Values of some of the columns ``COSTS``: one for all images, or shape (n,).
+        curves: Numbers of removed pixels, and the outputs at each of L levels, shape (n, L, 5).
+    """
+
+    images: Sequence[str]
+    keys: Sequence[str]
+    values: Array | None
+    explained: Sequence[int]
+    error: str | None = None
+    costs: Mapping[str, float | Array] = field(default_factory=dict)
+    curves: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
+
+
 class ScoreRows:
-    """The rows of one part.
+    """The rows of one part. They are collected by column, a block of rows at a time.
 
     Args:
         model: Name of the model.
         dataset: Name of the data set.
         methods: Methods of the chunk.
-
-    Attributes:
-        columns: Values by column name; see `vitrail.bench.results_store`.
     """
 
     def __init__(self, model: str, dataset: str, methods: Sequence[str]) -> None:
         self.model, self.dataset, self.methods = model, dataset, methods
-        names = (*KEYS, "value", "explained", "error", *COSTS, *CURVES)
-        self.columns: dict[str, list[Any]] = {name: [] for name in names}
+        self.blocks: list[_RowBlock] = []
 
-    def add(
-        self,
-        keys: Sequence[str],
-        value: float | None,
-        explained: int,
-        error: str | None = None,
-        rest: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Add one row; the keys are image, method, target, protocol and score."""
-        row: dict[str, Any] = dict(zip(KEYS, (self.model, self.dataset, *keys), strict=True))
-        row |= {"value": value, "explained": explained, "error": error, **(rest or {})}
-        for name, column in self.columns.items():
-            column.append(row.get(name, 0.0 if name in COSTS[:2] else None))
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Arrow arrays by column name; see `vitrail.bench.results_store`."""
+        pa = require_pyarrow()
+        blocks = self.blocks
+        counts = np.array([len(block.images) for block in blocks], np.int64)
+        total = int(counts.sum())
+
+        def strings(each: Sequence[str | None]) -> Any:
+            """One string for each block, repeated for its rows."""
+            names = list(dict.fromkeys(each))
+            code = {name: i for i, name in enumerate(names)}
+            codes = np.repeat(np.array([code[name] for name in each], np.int32), counts)
+            return pa.array(names, pa.string()).take(pa.array(codes))
+
+        def numbers(name: str, missing: float | None) -> Any:
+            """A column of ``COSTS``; where a block has none, ``missing``, and NaN is null where that is None."""
+            given = [block.costs.get(name, np.nan if missing is None else missing) for block in blocks]
+            values = np.concatenate([np.broadcast_to(v, (n,)) for v, n in zip(given, counts, strict=True)] or [[]])
+            mask = np.isnan(values) if missing is None else None
+            return pa.array(values.astype(np.float64), pa.float64(), mask=mask)
+
+        empty = np.repeat(np.array([block.values is None for block in blocks], bool), counts)
+        values = [np.zeros(len(b.images)) if b.values is None else b.values for b in blocks]
+        columns = {
+            "model": strings([self.model] * len(blocks)),
+            "dataset": strings([self.dataset] * len(blocks)),
+            "image": pa.array([name for block in blocks for name in block.images], pa.string()),
+            **{name: strings([block.keys[i] for block in blocks]) for i, name in enumerate(KEYS[3:])},
+            "value": pa.array(np.concatenate([*values, np.zeros(0)]), pa.float64(), mask=empty),
+            "explained": pa.array(np.concatenate([*(b.explained for b in blocks), []]).astype(np.int32)),
+            "error": strings([block.error for block in blocks]),
+            "seconds": numbers("seconds", 0.0), "forwards": numbers("forwards", 0.0), "memory": numbers("memory", None),
+        }  # fmt: skip
+        return columns | _curve_columns(blocks, total)
 
     def add_scores(self, batch: ScoreBatch | TextBatch, scores: ProtocolScores) -> None:
         """Add the scores of a protocol, one row for each image and score."""
         has_target = scores.target in batch.columns
-        explained = batch.target_classes(scores.target) if has_target else [-1] * len(batch.ids)
-        values: dict[str, list[float]] = {}
+        explained = np.array(batch.target_classes(scores.target) if has_target else [-1] * len(batch.ids))
+        cost: dict[str, float | Array] = {"seconds": scores.seconds, "forwards": scores.forwards}
+        keys = (scores.method, scores.target, scores.protocol)
+        for row, reason in scores.reasons.items():
+            self.blocks.append(_RowBlock([batch.ids[row]], (*keys, ""), None, explained[row : row + 1], reason, cost))
+        scored = np.array([row not in scores.reasons for row in range(len(batch.ids))])
         for name, tensor in scores.values.items():
-            wide = tensor.detach().double().cpu()
-            if wide.dim() == 1:
-                values[name] = wide.tolist()
-            else:
-                values |= {f"{name}/{j}": column.tolist() for j, column in enumerate(wide.T)}
-        cost = {"seconds": scores.seconds, "forwards": scores.forwards}
-        for row, image in enumerate(batch.ids):
-            keys = (image, scores.method, scores.target, scores.protocol)
-            if row in scores.reasons:
-                self.add((*keys, ""), None, explained[row], scores.reasons[row], cost)
-                continue
-            for name, column in values.items():
-                if scores.sparse and isnan(column[row]):
-                    continue
-                curve = _curve_columns(*scores.curves[name], row) if name in scores.curves else {}
-                self.add((*keys, name), column[row], explained[row], None, cost | curve)
+            wide = tensor.detach().double().cpu().numpy()
+            names = [name] if wide.ndim == 1 else [f"{name}/{j}" for j in range(wide.shape[1])]
+            for own_name, column in zip(names, wide.reshape(len(wide), -1).T, strict=True):
+                rows = (scored & ~np.isnan(column) if scores.sparse else scored).nonzero()[0]
+                curves = None
+                if own_name in scores.curves:
+                    removed, outputs = scores.curves[own_name]
+                    curves = removed, outputs.float().cpu().numpy()[rows]
+                ids = batch.ids if len(rows) == len(batch.ids) else [batch.ids[row] for row in rows]
+                own_keys = (*keys, own_name)
+                self.blocks.append(_RowBlock(ids, own_keys, column[rows], explained[rows], None, cost, curves))
 
     def add_explanations(self, batch: ScoreBatch | TextBatch, probabilities: Tensor, targets: Sequence[str]) -> None:
         """Add rows about the maps themselves: the probability of the explained class, and the cost of the map."""
-        for method in self.methods:
-            for target in targets:
-                missing = batch.missing_maps(method, target)
-                for row, (image, label) in enumerate(zip(batch.ids, batch.target_classes(target), strict=True)):
-                    keys = (image, method, target, EXPLAIN)
-                    if row in missing or method not in batch.explanations:
-                        self.add((*keys, ""), None, label, missing.get(row, "no map"))
-                        continue
-                    own, k = batch.explanations[method], batch.columns[target][row]
-                    memory = None if isnan(own.memory[row]) else own.memory[row]
-                    cost = {"seconds": own.seconds[row], "forwards": own.forwards[row], "memory": memory}
-                    self.add((*keys, "probability"), float(probabilities[row, label]), label, None, cost)
-                    self.add((*keys, "flat"), float(own.flat[row, k]), label, None, cost)
+        probability = probabilities.double().cpu().numpy()
+        flat = {method: own.flat.double().cpu().numpy() for method, own in batch.explanations.items()}
+        for target in targets:
+            explained, columns = np.array(batch.target_classes(target)), batch.target_columns(target).numpy()
+            for method in self.methods:
+                missing, keys = batch.missing_maps(method, target), (method, target, EXPLAIN)
+                if method not in batch.explanations:
+                    missing = {row: missing.get(row, "no map") for row in range(len(batch.ids))}
+                for row, reason in missing.items():
+                    own = _RowBlock([batch.ids[row]], (*keys, ""), None, explained[row : row + 1], reason)
+                    self.blocks.append(own)
+                if method not in batch.explanations:
+                    continue
+                rows = np.array([row for row in range(len(batch.ids)) if row not in missing], int)
+                ids, labels, one = [batch.ids[row] for row in rows], explained[rows], batch.explanations[method]
+                cost: dict[str, float | Array] = {
+                    name: np.array(getattr(one, name), float)[rows] for name in ("seconds", "forwards", "memory")
+                }
+                for score, values in (
+                    ("probability", probability[rows, labels]),
+                    ("flat", flat[method][rows, columns[rows]]),
+                ):
+                    self.blocks.append(_RowBlock(ids, (*keys, score), values, labels, None, cost))
 
     def add_failure(
         self, image: str, protocols: Sequence[str], targets: Sequence[str], reason: str, methods: Sequence[str] = ()
@@ -117,15 +171,36 @@ class ScoreRows:
                 explains = targets if name in (*PROTOCOLS, EXPLAIN) else find_presets(name)[0].explains
                 for target in targets:
                     if target in explains:
-                        self.add((image, method, target, name, ""), None, -1, reason)
+                        self.blocks.append(_RowBlock([image], (method, target, name, ""), None, [-1], reason))
 
 
-def _curve_columns(removed: tuple[int, ...], outputs: Tensor, row: int) -> dict[str, Any]:
-    """Return the columns of one image's perturbation curve."""
-    lists = outputs[row].T.tolist()
-    columns: dict[str, Any] = dict(zip(CURVES, ([*removed], *lists), strict=True))
-    columns["winner"] = [int(label) for label in lists[2]]
-    return columns
+def _curve_columns(blocks: Sequence[_RowBlock], total: int) -> dict[str, Any]:
+    """Return the columns of the perturbation curves, null in the rows that have none."""
+    pa = require_pyarrow()
+    lengths, missing = np.zeros(total, np.int64), np.ones(total, bool)
+    removed, outputs, start = [np.zeros(0, np.int32)], [np.zeros((0, 5), np.float32)], 0
+    for block in blocks:
+        stop = start + len(block.images)
+        if block.curves is not None:
+            counts, own = block.curves
+            lengths[start:stop], missing[start:stop] = len(counts), False
+            removed.append(np.tile(np.array(counts, np.int32), len(own)))
+            outputs.append(own.reshape(-1, 5))
+        start = stop
+    offsets = pa.array(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
+    joined, mask = np.concatenate(outputs), pa.array(missing)
+    values = [
+        np.concatenate(removed),
+        joined[:, 0],
+        joined[:, 1],
+        joined[:, 2].astype(np.int32),
+        joined[:, 3],
+        joined[:, 4],
+    ]
+    return {
+        name: pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(own)), mask=mask)
+        for name, own in zip(CURVES, values, strict=True)
+    }
 
 
 # -- files -------------------------------------------------------------------------------------------------------------

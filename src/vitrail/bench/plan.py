@@ -144,6 +144,9 @@ class Plan(BaseModel):
         view: "model" preprocesses images as the model expects. "squash" resizes to the model's input size by bilinear
             interpolation without cropping, as the papers' evaluations do.
         batch: Maximum number of images in one forward pass.
+        explain_batch: The same while maps are computed, which takes more memory. Default: ``batch``.
+        compile: Run the forward passes of perturbation tests through ``torch.compile``: faster on a GPU from some
+            thousand images on, after a minute of compiling. Outputs differ in the last bits.
         chunk: Number of images in one chunk of work.
         threads: Torch threads of each CPU worker. Part of the plan because sums may depend on it in the last bits.
         seed: Seed of all random numbers.
@@ -165,6 +168,8 @@ class Plan(BaseModel):
     matmul: Literal["float32", "tf32"] = "float32"
     view: Literal["model", "squash"] = "model"
     batch: int = Field(default=64, ge=1)
+    explain_batch: int | None = Field(default=None, ge=1)
+    compile: bool = False
     chunk: int = Field(default=64, ge=1)
     threads: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 32)
@@ -217,8 +222,9 @@ class Plan(BaseModel):
             del data["root"], data["draw"]  # the ids say which images were drawn
             data["ids"] = hashlib.sha256("\0".join(names).encode()).hexdigest()
         content["methods"] = self.specs()
-        if not self.imports:  # as before the key existed
-            del content["imports"]
+        for name in ("imports", "compile", "explain_batch"):  # as before the key existed
+            if not content[name]:
+                del content[name]
         sources = self._foreign_sources()
         if sources:
             content["sources"] = sources

@@ -22,7 +22,6 @@ from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
 from vitrail.errors import DataError, ModelError, OptionError
 from vitrail.methods import find
 from vitrail.scores.complexity import score_complexity
-from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.perturbation import RecordedCurve
 from vitrail.scores.pointing import score_box_pointing, score_pointing
 from vitrail.scores.presets import Curve, MapTarget, Preset, find_presets
@@ -54,9 +53,6 @@ def score_perturbation(
     batch: ScoreBatch,
     presets: tuple[Preset, ...],
     targets: tuple[str, ...],
-    *,
-    precision: torch.dtype | None,
-    seed: int,
 ) -> Iterator[ProtocolScores]:
     """Compute the scores of every preset and method with one call of the evaluator, which shares forward passes."""
     start = perf_counter()
@@ -71,9 +67,9 @@ def score_perturbation(
     context, model = batch.explainer.context, batch.explainer.model
     records = shrink_batch_to_fit(
         context,
-        lambda size: Evaluator(
-            model.loaded, presets, batch=size, precision=precision, seed=seed, preprocess=model.preprocess
-        )(batch.images, maps, labels=batch.labels, label_maps=label_maps, ids=batch.ids, predicted=batch.predicted),
+        lambda size: context.evaluator(model, presets, size)(
+            batch.images, maps, labels=batch.labels, label_maps=label_maps, ids=batch.ids, predicted=batch.predicted
+        ),
     )
     count = len(batch.ids) * len(methods)
     seconds, forwards = (perf_counter() - start) / count, records.forwards.total / count
@@ -411,6 +407,19 @@ class ProtocolTable(Mapping[str, BenchProtocol]):
 
 PROTOCOLS = ProtocolTable()
 """The protocols that are not perturbation presets, by name."""
+
+
+def needs_objects(names: Sequence[str]) -> bool:
+    """Whether protocols use masks or boxes; a score of another package may, whatever it says it needs.
+
+    Args:
+        names: Protocols and presets.
+
+    Example:
+        >>> needs_objects(["chefer21", "complexity"]), needs_objects(["chefer21", "pointing"])
+        (False, True)
+    """
+    return any(name not in _OWN_PROTOCOLS or _OWN_PROTOCOLS[name].needs for name in names if name in PROTOCOLS)
 
 
 def protocol_targets(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:

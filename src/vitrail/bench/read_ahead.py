@@ -1,42 +1,74 @@
-"""Images of the next chunk, read and decoded by threads while the present one is computed."""
+"""Images of the next chunk, read, decoded and joined to batches by threads while the present one is computed."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from time import perf_counter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+Batch = TypeVar("Batch")
+#: Most threads that read images.
+MOST_THREADS = 16
 
 
-class ReadAhead(Generic[T]):
-    """Reads items of a chunk before they are asked for; the present chunk and the next one wait, no others.
+class ReadAhead(Generic[T, Batch]):
+    """Reads the items of a chunk before they are asked for; the present chunk and the next one wait, no others.
 
     Args:
-        threads: Number of threads. They start with the first chunk.
+        join: Joins the items of a batch. It runs in a thread of its own.
+        threads: Number of threads that read. Default: one less than the machine's cores. They start with the first
+            chunk.
+
+    Attributes:
+        waited: Seconds spent waiting for batches that were not ready.
 
     Example:
-        >>> ahead = ReadAhead(threads=2)
-        >>> ahead.start("next", abs, [-1, -2])
-        >>> list(ahead.items("next", abs, [-1, -2])), list(ahead.items("other", abs, [-3]))
-        ([1, 2], [3])
+        >>> ahead = ReadAhead(sum, threads=2)
+        >>> ahead.start("next", abs, [-1, -2, -3], 2)
+        >>> list(ahead.batches("next", abs, [-1, -2, -3], 2)), list(ahead.batches("other", abs, [-3], 2))
+        ([3, 3], [3])
     """
 
-    def __init__(self, threads: int = 8) -> None:
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="vitrail-read")
-        self.waiting: dict[str, list[Future[T]]] = {}
+    def __init__(self, join: Callable[[list[T]], Batch], threads: int | None = None) -> None:
+        count = threads or max(2, min(MOST_THREADS, (os.cpu_count() or 2) - 1))
+        self.join = join
+        self.readers = ThreadPoolExecutor(count, thread_name_prefix="vitrail-read")
+        self.joiner = ThreadPoolExecutor(1, thread_name_prefix="vitrail-join")
+        self.waiting: dict[str, tuple[list[Future[T]], list[Future[Batch]]]] = {}
+        self.waited = 0.0
 
-    def start(self, name: str, read: Callable[[int], T], indices: Sequence[int]) -> None:
-        """Begin to read the items of a chunk, if it does not wait already; the oldest of three is dropped."""
+    def start(self, name: str, read: Callable[[int], T], indices: Sequence[int], size: int) -> None:
+        """Begin to read a chunk in batches of some size, if it does not wait already; the oldest of three is dropped.
+
+        Args:
+            name: Name of the chunk.
+            read: Reads an item by its index.
+            indices: The items.
+            size: Items in a batch.
+        """
         if name in self.waiting:
             return
-        self.waiting[name] = [self.pool.submit(read, index) for index in indices]
+        items = [self.readers.submit(read, index) for index in indices]
+        batches = [self.joiner.submit(self._join, items[k : k + size]) for k in range(0, len(items), size)]
+        self.waiting[name] = items, batches
         while len(self.waiting) > 2:
-            for future in self.waiting.pop(next(iter(self.waiting))):
+            dropped_items, dropped = self.waiting.pop(next(iter(self.waiting)))
+            for future in (*dropped, *dropped_items):
                 future.cancel()
 
-    def items(self, name: str, read: Callable[[int], T], indices: Sequence[int]) -> Iterator[T]:
-        """Yield the items of a chunk in order, those that were read ahead or read now."""
-        self.start(name, read, indices)
-        for future in self.waiting.pop(name):
-            yield future.result()
+    def _join(self, items: list[Future[T]]) -> Batch:
+        return self.join([item.result() for item in items])
+
+    def batches(self, name: str, read: Callable[[int], T], indices: Sequence[int], size: int) -> Iterator[Batch]:
+        """Yield the batches of a chunk in order, those that were read ahead or read now."""
+        self.start(name, read, indices, size)
+        _, batches = self.waiting.pop(name)
+        batches.reverse()
+        while batches:
+            started = perf_counter()
+            batch = batches.pop().result()  # the list forgets it, so that its memory is free once it is used
+            self.waited += perf_counter() - started
+            yield batch

@@ -41,8 +41,8 @@ class TextChunkRunner:
         self.protocols = [PROTOCOLS[name] for name in self.plan.protocols_of(self.texts.spec)]
         self.rows = ScoreRows(self.plan.models[model].title, self.texts.spec.title, methods)
 
-    def run(self, indices: Sequence[int]) -> dict[str, list[Any]]:
-        """Run some texts, one batch at a time, and return the columns of the part."""
+    def run(self, indices: Sequence[int]) -> None:
+        """Run some texts, one batch at a time, and collect the rows of the part."""
         for start in range(0, len(indices), self.plan.batch):
             samples = []
             for index in indices[start : start + self.plan.batch]:
@@ -55,7 +55,6 @@ class TextChunkRunner:
                     self._add_failure(self.texts.dataset.ids[index], error_line(error))
             if samples:
                 self._run_batch(samples)
-        return self.rows.columns
 
     def _run_batch(self, samples: Sequence[Sample]) -> None:
         batch, probabilities = self._explain(samples)

@@ -7,14 +7,18 @@ Forward passes are shared exactly:
   one pass per image under a blur;
 - levels that several presets have in common are run once (the 10 % grid is part of the 5 % grid; deletion with a
   constant fill is MoRF, insertion into it LeRF);
-- where the label is the predicted class, or a method is class-agnostic, one map serves both targets.
+- where the label is the predicted class, or a method is class-agnostic, one map serves both targets;
+- maps of one image with the same order of pixels, whatever their method and class, give the same perturbed images,
+  which are evaluated once.
+
+The levels of a curve are all evaluated, since its record contains the model's output at each of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,6 +31,7 @@ from vitrail.class_group import ClassGroup
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
+from vitrail.scores.compiled_model import CompiledModel
 from vitrail.scores.fills import TOKENS, Normalisation, find_fill
 from vitrail.scores.perturbation import (
     CurveKey,
@@ -36,7 +41,7 @@ from vitrail.scores.perturbation import (
     summarise_outputs,
 )
 from vitrail.scores.presets import MapTarget, Preset, find_presets
-from vitrail.scores.ranks import RemovalOrder, TieOrder, kept_patches, patch_means, rank, removed_ranks
+from vitrail.scores.ranks import RemovalOrder, TieOrder, distinct_rows, kept_patches, patch_means, rank, removed_ranks
 
 #: For each removal order and fill, the numbers of pixels (or patches) to remove.
 LevelCounts = dict[tuple[RemovalOrder, str], tuple[int, ...]]
@@ -69,6 +74,9 @@ class Evaluator:
         ties: Order of tied pixels; see `vitrail.scores.ranks`.
         seed: Seed of the tie order and of the noise fill.
         preprocess: Normalisation of the images, where the model does not state it.
+        compiled: Run the model through ``torch.compile``, which fuses its small operations. Every forward pass then
+            has ``batch`` images, a smaller one being padded, so that it is compiled once. Outputs differ from those
+            of the plain model in the last bits. Where compiling fails, the plain model is used, with a warning.
         advance: Called with the number of images after each forward pass, for progress bars.
 
     Example:
@@ -92,6 +100,7 @@ class Evaluator:
         ties: TieOrder = "random",
         seed: int = 0,
         preprocess: Preprocess | None = None,
+        compiled: bool = False,
         advance: Callable[[int], None] = lambda _: None,
     ) -> None:
         if batch < 1:
@@ -105,9 +114,10 @@ class Evaluator:
         self.settings = {
             "model": loaded.name, "precision": str(precision), "ties": ties, "seed": seed,
             "mean": self.normalisation.mean, "std": self.normalisation.std,
-        }  # fmt: skip
+        } | ({"compiled": True} if compiled else {})  # fmt: skip
         self.empty_log_probs: dict[Any, Tensor] = {}
         self.token_dropper: TokenDropper | None = None
+        self.compiled_model = CompiledModel(self.model, batch) if compiled else None
 
     def __call__(
         self,
@@ -187,14 +197,14 @@ class Evaluator:
         autocast = nullcontext() if self.precision is None else torch.autocast(images.device.type, self.precision)
         with autocast:
             if keep is None or self.token_dropper is None:
-                output = self.model(images)
+                output = (self.compiled_model or self.model)(images)
             else:
                 output = self.token_dropper(images, keep)
         logits = class_logits(self.model, output)
         if logits is None:
             raise TargetError(f"perturbation tests need class scores, but the model returned {fields_of(output)}")
         self.advance(len(images))
-        return logits.float().log_softmax(1)
+        return logits[: len(images)].float().log_softmax(1)
 
 
 class _BatchEvaluation:
@@ -245,8 +255,8 @@ class _BatchEvaluation:
             rows = differing if name in maps else every
             if len(rows):
                 jobs.append(self._method_maps(name, "label", values.to(rows.device)[rows], rows))
-        for group in self._groups(jobs):
-            self._evaluate(group)
+        for levels, own_jobs in self._by_levels(jobs):
+            self._evaluate(levels, own_jobs)
         by_key = {(job.method, job.target): job for job in jobs}
         curves: dict[CurveKey, RecordedCurve] = {}
         for name in maps:
@@ -256,38 +266,46 @@ class _BatchEvaluation:
             base, other = (base, other) if base is not None else (other, None)
             assert base is not None
             curves |= self._recorded_curves(ids, base, other, "label")
-        return PerturbationRecords(curves, self.forwards, self.evaluator.settings)
+        return PerturbationRecords(_to_cpu(curves), self.forwards, self.evaluator.settings)
 
     def _method_maps(self, method: str, target: MapTarget, maps: Tensor, owners: Tensor) -> _MethodMaps:
         maps = maps.to(self.images.device).view(len(maps), *self.images.shape[2:])
         return _MethodMaps(method, target, maps, owners, {}, owners, owners)
 
-    def _groups(self, jobs: Sequence[_MethodMaps]) -> Iterator[list[_MethodMaps]]:
-        """Group jobs of the same levels, with at most one batch of maps in a group."""
-        group: list[_MethodMaps] = []
-        for job in sorted(jobs, key=lambda job: job.target, reverse=True):
-            full = sum(len(j.owners) for j in group) + len(job.owners) > self.evaluator.batch
-            if group and (full or group[0].target != job.target):
-                yield group
-                group = []
-            group.append(job)
-        if group:
-            yield group
+    def _by_levels(self, jobs: Sequence[_MethodMaps]) -> Iterator[tuple[LevelCounts, list[_MethodMaps]]]:
+        """Jobs that are evaluated at the same levels, together: all of them, unless presets differ in their targets."""
+        if self.levels["predicted"] == self.levels["label"]:
+            yield self.levels["predicted"], list(jobs)
+            return
+        for target, levels in self.levels.items():
+            yield levels, [job for job in jobs if job.target == target]
 
-    def _evaluate(self, jobs: list[_MethodMaps]) -> None:
-        """Rank the maps of a group once, then evaluate every removal order, fill and level."""
+    def _evaluate(self, levels: LevelCounts, jobs: list[_MethodMaps]) -> None:
+        """Rank the maps once, then evaluate every removal order, fill and level of those that differ in their ranks."""
+        if not jobs:
+            return
         ties, seed = self.evaluator.ties, self.evaluator.seed
-        levels, owners = self.levels[jobs[0].target], torch.cat([job.owners for job in jobs])
+        owners = torch.cat([job.owners for job in jobs])
+        ranks = torch.empty(len(owners), self.pixels, dtype=torch.int32, device=owners.device)
+        starts = [0]
+        for job in jobs:
+            ranked = rank(job.maps, ties, seed)
+            starts.append(starts[-1] + len(job.owners))
+            ranks[starts[-2] : starts[-1]], job.nan, job.flat = ranked.ranks, ranked.nan, ranked.flat
+        dropper = self.evaluator.token_dropper
+        drops_tokens = any(fill == TOKENS for _, fill in levels)
+        # Where tokens are dropped, patches are ordered by their means, which equal ranks of pixels do not fix.
+        distinct, again = (None, None) if drops_tokens else distinct_rows(ranks, owners)
+        if distinct is not None:
+            ranks, owners = ranks[distinct], owners[distinct]
         outputs: dict[tuple[RemovalOrder, str], Tensor] = {}
-        ranked = [rank(job.maps, ties, seed) for job in jobs]
-        ranks = torch.cat([r.ranks for r in ranked])
         for fill in dict.fromkeys(fill for _, fill in levels):
             units = self.units(fill)
             inner = [(o, k) for (o, f), counts in levels.items() if f == fill for k in counts if 0 < k < units]
             index = {level: i for i, level in enumerate(inner)}
             if fill == TOKENS:
-                assert self.evaluator.token_dropper is not None
-                means = torch.cat([patch_means(job.maps, self.evaluator.token_dropper.grid) for job in jobs])
+                assert dropper is not None
+                means = torch.cat([patch_means(job.maps, dropper.grid) for job in jobs])
                 perturbed = self._drop_tokens(rank(means, ties, seed).ranks, owners, inner)
             else:
                 perturbed = self._fill_pixels(ranks, owners, inner, fill)
@@ -296,12 +314,10 @@ class _BatchEvaluation:
                     empty = self._empty(fill) if units in counts else self.unperturbed
                     ends = {0: self.unperturbed, units: empty}
                     columns = [ends[k][owners] if k in ends else perturbed[:, index[order, k]] for k in counts]
-                    outputs[order, fill] = torch.stack(columns, 1)
-        start = 0
-        for job, r in zip(jobs, ranked, strict=True):
-            rows = slice(start, start + len(job.owners))
-            job.outputs = {key: values[rows] for key, values in outputs.items()}
-            job.nan, job.flat, start = r.nan, r.flat, rows.stop
+                    joined = torch.stack(columns, 1)
+                    outputs[order, fill] = joined if again is None else joined[again]
+        for job, start, stop in zip(jobs, starts, starts[1:], strict=False):
+            job.outputs = {key: values[start:stop] for key, values in outputs.items()}
 
     def _fill_pixels(self, ranks: Tensor, owners: Tensor, levels: list[tuple[RemovalOrder, int]], fill: str) -> Tensor:
         """Outputs for every map at every level with removed pixels filled, shape (N, levels, 5)."""
@@ -379,19 +395,36 @@ class _BatchEvaluation:
             if other is not None and replacement is not None:
                 values = values.clone()
                 values[other.owners] = replacement
-            return values.cpu()
+            return values
 
         nan = merged(base.nan, None if other is None else other.nan)
         flat = merged(base.flat, None if other is None else other.flat)
-        predicted, labels = self.predicted.cpu(), self.labels.cpu()
         groups = {self.classes + i: group for i, group in enumerate(self.groups)}
         for (order, fill), counts in self.levels[target].items():
             index = {k: i for i, k in enumerate(levels[order, fill])}
             own = base.outputs[order, fill][:, [index[k] for k in counts]]
             outputs = merged(own, None if other is None else other.outputs[order, fill])
             key = CurveKey(base.method, target, order, fill)
-            curves[key] = RecordedCurve(ids, self.units(fill), counts, predicted, labels, outputs, nan, flat, groups)
+            curves[key] = RecordedCurve(
+                ids, self.units(fill), counts, self.predicted, self.labels, outputs, nan, flat, groups
+            )
         return curves
+
+
+def _to_cpu(curves: Mapping[CurveKey, RecordedCurve]) -> dict[CurveKey, RecordedCurve]:
+    """Copy all curves from the device, which is waited for once."""
+    names = ("predicted", "labels", "outputs", "nan", "flat")
+    tensors = {id(tensor): tensor for curve in curves.values() for tensor in (getattr(curve, n) for n in names)}
+    copies = {key: tensor.to("cpu", non_blocking=True) for key, tensor in tensors.items()}
+    device = next(iter(tensors.values())).device if tensors else torch.device("cpu")
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()
+    elif device.type != "cpu":  # other devices: copies that are waited for one by one
+        copies = {key: tensor.cpu() for key, tensor in tensors.items()}
+    return {
+        key: replace(curve, **{name: copies[id(getattr(curve, name))] for name in names})
+        for key, curve in curves.items()
+    }
 
 
 @contextmanager

@@ -79,6 +79,42 @@ def removed_ranks(count: int, pixels: int, order: RemovalOrder) -> tuple[int, in
     return (0, count) if order == "morf" else (pixels - count, pixels)
 
 
+def distinct_rows(ranks: Tensor, owners: Tensor) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    """Find maps of one image that have the same ranks, so that perturbed images are evaluated once.
+
+    Args:
+        ranks: Shape (N, HW).
+        owners: The image of each map, shape (N,).
+
+    Returns:
+        The rows to evaluate, shape (M,), and for each row its position among those, shape (N,); None and None where all
+        rows differ.
+
+    Example:
+        >>> ranks = torch.tensor([[0, 1], [1, 0], [0, 1], [0, 1]], dtype=torch.int32)
+        >>> distinct_rows(ranks, torch.tensor([0, 0, 0, 1]))
+        (tensor([0, 1, 3]), tensor([0, 1, 0, 2]))
+    """
+    weights = _hash_weights(ranks.shape[1], ranks.device)
+    # In pieces, since the products take eight bytes for each pixel.
+    hashes = torch.cat([(piece * weights).sum(1) for piece in ranks.split(64)]) + owners * weights[0]
+    values, order = hashes.sort(stable=True)
+    new = torch.ones_like(values, dtype=torch.bool)
+    new[1:] = values[1:] != values[:-1]
+    # The first row of each run of equal hashes stands for the others, if it is equal to them.
+    first = torch.empty_like(order)
+    first[order] = order[new][new.cumsum(0) - 1]
+    others = (first != torch.arange(len(ranks), device=ranks.device)).nonzero()[:, 0]
+    if not len(others):
+        return None, None
+    equal = torch.cat(
+        [(ranks[i] == ranks[first[i]]).all(1) & (owners[i] == owners[first[i]]) for i in others.split(64)]
+    )
+    first[others] = torch.where(equal, first[others], others)
+    distinct, again = first.unique(return_inverse=True)
+    return distinct, again
+
+
 def patch_means(maps: Tensor, grid: tuple[int, int]) -> Tensor:
     """Compute the mean relevance of each patch: (N, height, width) to (N, rows, columns).
 
@@ -105,6 +141,14 @@ def kept_patches(ranks: Tensor, count: int, order: RemovalOrder) -> Tensor:
     by_rank = ranks.argsort(-1)
     kept = torch.cat([by_rank[:, :start], by_rank[:, stop:]], 1)
     return kept.sort(-1).values
+
+
+@lru_cache(maxsize=8)
+def _hash_weights(pixels: int, device: torch.device) -> Tensor:
+    """Random odd numbers of 62 bits, with which ranks are hashed."""
+    with torch.inference_mode(False):
+        drawn = torch.randint(1 << 61, (pixels,), generator=torch.Generator().manual_seed(0))
+        return (2 * drawn + 1).to(device)
 
 
 @lru_cache(maxsize=32)

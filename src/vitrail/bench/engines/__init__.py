@@ -29,8 +29,8 @@ class BenchTask(Protocol):
     def prepare(self, device: str) -> None:
         """Begin to read what the task needs, while another one is computed in the same process."""
 
-    def perform(self, device: str) -> Path:
-        """Do the work and return the file that was written."""
+    def compute(self, device: str) -> Callable[[], Path]:
+        """Do the work; return the function that writes the result's file and returns its path."""
 
 
 TaskCallback = Callable[[BenchTask], None]
@@ -44,7 +44,12 @@ class Engine(Protocol):
 
 
 def run_task(task: BenchTask, device: str = "cpu") -> Path:
-    """Run one task, in whatever process an engine chose.
+    """Run one task, in whatever process an engine chose, and return the file that was written."""
+    return compute_task(task, device)()
+
+
+def compute_task(task: BenchTask, device: str = "cpu") -> Callable[[], Path]:
+    """Compute one task, and return the function that writes its file.
 
     On a CPU without bfloat16, torch disables its oneDNN kernels for the rest of the process at the first bfloat16
     product, and the other kernels differ in the last bits, in float32 too. Every task therefore starts with oneDNN
@@ -53,6 +58,6 @@ def run_task(task: BenchTask, device: str = "cpu") -> Path:
     mkldnn: Any = torch.backends.mkldnn
     before = mkldnn.set_flags(True)[0]
     try:
-        return task.perform(device)
+        return task.compute(device)
     finally:
         mkldnn.set_flags(before)

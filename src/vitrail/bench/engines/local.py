@@ -8,17 +8,19 @@ import signal
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import zip_longest
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, run_task
+from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, compute_task, run_task
 from vitrail.bench.explainer import error_line
 from vitrail.errors import InputError, OutputError
 
@@ -58,14 +60,34 @@ class LocalEngine:
             return
         if len(self.devices) == 1:
             with torch_threads(self.threads):
-                for task, following in zip_longest(tasks, tasks[1:]):
-                    for soon in filter(None, (task, following)):
-                        soon.prepare(self.devices[0])
-                    run_task(task, self.devices[0])
-                    done(task)
+                _run_here(tasks, self.devices[0], done)
             return
         with exit_on_sigterm():
             _WorkerPool(self, tasks, done).run()
+
+
+def _run_here(tasks: Sequence[BenchTask], device: str, done: TaskCallback) -> None:
+    """Run tasks in this process: files of the next one are read, and that of the last one written, meanwhile.
+
+    A file that cannot be written raises its error after the next task at the latest. Whatever ends the run, the file of
+    a task that was computed is written first.
+    """
+    writing: tuple[BenchTask, Future[Path]] | None = None
+    with ThreadPoolExecutor(1, thread_name_prefix="vitrail-write") as writer:
+        try:
+            for task, following in zip_longest(tasks, tasks[1:]):
+                for soon in filter(None, (task, following)):
+                    soon.prepare(device)
+                write = compute_task(task, device)
+                before, writing = writing, None
+                if before is not None:
+                    before[1].result()
+                    done(before[0])
+                writing = task, writer.submit(write)
+        finally:
+            if writing is not None:
+                writing[1].result()
+                done(writing[0])
 
 
 class _WorkerPool:
