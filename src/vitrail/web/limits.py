@@ -53,6 +53,7 @@ class Limits:
         upload_seconds: Time in which an image file must arrive.
         connections: Open connections.
         waiting_connections: Connections whose request is not complete; the oldest is closed first.
+        workers: Threads that run models; 0 for as many as torch uses, at most four.
         grace: Seconds a job continues while nobody follows it: by an event stream, by waiting for it, or by asking for
             it again and again.
     """
@@ -80,4 +81,5 @@ class Limits:
     upload_seconds: float = 120.0
     connections: int = 1000
     waiting_connections: int = 200
+    workers: int = 0
     grace: float = 10.0
