@@ -1,11 +1,12 @@
 """Load test of the server with fifty users: errors, response times, fairness, memory, and disconnected clients.
 
 A server with the embedded scenes model is started in its own process on a loopback port. Each user has a cookie and
-requests fast explanations one after the other without a pause. No result is in the cache: with ``--new images`` each
-request is for a new image and the same methods, with ``--new options`` for one of six sample scenes and a method with
-new options. Every third request of every tenth user is for a slow method that evaluates many perturbed images. At the
-end, a client is killed during a long job, and the time until the server cancels the job is measured. Time and number of
-requests are bounded.
+requests fast explanations one after the other without a pause. With ``--new images`` each request is for a new image
+and the same methods, with ``--new options`` for one of six sample scenes and a method with new options: no result is in
+the cache. With ``--new nothing`` each user asks for the default method on the sample scenes, as first-time users do, so
+the results are soon in the cache. Every third request of every tenth user is for a slow method that evaluates many
+perturbed images. At the end, a client is killed during a long job, and the time until the server cancels the job is
+measured. Time and number of requests are bounded.
 
     python benchmarks/serve.py --new images --out benchmarks/results/serve-cpu.json
 
@@ -85,7 +86,9 @@ async def simulate(user: User, url: str, seconds: float, new: str, ready: asynci
             if time.monotonic() > end:
                 return
             methods = [*FAST_METHODS, "leadlight"]
-            if new == "options":
+            if new == "nothing":
+                methods = methods[-1:]
+            elif new == "options":
                 methods[-1] += f":mix={0.3 + (user.number + turn * 50) / 100_000:.5f}"
             else:
                 body["picture"] = await upload(user, client, new_image(user.number, turn))
@@ -204,7 +207,8 @@ def run(count: int, seconds: float, threads: int, new: str, source: Path | None 
         "errors": sum(n for outcome, n in outcomes.items() if outcome != "200 done"),
         "refused_503": sum(user.rejected for user in users),
         "cheap": {
-            "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times or [0.0]), 3),
+            "methods": ["leadlight"] if new == "nothing" else [*FAST_METHODS, "leadlight"],
+            "count": len(times), "median_s": round(median(times or [0.0]), 3),
             "p95_s": round(quantiles(times, n=20)[-1] if len(times) > 1 else 0.0, 3),
             "per_second": round(len(times) / elapsed, 2),
             "cpu_s_per_answer": round((cpu_after - cpu_before) / max(1, sum(outcomes.values())), 4),
@@ -232,7 +236,9 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads of the server")
-    parser.add_argument("--new", choices=("images", "options"), default="images", help="what differs between requests")
+    parser.add_argument(
+        "--new", choices=("images", "options", "nothing"), default="images", help="what differs between requests"
+    )
     parser.add_argument("--source", type=Path, action="append", help="folder of source code to measure, in turns")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each source")
     parser.add_argument("--out", type=Path)

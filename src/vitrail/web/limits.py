@@ -21,7 +21,7 @@ MAX_SPEC_CHARACTERS = 200
 MAX_INTERLEAVED_EVALUATIONS = 8
 #: Requests of several clients that are computed in one batch, at most, and about how long such a batch may take.
 MAX_BATCH = 16
-BATCH_SECONDS = 0.75
+BATCH_SECONDS = 0.4
 
 
 @dataclass(frozen=True)

@@ -189,6 +189,12 @@ class Queue:
         while waiting and (tasks := self._next_tasks(waiting, short_only=True)):
             waiting -= {task.client for task in tasks}
             self._run_steps(tasks)
+        self._share_cores()
+
+    def _share_cores(self) -> None:
+        """Let the calling thread use its share of the cores; all of them while the other threads are idle."""
+        if self.cores is not None:
+            torch.set_num_threads(max(1, self.cores // self._busy))
 
     def _run(self, index: int) -> None:
         set_worker_index(index)
@@ -199,8 +205,7 @@ class Queue:
                     self._condition.wait(1.0)
                     continue
                 self._busy += 1
-                if self.cores is not None:
-                    torch.set_num_threads(max(1, self.cores // self._busy))
+            self._share_cores()
             self._run_steps(tasks)
             with self._condition:
                 self._busy -= 1

@@ -66,6 +66,14 @@ class JobRunner:
                 ]
         return steps
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether all that is asked for is known, so that no model has to run."""
+        job, targets = self.job, self.job.targets
+        if job.kind != "explain" or targets is None:
+            return False
+        return all(self.cache.get(job, method, targets) is not None for method in self.methods)
+
     def _map_step(self, methods: list[RequestedMethod]) -> Step:
         short = all(method.can_interleave for method in methods)
         return Step(lambda: self._compute_maps(methods), short, self.batches.group(self.job, methods))

@@ -195,7 +195,7 @@ class ServerState:
         return job.to_json(self.queue.ahead(active[1]) if active else 0)
 
     def start(self, job: Job, methods: Sequence[RequestedMethod], client: Client) -> Job:
-        """Queue a job.
+        """Queue a job; if its results are known, it does not wait for those that run a model.
 
         Raises:
             ApiError: 503, the queue is full.
@@ -205,7 +205,7 @@ class ServerState:
         with self._lock:
             self._active[job.id] = (job, task)
         try:
-            self.queue.put(task)
+            (self._background if runner.is_cached else self.queue).put(task)
         except ApiError:
             with self._lock:
                 del self._active[job.id]
