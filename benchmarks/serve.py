@@ -76,7 +76,7 @@ async def simulate(user: User, url: str, seconds: float, new: str, ready: asynci
     async with httpx.AsyncClient(base_url=url, timeout=120, verify=CONTEXT) as client:
         await client.get("/")
         sample = {"model": "scenes", "sample": SAMPLES[user.number % len(SAMPLES)]}
-        picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
+        picture = await store_image(user, client, "/api/pictures/sample", json=sample)
         body = {"model": "scenes", "picture": picture}
         await client.post("/api/predict", json=body)
         await ready.wait()
@@ -91,21 +91,21 @@ async def simulate(user: User, url: str, seconds: float, new: str, ready: asynci
             elif new == "options":
                 methods[-1] += f":mix={0.3 + (user.number + turn * 50) / 100_000:.5f}"
             else:
-                body["picture"] = await upload(user, client, new_image(user.number, turn))
+                file = {"file": ("image.png", new_image(user.number, turn))}
+                body["picture"] = await store_image(user, client, "/api/pictures", files=file)
             if user.slow and turn % 3 == 2:
                 methods = [f"{SLOW_METHOD},seed={user.number * 1000 + turn}"]
             request = {**body, "methods": methods, "targets": [turn % 12]}
             await explain(user, client, request, fast="rise" not in methods[0])
 
 
-async def upload(user: User, client: httpx.AsyncClient, data: bytes) -> str:
-    """Upload an image, again if the server is busy, and return its id."""
-    while True:
-        response = await client.post("/api/pictures", files={"file": ("image.png", data)})
-        if response.status_code != 503:
-            return str(response.json()["picture"])
+async def store_image(user: User, client: httpx.AsyncClient, path: str, **content: Any) -> str:
+    """Upload an image or choose a sample, again if the server is busy, and return its id."""
+    while (response := await client.post(path, **content)).status_code == 503:
         user.rejected += 1
         await asyncio.sleep(0.5)
+    response.raise_for_status()
+    return str(response.json()["picture"])
 
 
 async def explain(user: User, client: httpx.AsyncClient, body: dict[str, object], fast: bool) -> None:

@@ -22,6 +22,8 @@ MAX_INTERLEAVED_EVALUATIONS = 8
 #: Requests of several clients that are computed in one batch, at most, and about how long such a batch may take.
 MAX_BATCH = 16
 BATCH_SECONDS = 0.4
+#: A fast method on a smaller model runs in one thread: to start more takes as long as they save.
+MIN_PARALLEL_PARAMETERS = 10_000_000
 
 
 @dataclass(frozen=True)

@@ -141,6 +141,11 @@ class ServedModel:
             raise OptionError(f"{method.name} does not apply to texts: {reason}")
 
     @cached_property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.copies[0].module.parameters())
+
+    @cached_property
     def info(self) -> dict[str, Any]:
         """The model as JSON."""
         layout = self.structure.layout

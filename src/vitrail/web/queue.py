@@ -58,11 +58,13 @@ class Step:
     Attributes:
         run: The work.
         can_interleave: Whether it is short enough to run between two batches of a long step.
+        is_parallel: Whether it is large enough to gain from several threads of torch.
         group: The steps it can be prepared with, or None.
     """
 
     run: Callable[[], None]
     can_interleave: bool = True
+    is_parallel: bool = True
     group: StepGroup | None = None
 
 
@@ -191,10 +193,10 @@ class Queue:
             self._run_steps(tasks)
         self._share_cores()
 
-    def _share_cores(self) -> None:
+    def _share_cores(self, is_parallel: bool = True) -> None:
         """Let the calling thread use its share of the cores; all of them while the other threads are idle."""
         if self.cores is not None:
-            torch.set_num_threads(max(1, self.cores // self._busy))
+            torch.set_num_threads(max(1, self.cores // self._busy) if is_parallel else 1)
 
     def _run(self, index: int) -> None:
         set_worker_index(index)
@@ -205,7 +207,7 @@ class Queue:
                     self._condition.wait(1.0)
                     continue
                 self._busy += 1
-            self._share_cores()
+            self._share_cores(tasks[0].steps[0].is_parallel)
             self._run_steps(tasks)
             with self._condition:
                 self._busy -= 1
