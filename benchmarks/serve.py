@@ -1,11 +1,12 @@
 """Load test of the server with fifty users: errors, response times, fairness, memory, and disconnected clients.
 
 A server with the embedded scenes model is started in its own process on a loopback port. Each user has a cookie and
-requests fast explanations one after the other without a pause. No result is in the cache: with ``--new images`` each
-request is for a new image and the same methods, with ``--new options`` for one of six sample scenes and a method with
-new options. Every third request of every tenth user is for a slow method that evaluates many perturbed images. At the
-end, a client is killed during a long job, and the time until the server cancels the job is measured. Time and number of
-requests are bounded.
+requests fast explanations one after the other without a pause. With ``--new images`` each request is for a new image
+and the same methods, with ``--new options`` for one of six sample scenes and a method with new options: no result is in
+the cache. With ``--new nothing`` each user asks for the default method on the sample scenes, as first-time users do, so
+the results are soon in the cache. Every third request of every tenth user is for a slow method that evaluates many
+perturbed images. At the end, a client is killed during a long job, and the time until the server cancels the job is
+measured. Time and number of requests are bounded.
 
     python benchmarks/serve.py --new images --out benchmarks/results/serve-cpu.json
 
@@ -75,7 +76,7 @@ async def simulate(user: User, url: str, seconds: float, new: str, ready: asynci
     async with httpx.AsyncClient(base_url=url, timeout=120, verify=CONTEXT) as client:
         await client.get("/")
         sample = {"model": "scenes", "sample": SAMPLES[user.number % len(SAMPLES)]}
-        picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
+        picture = await store_image(user, client, "/api/pictures/sample", json=sample)
         body = {"model": "scenes", "picture": picture}
         await client.post("/api/predict", json=body)
         await ready.wait()
@@ -85,24 +86,26 @@ async def simulate(user: User, url: str, seconds: float, new: str, ready: asynci
             if time.monotonic() > end:
                 return
             methods = [*FAST_METHODS, "leadlight"]
-            if new == "options":
+            if new == "nothing":
+                methods = methods[-1:]
+            elif new == "options":
                 methods[-1] += f":mix={0.3 + (user.number + turn * 50) / 100_000:.5f}"
             else:
-                body["picture"] = await upload(user, client, new_image(user.number, turn))
+                file = {"file": ("image.png", new_image(user.number, turn))}
+                body["picture"] = await store_image(user, client, "/api/pictures", files=file)
             if user.slow and turn % 3 == 2:
                 methods = [f"{SLOW_METHOD},seed={user.number * 1000 + turn}"]
             request = {**body, "methods": methods, "targets": [turn % 12]}
             await explain(user, client, request, fast="rise" not in methods[0])
 
 
-async def upload(user: User, client: httpx.AsyncClient, data: bytes) -> str:
-    """Upload an image, again if the server is busy, and return its id."""
-    while True:
-        response = await client.post("/api/pictures", files={"file": ("image.png", data)})
-        if response.status_code != 503:
-            return str(response.json()["picture"])
+async def store_image(user: User, client: httpx.AsyncClient, path: str, **content: Any) -> str:
+    """Upload an image or choose a sample, again if the server is busy, and return its id."""
+    while (response := await client.post(path, **content)).status_code == 503:
         user.rejected += 1
         await asyncio.sleep(0.5)
+    response.raise_for_status()
+    return str(response.json()["picture"])
 
 
 async def explain(user: User, client: httpx.AsyncClient, body: dict[str, object], fast: bool) -> None:
@@ -204,7 +207,8 @@ def run(count: int, seconds: float, threads: int, new: str, source: Path | None 
         "errors": sum(n for outcome, n in outcomes.items() if outcome != "200 done"),
         "refused_503": sum(user.rejected for user in users),
         "cheap": {
-            "methods": [*FAST_METHODS, "leadlight"], "count": len(times), "median_s": round(median(times or [0.0]), 3),
+            "methods": ["leadlight"] if new == "nothing" else [*FAST_METHODS, "leadlight"],
+            "count": len(times), "median_s": round(median(times or [0.0]), 3),
             "p95_s": round(quantiles(times, n=20)[-1] if len(times) > 1 else 0.0, 3),
             "per_second": round(len(times) / elapsed, 2),
             "cpu_s_per_answer": round((cpu_after - cpu_before) / max(1, sum(outcomes.values())), 4),
@@ -232,7 +236,9 @@ def main() -> None:
     parser.add_argument("--users", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads of the server")
-    parser.add_argument("--new", choices=("images", "options"), default="images", help="what differs between requests")
+    parser.add_argument(
+        "--new", choices=("images", "options", "nothing"), default="images", help="what differs between requests"
+    )
     parser.add_argument("--source", type=Path, action="append", help="folder of source code to measure, in turns")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each source")
     parser.add_argument("--out", type=Path)

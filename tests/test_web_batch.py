@@ -25,7 +25,12 @@ class Requests:
     """Jobs of several clients that wait until ``run``, and the sizes of the batches they were computed in."""
 
     def __init__(self, monkeypatch):
-        self.server, self.jobs, self.sizes, self.gate = ServerState([tiny_model()]), [], [], threading.Event()
+        self.server, self.jobs, self.sizes, self.gate = (
+            ServerState([tiny_model()], Limits(workers=1)),
+            [],
+            [],
+            threading.Event(),
+        )
         (self.served,) = self.server.models.values()
         self.server.batches.observe(self.served, 1, 0.001)
         compute = batch_module.explain_inputs

@@ -21,7 +21,9 @@ MAX_SPEC_CHARACTERS = 200
 MAX_INTERLEAVED_EVALUATIONS = 8
 #: Requests of several clients that are computed in one batch, at most, and about how long such a batch may take.
 MAX_BATCH = 16
-BATCH_SECONDS = 0.75
+BATCH_SECONDS = 0.4
+#: A fast method on a smaller model runs in one thread: to start more takes as long as they save.
+MIN_PARALLEL_PARAMETERS = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class Limits:
         upload_seconds: Time in which an image file must arrive.
         connections: Open connections.
         waiting_connections: Connections whose request is not complete; the oldest is closed first.
+        workers: Threads that run models; 0 for as many as torch uses, at most four.
         grace: Seconds a job continues while nobody follows it: by an event stream, by waiting for it, or by asking for
             it again and again.
     """
@@ -80,4 +83,5 @@ class Limits:
     upload_seconds: float = 120.0
     connections: int = 1000
     waiting_connections: int = 200
+    workers: int = 0
     grace: float = 10.0

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
 
-from vitrail.errors import MapWarning
 from vitrail.explain import explain
 from vitrail.explanation import Explanation
 from vitrail.map_source import MapSource
@@ -16,6 +14,7 @@ from vitrail.targets import Target, contrast
 from vitrail.trust.check_run import BUDGETS
 from vitrail.trust.checker import check_maps
 from vitrail.trust.map_check import VERDICTS, MapCheck
+from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 
 BUDGET = "quick"
@@ -36,10 +35,11 @@ def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int
         k: Which target.
         advance: Called with the number of images after each batch of images with removed patches.
     """
-    checks = check_maps(
-        _source(job), {explanation.method: explanation}, 0, k, budget=BUDGET, batch_size=job.served.batch_size,
-        seed=job.seed, advance=advance,
-    )  # fmt: skip
+    with ignored_warnings():
+        checks = check_maps(
+            _source(job), {explanation.method: explanation}, 0, k, budget=BUDGET, batch_size=job.served.batch_size,
+            seed=job.seed, advance=advance,
+        )  # fmt: skip
     return _check_json(next(iter(checks.values())))
 
 
@@ -53,9 +53,7 @@ def _source(job: Job) -> MapSource:
     served = job.served
 
     def explain_again(images: Tensor, methods: Mapping[str, Mapping[str, Any]], target: Target) -> Mapping[str, Any]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", MapWarning)
-            return explain(served.loaded, images, methods=methods, target=target, batch_size=served.batch_size)
+        return explain(served.loaded, images, methods=methods, target=target, batch_size=served.batch_size)
 
     target = target_of(job)
     function = target if callable(target) else None

@@ -31,7 +31,9 @@ from vitrail.saved_files import slug
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
 from vitrail.text.windows import predict_texts
 from vitrail.viz.map_encoding import encode_map
+from vitrail.web.model_copies import copy_modules
 from vitrail.web.references import paper_of
+from vitrail.web.worker import worker_index
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,7 +49,7 @@ class ServedModel:
     Attributes:
         id: Its id in requests.
         title: Its display name, without local folders.
-        loaded: The model.
+        copies: The model, and copies of it that share its weights, one for each thread that runs models.
         reading: How texts are tokenized, for text models.
         structure: The model's structure.
         class_count: Number of classes.
@@ -57,12 +59,21 @@ class ServedModel:
 
     id: str
     title: str
-    loaded: LoadedModel
+    copies: tuple[LoadedModel, ...]
     reading: TokenizerSettings | None
     structure: ModelStructure
     class_count: int
     load_arguments: str
     tokenizer_name: str = ""
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model for the calling thread."""
+        return self.copies[min(worker_index(), len(self.copies) - 1)]
+
+    def for_workers(self, count: int) -> ServedModel:
+        """The same with a copy of the model for each thread that runs models."""
+        return replace(self, copies=(self.copies[0], *(copy_modules(self.copies[0]) for _ in range(count - 1))))
 
     @property
     def kind(self) -> str:
@@ -128,6 +139,11 @@ class ServedModel:
         method.check(self.structure, options, model=unwrap(self.loaded.module))
         if self.reading is not None and (reason := method.reason_against("text")) is not None:
             raise OptionError(f"{method.name} does not apply to texts: {reason}")
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.copies[0].module.parameters())
 
     @cached_property
     def info(self) -> dict[str, Any]:
@@ -197,7 +213,7 @@ def serve_model(
     loaded = replace(loaded, name=title)
     reading = None if tokenizer is None else TokenizerSettings(tokenizer)
     unread = ModelStructure("", "", "plain", Layout(), 0, ())
-    served = ServedModel("", title, loaded, reading, unread, 0, "")
+    served = ServedModel("", title, (loaded,), reading, unread, 0, "")
     example: Any = EXAMPLE_TEXT
     if reading is None:
         example = np.random.default_rng(0).integers(0, 256, (*served.preprocess.size, 3), dtype=np.uint8)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from vitrail.web.errors import ApiError
+from vitrail.web.worker import set_worker_index
 
 log = logging.getLogger("vitrail.web")
 #: Seconds that `Queue.close` waits for a running step.
@@ -57,11 +58,13 @@ class Step:
     Attributes:
         run: The work.
         can_interleave: Whether it is short enough to run between two batches of a long step.
+        is_parallel: Whether it is large enough to gain from several threads of torch.
         group: The steps it can be prepared with, or None.
     """
 
     run: Callable[[], None]
     can_interleave: bool = True
+    is_parallel: bool = True
     group: StepGroup | None = None
 
 
@@ -90,12 +93,16 @@ class Queue:
     Args:
         total: Maximum number of tasks.
         per_client: Maximum number of tasks of one client.
-        threads: Number of threads; models are run by one.
+        threads: Number of threads.
         what: What the tasks are, for error messages.
+        cores: Threads of torch that the busy threads share; None leaves torch's setting.
     """
 
-    def __init__(self, total: int, per_client: int, threads: int = 1, what: str = "queued jobs") -> None:
-        self.total, self.per_client, self.threads, self.what = total, per_client, threads, what
+    def __init__(
+        self, total: int, per_client: int, threads: int = 1, what: str = "queued jobs", cores: int | None = None
+    ) -> None:
+        self.total, self.per_client, self.threads, self.what, self.cores = total, per_client, threads, what, cores
+        self._busy = 0
         self._tasks: OrderedDict[str, deque[QueuedTask]] = OrderedDict()
         self._condition = Condition()
         self._threads: list[Thread] = []
@@ -120,7 +127,7 @@ class Queue:
             self._tasks.setdefault(task.client, deque()).append(task)
             if not self._threads:
                 self._threads = [
-                    Thread(target=self._run, name="vitrail-queue", daemon=True) for _ in range(self.threads)
+                    Thread(target=self._run, args=(i,), name="vitrail-queue", daemon=True) for i in range(self.threads)
                 ]
                 for thread in self._threads:
                     thread.start()
@@ -184,15 +191,26 @@ class Queue:
         while waiting and (tasks := self._next_tasks(waiting, short_only=True)):
             waiting -= {task.client for task in tasks}
             self._run_steps(tasks)
+        self._share_cores()
 
-    def _run(self) -> None:
+    def _share_cores(self, is_parallel: bool = True) -> None:
+        """Let the calling thread use its share of the cores; all of them while the other threads are idle."""
+        if self.cores is not None:
+            torch.set_num_threads(max(1, self.cores // self._busy) if is_parallel else 1)
+
+    def _run(self, index: int) -> None:
+        set_worker_index(index)
         while not self.closed:
             with self._condition:
                 tasks = self._next_tasks(self._tasks)
                 if not tasks:
                     self._condition.wait(1.0)
-            if tasks:
-                self._run_steps(tasks)
+                    continue
+                self._busy += 1
+            self._share_cores(tasks[0].steps[0].is_parallel)
+            self._run_steps(tasks)
+            with self._condition:
+                self._busy -= 1
 
     def _next_tasks(self, clients: Any, short_only: bool = False) -> list[QueuedTask]:
         """The task whose turn it is, and those of other clients that can be prepared with it."""
@@ -243,7 +261,9 @@ class Queue:
             task.steps.clear()
         with self._condition:
             task.running = False
-            if not task.steps:
+            if task.steps:
+                self._condition.notify()
+            else:
                 self._drop(task)
         if not task.steps:
             with contextlib.suppress(Exception):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from vitrail.explain import explain
 from vitrail.explanation import Explanation, Explanations
 from vitrail.targets import Target, class_scores
 from vitrail.web.cache import BoundedStore, MapCache
+from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 from vitrail.web.limits import BATCH_SECONDS, MAX_BATCH, MEGABYTE
 from vitrail.web.model import ServedModel
@@ -59,8 +59,7 @@ def explain_inputs(
         inputs, keywords["preprocess"] = [Image.fromarray(pixels) for pixels in inputs], served.preprocess_resized
     else:
         keywords["tokenizer"] = served.reading
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the items report constant maps
+    with ignored_warnings():  # the items report constant maps
         return explain(
             served.loaded, inputs, methods={m.label: dict(m.extra_options) for m in methods},
             target=target, advance=advance, batch_size=served.batch_size, **keywords,

@@ -18,7 +18,7 @@ from vitrail.web.cache import to_cpu
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
-from vitrail.web.limits import Limits
+from vitrail.web.limits import MIN_PARALLEL_PARAMETERS, Limits
 from vitrail.web.map_checks import check_evaluations, check_map, target_of
 from vitrail.web.queue import JobCancelled, Queue, Step, log
 from vitrail.web.request_batch import MapBatches, explain_inputs
@@ -66,9 +66,18 @@ class JobRunner:
                 ]
         return steps
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether all that is asked for is known, so that no model has to run."""
+        job, targets = self.job, self.job.targets
+        if job.kind != "explain" or targets is None:
+            return False
+        return all(self.cache.get(job, method, targets) is not None for method in self.methods)
+
     def _map_step(self, methods: list[RequestedMethod]) -> Step:
         short = all(method.can_interleave for method in methods)
-        return Step(lambda: self._compute_maps(methods), short, self.batches.group(self.job, methods))
+        is_parallel = not short or self.job.served.parameters >= MIN_PARALLEL_PARAMETERS
+        return Step(lambda: self._compute_maps(methods), short, is_parallel, self.batches.group(self.job, methods))
 
     # -- items ---------------------------------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ from vitrail.web.validation import RequestedMethod, check_text
 T = TypeVar("T")
 
 BACKGROUND_THREADS = 2
+#: Threads that run models, at most.
+MAX_WORKERS = 4
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,10 @@ class ServerState:
     """
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
-        self.models = {served.id: served for served in models}
         self.limits = limits or Limits()
+        self.cores = torch.get_num_threads()
+        self.workers = self.limits.workers or min(MAX_WORKERS, self.cores)
+        self.models = {served.id: served.for_workers(self.workers) for served in models}
         self._open_queues()
         self.images: BoundedStore[StoredImage] = BoundedStore(self.limits.images, self.limits.image_bytes)
         self.finished_jobs: BoundedStore[Job] = BoundedStore(self.limits.jobs, self.limits.job_bytes)
@@ -92,7 +96,7 @@ class ServerState:
         self._secret = secrets.token_bytes(32)
 
     def _open_queues(self) -> None:
-        self.queue = Queue(self.limits.queue, self.limits.queue_per_client)
+        self.queue = Queue(self.limits.queue, self.limits.queue_per_client, self.workers, cores=self.cores)
         self._background = Queue(
             self.limits.files, self.limits.files_per_client, BACKGROUND_THREADS, "files being read or drawn"
         )
@@ -191,7 +195,7 @@ class ServerState:
         return job.to_json(self.queue.ahead(active[1]) if active else 0)
 
     def start(self, job: Job, methods: Sequence[RequestedMethod], client: Client) -> Job:
-        """Queue a job.
+        """Queue a job; if its results are known, it does not wait for those that run a model.
 
         Raises:
             ApiError: 503, the queue is full.
@@ -201,7 +205,7 @@ class ServerState:
         with self._lock:
             self._active[job.id] = (job, task)
         try:
-            self.queue.put(task)
+            (self._background if runner.is_cached else self.queue).put(task)
         except ApiError:
             with self._lock:
                 del self._active[job.id]
