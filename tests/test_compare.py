@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 
 import numpy as np
@@ -13,6 +14,8 @@ from vitrail import recommendation
 from vitrail.data import Scenes
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.testing import tiny_vit
+
+compare_module = importlib.import_module("vitrail.compare")  # the attribute is the function
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +60,23 @@ def test_expensive_and_inapplicable_methods_are_left_out_with_a_reason():
     assert "rise" not in compared
     assert "forward passes" in found.refused["rise"]
     assert str(found).startswith("method")
+
+
+@pytest.mark.parametrize(("forwards", "text"), [(0.6, "1 forward pass a map"), (3.0, "3 forward passes a map")])
+def test_the_reason_counts_passes_and_names_what_is_not_different(forwards, text):
+    from types import SimpleNamespace
+
+    def row(method, tied):
+        test = SimpleNamespace(significant=True, difference=SimpleNamespace(value=1.0))
+        ranked = SimpleNamespace(control=False, to_control=test, tied_with_best=tied, value=SimpleNamespace(value=0.3))
+        return SimpleNamespace(method=method, ranked=ranked, class_similarity=0.2, forwards=forwards)
+
+    chosen, reason = compare_module._recommend([row("gradtoken", True), row("gradcam", True)])
+    assert chosen == "gradtoken"
+    assert text in reason
+    assert reason.endswith("Not significantly different from it: gradcam.")
+    assert "Every other" in compare_module._recommend([row("gradtoken", True), row("gradcam", False)])[1]
+    assert "the only method" in compare_module._recommend([row("gradtoken", True)])[1]
 
 
 def test_refusals_say_what_is_wrong():

@@ -209,7 +209,7 @@ def _applicable(
             refused[label] = str(error)
             continue
         if methods is None and _cost(label, structure) > FAST:
-            refused[label] = f"costs {_cost(label, structure):.0f} forward passes a map: name it to compare it"
+            refused[label] = f"costs {_passes(_cost(label, structure))} a map: name it to compare it"
             continue
         if label not in CONTROLS:
             chosen.append(label)
@@ -272,13 +272,21 @@ def _recommend(rows: Sequence[ComparedRow]) -> tuple[str | None, str]:
     best = (specific or better)[0]
     tied = [row for row in specific or better if row.ranked.tied_with_best or row is best]
     choice = min(tied, key=lambda row: (row.forwards, -row.ranked.value.value))
-    names = ", ".join(row.method for row in tied if row is not choice)
+    others = [row.method for row in tied if row is not choice]
     sure = (
-        f"It is tied with {names}, which are not significantly different"
-        if names
-        else "No other method is tied with it"
+        f"Not significantly different from it: {', '.join(others)}"
+        if others
+        else "Every other class-specific method is significantly less faithful"
+        if len(specific or better) > 1
+        else "It is the only method that is significantly better than the controls"
     )
     return choice.method, (
         f"Recommended: {choice.method}, {100 * choice.ranked.value.value:.1f} points of faithfulness at "
-        f"{choice.forwards:.0f} forward passes a map. {sure}."
+        f"{_passes(choice.forwards)} a map. {sure}."
     )
+
+
+def _passes(forwards: float) -> str:
+    """A number of forward passes, for display."""
+    count = f"{forwards:.0f}"
+    return f"{count} forward pass{'' if count == '1' else 'es'}"
