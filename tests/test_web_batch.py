@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -11,9 +12,13 @@ import torch
 
 import vitrail
 from vitrail.methods import METHODS
+from vitrail.models import LoadedModel
+from vitrail.testing import tiny_vit
 from vitrail.web import request_batch as batch_module
+from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
+from vitrail.web.model_copies import copy_modules
 from vitrail.web.state import Client, ServerState
 from vitrail.web.validation import check_methods
 from web_case import tiny_model, wait_until
@@ -159,3 +164,82 @@ def test_predictions_are_computed_together(monkeypatch):
     assert not single
     for probabilities, pixels in zip(found, inputs.values(), strict=True):
         assert torch.allclose(probabilities, logits(requests.served, pixels).softmax(-1), atol=1e-6)
+
+
+def test_copies_share_weights_and_give_the_same_maps_at_the_same_time():
+    served = tiny_model().for_workers(2)
+    first, second = (copy.module for copy in served.copies)
+    assert first is not second
+    assert [p.data_ptr() for p in first.parameters()] == [p.data_ptr() for p in second.parameters()]
+    inputs, methods = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)), ["gradtoken", "lrp"]
+    found, start = {}, threading.Barrier(2)
+
+    def run(index):
+        start.wait(30)
+        for _ in range(5):
+            found[index] = vitrail.explain(served.copies[index], inputs, methods=methods, target=1)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert all(p.requires_grad for p in first.parameters())
+    assert all(torch.equal(found[0][name].maps, found[1][name].maps) for name in methods)
+
+
+def test_a_model_that_cannot_be_copied_is_used_as_it_is():
+    module = tiny_vit()
+    module.lock = threading.Lock()
+    assert copy_modules(LoadedModel(module)).module is module
+
+
+def test_each_worker_uses_a_copy_of_its_own_and_cores_are_shared(monkeypatch):
+    server = ServerState([tiny_model()], Limits(workers=2))
+    (served,) = server.models.values()
+    both, threads = threading.Barrier(2), []
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    server.queue.cores = 6
+
+    def run():
+        both.wait(30)
+        return served.loaded.module
+
+    modules = [future.result(60) for future in [server.queue.submit(name, run) for name in "ab"]]
+    server.close()
+    assert {id(module) for module in modules} == {id(copy.module) for copy in served.copies}
+    assert sorted(threads) == [3, 6]
+    assert served.loaded is served.copies[0]
+
+
+def test_known_maps_do_not_wait_for_a_model(monkeypatch):
+    requests = Requests(monkeypatch)
+    requests.gate.set()
+    first = requests.add(["gradcam"], 0)
+    wait_until(lambda: first.finished, 60)
+    gate = threading.Event()
+    requests.server.queue.submit("gate", lambda: gate.wait(60))
+    again, other = requests.add(["gradcam"], 0), requests.add(["gradcam"], 1)
+    wait_until(lambda: again.finished, 60)
+    assert (again.state, other.state) == ("done", "queued")
+    assert torch.equal(again.explanations["gradcam"].maps, first.explanations["gradcam"].maps)
+    gate.set()
+    requests.run()
+
+
+def test_warnings_are_shown_again_after_the_last_thread():
+    before, inside, leave = list(warnings.filters), threading.Event(), threading.Event()
+
+    def run():
+        with ignored_warnings():
+            inside.set()
+            leave.wait(30)
+
+    with ignored_warnings():
+        thread = threading.Thread(target=run)
+        thread.start()
+        assert inside.wait(30)
+    warnings.warn("ignored: another thread is inside", stacklevel=1)
+    leave.set()
+    thread.join(30)
+    assert list(warnings.filters) == before

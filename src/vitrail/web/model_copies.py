@@ -6,7 +6,7 @@ import copy
 import logging
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
 
 from vitrail.models import LoadedModel
 
@@ -26,7 +26,9 @@ def copy_modules(loaded: LoadedModel) -> LoadedModel:
         (False, True)
     """
     # Parameters of their own, since those of the model may be frozen and restored while the copy is used.
-    shared = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in loaded.module.parameters()}
+    shared: dict[int, Tensor] = {
+        id(p): nn.Parameter(p.detach(), requires_grad=False) for p in loaded.module.parameters()
+    }
     shared |= {id(buffer): buffer for buffer in loaded.module.buffers()}
     try:
         return replace(loaded, module=copy.deepcopy(loaded.module, shared))
