@@ -56,7 +56,7 @@ class _RowBlock:
     images: Sequence[str]
     keys: Sequence[str]
     values: Array | None
-    explained: Sequence[int]
+    explained: Sequence[int] | NDArray[np.int64]
     error: str | None = None
     costs: Mapping[str, float | Array] = field(default_factory=dict)
     curves: tuple[tuple[int, ...], NDArray[np.float32]] | None = None
@@ -93,7 +93,9 @@ class ScoreRows:
         def numbers(name: str, missing: float | None) -> Any:
             """A column of ``COSTS``; where a block has none, ``missing``, and NaN is null where that is None."""
             given = [block.costs.get(name, np.nan if missing is None else missing) for block in blocks]
-            values = np.concatenate([np.broadcast_to(v, (n,)) for v, n in zip(given, counts, strict=True)] or [[]])
+            values = np.concatenate(
+                [np.broadcast_to(v, (n,)) for v, n in zip(given, counts, strict=True)] or [np.zeros(0)]
+            )
             mask = np.isnan(values) if missing is None else None
             return pa.array(values.astype(np.float64), pa.float64(), mask=mask)
 

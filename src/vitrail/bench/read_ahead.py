@@ -56,8 +56,10 @@ class ReadAhead(Generic[T, Batch]):
         self.waiting[name] = items, batches
         while len(self.waiting) > 2:
             dropped_items, dropped = self.waiting.pop(next(iter(self.waiting)))
-            for future in (*dropped, *dropped_items):
-                future.cancel()
+            for batch in dropped:
+                batch.cancel()
+            for item in dropped_items:
+                item.cancel()
 
     def _join(self, items: list[Future[T]]) -> Batch:
         return self.join([item.result() for item in items])

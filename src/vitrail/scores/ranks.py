@@ -97,7 +97,7 @@ def distinct_rows(ranks: Tensor, owners: Tensor) -> tuple[Tensor, Tensor] | tupl
     """
     weights = _hash_weights(ranks.shape[1], ranks.device)
     # In pieces, since the products take eight bytes for each pixel.
-    hashes = torch.cat([(piece * weights).sum(1) for piece in ranks.split(64)]) + owners * weights[0]
+    hashes = torch.cat([(piece * weights).sum(1) for piece in torch.split(ranks, 64)]) + owners * weights[0]
     values, order = hashes.sort(stable=True)
     new = torch.ones_like(values, dtype=torch.bool)
     new[1:] = values[1:] != values[:-1]
@@ -108,10 +108,10 @@ def distinct_rows(ranks: Tensor, owners: Tensor) -> tuple[Tensor, Tensor] | tupl
     if not len(others):
         return None, None
     equal = torch.cat(
-        [(ranks[i] == ranks[first[i]]).all(1) & (owners[i] == owners[first[i]]) for i in others.split(64)]
+        [(ranks[i] == ranks[first[i]]).all(1) & (owners[i] == owners[first[i]]) for i in torch.split(others, 64)]
     )
     first[others] = torch.where(equal, first[others], others)
-    distinct, again = first.unique(return_inverse=True)
+    distinct, again = torch.unique(first, return_inverse=True)
     return distinct, again
 
 
