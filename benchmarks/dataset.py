@@ -102,9 +102,10 @@ def write_labels(root: Path, files: list[Path], classes: list[int]) -> None:
 def plan_text(name: str, root: Path, args: argparse.Namespace) -> str:
     """The plan as TOML."""
     methods, targets = PLANS[name]
+    dtype = f', dtype = "{args.dtype}"' if args.dtype else ""
     return f"""
 name = "{name}"
-models = [{{ name = "timm:{args.model}", weights = "{args.weights}" }}]
+models = [{{ name = "timm:{args.model}", weights = "{args.weights}"{dtype} }}]
 methods = {json.dumps(methods)}
 controls = false
 targets = "{targets}"
@@ -144,6 +145,11 @@ def timed_phases() -> Iterator[dict[str, float]]:
             setattr(owner, name, function)
 
 
+def dtype_of(module: torch.nn.Module) -> torch.dtype:
+    """Precision of a model."""
+    return next(module.parameters()).dtype
+
+
 def predict_all(context: BenchContext, count: int, distinct: int) -> list[int]:
     """Classes the model predicts for the first ``distinct`` images, repeated for their copies."""
     model = context.model(0)
@@ -152,7 +158,9 @@ def predict_all(context: BenchContext, count: int, distinct: int) -> list[int]:
     with torch.inference_mode(), chunk_module.matmul_precision(context.plan.matmul):
         for batch in context.read_ahead.batches("labels", read, range(distinct), context.plan.batch):
             assert batch.inputs is not None
-            found += model.loaded.module(batch.inputs.to(context.device)).argmax(1).tolist()
+            found += (
+                model.loaded.module(batch.inputs.to(context.device, dtype_of(model.loaded.module))).argmax(1).tolist()
+            )
     return [found[i % distinct] for i in range(count)]
 
 
@@ -210,7 +218,7 @@ def bounds(store: ResultsStore, name: str, args: argparse.Namespace, timer: Time
     size = min(args.batch, args.bound_images)
     batch = next(context.read_ahead.batches("bounds", read, one.indices[:size], size))
     assert batch.inputs is not None
-    images = batch.inputs.to(context.device)
+    images = batch.inputs.to(context.device, dtype_of(model.loaded.module))
     evaluate = context.evaluator(model, find_presets(["chefer21"]), context.batch)
     full = images[torch.arange(args.batch, device=images.device) % len(images)]
 
@@ -346,6 +354,7 @@ def main() -> None:
     parser.add_argument("--bound-images", type=int, default=128, help="images of the bound in memory")
     parser.add_argument("--chunk", type=int, default=256)
     parser.add_argument("--precision", default="bfloat16", choices=["bfloat16", "float32"])
+    parser.add_argument("--dtype", default=None, choices=["bfloat16", "float16"], help="convert the model")
     parser.add_argument("--compile", action="store_true", help="run the evaluated model through torch.compile")
     parser.add_argument("--profile", action="store_true", help="also profile two chunks of each plan")
     parser.add_argument("--seconds", type=float, default=90.0, help="start no further chunk of a plan after this time")

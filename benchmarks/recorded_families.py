@@ -154,9 +154,10 @@ def main() -> None:
             )
             for part, file in enumerate(files)
         ]
+        deadline = time.monotonic() + args.seconds + 20
         for one in running:
             try:
-                one.wait(args.seconds + 60)
+                one.wait(max(0.1, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 one.kill()
         rows = [json.loads(line) for file in files if file.exists() for line in file.read_text("utf-8").splitlines()]

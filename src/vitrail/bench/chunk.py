@@ -22,6 +22,7 @@ from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
 from vitrail.bench.protocols import PROTOCOLS, needs_objects, score_perturbation
 from vitrail.bench.text_chunk import TextChunkRunner
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.row_choice import some_weight
 from vitrail.errors import OutputError, TargetError, WeightsError
 from vitrail.scores.presets import find_presets
 
@@ -201,7 +202,7 @@ class _ChunkRunner:
 
     def _explain(self, truths: list[GroundTruth], inputs: Tensor) -> tuple[ScoreBatch, Tensor]:
         """Explain each class of each image once; return the batch and the model's probabilities."""
-        images = inputs.to(self.context.device, non_blocking=True)
+        images = inputs.to(self.context.device, non_blocking=True).to(some_weight(self.model.loaded.module).dtype)
         probabilities = self._predict(images)
         predicted = probabilities.argmax(1)
         known = probabilities.shape[1] if self.by_class else 0

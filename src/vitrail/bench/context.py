@@ -194,6 +194,7 @@ class BenchContext:
                 loaded = load(spec.name, pretrained=False)
         else:
             loaded = load(spec.name, spec.weights)
+        self._convert(loaded, spec)
         weights_hash, loaded = hash_weights(loaded.module), self._to_device(loaded, spec)
         preprocess = loaded.preprocess
         if not isinstance(preprocess, Preprocess):
@@ -213,6 +214,7 @@ class BenchContext:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.plan.seed)
             loaded = load(name, pretrained=spec.weights != "random")
+        self._convert(loaded, spec)
         settings = TokenizerSettings(load_tokenizer(name), reduction="max", all_windows=False)
         tokenizer = str(settings.tokenizer.backend_tokenizer.to_str())
         digest = hashlib.sha256(f"{hash_weights(loaded.module)}\0{tokenizer}".encode()).hexdigest()
@@ -224,6 +226,12 @@ class BenchContext:
             loaded=loaded, settings=settings, structure=structure, weights_hash=digest,
             not_applicable=self._not_applicable(structure, loaded.module),
         )  # fmt: skip
+
+    @staticmethod
+    def _convert(loaded: LoadedModel, spec: ModelSpec) -> None:
+        """Convert a model that was loaded for the run to the precision the plan asks for."""
+        if spec.dtype is not None:
+            loaded.module.to(getattr(torch, spec.dtype))
 
     def _to_device(self, loaded: LoadedModel, spec: ModelSpec) -> LoadedModel:
         try:

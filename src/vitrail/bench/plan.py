@@ -58,12 +58,14 @@ class ModelSpec(BaseModel):
         weights: A file, or "random" for weights drawn from the plan's seed; for a text model, its folder, with the
             tokenizer. Default: the library's own weights.
         label: Name in tables. Default: the name. Two models of the same name need labels.
+        dtype: Precision the weights are converted to, in which maps are computed as well. Default: as they are.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
     weights: str | None = None
     label: str = ""
+    dtype: Literal["bfloat16", "float16"] | None = None
 
     @property
     def title(self) -> str:
@@ -203,7 +205,8 @@ class Plan(BaseModel):
     def key(self, weights: Sequence[str], ids: Sequence[Sequence[str]]) -> str:
         """Hash everything that decides the numbers: the plan's content, weights, images and library versions.
 
-        Paths of files do not count, so that another machine computes the same key. A plan that was renamed keeps the
+        Paths of files do not count, so that another machine computes the same key; the weights' hash has their
+        precision. A plan that was renamed keeps the
         key of its former name, so that its runs can be resumed. The source of the modules that define methods and
         scores of other packages counts.
 
@@ -216,7 +219,7 @@ class Plan(BaseModel):
         """
         from vitrail.papers import former_name
 
-        content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights"}}})
+        content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights", "dtype"}}})
         content["name"] = former_name(self.name)
         for data, names in zip(content["dataset"], ids, strict=True):
             del data["root"], data["draw"]  # the ids say which images were drawn

@@ -17,8 +17,6 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits, output_count
 from vitrail.capture.trace import Needs
 
-#: Numbers in the residual stream of a batch up to which launching a forward pass takes longer than computing it.
-MOST_NUMBERS = 2**22
 #: Batches are filled up to a multiple of this size, so that a few recordings serve all.
 MULTIPLE = 8
 
@@ -34,7 +32,7 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
     count = len(images)
     filled = -(-count // MULTIPLE) * MULTIPLE
     tokens = max((layer.size[1] for layer in structure.layers), default=0)
-    if not count or not 0 < filled * tokens * structure.width <= MOST_NUMBERS:
+    if not count or not tokens or not cuda_graphs.pays(filled * tokens * structure.width, images.dtype):
         return None
     if not cuda_graphs.recordable(model, [images]):
         return None
@@ -65,6 +63,9 @@ def recorded_pass(
     """
     image = model_inputs.image
     if image is None or not model_inputs.only_image or output_count(model) is None:
+        return None
+    tokens = max((layer.size[1] for layer in structure.layers), default=0)
+    if not cuda_graphs.pays(len(image) * tokens * structure.width, image.dtype):
         return None
     if not cuda_graphs.recordable(model, [image]):
         return None
