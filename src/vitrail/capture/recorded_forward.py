@@ -29,6 +29,8 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
         structure: Its structure.
         images: Images on its device, shape (N, channels, height, width).
     """
+    if structure.kind != "plain":  # convolutions are computed in other ways for other batch sizes
+        return None
     count = len(images)
     filled = -(-count // MULTIPLE) * MULTIPLE
     tokens = max((layer.size[1] for layer in structure.layers), default=0)
@@ -62,7 +64,7 @@ def recorded_pass(
         needs: What each method needs; no gradients.
     """
     image = model_inputs.image
-    if image is None or not model_inputs.only_image or output_count(model) is None:
+    if image is None or not model_inputs.only_image or output_count(model) is None or structure.kind != "plain":
         return None
     tokens = max((layer.size[1] for layer in structure.layers), default=0)
     if not cuda_graphs.pays(len(image) * tokens * structure.width, image.dtype):
