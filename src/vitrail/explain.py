@@ -30,7 +30,7 @@ from vitrail.models.checkpoint import WeightsHash
 from vitrail.models.loaded import Transform
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import embed_texts
-from vitrail.module_walk import walks_once
+from vitrail.module_walk import looks_once
 from vitrail.original_image import original_images
 from vitrail.provenance import Provenance
 from vitrail.recommendation import AUTO, recommended
@@ -66,7 +66,7 @@ def explain(
 ) -> Explanations: ...  # fmt: skip
 
 
-@walks_once
+@looks_once
 def explain(
     model: nn.Module | LoadedModel,
     inputs: Inputs,
@@ -148,7 +148,8 @@ def explain(
     if methods is None and method == AUTO:
         requested = {recommended(about.module): options}
     jobs = method_jobs(requested)
-    about = replace(about, module=unwrap(about.module), preprocess=preprocess or about.preprocess)
+    module = unwrap(about.module) if isinstance(model, LoadedModel) else about.module
+    about = replace(about, module=module, preprocess=preprocess or about.preprocess)
     if hasattr(about.module, "encode_text") and not callable(target):
         target = _text_target(about, target)
     if tokenizer is not None:

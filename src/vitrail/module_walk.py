@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
@@ -13,27 +13,42 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _Walks(threading.local):
-    """Modules of the models that were walked through during the call under way, by the model's id."""
-
-    found: dict[int, list[nn.Module]] | None = None
+T = TypeVar("T")
 
 
-_walks = _Walks()
+class _Found(threading.local):
+    """What was found of models during the call under way, by what it is and the model's id; with the model."""
+
+    values: dict[tuple[str, int], tuple[nn.Module, Any]] | None = None
 
 
-def walks_once(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that replaces no modules walk through each model once. A call inside it walks again."""
+_found = _Found()
+
+
+def looks_once(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that changes no module look at each model once, see `once`. A call inside it looks again."""
 
     @wraps(call)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        before, _walks.found = _walks.found, {}
+        before, _found.values = _found.values, {}
         try:
             return call(*args, **kwargs)
         finally:
-            _walks.found = before
+            _found.values = before
 
     return run
+
+
+def once(what: str, model: nn.Module, find: Callable[[nn.Module], T]) -> T:
+    """What ``find`` says of a model; asked once in a call of a function that `looks_once`."""
+    known = _found.values
+    if known is None:
+        return find(model)
+    key = (what, id(model))
+    if key not in known:
+        known[key] = (model, find(model))
+    value: T = known[key][1]
+    return value
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -44,12 +59,19 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         >>> modules_of(model) == list(model.modules())
         True
     """
-    known = _walks.found
-    if known is None:
-        return _walk(model)
-    if id(model) not in known:
-        known[id(model)] = _walk(model)
-    return known[id(model)]
+    return once("modules", model, _walk)
+
+
+def weights_state(model: nn.Module) -> tuple[tuple[int, int, int], ...]:
+    """Identity, version and place of each tensor, which change when weights are trained, loaded or swapped."""
+    return once("weights", model, _weights_state)
+
+
+def _weights_state(model: nn.Module) -> tuple[tuple[int, int, int], ...]:
+    return tuple([
+        (id(t), 0 if t.is_inference() else t._version, t.data_ptr())  # noqa: SLF001 - torch has no public version counter
+        for t in tensors_of(modules_of(model))
+    ])  # fmt: skip
 
 
 def _walk(model: nn.Module) -> list[nn.Module]:

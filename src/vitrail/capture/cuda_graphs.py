@@ -26,7 +26,7 @@ from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from vitrail.capture.plain import plain
-from vitrail.module_walk import modules_of
+from vitrail.module_walk import modules_of, once
 
 Extra = TypeVar("Extra")
 #: From inputs to result tensors, and whatever does not depend on the values of the inputs.
@@ -137,7 +137,7 @@ def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
         and not recording()
         and not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
         and _get_current_dispatch_mode() is None
-        and not _has_hooks(modules_of(model))
+        and not once("hooks", model, _has_hooks)
     )
 
 
@@ -157,7 +157,7 @@ def run(
         inputs: Tensors on one CUDA device.
         compute: The pass.
     """
-    key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs), _state(modules_of(model)))
+    key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs), once("attributes", model, _state))
     try:
         return _run(_known.setdefault(model, OrderedDict()), key, inputs, compute)
     except torch.OutOfMemoryError:
@@ -227,21 +227,21 @@ def _drawn(device: torch.device) -> int:
     return torch.cuda.default_generators[device.index].get_offset()
 
 
-def _has_hooks(modules: Sequence[nn.Module]) -> bool:
+def _has_hooks(model: nn.Module) -> bool:
     """Whether anything of the user's runs inside the model's calls."""
     everywhere = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
     if any(getattr(module_hooks, name, None) for name in everywhere):
         return True
     return any(
         m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks  # noqa: SLF001
-        for m in modules
+        for m in modules_of(model)
     )
 
 
-def _state(modules: Sequence[nn.Module]) -> int:
+def _state(model: nn.Module) -> int:
     """A number that changes when modules, their attributes or their functions do."""
     parts: list[Any] = []
-    for module in modules:
+    for module in modules_of(model):
         held = module.__dict__
         parts += (id(module), type(module).forward, id(held.get("forward")))
         parts += [value for value in held.values() if type(value) in _SCALARS]

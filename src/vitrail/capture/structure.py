@@ -29,7 +29,7 @@ from vitrail.capture.structure_checks import (
 )
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, TargetError
-from vitrail.module_walk import modules_of, tensors_of
+from vitrail.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
@@ -75,12 +75,9 @@ def forget(model: nn.Module) -> None:
 def _version(model: nn.Module) -> int:
     """A number that changes when modules are replaced, or weights are trained, loaded or swapped."""
     modules = modules_of(model)
-    weights = tuple([
-        (id(t), 0 if t.is_inference() else t._version, t.data_ptr()) for t in tensors_of(modules)  # noqa: SLF001
-    ])  # fmt: skip
     adapted = [m for m in modules if "base_layer" in m._modules]  # noqa: SLF001
     switches = tuple(bool(getattr(m, "merged", False)) for m in adapted)
-    return hash((tuple(map(id, modules)), weights, switches))
+    return hash((tuple(map(id, modules)), weights_state(model), switches))
 
 
 def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.module_walk import modules_of, tensors_of
+from vitrail.module_walk import weights_state
 
 _WRAPPER_KEYS = ("state_dict", "model_state_dict", "model", "model_ema", "module", "net")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -142,13 +142,13 @@ class WeightsHash:
 
     def __init__(self, model: nn.Module) -> None:
         self._model: ref[nn.Module] | None = ref(model)
-        self._state = _state_of(model)
+        self._state = weights_state(model)
         self._digest: str | None = None
 
     def hexdigest(self) -> str | None:
         """The hash in hexadecimal digits, or None if it cannot be computed any more."""
         model = None if self._model is None else self._model()
-        if self._digest is None and model is not None and _state_of(model) == self._state:
+        if self._digest is None and model is not None and weights_state(model) == self._state:
             state, digest = self._cache.get(model, (None, ""))
             if state != self._state:
                 try:
@@ -165,14 +165,6 @@ class WeightsHash:
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
-
-
-def _state_of(model: nn.Module) -> tuple[tuple[int, int], ...]:
-    """Identity and version of each tensor, which change when the weights do."""
-    return tuple([
-        (id(t), 0 if t.is_inference() else t._version)  # noqa: SLF001 - torch has no public version counter
-        for t in tensors_of(modules_of(model))
-    ])  # fmt: skip
 
 
 def _sha256(model: nn.Module) -> str:
