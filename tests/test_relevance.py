@@ -375,3 +375,23 @@ def test_infinite_entries_do_not_count_for_the_size():
     assert torch.allclose(Samples(2).root_mean_square(t).flatten(), expected)
     with pytest.raises(vitrail.errors.OptionError, match="epsilon=1"):
         vitrail.explain(PlainViT().eval(), torch.randn(1, 3, 32, 32), "lrp", epsilon=1.0)
+
+
+class AddmmHead(nn.Module):
+    """A linear layer written with another function."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, x):
+        return torch.addmm(self.head.bias, x, self.head.weight.T)
+
+
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution", "conservative_lrp", "attnlrp", "abslrp"])
+def test_the_way_a_layer_is_written_does_not_matter(method):
+    model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    expected = vitrail.explain(model, images, method, target=1).grid
+    model.embed.padding = "valid"
+    model.head = AddmmHead(model.head)
+    assert torch.allclose(vitrail.explain(model, images, method, target=1).grid, expected, rtol=1e-8)
