@@ -112,16 +112,14 @@ def test_recordings_give_their_memory_back(graphs: list[Replay], monkeypatch: py
     monkeypatch.setattr(graphs[0], "replay", no_memory)
     assert torch.equal(vitrail.explain(model, images, "rollout", target=0).maps, expected)
     assert set(cuda_graphs._known[model].values()) == {cuda_graphs.AGAIN}
-    monkeypatch.setattr("vitrail.recorded_pass.compute_batch", no_memory)
+    monkeypatch.setattr("vitrail.recorded_batch.compute_batch", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         vitrail.explain(model, images, "gradtoken", target=0)
 
 
-@pytest.mark.parametrize(
-    ("method", "sizes"), [("occlusion", {2, 8, 16}), ("vit_cx", {2, 8, 16}), ("vit_cx:paper", {2, 8, 16})]
-)
+@pytest.mark.parametrize("method", ["occlusion", "vit_cx", "vit_cx:paper"])
 def test_passes_of_perturbed_images_are_recorded(
-    method: str, sizes: set[int], graphs: list[Replay], monkeypatch: pytest.MonkeyPatch
+    method: str, graphs: list[Replay], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_vit().double()
     for target in (0, 1, None):
@@ -132,7 +130,7 @@ def test_passes_of_perturbed_images_are_recorded(
             slow = vitrail.explain(model, images, method, target=target, batch_size=11)
         assert torch.allclose(fast.grid, slow.grid, rtol=0, atol=1e-10)
         assert torch.allclose(fast.logits, slow.logits)
-    assert {len(one.inputs[0]) for one in graphs} <= sizes
+    assert {len(one.inputs[0]) for one in graphs} <= {2, 8, 16}
     assert sum(one.replays for one in graphs) > 2
 
 

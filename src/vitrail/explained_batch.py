@@ -15,7 +15,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import OptionError
 from vitrail.explanation import Explanation, number_groups_alike
 from vitrail.models.preprocess import Preprocess
-from vitrail.recorded_pass import recorded_batch
+from vitrail.recorded_batch import recorded_batch
 from vitrail.shared_pass import BatchJob, compute_batch
 from vitrail.targets import Target, target_labels
 

@@ -35,9 +35,6 @@ Compute = Callable[[Sequence[Tensor]], tuple[list[Tensor], Extra]]
 MOST_RECORDINGS, MOST_KNOWN = 32, 128
 #: A pass is recorded in its second run; one whose recording was dropped, after this many more; others never.
 AGAIN, NEVER = 16, 2**62
-#: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
-#: model is in half precision, in which a GPU computes several times as fast.
-MOST_NUMBERS = {False: 2**22, True: 2**24}
 #: Share of a device's memory that all recordings may hold.
 MEMORY_SHARE = 1 / 16
 #: Environment variable; 0 switches recording off.
@@ -139,11 +136,6 @@ def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
         and _get_current_dispatch_mode() is None
         and not once("hooks", model, _has_hooks)
     )
-
-
-def pays(numbers: int, dtype: torch.dtype) -> bool:
-    """Whether a pass with this many numbers in its residual stream is worth a recording."""
-    return numbers <= MOST_NUMBERS[dtype in (torch.bfloat16, torch.float16)]
 
 
 def run(

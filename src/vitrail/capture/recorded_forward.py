@@ -17,8 +17,17 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits, output_count
 from vitrail.capture.trace import Needs
 
+#: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
+#: model is in half precision, in which a GPU computes several times as fast.
+MOST_NUMBERS = {False: 2**22, True: 2**24}
 #: Batches are filled up to a multiple of this size, so that a few recordings serve all.
 MULTIPLE = 8
+
+
+def pays(structure: ModelStructure, batch: int, dtype: torch.dtype) -> bool:
+    """Whether a pass over this many inputs is worth a recording."""
+    tokens = max((layer.size[1] for layer in structure.layers), default=0)
+    return batch * tokens * structure.width <= MOST_NUMBERS[dtype in (torch.bfloat16, torch.float16)]
 
 
 def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor) -> Tensor | None:
@@ -33,8 +42,7 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
         return None
     count = len(images)
     filled = -(-count // MULTIPLE) * MULTIPLE
-    tokens = max((layer.size[1] for layer in structure.layers), default=0)
-    if not count or not tokens or not cuda_graphs.pays(filled * tokens * structure.width, images.dtype):
+    if not count or not pays(structure, filled, images.dtype):
         return None
     if not cuda_graphs.recordable(model, [images]):
         return None
@@ -66,8 +74,7 @@ def recorded_pass(
     image = model_inputs.image
     if image is None or not model_inputs.only_image or output_count(model) is None or structure.kind != "plain":
         return None
-    tokens = max((layer.size[1] for layer in structure.layers), default=0)
-    if not cuda_graphs.pays(len(image) * tokens * structure.width, image.dtype):
+    if not pays(structure, len(image), image.dtype):
         return None
     if not cuda_graphs.recordable(model, [image]):
         return None

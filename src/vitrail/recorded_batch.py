@@ -13,6 +13,7 @@ from vitrail.capture import cuda_graphs
 from vitrail.capture.forward import check_finite
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import output_count
+from vitrail.capture.recorded_forward import pays
 from vitrail.capture.row_choice import some_weight
 from vitrail.shared_pass import BatchJob, ComputedBatch, compute_batch
 from vitrail.targets import resolve_target, top_count
@@ -35,8 +36,7 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
         or not cuda_graphs.recordable(about.module, tensors)
     ):
         return None
-    tokens = max((layer.size[1] for layer in structure.layers), default=0)
-    if not cuda_graphs.pays(model_inputs.batch * tokens * structure.width, some_weight(about.module).dtype):
+    if not pays(structure, model_inputs.batch, some_weight(about.module).dtype):
         return None
     named = target is not None and not top_count(target)
     count = output_count(about.module)
