@@ -163,8 +163,7 @@ class Block:
         """Products of vectors with A and dA; works whether the matrices were kept or not."""
         if self.products is not None:
             return self.products
-        held = vars(self)
-        return DenseProducts(held.get("A"), held.get("A_mean"), held.get("dA"), held.get("O"))
+        return DenseProducts(*(getattr(self, name) if name in self else None for name in ("A", "A_mean", "dA", "O")))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
