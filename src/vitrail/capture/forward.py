@@ -20,6 +20,7 @@ from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
 from vitrail.capture.row_choice import resolve_products, some_weight
 from vitrail.capture.row_products import RowwiseProducts
+from vitrail.capture.split_products import split_products
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
@@ -146,9 +147,9 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         model_inputs: Inputs on its device.
         structure: As read from it.
     """
-    with frozen(model), torch.no_grad():
-        output = run_model(model, model_inputs)
     device = model_inputs.tensors[0].device
+    with frozen(model), torch.no_grad(), split_products(device):
+        output = run_model(model, model_inputs)
     return ForwardPass(
         output,
         class_logits(model, output),
@@ -205,8 +206,9 @@ def forward_pass(
     start = model_inputs.patches if model_inputs.image is None else model_inputs.image
     if start is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
         model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
+    device = model_inputs.tensors[0].device
     with frozen(model):
-        with mode:
+        with split_products(device), mode:
             output = run_model(model, model_inputs)
         _check_calls(mode, structure)
         ended = EarlyOutputs(output, ends, alone) if ends else None
@@ -227,7 +229,6 @@ def forward_pass(
         logits = class_logits(model, output)
         logits = None if logits is None else logits.detach()
         queries = mode.calls[layers[-1].call].shape[2]
-        device = model_inputs.tensors[0].device
         yield ForwardPass(
             output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid,
             ended=ended,

@@ -19,6 +19,7 @@ from vitrail.capture.layout import grid_of
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.recorded_forward import recorded_scores
+from vitrail.capture.split_products import split_products
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.capture.verify import gradients
 from vitrail.class_group import ClassGroup, membership
@@ -175,7 +176,7 @@ class Probe:
         if recorded is not None:
             values = self.scorer(recorded, owner, self.score)
         else:
-            with frozen(self.model), torch.inference_mode(), cast:
+            with frozen(self.model), torch.inference_mode(), cast, split_products(images.device):
                 output = run_model(self.model, self.fed(images, owner))
                 values = self.scorer(output, owner, self.score)
         self.advance(len(images))
@@ -194,7 +195,9 @@ class Probe:
         owner = self._owner(owner, len(images))
         with frozen(self.model):
             leaf = images.detach().clone().requires_grad_()
-            value = self.scorer(run_model(self.model, self.fed(leaf, owner)), owner, self.score)[:, self.k]
+            with split_products(images.device):
+                output = run_model(self.model, self.fed(leaf, owner))
+            value = self.scorer(output, owner, self.score)[:, self.k]
             (found,) = gradients(value.sum(), [leaf], keep=False)
         if found is None:
             raise NotApplicableError(

@@ -15,6 +15,7 @@ from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, logits_of
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits, output_count
+from vitrail.capture.split_products import split_products
 from vitrail.capture.trace import Needs
 
 #: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
@@ -48,7 +49,7 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
         return None
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], ModelStructure]:
-        with frozen(model), torch.no_grad():
+        with frozen(model), torch.no_grad(), split_products(given[0].device):
             scores = logits_of(model(given[0]))
         assert scores is not None
         return [scores], structure  # kept with the recording, lest another structure come to have its id
