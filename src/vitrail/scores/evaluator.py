@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs, fields_of
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.split_products import split_products
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.class_group import ClassGroup
 from vitrail.errors import InputError, OptionError, TargetError
@@ -194,8 +195,11 @@ class Evaluator:
     def log_probs(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Run the model; log-probabilities in float32, shape (N, C). With ``keep``, of these patches only."""
         autocast: AbstractContextManager[Any]
+        split: AbstractContextManager[Any]
         autocast = nullcontext() if self.precision is None else torch.autocast(images.device.type, self.precision)
-        with autocast:
+        # What is compiled has made its choices already.
+        split = nullcontext() if self.compiled_model is not None else split_products(images.device)
+        with autocast, split:
             if keep is None or self.token_dropper is None:
                 output = (self.compiled_model or self.model)(images)
             else:
