@@ -17,7 +17,7 @@ The levels of a curve are all evaluated, since its record contains the model's o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,13 +26,13 @@ from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs, fields_of
 from vitrail.capture.outputs import class_logits
-from vitrail.capture.split_products import split_products
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.class_group import ClassGroup
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
 from vitrail.scores.compiled_model import CompiledModel
+from vitrail.scores.fast_passes import FastPasses
 from vitrail.scores.fills import TOKENS, Normalisation, find_fill
 from vitrail.scores.perturbation import (
     CurveKey,
@@ -119,6 +119,7 @@ class Evaluator:
         self.empty_log_probs: dict[Any, Tensor] = {}
         self.token_dropper: TokenDropper | None = None
         self.compiled_model = CompiledModel(self.model, batch) if compiled else None
+        self.fast_passes = FastPasses(self.model, precision, compiled)
 
     def __call__(
         self,
@@ -194,12 +195,7 @@ class Evaluator:
 
     def log_probs(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Run the model; log-probabilities in float32, shape (N, C). With ``keep``, of these patches only."""
-        autocast: AbstractContextManager[Any]
-        split: AbstractContextManager[Any]
-        autocast = nullcontext() if self.precision is None else torch.autocast(images.device.type, self.precision)
-        # What is compiled has made its choices already.
-        split = nullcontext() if self.compiled_model is not None else split_products(images.device)
-        with autocast, split:
+        with self.fast_passes.on(images):
             if keep is None or self.token_dropper is None:
                 output = (self.compiled_model or self.model)(images)
             else:
