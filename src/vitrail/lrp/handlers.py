@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from vitrail.capture.operators import ADD, MUL
-from vitrail.lrp.half import HALF
-from vitrail.lrp.ops import Linear, Mean, Norm, Plain, Product, Sum
+from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum
 from vitrail.lrp.relevance_state import RelevanceState
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
@@ -94,7 +93,7 @@ def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias
     if rule is None or weight.requires_grad:
         return func(x, weight, bias)  # type: ignore[no-any-return]
     run = lambda x: F.linear(x, weight, bias)  # noqa: E731
-    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples), x)
+    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples, rows=True), x)
     if out.dim() == 2:
         state.scores[id(out)] = out
     return out

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-9
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Samples:
 
     count: int
     second: bool = False
+
+    def consecutive(self, t: Tensor) -> bool:
+        """Whether the entries of each input lie one after the other once t is contiguous."""
+        return self.count == 1 or not (self.second and t.dim() == 3 and t.shape[1] == self.count)
 
     def total(self, t: Tensor) -> Tensor:
         """The sum for each input, in a shape that broadcasts to t's.
@@ -78,6 +83,7 @@ class Linear:
         weight: W.
         bias: b in a shape that broadcasts to y, or None.
         samples: Where the batch lies.
+        rows: Whether inputs are the last axis of x and of W, so that two of each can be joined along it.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -86,6 +92,7 @@ class Linear:
     weight: Tensor
     bias: Tensor | None
     samples: Samples
+    rows: bool = False
 
 
 @dataclass(frozen=True)
