@@ -40,12 +40,14 @@ def cases(shape):
     samples = [Samples(n) for n in {1, shape[0], shape[0] // 2} if n]
     yield "halves", (x,)
     yield "halves", (turned,)
-    yield "signed_parts", (x,)
-    yield "signed_parts", (turned,)
+    for each in (x, turned):
+        yield "signed_parts", (each,)
+        yield "signed_parts", (each, -2)
     for factors in ((P, N), both, (turned, N), (P.mT.contiguous().mT, turned)):
         yield "signed_product", (x, *factors)
         for each in samples:
             yield "signed_unit", (turned, *factors, each)
+            yield "positive_unit", (turned, factors[1], each)
     yield "share", (R, z)
     yield "share", (turned, z, 0.5)
     yield "share", (R[:1, ..., :1].expand(shape), z)
@@ -118,8 +120,8 @@ print("agree")
 def test_kernels_agree_with_the_plain_computation():
     pytest.importorskip("triton")
     done = subprocess.run(  # noqa: S603 - our own code
-        [sys.executable, "-c", f"METHODS = {RELEVANCE}\n{INTERPRETED}"], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True,
-        text=True, timeout=300, check=False,
+        [sys.executable, "-c", f"METHODS = {RELEVANCE}\n{INTERPRETED}"], env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.stdout.strip().endswith("agree"), done.stdout + done.stderr[-2000:]
 

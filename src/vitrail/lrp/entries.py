@@ -28,22 +28,28 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.clamp_min(0), x.clamp_max(0)
 
 
-def signed_parts(x: Tensor) -> Tensor:
-    """The positive and the negative part of x side by side, shape (…, 2K) for x of shape (…, K).
+def signed_parts(x: Tensor, axis: int = -1) -> Tensor:
+    """The positive and the negative part of x joined along an axis.
+
+    Args:
+        x: Shape (…, m, K), or (…, K) for the last axis.
+        axis: -1 for the last axis, whose length doubles, or -2 for the one before.
 
     Example:
         >>> signed_parts(torch.tensor([[2.0, -1.0]]))
         tensor([[ 2.,  0.,  0., -1.]])
+        >>> signed_parts(torch.tensor([[2.0, -1.0]]), -2)
+        tensor([[ 2.,  0.],
+                [ 0., -1.]])
     """
+    if axis == -2 and x.mT.is_contiguous():
+        return signed_parts(x.mT).mT
+    x = x.detach().contiguous()
     if takes(x):
-        found = attempt(entry_kernels.signed_parts, x)
+        found = attempt(entry_kernels.signed_parts, x, axis)
         if found is not None:
             return found
-    x, width = x.detach(), x.shape[-1]
-    out = x.new_empty(*x.shape[:-1], 2 * width)
-    torch.clamp_min(x, 0, out=out[..., :width])
-    torch.clamp_max(x, 0, out=out[..., width:])
-    return out
+    return torch.cat([x.clamp_min(0), x.clamp_max(0)], axis)
 
 
 def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -175,10 +181,28 @@ def unit(t: Tensor, samples: Samples) -> Tensor:
 def signed_unit(x: Tensor, positive: Tensor, negative: Tensor, samples: Samples) -> Tensor:
     """`signed_product`, brought to a total of 1."""
     if samples.consecutive(x) and takes(x, positive, negative):
+        if _turned(x):
+            return signed_unit(x.mT, positive.mT, negative.mT, samples).mT
         found = attempt(sample_kernels.signed_unit, x, positive, negative, samples.count)
         if found is not None:
             return found
     return unit(signed_product(x, positive, negative), samples)
+
+
+def positive_unit(x: Tensor, factor: Tensor, samples: Samples) -> Tensor:
+    """The positive part of x times a factor, brought to a total of 1."""
+    if samples.consecutive(x) and takes(x, factor):
+        if _turned(x):
+            return positive_unit(x.mT, factor.mT, samples).mT
+        found = attempt(sample_kernels.signed_unit, x, factor, None, samples.count)
+        if found is not None:
+            return found
+    return unit(x.clamp_min(0) * factor, samples)
+
+
+def _turned(x: Tensor) -> bool:
+    """Whether each matrix of x lies column by column: what is computed entry by entry can read it as it is."""
+    return x.dim() > 3 and not x.is_contiguous() and x.mT.is_contiguous()
 
 
 def norm_unit(R: Tensor, x: Tensor, y: Tensor, gain: Tensor | None, scale: Tensor, samples: Samples) -> Tensor:

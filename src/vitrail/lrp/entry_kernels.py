@@ -22,10 +22,11 @@ ENTRIES = 2048
 LARGE = 2**31 - ENTRIES
 
 
-def signed_parts(x: Tensor) -> Tensor:
-    """As `vitrail.lrp.entries.signed_parts`."""
-    x, width = x.contiguous(), x.shape[-1]
-    out = torch.empty(*x.shape[:-1], 2 * width, device=x.device, dtype=x.dtype)
+def signed_parts(x: Tensor, axis: int) -> Tensor:
+    """As `vitrail.lrp.entries.signed_parts`, for a contiguous tensor."""
+    shape, width = list(x.shape), x.shape[-1] if axis == -1 else x.shape[-1] * x.shape[-2]
+    shape[axis] *= 2
+    out = torch.empty(shape, device=x.device, dtype=x.dtype)
     _parts_kernel[grid(x)](x, out, x.numel(), width, width, width, out.numel() >= LARGE, ENTRIES)
     return out
 
@@ -151,13 +152,15 @@ if triton is not None:
         write(two, at, safe_quotient(relevance, read(second, at, inside), eps), inside)
 
     @triton.jit
-    def signed(x, positive, negative, at, inside, width, stride, apart: tl.constexpr):
-        """Multiply x by the one of two factors that its sign chooses; the other is not read."""
+    def signed(x, positive, negative, at, inside, width, stride, apart: tl.constexpr, two: tl.constexpr):
+        """Multiply x by the factor that its sign chooses, of two or of one and 0; the other is not read."""
         values = read(x, at, inside)
         to = at
         if apart:
             to = at // width * stride + at % width
-        factor = read(positive, to, inside & (values > 0)) + read(negative, to, inside & (values < 0))
+        factor = read(positive, to, inside & (values > 0))
+        if two:
+            factor += read(negative, to, inside & (values < 0))
         return values * factor
 
     @triton.jit
@@ -167,7 +170,7 @@ if triton is not None:
     ):  # fmt: skip
         at = places(large, ENTRIES)
         inside = at < count
-        write(out, at, signed(x, positive, negative, at, inside, width, stride, apart), inside)
+        write(out, at, signed(x, positive, negative, at, inside, width, stride, apart, True), inside)
 
     @triton.jit
     def _sum_kernel(R, u, v, one, two, count, eps, large: tl.constexpr, ENTRIES: tl.constexpr):

@@ -62,8 +62,12 @@ def multiply(
     to_right: Two = lambda s, u: u.mT @ s,
     both: str = "matmul",
     one: str = "linear",
+    positive: bool = False,
 ) -> Tensor:
-    """A product: of two things that depend on the input (``both`` is its name), or of one that does (``one``)."""
+    """A product: of two things that depend on the input (``both`` is its name), or of one that does (``one``).
+
+    ``positive`` says that the left factor is never negative.
+    """
     if state.half and left.dtype != right.dtype:
         low = left.dtype if left.dtype in HALF else right.dtype
         left, right = left.to(low), right.to(low)
@@ -72,9 +76,10 @@ def multiply(
         return run(left, right)
     shape_l, shape_r = left.shape, right.shape
     if left.requires_grad and right.requires_grad:
+        matrices = run is torch.matmul and left.dim() > 1 and right.dim() > 1
         return rule(Product(
-            run, lambda s, v: to_left(s, v).sum_to_size(shape_l), lambda s, u: to_right(s, u).sum_to_size(shape_r),
-            state.samples,
+            run, lambda s, v: _summed(to_left(s, v), shape_l, matrices),
+            lambda s, u: _summed(to_right(s, u), shape_r, matrices), state.samples, matrices, positive,
         ), left, right)  # fmt: skip
     if left.requires_grad:
         return rule(Linear(
@@ -84,6 +89,11 @@ def multiply(
         lambda x: run(left, x), lambda x, w: run(w, x), lambda s, w: to_right(s, w).sum_to_size(shape_r), left,
         None, state.samples,
     ), right)  # fmt: skip
+
+
+def _summed(t: Tensor, shape: torch.Size, matrices: bool) -> Tensor:
+    """A tensor summed over the axes along which a factor of this shape was repeated, those of matrices aside."""
+    return t.sum_to_size((*shape[:-2], *t.shape[-2:]) if matrices else shape)
 
 
 def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -19,6 +19,7 @@ from vitrail.lrp.entries import (
     halves,
     norm_unit,
     normalised,
+    positive_unit,
     share,
     shares,
     signed_parts,
@@ -259,23 +260,29 @@ def _over_sums(R: Tensor, z: Tensor, samples: Samples, epsilon: float, factor: f
 def product_halved(op: Product, u: Tensor, v: Tensor, epsilon: float = 0.0) -> Tensor:
     """Each factor gets its share of every product, and half of it."""
 
-    def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        S = _over_sums(R, op.run(u, v), op.samples, epsilon, 0.5)
+    def back(R: Tensor, u: Tensor, v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        S = _over_sums(R, z, op.samples, epsilon, 0.5)
         return u * op.left(S, v), v * op.right(S, u)
 
-    return with_backward(op.run, back, (u, v), u, v)
+    return with_backward_of_result(op.run, back, u, v)
 
 
 def product_absolute(op: Product, u: Tensor, v: Tensor) -> Tensor:
     """Each factor gets its share of the positive products over |z|, brought to a total of 1."""
 
-    def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        S = absolute_share(R, op.run(u, v))
+    def back(R: Tensor, u: Tensor, v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        S = absolute_share(R, z)
+        if op.positive:
+            to_u = positive_unit(u, op.left(S, v.clamp_min(0)), op.samples)
+            return to_u, positive_unit(v, op.right(S, u), op.samples)
+        if op.matrices:
+            to_u = signed_unit(u, *op.left(S, signed_parts(v, -2)).chunk(2, -1), op.samples)
+            return to_u, signed_unit(v, *op.right(S, signed_parts(u)).chunk(2, -2), op.samples)
         (up, un), (vp, vn) = halves(u), halves(v)
         to_u = signed_unit(u, op.left(S, vp), op.left(S, vn), op.samples)
         return to_u, signed_unit(v, op.right(S, up), op.right(S, un), op.samples)
 
-    return with_backward(op.run, back, (u, v), u, v)
+    return with_backward_of_result(op.run, back, u, v)
 
 
 def gradient_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:

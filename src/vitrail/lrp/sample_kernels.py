@@ -46,6 +46,11 @@ class _Inputs:
         return (self.count * self.blocks,)
 
     @property
+    def rounds(self) -> int:
+        """How often sums are added up."""
+        return triton.cdiv(self.blocks, _SUMS)  # type: ignore[no-any-return]
+
+    @property
     def last(self) -> tuple[int, int, bool, int]:
         """The last arguments of every kernel."""
         return self.entries, self.blocks, self.large, ENTRIES
@@ -62,13 +67,14 @@ def unit(t: Tensor, count: int) -> Tensor:
     return _divided(t, sums, inputs)
 
 
-def signed_unit(x: Tensor, positive: Tensor, negative: Tensor, count: int) -> Tensor:
-    """As `vitrail.lrp.entries.signed_unit`."""
-    x, (positive, negative, stride) = x.contiguous(), rows_of(positive, negative)
+def signed_unit(x: Tensor, positive: Tensor, negative: Tensor | None, count: int) -> Tensor:
+    """As `vitrail.lrp.entries.signed_unit`, or `positive_unit` without a factor for the negative part."""
+    two = negative is not None
+    x, (positive, negative, stride) = x.contiguous(), rows_of(positive, positive if negative is None else negative)
     inputs, out = _Inputs.of(x, count), torch.empty_like(x)
     sums = inputs.sums(x, 1)
     width = x.shape[-1]
-    _signed_kernel[inputs.grid](x, positive, negative, out, sums, width, stride, stride != width, *inputs.last)
+    _signed_kernel[inputs.grid](x, positive, negative, out, sums, width, stride, stride != width, two, *inputs.last)
     return _divided(out, sums, inputs)
 
 
@@ -85,7 +91,7 @@ def norm_unit(R: Tensor, x: Tensor, y: Tensor, gain: Tensor | None, scale: Tenso
 
 def _divided(t: Tensor, sums: Tensor, inputs: _Inputs) -> Tensor:
     sizes = torch.empty(inputs.count, device=t.device, dtype=torch.float32)
-    _sizes_kernel[(inputs.count,)](sums, sizes, inputs.blocks, _SUMS)
+    _sizes_kernel[(inputs.count,)](sums, sizes, inputs.blocks, inputs.rounds, _SUMS)
     _divide_kernel[inputs.grid](t, sizes, *inputs.last)
     return t
 
@@ -106,7 +112,7 @@ def _sums(R: Tensor, u: Tensor, v: Tensor, eps: float, count: int, absolute: boo
     inputs, one, two = _Inputs.of(R, count), torch.empty_like(u), torch.empty_like(v)
     sums, factors = inputs.sums(R, 3), torch.empty(2, count, device=R.device, dtype=torch.float32)
     _sum_kernel[inputs.grid](R, u, v, one, two, sums, factors, count, eps, absolute, False, *inputs.last)
-    _factors_kernel[(count,)](sums, factors, count, inputs.blocks, eps, absolute, _SUMS)
+    _factors_kernel[(count,)](sums, factors, count, inputs.blocks, eps, absolute, inputs.rounds, _SUMS)
     _sum_kernel[inputs.grid](R, u, v, one, two, sums, factors, count, eps, absolute, True, *inputs.last)
     return one, two
 
@@ -125,11 +131,11 @@ if triton is not None:
         return first + within, within < entries, sample
 
     @triton.jit
-    def _total(sums, sample, blocks, SUMS: tl.constexpr):
+    def _total(sums, sample, blocks, rounds: tl.constexpr, SUMS: tl.constexpr):
         """The sum for one input."""
         total = tl.zeros((SUMS,), tl.float32)
-        for start in range(0, blocks, SUMS):
-            block = start + tl.arange(0, SUMS)
+        for start in range(rounds):
+            block = start * SUMS + tl.arange(0, SUMS)
             total += tl.load(sums + sample * blocks + block, mask=block < blocks, other=0.0)
         return tl.sum(total, 0)
 
@@ -139,9 +145,9 @@ if triton is not None:
         tl.store(sums + tl.program_id(0), tl.sum(tl.abs(read(t, at, inside)), 0))
 
     @triton.jit
-    def _sizes_kernel(sums, sizes, blocks, SUMS: tl.constexpr):
+    def _sizes_kernel(sums, sizes, blocks, rounds: tl.constexpr, SUMS: tl.constexpr):
         sample = tl.program_id(0)
-        total = _total(sums, sample, blocks, SUMS)
+        total = _total(sums, sample, blocks, rounds, SUMS)
         tl.store(sizes + sample, tl.where(total == 0, 1.0, total))
 
     @triton.jit
@@ -151,11 +157,11 @@ if triton is not None:
 
     @triton.jit
     def _signed_kernel(
-        x, positive, negative, out, sums, width, stride, apart: tl.constexpr, entries, blocks, large: tl.constexpr,
-        ENTRIES: tl.constexpr,
+        x, positive, negative, out, sums, width, stride, apart: tl.constexpr, two: tl.constexpr, entries, blocks,
+        large: tl.constexpr, ENTRIES: tl.constexpr,
     ):  # fmt: skip
         at, inside, _ = _input_places(entries, blocks, large, ENTRIES)
-        values = signed(x, positive, negative, at, inside, width, stride, apart)
+        values = signed(x, positive, negative, at, inside, width, stride, apart, two)
         tl.store(sums + tl.program_id(0), tl.sum(tl.abs(values), 0))
         write(out, at, values, inside)
 
@@ -205,16 +211,18 @@ if triton is not None:
             tl.store(sums + 2 * programs + program, tl.sum(relevance, 0))
 
     @triton.jit
-    def _factors_kernel(sums, factors, count, blocks, eps, absolute: tl.constexpr, SUMS: tl.constexpr):
+    def _factors_kernel(
+        sums, factors, count, blocks, eps, absolute: tl.constexpr, rounds: tl.constexpr, SUMS: tl.constexpr
+    ):  # fmt: skip
         """What the shares of both terms are multiplied with, for one input."""
         sample = tl.program_id(0)
-        first = _total(sums, sample, blocks, SUMS)
-        second = _total(sums, count + sample, blocks, SUMS)
+        first = _total(sums, sample, blocks, rounds, SUMS)
+        second = _total(sums, count + sample, blocks, rounds, SUMS)
         if absolute:
             one = 1 / tl.where(first == 0, 1.0, first)
             two = 1 / tl.where(second == 0, 1.0, second)
         else:
-            total = _total(sums, 2 * count + sample, blocks, SUMS)
+            total = _total(sums, 2 * count + sample, blocks, rounds, SUMS)
             both = tl.abs(first) + tl.abs(second)
             one = safe_quotient(safe_quotient(tl.abs(first), both, eps) * total, first, eps)
             two = safe_quotient(safe_quotient(tl.abs(second), both, eps) * total, second, eps)
