@@ -307,11 +307,35 @@ def mean(
     return rule(Mean(run, dims, keepdim, state.samples), input)
 
 
+class _Unbound(torch.autograd.Function):
+    """A tensor cut along an axis, whose gradient is laid out as it is itself: in the order of heads and tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> tuple[Tensor, ...]:
+        ctx.layout, ctx.dim = (x.shape, x.stride()), dim
+        return x.unbind(dim)
+
+    @staticmethod
+    def backward(ctx: Any, *R: Tensor) -> Any:
+        whole = torch.empty_strided(*ctx.layout, dtype=R[0].dtype, device=R[0].device)
+        for part, given in zip(whole.unbind(ctx.dim), R, strict=True):
+            part.copy_(given)
+        return whole, None
+
+
+def unbind(state: RelevanceState, func: Any, input: Tensor, dim: int = 0) -> Any:
+    """Queries, keys and values that one linear map computed; their gradients are copied once, not twice."""
+    if not torch.ops.aten.is_non_overlapping_and_dense(input):  # a part of a larger tensor, or repeated entries
+        return func(input, dim)
+    return _Unbound.apply(input, dim)  # type: ignore[no-untyped-call]
+
+
 #: Handlers that run only where an argument depends on the input.
-HANDLERS: dict[Any, Callable[..., Tensor]] = {
+HANDLERS: dict[Any, Callable[..., Any]] = {
     F.linear: linear, torch.addmm: addmm, F.conv2d: convolve, torch.conv2d: convolve, F.layer_norm: layer_norm,
     torch.layer_norm: layer_norm, F.rms_norm: rms_norm, torch.rms_norm: rms_norm, F.normalize: normalise,
-    torch.mean: mean, Tensor.mean: mean, torch.sigmoid: sigmoid, Tensor.sigmoid: sigmoid, F.sigmoid: sigmoid,
+    torch.mean: mean, Tensor.mean: mean, torch.unbind: unbind, Tensor.unbind: unbind, torch.sigmoid: sigmoid,
+    Tensor.sigmoid: sigmoid, F.sigmoid: sigmoid,
     **dict.fromkeys(ADD, add), **dict.fromkeys(SUB, sub), **dict.fromkeys(MUL, mul), **dict.fromkeys(DIV, div),
     **dict.fromkeys(ACTIVATION, activate),
 }  # fmt: skip

@@ -120,9 +120,14 @@ def _sums(R: Tensor, u: Tensor, v: Tensor, eps: float, count: int, absolute: boo
 if triton is not None:
 
     @triton.jit
-    def _input_places(entries, blocks, large: tl.constexpr, ENTRIES: tl.constexpr):
-        """The entries of one program, whether they are its input's, and the input."""
+    def _input_places(entries, blocks, again: tl.constexpr, large: tl.constexpr, ENTRIES: tl.constexpr):
+        """The entries of one program, whether they are its input's, and the input.
+
+        Kernels that read again what the last one read or wrote start at its end, which is still in the cache.
+        """
         program = tl.program_id(0)
+        if again:
+            program = tl.num_programs(0) - 1 - program
         sample = program // blocks
         within = (program % blocks) * ENTRIES + tl.arange(0, ENTRIES)
         first = sample * entries
@@ -141,7 +146,7 @@ if triton is not None:
 
     @triton.jit
     def _size_kernel(t, sums, entries, blocks, large: tl.constexpr, ENTRIES: tl.constexpr):
-        at, inside, _ = _input_places(entries, blocks, large, ENTRIES)
+        at, inside, _ = _input_places(entries, blocks, False, large, ENTRIES)
         tl.store(sums + tl.program_id(0), tl.sum(tl.abs(read(t, at, inside)), 0))
 
     @triton.jit
@@ -152,7 +157,7 @@ if triton is not None:
 
     @triton.jit
     def _divide_kernel(t, sizes, entries, blocks, large: tl.constexpr, ENTRIES: tl.constexpr):
-        at, inside, sample = _input_places(entries, blocks, large, ENTRIES)
+        at, inside, sample = _input_places(entries, blocks, True, large, ENTRIES)
         write(t, at, read(t, at, inside) / tl.load(sizes + sample), inside)
 
     @triton.jit
@@ -160,7 +165,7 @@ if triton is not None:
         x, positive, negative, out, sums, width, stride, apart: tl.constexpr, two: tl.constexpr, entries, blocks,
         large: tl.constexpr, ENTRIES: tl.constexpr,
     ):  # fmt: skip
-        at, inside, _ = _input_places(entries, blocks, large, ENTRIES)
+        at, inside, _ = _input_places(entries, blocks, False, large, ENTRIES)
         values = signed(x, positive, negative, at, inside, width, stride, apart, two)
         tl.store(sums + tl.program_id(0), tl.sum(tl.abs(values), 0))
         write(out, at, values, inside)
@@ -170,7 +175,7 @@ if triton is not None:
         R, x, y, gain, scale, out, sums, width, eps, gained: tl.constexpr, entries, blocks, large: tl.constexpr,
         ENTRIES: tl.constexpr,
     ):  # fmt: skip
-        at, inside, _ = _input_places(entries, blocks, large, ENTRIES)
+        at, inside, _ = _input_places(entries, blocks, False, large, ENTRIES)
         share = read(x, at, inside)
         if gained:
             share *= read(gain, at % width, inside)
@@ -184,7 +189,7 @@ if triton is not None:
         R, u, v, one, two, sums, factors, count, eps, absolute: tl.constexpr, scaled: tl.constexpr, entries, blocks,
         large: tl.constexpr, ENTRIES: tl.constexpr,
     ):  # fmt: skip
-        at, inside, sample = _input_places(entries, blocks, large, ENTRIES)
+        at, inside, sample = _input_places(entries, blocks, scaled, large, ENTRIES)
         relevance = read(R, at, inside)
         first = read(u, at, inside)
         second = read(v, at, inside)
