@@ -52,6 +52,12 @@ def cases(shape):
     yield "share", (turned, z, 0.5)
     yield "share", (R[:1, ..., :1].expand(shape), z)
     yield "absolute_share", (R, z)
+    if len(shape) == 4:
+        yield "positive_rows", (tensor(shape[0], shape[2]), x, turned)
+        yield "positive_rows", (tensor(1, shape[2]), x[..., :1], y[..., :1])
+        # heads that were merged
+        yield "share", (tensor(shape[0], shape[2], shape[1], shape[3]).transpose(1, 2), z)
+        yield "absolute_share", (tensor(shape[0], shape[1], shape[2], 2 * shape[3])[..., ::2], z)
     yield "shares", (R, z, y)
     yield "sum_shares", (R, x, turned)
     yield "sum_shares", (R, x, -x)
@@ -73,6 +79,17 @@ def cases(shape):
         yield "norm_gradient", (R, g, scale, True)
 
 
+used = set()
+
+
+def noted(compute, *given):
+    used.add(compute.__name__)
+    return kernel_attempt.attempt(compute, *given)
+
+
+entries.attempt = gradient_entries.attempt = noted
+
+
 def computed(name, given, fused):
     kernel_attempt.DEVICES = ("cpu",) if fused else ()
     function = getattr(entries, name, None) or getattr(gradient_entries, name)
@@ -80,14 +97,15 @@ def computed(name, given, fused):
     return [found] if isinstance(found, torch.Tensor) else list(found)
 
 
-for shape in ((4, 33), (2, 5, 7), (4, 3, 40, 41), (2, 1, 1)):
+for shape in ((4, 33), (2, 5, 7), (4, 3, 40, 41), (2, 1, 1, 300)):
     for name, given in cases(shape):
         expected = computed(name, [t.double() if isinstance(t, torch.Tensor) else t for t in given], False)
         plain = computed(name, given, False)
         fused = computed(name, given, True)
         for exact, one, two in zip(expected, plain, fused, strict=True):
             assert two.dtype == torch.float32 and two.shape == one.shape, name
-            small = 1e-6 if name == "norm_gradient" else 1e-30  # a difference from a mean cancels
+            # Differences from a mean and sums of both signs cancel.
+            small = 1e-6 if name in ("norm_gradient", "positive_rows") else 1e-30
             assert torch.allclose(one, two, rtol=2e-5, atol=small, equal_nan=True), (name, shape)
             if name != "sum_shares":  # whose sums cancel
                 assert torch.allclose(exact.float(), two, rtol=1e-4, atol=1e-6, equal_nan=True), (name, shape)
@@ -95,6 +113,8 @@ for shape in ((4, 33), (2, 5, 7), (4, 3, 40, 41), (2, 1, 1)):
         half = tensor(*shape).bfloat16()
         assert all(t.dtype == torch.bfloat16 for t in computed("halves", (half,), True))
 assert not kernel_attempt._failed, kernel_attempt._failed
+
+kernels, used = used, set()
 
 import os
 import vitrail
@@ -112,6 +132,7 @@ for method in METHODS:
     error, own = ((t - exact).abs().max() / exact.abs().max() for t in (fused, plain))
     assert error < 3 * own + 1e-6, (method, error, own)
 assert not kernel_attempt._failed, kernel_attempt._failed
+assert used == kernels, kernels ^ used  # every kernel is a part of some method
 print("agree")
 """
 

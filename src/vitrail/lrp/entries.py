@@ -223,3 +223,26 @@ def norm_unit(R: Tensor, x: Tensor, y: Tensor, gain: Tensor | None, scale: Tenso
             return found
     part = (x if gain is None else x * gain) / scale
     return unit(part.clamp_min(0) / (y.abs() + EPS) * R, samples)
+
+
+def positive_rows(v: Tensor, one: Tensor, two: Tensor) -> Tensor:
+    """A row vector times the positive part of the product, entry by entry, of two matrices for each head.
+
+    Args:
+        v: Shape (b, m).
+        one: Shape (b, H, m, n).
+        two: The same.
+
+    Returns:
+        Shape (b, H, n).
+
+    Example:
+        >>> v, one = torch.tensor([[1.0, 2.0]]), torch.tensor([[[[1.0, -1.0], [1.0, 1.0]]]])
+        >>> positive_rows(v, one, torch.ones(1, 1, 2, 2))
+        tensor([[[3., 2.]]])
+    """
+    if v.dtype == one.dtype == two.dtype == torch.float32 and one.shape == two.shape and takes(v, one, two):
+        found = attempt(sample_kernels.positive_rows, v.expand(len(one), -1), one, two)
+        if found is not None:
+            return found
+    return (v[:, None, None, :] @ (one * two).clamp_min_(0)).squeeze(-2)

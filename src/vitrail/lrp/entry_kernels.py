@@ -41,9 +41,15 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def share(R: Tensor, z: Tensor, eps: float, factor: float, absolute: bool) -> Tensor:
     """As `vitrail.lrp.entries.share` and `absolute_share`."""
-    R, z = R.contiguous(), z.contiguous()
+    strided = R.dim() == 4 and R.stride(-1) == 1 and not R.is_contiguous()  # heads that were merged
+    R, z = R if strided else R.contiguous(), z.contiguous()
     out = torch.empty_like(z)
-    _share_kernel[grid(z)](R, z, out, z.numel(), eps, factor, absolute, z.numel() >= LARGE, ENTRIES)
+    heads, rows, strides = (R.shape[1], R.shape[2], R.stride()[:3]) if strided else (1, 1, (0, 0, 0))
+    reach = sum((size - 1) * stride for size, stride in zip(R.shape, R.stride(), strict=True))
+    _share_kernel[grid(z)](
+        R, z, out, z.numel(), z.shape[-1], heads, rows, *strides, eps, factor, absolute, strided,
+        max(z.numel(), reach) >= LARGE, ENTRIES,
+    )  # fmt: skip
     return out
 
 
@@ -130,11 +136,17 @@ if triton is not None:
 
     @triton.jit
     def _share_kernel(
-        R, z, out, count, eps, factor, absolute: tl.constexpr, large: tl.constexpr, ENTRIES: tl.constexpr
+        R, z, out, count, width, heads, rows, input_stride, head_stride, row_stride, eps, factor,
+        absolute: tl.constexpr, strided: tl.constexpr, large: tl.constexpr, ENTRIES: tl.constexpr,
     ):  # fmt: skip
         at = places(large, ENTRIES)
         inside = at < count
-        relevance = read(R, at, inside) * factor
+        source = at
+        if strided:
+            row = at // width
+            source = at % width + row % rows * row_stride + row // rows % heads * head_stride
+            source += row // (rows * heads) * input_stride
+        relevance = read(R, source, inside) * factor
         divisor = read(z, at, inside)
         if absolute:
             write(out, at, relevance / (tl.abs(divisor) + eps), inside)

@@ -25,6 +25,8 @@ ACTIVATION = {
     F.gelu, F.relu, torch.relu, Tensor.relu, F.silu, F.mish, F.elu, F.leaky_relu, F.hardswish, F.softplus, F.relu6,
     torch.tanh, Tensor.tanh, F.tanh,
 }  # fmt: skip
+#: Padding and dilation of a convolution whose patches lie side by side.
+PATCHES = ((0, 0), (1, 1))
 IN_PLACE = {
     Tensor.add_: Tensor.add, Tensor.__iadd__: Tensor.add, Tensor.mul_: Tensor.mul, Tensor.__imul__: Tensor.mul,
     Tensor.div_: Tensor.div, Tensor.__itruediv__: Tensor.div, Tensor.sub_: Tensor.sub, Tensor.__isub__: Tensor.sub,
@@ -138,11 +140,35 @@ def convolve(
         steps = dilation if isinstance(dilation, tuple | list) else (dilation, dilation)
         padding = tuple(d * (k - 1) // 2 for d, k in zip(steps, weight.shape[2:], strict=True))
     shape, how = input.shape, (stride, padding, dilation, groups)
+    # Patches that do not overlap and leave nothing out.
+    patches = groups == 1 and _pair(stride) == tuple(weight.shape[2:]) and (_pair(padding), _pair(dilation)) == PATCHES
+    patches = patches and all(size % step == 0 for size, step in zip(shape[2:], weight.shape[2:], strict=True))
+
+    def adjoint(s: Tensor, w: Tensor) -> Tensor:
+        if patches:
+            return _patches_joined(s, w)
+        return conv2d_input(shape, w, s, *how)  # type: ignore[no-untyped-call, no-any-return]
+
     return _stream(state, rule(Linear(
-        lambda x: F.conv2d(x, weight, bias, *how), lambda x, w: F.conv2d(x, w, None, *how),
-        lambda s, w: conv2d_input(shape, w, s, *how), weight,  # type: ignore[no-untyped-call]
+        lambda x: F.conv2d(x, weight, bias, *how), lambda x, w: F.conv2d(x, w, None, *how), adjoint, weight,
         None if bias is None else bias.view(-1, 1, 1), state.samples,
     ), x))  # fmt: skip
+
+
+def _pair(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value, value)
+
+
+def _patches_joined(s: Tensor, w: Tensor) -> Tensor:
+    """The adjoint of a convolution whose patches lie side by side: a matrix product, then the patches put in place.
+
+    Args:
+        s: Shape (b, outputs, rows, columns).
+        w: Shape (outputs, channels, height, width) of a patch.
+    """
+    (b, _, rows, columns), (_, channels, height, width) = s.shape, w.shape
+    patches = (s.flatten(2).mT @ w.flatten(1)).view(b, rows, columns, channels, height, width)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(b, channels, rows * height, columns * width)
 
 
 def _stream(state: RelevanceState, embedded: Tensor) -> Tensor:
@@ -327,7 +353,7 @@ def unbind(state: RelevanceState, func: Any, input: Tensor, dim: int = 0) -> Any
     """Queries, keys and values that one linear map computed; their gradients are copied once, not twice."""
     if not torch.ops.aten.is_non_overlapping_and_dense(input):  # a part of a larger tensor, or repeated entries
         return func(input, dim)
-    return _Unbound.apply(input, dim)  # type: ignore[no-untyped-call]
+    return _Unbound.apply(input, dim)
 
 
 #: Handlers that run only where an argument depends on the input.

@@ -150,9 +150,14 @@ def _positive_sums(op: Linear, x: Tensor, parts: Tensor | tuple[Tensor, Tensor])
 def _both_adjoints(op: Linear, S: Tensor, parts: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """SW⁺ᵀ, which positive inputs are multiplied with, and SW⁻ᵀ, for negative ones."""
     if isinstance(parts, Tensor):
-        plus, minus = op.adjoint(S, parts).chunk(2, -1)
-        return plus, minus
+        return _two(op.adjoint(S, parts), -1)
     return op.adjoint(S, parts[0]), op.adjoint(S, parts[1])
+
+
+def _two(t: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The two tensors that are joined along an axis."""
+    first, second = t.chunk(2, axis)
+    return first, second
 
 
 def _weight_parts(op: Linear) -> Tensor | tuple[Tensor, Tensor]:
@@ -200,7 +205,7 @@ def pixels_bounded(op: Linear, x: Tensor) -> Tensor:
         ones = torch.ones_like(x[:1])
         Z = op.apply(x, op.weight) - low * op.apply(ones, wp) - high * op.apply(ones, wn)
         S = R / (Z + EPS)
-        return (x * op.adjoint(S, op.weight) - low * op.adjoint(S, wp) - high * op.adjoint(S, wn),)
+        return ((x - low).mul_(op.adjoint(S, wp)).addcmul_(x - high, op.adjoint(S, wn)),)
 
     return with_backward(op.run, back, (x,), x)
 
@@ -276,8 +281,9 @@ def product_absolute(op: Product, u: Tensor, v: Tensor) -> Tensor:
             to_u = positive_unit(u, op.left(S, v.clamp_min(0)), op.samples)
             return to_u, positive_unit(v, op.right(S, u), op.samples)
         if op.matrices:
-            to_u = signed_unit(u, *op.left(S, signed_parts(v, -2)).chunk(2, -1), op.samples)
-            return to_u, signed_unit(v, *op.right(S, signed_parts(u)).chunk(2, -2), op.samples)
+            left, right = op.left(S, signed_parts(v, -2)), op.right(S, signed_parts(u))
+            to_u = signed_unit(u, *_two(left, -1), op.samples)
+            return to_u, signed_unit(v, *_two(right, -2), op.samples)
         (up, un), (vp, vn) = halves(u), halves(v)
         to_u = signed_unit(u, op.left(S, vp), op.left(S, vn), op.samples)
         return to_u, signed_unit(v, op.right(S, up), op.right(S, un), op.samples)
@@ -289,8 +295,10 @@ def gradient_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
     """The gradient, half of it: input times gradient would count a product once for each factor."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        half = R / 2
-        return op.left(half, v), op.right(half, u)
+        if R.numel() <= u.numel() + v.numel():  # what is smaller is halved
+            half = R / 2
+            return op.left(half, v), op.right(half, u)
+        return op.left(R, v).div_(2), op.right(R, u).div_(2)
 
     return with_backward(op.run, back, (u, v), u, v)
 

@@ -117,6 +117,19 @@ def _sums(R: Tensor, u: Tensor, v: Tensor, eps: float, count: int, absolute: boo
     return one, two
 
 
+def positive_rows(v: Tensor, one: Tensor, two: Tensor) -> Tensor:
+    """As `vitrail.lrp.entries.positive_rows`, in single precision."""
+    v, one, two = v.contiguous(), one.contiguous(), two.contiguous()
+    batch, heads, queries, keys = one.shape
+    N = min(256, triton.next_power_of_2(keys))
+    M = 2 * ENTRIES // N
+    out = torch.empty(batch, heads, keys, device=one.device, dtype=torch.float32)
+    _rows_kernel[(batch * heads, triton.cdiv(keys, N))](
+        v, one, two, out, heads, queries, keys, triton.cdiv(queries, M), M, N
+    )
+    return out
+
+
 if triton is not None:
 
     @triton.jit
@@ -233,3 +246,19 @@ if triton is not None:
             two = safe_quotient(safe_quotient(tl.abs(second), both, eps) * total, second, eps)
         tl.store(factors + sample, one)
         tl.store(factors + count + sample, two)
+
+    @triton.jit
+    def _rows_kernel(
+        v, one, two, out, heads, queries, keys, rounds: tl.constexpr, M: tl.constexpr, N: tl.constexpr
+    ):  # fmt: skip
+        matrix = tl.program_id(0).to(tl.int64)
+        column = tl.program_id(1) * N + tl.arange(0, N)
+        total = tl.zeros((N,), tl.float32)
+        for start in range(rounds):
+            row = start * M + tl.arange(0, M)
+            inside = (row[:, None] < queries) & (column[None, :] < keys)
+            at = matrix * queries * keys + row[:, None] * keys + column[None, :]
+            product = read(one, at, inside) * read(two, at, inside)
+            weight = read(v, matrix // heads * queries + row, row < queries)
+            total += tl.sum(tl.where(product < 0, 0.0, product) * weight[:, None], 0)
+        tl.store(out + matrix * keys + column, total, mask=column < keys)
