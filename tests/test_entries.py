@@ -8,10 +8,13 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import vitrail
 from vitrail.capture import kernel_attempt
-from vitrail.lrp import entries
+from vitrail.lrp import entries, handlers, rules
+from vitrail.lrp.mode import RelevanceMode
+from vitrail.lrp.ops import Linear, Product, Samples
 from vitrail.models.plain_vit import PlainViT
 
 RELEVANCE = ("lrp", "partial_lrp", "transformer_attribution", "conservative_lrp", "attnlrp", "abslrp")
@@ -145,6 +148,97 @@ def test_kernels_agree_with_the_plain_computation():
         capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
     assert done.stdout.strip().endswith("agree"), done.stdout + done.stderr[-2000:]
+
+
+def numbers(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def relevances(run, *inputs):
+    """What a rule carries to each input for the same relevance of the result."""
+    leaves = [t.clone().requires_grad_() for t in inputs]
+    out = run(*leaves)
+    return torch.autograd.grad(out, leaves, numbers(*out.shape).abs() + 0.1)
+
+
+def same(one, two) -> bool:
+    return all(torch.allclose(a, b, rtol=1e-10, atol=1e-12) for a, b in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("rule", [rules.linear_joint, rules.linear_absolute])
+def test_one_product_with_both_signs_is_two_products(rule):
+    x, W = numbers(2, 5, 7), numbers(4, 7)
+
+    def found(rows):
+        op = Linear(lambda x: F.linear(x, W), F.linear, torch.matmul, W, None, Samples(2), rows)
+        return relevances(lambda x: rule(op, x), x)
+
+    assert same(found(True), found(False))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("positive", [False, True])
+def test_a_product_of_matrices_is_shared_the_same_however_it_is_computed(positive, turned):
+    u, v = numbers(2, 3, 5, 7), numbers(2, 3, 7, 4)
+    u, v = u.abs() if positive else u, v.mT.contiguous().mT if turned else v
+
+    def found(*flags):
+        op = Product(torch.matmul, lambda s, v: s @ v.mT, lambda s, u: u.mT @ s, Samples(2), *flags)
+        return relevances(lambda u, v: rules.product_absolute(op, u, v), u, v)
+
+    assert same(found(True), found())
+    assert not positive or same(found(True, True), found())
+
+
+def test_a_product_that_was_written_over_is_computed_again():
+    u, v = numbers(5, 3), numbers(3, 2)
+    op = Product(torch.matmul, lambda s, v: s @ v.mT, lambda s, u: u.mT @ s, Samples(1))
+
+    def overwritten(u, v):
+        out = rules.product_halved(op, u, v)
+        with torch.no_grad():
+            out.zero_()
+        return out
+
+    assert same(relevances(lambda u, v: rules.product_halved(op, u, v), u, v), relevances(overwritten, u, v))
+
+
+@pytest.mark.parametrize(
+    ("options", "size", "used"),
+    [({"stride": 4}, (8, 12), True), ({"stride": (4, 4)}, (4, 4), True), ({"stride": 4}, (9, 12), False),
+     ({"stride": 4, "padding": 1}, (12, 12), False), ({"stride": 2}, (8, 8), False),
+     ({"stride": 4, "dilation": 2}, (8, 8), False)],
+)  # fmt: skip
+def test_patches_are_put_in_place(monkeypatch, options, size, used):
+    calls, own = [], handlers._patches_joined
+    monkeypatch.setattr(handlers, "_patches_joined", lambda *given: calls.append(1) or own(*given))
+    x, W = numbers(2, 3, *size), numbers(5, 3, 4, 4)
+
+    def run(x):
+        with RelevanceMode(rules.ABSLRP, Samples(2)):
+            return F.conv2d(x, W, **options)
+
+    found = relevances(run, x)
+    assert bool(calls) == used
+    monkeypatch.setattr(handlers, "PATCHES", None)
+    assert same(found, relevances(run, x))
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_parts_get_the_ordinary_gradient(whole):
+    x, graph = numbers(2, 5, 18), []
+
+    def run(x, context):
+        parts = x.reshape(2, 5, 3, 2, 3).permute(2, 0, 3, 1, 4)
+        with context:
+            Q, K, V = (parts if whole else parts[..., :2]).unbind(0)
+        graph.append(type(Q.grad_fn).__name__)
+        return torch.cat([Q, 2 * K, 3 * V])
+
+    mode, usual = RelevanceMode(rules.ORIG, Samples(2)), torch.enable_grad()
+    assert same(relevances(lambda x: run(x, mode), x), relevances(lambda x: run(x, usual), x))
+    assert ("Unbound" in graph[0]) == whole
+    assert "Unbound" not in graph[1]
 
 
 def test_a_kernel_that_fails_is_replaced_and_not_tried_again(monkeypatch, caplog):
