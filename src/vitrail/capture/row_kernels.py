@@ -7,12 +7,12 @@ The plain computation is in `row_products`; both agree to rounding.
 
 from __future__ import annotations
 
-import logging
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from vitrail.capture.kernel_attempt import KINDS, attempt, can_compile
 
 try:
     import triton
@@ -23,9 +23,6 @@ except ImportError:  # a build of torch without it
 #: Block sizes of queries and keys, warps and pipeline stages, by bytes of a number.
 TILES = {2: (64, 128, 8, 2), 4: (64, 64, 4, 2)}
 _LOG2E = 1.4426950408889634
-_failed: list[str] = []
-_log = logging.getLogger(__name__)
-_KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def supported(Q: Tensor, K: Tensor) -> bool:
@@ -33,7 +30,7 @@ def supported(Q: Tensor, K: Tensor) -> bool:
 
     In exact single precision the products of torch are faster than those of a kernel; with TF32 they are not.
     """
-    if triton is None or _failed or Q.dtype not in _KINDS or Q.shape[-1] > 256 or K.shape[:2] != Q.shape[:2]:
+    if not can_compile(__name__) or Q.dtype not in KINDS or Q.shape[-1] > 256 or K.shape[:2] != Q.shape[:2]:
         return False
     return Q.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest"
 
@@ -51,17 +48,15 @@ def try_attention_rows(
 
     ``known`` keeps the norms of these queries and keys from one product to the next.
     """
-    known = {} if known is None else known
-    try:
-        if "norms" not in known:
-            known["norms"] = attention_norms(Q, K, scale)
-        return attention_rows(Q, K, v, scale, V, dZ, known["norms"])
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - Triton raises many kinds
-        _failed.append(repr(error))
-        _log.warning("Triton kernels are not used, products with attention take longer: %s", error)
-        return None
+    return attempt(_known_attention_rows, Q, K, v, scale, V, dZ, {} if known is None else known)
+
+
+def _known_attention_rows(
+    Q: Tensor, K: Tensor, v: Tensor, scale: float, V: Tensor | None, dZ: Tensor | None, known: dict[str, Tensor]
+) -> Tensor:
+    if "norms" not in known:
+        known["norms"] = attention_norms(Q, K, scale)
+    return attention_rows(Q, K, v, scale, V, dZ, known["norms"])
 
 
 def attention_norms(Q: Tensor, K: Tensor, scale: float) -> Tensor:

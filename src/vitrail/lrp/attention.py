@@ -114,6 +114,7 @@ def softmax(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwarg
     A = plain(state, "softmax", run, input) if ruled else run(input)
     if attends:
         state.recogniser.softmax(input, int(axis or 0), A)
+        state.weights[id(A)] = A
     return A
 
 
@@ -129,7 +130,9 @@ def product(state: RelevanceState, func: Any, *args: Any, **kwargs: Any) -> Tens
     met = state.recogniser.values(func, args, kwargs)
     if met is not None:
         A, V = (split_heads(t, state.samples.count, state.heads_first) for t in (met.A, met.V))
-        Z = multiply(state, A, V, one="inner")
+        # Heads that were split lie in pieces, which every product with them would collect again.
+        Z = multiply(state, A, V.contiguous(), one="inner", positive=id(met.A) in state.weights)
+        state.weights.clear()
         state.rotations.clear()
         state.stream.attended(len(state.attention), Block(), V)
         out = met.restore(merge_heads(Z, state.heads_first) if met.A.dim() == 3 else Z)
@@ -139,7 +142,8 @@ def product(state: RelevanceState, func: Any, *args: Any, **kwargs: Any) -> Tens
     factors = state.recogniser.factors(func, args, kwargs)
     if factors is None:
         return _einsum(state, func, args) if func is torch.einsum else _matmul(state, *args)
-    result = factors.restore(multiply(state, factors.left, factors.right.mT))
+    left, right = factors.left.contiguous(), factors.right.contiguous()
+    result = factors.restore(multiply(state, left, right.mT, to_right=lambda s, u: (s.mT @ u).mT))
     state.recogniser.product(factors.left, factors.right, factors.order, result)
     return result
 

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn.grad import conv2d_input
 
 from vitrail.capture.operators import ADD, MUL
-from vitrail.lrp.half import HALF
-from vitrail.lrp.ops import Linear, Mean, Norm, Plain, Product, Sum
+from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum
 from vitrail.lrp.relevance_state import RelevanceState
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
@@ -26,6 +25,8 @@ ACTIVATION = {
     F.gelu, F.relu, torch.relu, Tensor.relu, F.silu, F.mish, F.elu, F.leaky_relu, F.hardswish, F.softplus, F.relu6,
     torch.tanh, Tensor.tanh, F.tanh,
 }  # fmt: skip
+#: Padding and dilation of a convolution whose patches lie side by side.
+PATCHES = ((0, 0), (1, 1))
 IN_PLACE = {
     Tensor.add_: Tensor.add, Tensor.__iadd__: Tensor.add, Tensor.mul_: Tensor.mul, Tensor.__imul__: Tensor.mul,
     Tensor.div_: Tensor.div, Tensor.__itruediv__: Tensor.div, Tensor.sub_: Tensor.sub, Tensor.__isub__: Tensor.sub,
@@ -63,8 +64,12 @@ def multiply(
     to_right: Two = lambda s, u: u.mT @ s,
     both: str = "matmul",
     one: str = "linear",
+    positive: bool = False,
 ) -> Tensor:
-    """A product: of two things that depend on the input (``both`` is its name), or of one that does (``one``)."""
+    """A product: of two things that depend on the input (``both`` is its name), or of one that does (``one``).
+
+    ``positive`` says that the left factor is never negative.
+    """
     if state.half and left.dtype != right.dtype:
         low = left.dtype if left.dtype in HALF else right.dtype
         left, right = left.to(low), right.to(low)
@@ -73,9 +78,10 @@ def multiply(
         return run(left, right)
     shape_l, shape_r = left.shape, right.shape
     if left.requires_grad and right.requires_grad:
+        matrices = run is torch.matmul and left.dim() > 1 and right.dim() > 1
         return rule(Product(
-            run, lambda s, v: to_left(s, v).sum_to_size(shape_l), lambda s, u: to_right(s, u).sum_to_size(shape_r),
-            state.samples,
+            run, lambda s, v: _summed(to_left(s, v), shape_l, matrices),
+            lambda s, u: _summed(to_right(s, u), shape_r, matrices), state.samples, matrices, positive,
         ), left, right)  # fmt: skip
     if left.requires_grad:
         return rule(Linear(
@@ -87,6 +93,11 @@ def multiply(
     ), right)  # fmt: skip
 
 
+def _summed(t: Tensor, shape: torch.Size, matrices: bool) -> Tensor:
+    """A tensor summed over the axes along which a factor of this shape was repeated, those of matrices aside."""
+    return t.sum_to_size((*shape[:-2], *t.shape[-2:]) if matrices else shape)
+
+
 def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map; two of them on one vector each may be heads that are averaged."""
     rule = state.rule("inner" if state.packed else "linear")
@@ -94,7 +105,7 @@ def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias
     if rule is None or weight.requires_grad:
         return func(x, weight, bias)  # type: ignore[no-any-return]
     run = lambda x: F.linear(x, weight, bias)  # noqa: E731
-    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples), x)
+    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples, rows=True), x)
     if out.dim() == 2:
         state.scores[id(out)] = out
     return out
@@ -129,11 +140,35 @@ def convolve(
         steps = dilation if isinstance(dilation, tuple | list) else (dilation, dilation)
         padding = tuple(d * (k - 1) // 2 for d, k in zip(steps, weight.shape[2:], strict=True))
     shape, how = input.shape, (stride, padding, dilation, groups)
+    # Patches that do not overlap and leave nothing out.
+    patches = groups == 1 and _pair(stride) == tuple(weight.shape[2:]) and (_pair(padding), _pair(dilation)) == PATCHES
+    patches = patches and all(size % step == 0 for size, step in zip(shape[2:], weight.shape[2:], strict=True))
+
+    def adjoint(s: Tensor, w: Tensor) -> Tensor:
+        if patches:
+            return _patches_joined(s, w)
+        return conv2d_input(shape, w, s, *how)  # type: ignore[no-untyped-call, no-any-return]
+
     return _stream(state, rule(Linear(
-        lambda x: F.conv2d(x, weight, bias, *how), lambda x, w: F.conv2d(x, w, None, *how),
-        lambda s, w: conv2d_input(shape, w, s, *how), weight,  # type: ignore[no-untyped-call]
+        lambda x: F.conv2d(x, weight, bias, *how), lambda x, w: F.conv2d(x, w, None, *how), adjoint, weight,
         None if bias is None else bias.view(-1, 1, 1), state.samples,
     ), x))  # fmt: skip
+
+
+def _pair(value: Any) -> tuple[int, ...]:
+    return tuple(value) if isinstance(value, tuple | list) else (value, value)
+
+
+def _patches_joined(s: Tensor, w: Tensor) -> Tensor:
+    """The adjoint of a convolution whose patches lie side by side: a matrix product, then the patches put in place.
+
+    Args:
+        s: Shape (b, outputs, rows, columns).
+        w: Shape (outputs, channels, height, width) of a patch.
+    """
+    (b, _, rows, columns), (_, channels, height, width) = s.shape, w.shape
+    patches = (s.flatten(2).mT @ w.flatten(1)).view(b, rows, columns, channels, height, width)
+    return patches.permute(0, 3, 1, 4, 2, 5).reshape(b, channels, rows * height, columns * width)
 
 
 def _stream(state: RelevanceState, embedded: Tensor) -> Tensor:
@@ -298,11 +333,35 @@ def mean(
     return rule(Mean(run, dims, keepdim, state.samples), input)
 
 
+class _Unbound(torch.autograd.Function):
+    """A tensor cut along an axis, whose gradient is laid out as it is itself: in the order of heads and tokens."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int) -> tuple[Tensor, ...]:
+        ctx.layout, ctx.dim = (x.shape, x.stride()), dim
+        return x.unbind(dim)
+
+    @staticmethod
+    def backward(ctx: Any, *R: Tensor) -> Any:
+        whole = torch.empty_strided(*ctx.layout, dtype=R[0].dtype, device=R[0].device)
+        for part, given in zip(whole.unbind(ctx.dim), R, strict=True):
+            part.copy_(given)
+        return whole, None
+
+
+def unbind(state: RelevanceState, func: Any, input: Tensor, dim: int = 0) -> Any:
+    """Queries, keys and values that one linear map computed; their gradients are copied once, not twice."""
+    if not torch.ops.aten.is_non_overlapping_and_dense(input):  # a part of a larger tensor, or repeated entries
+        return func(input, dim)
+    return _Unbound.apply(input, dim)
+
+
 #: Handlers that run only where an argument depends on the input.
-HANDLERS: dict[Any, Callable[..., Tensor]] = {
+HANDLERS: dict[Any, Callable[..., Any]] = {
     F.linear: linear, torch.addmm: addmm, F.conv2d: convolve, torch.conv2d: convolve, F.layer_norm: layer_norm,
     torch.layer_norm: layer_norm, F.rms_norm: rms_norm, torch.rms_norm: rms_norm, F.normalize: normalise,
-    torch.mean: mean, Tensor.mean: mean, torch.sigmoid: sigmoid, Tensor.sigmoid: sigmoid, F.sigmoid: sigmoid,
+    torch.mean: mean, Tensor.mean: mean, torch.unbind: unbind, Tensor.unbind: unbind, torch.sigmoid: sigmoid,
+    Tensor.sigmoid: sigmoid, F.sigmoid: sigmoid,
     **dict.fromkeys(ADD, add), **dict.fromkeys(SUB, sub), **dict.fromkeys(MUL, mul), **dict.fromkeys(DIV, div),
     **dict.fromkeys(ACTIVATION, activate),
 }  # fmt: skip

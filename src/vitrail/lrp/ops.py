@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 EPS = 1e-9
+HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class Samples:
 
     count: int
     second: bool = False
+
+    def consecutive(self, t: Tensor) -> bool:
+        """Whether the entries of each input lie one after the other once t is contiguous."""
+        return self.count == 1 or not (self.second and t.dim() == 3 and t.shape[1] == self.count)
 
     def total(self, t: Tensor) -> Tensor:
         """The sum for each input, in a shape that broadcasts to t's.
@@ -78,6 +83,7 @@ class Linear:
         weight: W.
         bias: b in a shape that broadcasts to y, or None.
         samples: Where the batch lies.
+        rows: Whether inputs are the last axis of x and of W, so that two of each can be joined along it.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -86,16 +92,23 @@ class Linear:
     weight: Tensor
     bias: Tensor | None
     samples: Samples
+    rows: bool = False
 
 
 @dataclass(frozen=True)
 class Product:
-    """z = uv, linear in each: ``left`` takes s, like z, and v to the shape of u; ``right`` s and u to that of v."""
+    """z = uv, linear in each: ``left`` takes s, like z, and v to the shape of u; ``right`` s and u to that of v.
+
+    ``matrices`` says that the last axis of u is summed with the last but one of v, so that two factors can be joined
+    along these axes; ``positive`` that u is never negative, as attention weights are.
+    """
 
     run: Callable[[Tensor, Tensor], Tensor]
     left: Callable[[Tensor, Tensor], Tensor]
     right: Callable[[Tensor, Tensor], Tensor]
     samples: Samples
+    matrices: bool = False
+    positive: bool = False
 
 
 @dataclass(frozen=True)
@@ -167,22 +180,25 @@ class _Carry(torch.autograd.Function):
 
 
 class _CarryWithResult(torch.autograd.Function):
-    """The same, whose backward also gets the result of an operation of one input."""
+    """The same, whose backward also gets the result."""
 
     @staticmethod
-    def forward(ctx: Any, run: Callable[[Tensor], Tensor], back: Callable[..., Any], x: Tensor) -> Tensor:
-        y = _whole(run(x), x)
+    def forward(ctx: Any, run: Callable[..., Tensor], back: Callable[..., Any], *inputs: Tensor) -> Tensor:
+        y = _whole(run(*inputs), *inputs)
         ctx.run, ctx.back = run, back
-        ctx.save_for_backward(x)
+        ctx.save_for_backward(*inputs)
+        # Logits of attention are larger than queries and keys together, and not worth their memory.
+        kept = len(inputs) == 1 or y.numel() <= sum(t.numel() for t in inputs)
         # Autograd refuses results that were written over, which a model may do; those can be computed again.
-        ctx.y, ctx.version = y.detach(), y._version  # noqa: SLF001
+        ctx.y, ctx.version = y.detach() if kept else None, y._version  # noqa: SLF001
         return y
 
     @staticmethod
     def backward(ctx: Any, R: Tensor) -> Any:
-        (x,) = ctx.saved_tensors
-        y = ctx.y if ctx.y._version == ctx.version else ctx.run(x)  # noqa: SLF001
-        return None, None, ctx.back(R, x, y)
+        inputs = ctx.saved_tensors
+        whole = ctx.y is not None and ctx.y._version == ctx.version  # noqa: SLF001
+        found = ctx.back(R, *inputs, ctx.y if whole else ctx.run(*inputs))
+        return None, None, *(found if isinstance(found, tuple) else (found,))
 
 
 def with_backward(
@@ -192,9 +208,9 @@ def with_backward(
     return _Carry.apply(run, back, kept, *inputs)  # type: ignore[no-any-return]
 
 
-def with_backward_of_result(run: Callable[[Tensor], Tensor], back: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """``run(x)``, whose backward is ``back(R, x, y)``, y being the result."""
-    return _CarryWithResult.apply(run, back, x)  # type: ignore[no-any-return]
+def with_backward_of_result(run: Callable[..., Tensor], back: Callable[..., Any], *inputs: Tensor) -> Tensor:
+    """``run(*inputs)``, whose backward is ``back(R, *inputs, y)``, y being the result; one entry an input."""
+    return _CarryWithResult.apply(run, back, *inputs)  # type: ignore[no-any-return]
 
 
 def safe_divide(a: Tensor, b: Tensor) -> Tensor:

@@ -18,9 +18,8 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.plain import plain
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
-from vitrail.lrp.half import HALF
 from vitrail.lrp.mode import RelevanceMode
-from vitrail.lrp.ops import Samples
+from vitrail.lrp.ops import HALF, Samples
 from vitrail.lrp.rules import RuleSet
 from vitrail.module_walk import modules_of, tensors_of
 

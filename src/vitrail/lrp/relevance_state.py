@@ -23,13 +23,14 @@ class RelevanceState:
         rules: The rule set.
         samples: Where the batch lies.
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
-        half: Whether matrix products take operands in half precision, see `vitrail.lrp.half`.
+        half: Whether matrix products take operands in half precision, see `vitrail.lrp.gradient_entries`.
 
     Attributes:
         attention: The attention maps, as nodes of the graph, one entry for each call, shape (b, H, m, n).
         recogniser: Recognises attention that the model writes out.
         scores: Results of linear maps on one vector for each input.
         rotations: Products with constants that may be terms of a rotary position embedding.
+        weights: Results of a softmax, which are never negative, until they meet values.
         packed: Whether ``nn.MultiheadAttention`` is running, whose linear maps are no modules.
         stream: Follows the residual stream.
     """
@@ -44,6 +45,7 @@ class RelevanceState:
         self.recogniser = Recogniser()
         self.scores: dict[int, Tensor] = {}
         self.rotations: dict[int, Tensor] = {}
+        self.weights: dict[int, Tensor] = {}
         self.packed = False
         self.found: dict[tuple[str, int], Tensor] = {}
         self.stream = ResidualStream(_EVERY_CALL, torch.float32, self.found)

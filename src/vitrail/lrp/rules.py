@@ -14,7 +14,23 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from vitrail.lrp.half import HALF, activation_share, gamma_gradient, gamma_shares, norm_gradient
+from vitrail.lrp.entries import (
+    absolute_share,
+    halves,
+    norm_unit,
+    normalised,
+    positive_unit,
+    share,
+    shares,
+    signed_parts,
+    signed_product,
+    signed_unit,
+    sum_shares,
+    sum_shares_absolute,
+    sum_shares_normalised,
+    unit,
+)  # fmt: skip
+from vitrail.lrp.gradient_entries import activation_share, gamma_gradient, gamma_shares, norm_gradient
 from vitrail.lrp.ops import (
     EPS,
     Linear,
@@ -78,16 +94,14 @@ def constant(op: Plain, x: Tensor) -> Tensor:
 
 def output_over_input(op: Plain, x: Tensor) -> Tensor:
     """An activation f as the factor f(x)/x instead of its derivative."""
-    if x.dtype in HALF:
-        return with_backward_of_result(op.run, lambda R, x, y: activation_share(R, x, y, EPS_ACTIVATION), x)
-    return with_backward(op.run, lambda R, x: (R * op.run(x) / (x + EPS_ACTIVATION),), (x,), x)
+    return with_backward_of_result(op.run, lambda R, x, y: activation_share(R, x, y, EPS_ACTIVATION), x)
 
 
 def fixed_scale(op: Norm, x: Tensor) -> Tensor:
     """The gradient of a norm whose scale is a constant; its mean is not."""
 
     def back(R: Tensor, scale: Tensor) -> tuple[Tensor]:
-        if op.half and op.dims == (-1,):
+        if op.dims == (-1,):
             return (norm_gradient(R, op.gain, scale, op.centred),)
         G = (R if op.gain is None else R * op.gain) / scale
         return (G - G.mean(op.dims, keepdim=True) if op.centred else G,)
@@ -98,11 +112,10 @@ def fixed_scale(op: Norm, x: Tensor) -> Tensor:
 def norm_absolute(op: Norm, x: Tensor) -> Tensor:
     """The positive part of x·gain/scale over |y|, brought to a total of 1."""
 
-    def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
-        share = (x if op.gain is None else x * op.gain) / op.scale(x)
-        return (op.samples.unit(share.clamp_min(0) / (op.run(x).abs() + EPS) * R),)
+    def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        return norm_unit(R, x, y, op.gain, op.scale(x), op.samples)
 
-    return with_backward(op.run, back, (x,), x)
+    return with_backward_of_result(op.run, back, x)
 
 
 def mean_positive(op: Mean, x: Tensor) -> Tensor:
@@ -112,7 +125,7 @@ def mean_positive(op: Mean, x: Tensor) -> Tensor:
 
 def mean_absolute(op: Mean, x: Tensor) -> Tensor:
     """The same, brought to a total of 1."""
-    return with_backward(op.run, lambda R, x: (op.samples.unit(_spread(op, R, x)),), (x,), x)
+    return with_backward(op.run, lambda R, x: (unit(_spread(op, R, x), op.samples),), (x,), x)
 
 
 def _spread(op: Mean, R: Tensor, x: Tensor) -> Tensor:
@@ -126,18 +139,39 @@ def _spread(op: Mean, R: Tensor, x: Tensor) -> Tensor:
 # -- linear maps -------------------------------------------------------------------------------------------------
 
 
-def _halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    return x.clamp_min(0), x.clamp_max(0)
+def _positive_sums(op: Linear, x: Tensor, parts: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    """Sums of the products that are not negative: x⁺W⁺ + x⁻W⁻."""
+    if isinstance(parts, Tensor):
+        return op.apply(signed_parts(x), parts)
+    (xp, xn), (wp, wn) = halves(x), parts
+    return op.apply(xp, wp).add_(op.apply(xn, wn))
+
+
+def _both_adjoints(op: Linear, S: Tensor, parts: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """SW⁺ᵀ, which positive inputs are multiplied with, and SW⁻ᵀ, for negative ones."""
+    if isinstance(parts, Tensor):
+        return _two(op.adjoint(S, parts), -1)
+    return op.adjoint(S, parts[0]), op.adjoint(S, parts[1])
+
+
+def _two(t: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """The two tensors that are joined along an axis."""
+    first, second = t.chunk(2, axis)
+    return first, second
+
+
+def _weight_parts(op: Linear) -> Tensor | tuple[Tensor, Tensor]:
+    """W⁺ and W⁻, side by side where one product can take both."""
+    return signed_parts(op.weight) if op.rows else halves(op.weight)
 
 
 def linear_joint(op: Linear, x: Tensor) -> Tensor:
     """Relevance to products that are not negative, normalised by all of them together: totals stay."""
 
     def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
-        (xp, xn), (wp, wn) = _halves(x), _halves(op.weight)
-        # Where the sum is 0 all its products are, and whatever S is there meets none of them: no need to be safe.
-        S = R / op.apply(xp, wp).add_(op.apply(xn, wn)).add_(EPS)
-        return (xp.mul_(op.adjoint(S, wp)).addcmul_(xn, op.adjoint(S, wn)),)
+        weight = _weight_parts(op)
+        S = share(R, _positive_sums(op, x, weight))
+        return (signed_product(x, *_both_adjoints(op, S, weight)),)
 
     return with_backward(op.run, back, (x,), x)
 
@@ -146,9 +180,9 @@ def linear_split(op: Linear, x: Tensor) -> Tensor:
     """Positive and negative inputs are normalised each on their own: totals double."""
 
     def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
-        (xp, xn), (wp, wn) = _halves(x), _halves(op.weight)
-        plus = op.adjoint(safe_divide(R, op.apply(xp, wp)), wp)
-        return (xp.mul_(plus).addcmul_(xn, op.adjoint(safe_divide(R, op.apply(xn, wn)), wn)),)
+        (xp, xn), (wp, wn) = halves(x), halves(op.weight)
+        plus, minus = shares(R, op.apply(xp, wp), op.apply(xn, wn))
+        return (signed_product(x, op.adjoint(plus, wp), op.adjoint(minus, wn)),)
 
     return with_backward(op.run, back, (x,), x)
 
@@ -157,9 +191,7 @@ def linear_absolute(op: Linear, x: Tensor) -> Tensor:
     """Relevance to positive products over |y|, bias included, brought to a total of 1."""
 
     def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        (xp, xn), (wp, wn) = _halves(x), _halves(op.weight)
-        S = R / y.abs().add_(EPS)
-        return op.samples.unit(xp.mul_(op.adjoint(S, wp)).addcmul_(xn, op.adjoint(S, wn)))
+        return signed_unit(x, *_both_adjoints(op, absolute_share(R, y), _weight_parts(op)), op.samples)
 
     return with_backward_of_result(op.run, back, x)
 
@@ -169,11 +201,11 @@ def pixels_bounded(op: Linear, x: Tensor) -> Tensor:
 
     def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
         low, high = x.amin((1, 2, 3), keepdim=True), x.amax((1, 2, 3), keepdim=True)
-        wp, wn = _halves(op.weight)
+        wp, wn = halves(op.weight)
         ones = torch.ones_like(x[:1])
         Z = op.apply(x, op.weight) - low * op.apply(ones, wp) - high * op.apply(ones, wn)
         S = R / (Z + EPS)
-        return (x * op.adjoint(S, op.weight) - low * op.adjoint(S, wp) - high * op.adjoint(S, wn),)
+        return ((x - low).mul_(op.adjoint(S, wp)).addcmul_(x - high, op.adjoint(S, wn)),)
 
     return with_backward(op.run, back, (x,), x)
 
@@ -206,23 +238,9 @@ def gamma_generalised(gamma: float) -> Rule:
             return op.run(x)
 
         def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
-            if x.dtype in HALF:
-                size = op.weight.abs()
-                one, two = gamma_shares(R, y, op.apply(x.abs(), size), op.bias, gamma, EPS_GAMMA)
-                return gamma_gradient(x, op.adjoint(one, op.weight), op.adjoint(two, size), gamma, EPS_INPUT)
-            # Sums of the products of either sign, from the sum of all and that of their sizes: raised is the positive
-            # ones, y - raised the negative ones, and only the larger of the two is ever used, in which nothing cancels.
             size = op.weight.abs()
-            raised = op.apply(x.abs(), size).add_(y)
-            if op.bias is not None:
-                raised += op.bias.abs()
-            raised *= 0.5
-            z = torch.where(y > 0, raised, y - raised).mul_(gamma).add_(y)
-            S = R * y / stabilised(z, EPS_GAMMA)
-            G = op.adjoint(S, op.weight)
-            same = op.adjoint(S * y.sign(), size).add_(G).mul_(0.5)
-            G = torch.where(x > 0, same, G - same).mul_(gamma).add_(G)
-            return x * G / stabilised(x, EPS_INPUT)
+            one, two = gamma_shares(R, y, op.apply(x.abs(), size), op.bias, gamma, EPS_GAMMA)
+            return gamma_gradient(x, op.adjoint(one, op.weight), op.adjoint(two, size), gamma, EPS_INPUT)
 
         return with_backward_of_result(op.run, back, x)
 
@@ -237,42 +255,50 @@ def unchanged(op: Linear, x: Tensor) -> Tensor:
 # -- two inputs --------------------------------------------------------------------------------------------------
 
 
-def _over_sums(R: Tensor, z: Tensor, samples: Samples, epsilon: float) -> Tensor:
+def _over_sums(R: Tensor, z: Tensor, samples: Samples, epsilon: float, factor: float = 1.0) -> Tensor:
     """R over sums of both signs, which are moved away from zero by a share of their root mean square."""
     if epsilon == 0:
-        return safe_divide(R, z)
-    return R / stabilised(z, (epsilon * samples.root_mean_square(z)).clamp_min_(EPS))
+        return share(R, z, factor)
+    return (R / stabilised(z, (epsilon * samples.root_mean_square(z)).clamp_min_(EPS))).mul_(factor)
 
 
 def product_halved(op: Product, u: Tensor, v: Tensor, epsilon: float = 0.0) -> Tensor:
     """Each factor gets its share of every product, and half of it."""
 
-    def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        S = _over_sums(R, op.run(u, v), op.samples, epsilon).mul_(0.5)
+    def back(R: Tensor, u: Tensor, v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        S = _over_sums(R, z, op.samples, epsilon, 0.5)
         return u * op.left(S, v), v * op.right(S, u)
 
-    return with_backward(op.run, back, (u, v), u, v)
+    return with_backward_of_result(op.run, back, u, v)
 
 
 def product_absolute(op: Product, u: Tensor, v: Tensor) -> Tensor:
     """Each factor gets its share of the positive products over |z|, brought to a total of 1."""
 
-    def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        S = R / (op.run(u, v).abs() + EPS)
-        (up, un), (vp, vn) = _halves(u), _halves(v)
-        shares = op.left(S, vp), op.left(S, vn), op.right(S, up), op.right(S, un)
-        to_u = up.mul_(shares[0]).addcmul_(un, shares[1])
-        to_v = vp.mul_(shares[2]).addcmul_(vn, shares[3])
-        return op.samples.unit(to_u), op.samples.unit(to_v)
+    def back(R: Tensor, u: Tensor, v: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        S = absolute_share(R, z)
+        if op.positive:
+            to_u = positive_unit(u, op.left(S, v.clamp_min(0)), op.samples)
+            return to_u, positive_unit(v, op.right(S, u), op.samples)
+        if op.matrices:
+            left, right = op.left(S, signed_parts(v, -2)), op.right(S, signed_parts(u))
+            to_u = signed_unit(u, *_two(left, -1), op.samples)
+            return to_u, signed_unit(v, *_two(right, -2), op.samples)
+        (up, un), (vp, vn) = halves(u), halves(v)
+        to_u = signed_unit(u, op.left(S, vp), op.left(S, vn), op.samples)
+        return to_u, signed_unit(v, op.right(S, up), op.right(S, un), op.samples)
 
-    return with_backward(op.run, back, (u, v), u, v)
+    return with_backward_of_result(op.run, back, u, v)
 
 
 def gradient_halved(op: Product, u: Tensor, v: Tensor) -> Tensor:
     """The gradient, half of it: input times gradient would count a product once for each factor."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        return op.left(R / 2, v), op.right(R / 2, u)
+        if R.numel() <= u.numel() + v.numel():  # what is smaller is halved
+            half = R / 2
+            return op.left(half, v), op.right(half, u)
+        return op.left(R, v).div_(2), op.right(R, u).div_(2)
 
     return with_backward(op.run, back, (u, v), u, v)
 
@@ -292,6 +318,8 @@ def _scaled_gradient(x: Tensor, factor: float) -> Tensor:
 
 
 def _shares(op: Sum, R: Tensor, u: Tensor, v: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    if epsilon == 0 and not op.constant:
+        return sum_shares(R, u, v)
     S = _over_sums(R, op.run(u, v), op.samples, epsilon)
     if op.constant:  # a masked entry has no relevance, and 0 times infinity is none either
         v = v.masked_fill(v.isinf(), 0.0)
@@ -312,11 +340,10 @@ def add_normalised(op: Sum, u: Tensor, v: Tensor, epsilon: float = 0.0) -> Tenso
     """The same, then each side is scaled so that the input's total is split in the ratio of the sides' totals."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = _shares(op, R, u, v, epsilon)
-        sum_a, sum_b, total = (op.samples.total(t) for t in (a, b, R))
-        both = sum_a.abs() + sum_b.abs()
-        a *= safe_divide(safe_divide(sum_a.abs(), both) * total, sum_a)
-        b *= safe_divide(safe_divide(sum_b.abs(), both) * total, sum_b)
+        if epsilon == 0 and not op.constant:
+            a, b = sum_shares_normalised(R, u, v, op.samples)
+        else:
+            a, b = normalised(*_shares(op, R, u, v, epsilon), R, op.samples)
         return a.sum_to_size(u.shape), b.sum_to_size(v.shape)
 
     return with_backward(op.run, back, (u, v), u, v)
@@ -326,9 +353,10 @@ def add_absolute(op: Sum, u: Tensor, v: Tensor) -> Tensor:
     """Each term gets its positive part over |z|, brought to a total of 1."""
 
     def back(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        S = R / (op.run(u, v).abs() + EPS)
-        a = op.samples.unit((u.clamp_min(0) * S).sum_to_size(u.shape))
-        return a, None if op.constant else op.samples.unit((v.clamp_min(0) * S).sum_to_size(v.shape))
+        if not op.constant:
+            return sum_shares_absolute(R, u, v, op.samples)
+        S = absolute_share(R, op.run(u, v))
+        return unit((u.clamp_min(0) * S).sum_to_size(u.shape), op.samples), None
 
     return with_backward(op.run, back, (u, v), u, v)
 

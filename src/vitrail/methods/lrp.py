@@ -8,6 +8,7 @@ from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import Block, Needs
 from vitrail.errors import OptionError
 from vitrail.lrp import rules
+from vitrail.lrp.entries import positive_rows
 from vitrail.lrp.rules import ABSLRP, ORIG, OURS, RuleSet, conservative
 from vitrail.methods._propagate import flow, row, rows
 from vitrail.methods.cost import lrp_pass
@@ -93,7 +94,7 @@ def transformer_attribution(
     found = {id(block): R for block, R in zip(trace.blocks, relevances, strict=True)}
 
     def step(v: Tensor, block: Block) -> Tensor:
-        return rows(v, (block.dA * found[id(block)]).clamp_min_(0)).mean(1)
+        return positive_rows(v, block.dA, found[id(block)]).mean(1)
 
     if not normalise:
         return trace.patches(flow(trace, step, trace.blocks[start:]))

@@ -1,57 +1,36 @@
-"""Triton kernels for what relevance rules compute entry by entry in half precision; CUDA only.
+"""Triton kernels for what rules that carry gradients compute entry by entry; CUDA only.
 
-The plain computation is in `half`; both agree to rounding.
+The plain computation is in `gradient_entries`; both agree to rounding.
 """
 # ruff: noqa: ANN001, ANN202 - Triton reads its own annotations
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import torch
 from torch import Tensor
+
+from vitrail.lrp.entry_kernels import ENTRIES, LARGE, grid
 
 try:
     import triton
     import triton.language as tl
+
+    from vitrail.lrp.entry_kernels import places, read, write
 except ImportError:  # a build of torch without it
     triton = None
 
-#: Entries of a tensor that one program computes.
-ENTRIES = 2048
-#: Entries of a tensor from which on places in it are 64-bit numbers.
-LARGE = 2**31 - ENTRIES
 #: Longest rows of norms that are computed in one piece.
 LONGEST_ROW = 8192
-_failed: list[str] = []
-_log = logging.getLogger(__name__)
-Result = TypeVar("Result")
-
-
-def attempt(compute: Callable[..., Result], *args: Any) -> Result | None:
-    """The result of a kernel, or None where it cannot be compiled, as without a C compiler; then never again."""
-    if triton is None or _failed:
-        return None
-    try:
-        return compute(*args)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - Triton raises many kinds
-        _failed.append(repr(error))
-        _log.warning("Triton kernels are not used, relevance in half precision takes longer: %s", error)
-        return None
 
 
 def gamma_shares(
     R: Tensor, y: Tensor, size: Tensor, bias: Tensor | None, gamma: float, eps: float
 ) -> tuple[Tensor, Tensor]:
-    """As `vitrail.lrp.half.gamma_shares`; the bias has one axis."""
+    """As `vitrail.lrp.gradient_entries.gamma_shares`; the bias has one axis."""
     R, y, size = R.contiguous(), y.contiguous(), size.contiguous()
     one, two = torch.empty_like(y), torch.empty_like(y)
-    _shares_kernel[_grid(y)](
+    _shares_kernel[grid(y)](
         R, y, size, y if bias is None else bias, one, two, y.numel(), y.shape[-1], gamma / 2, eps,
         bias is not None, y.numel() >= LARGE, ENTRIES,
     )  # fmt: skip
@@ -59,23 +38,23 @@ def gamma_shares(
 
 
 def gamma_gradient(x: Tensor, G: Tensor, H: Tensor, gamma: float, eps: float) -> Tensor:
-    """As `vitrail.lrp.half.gamma_gradient`."""
+    """As `vitrail.lrp.gradient_entries.gamma_gradient`."""
     x, G, H = x.contiguous(), G.contiguous(), H.contiguous()
     out = torch.empty_like(x)
-    _gradient_kernel[_grid(x)](x, G, H, out, x.numel(), gamma / 2, eps, x.numel() >= LARGE, ENTRIES)
+    _gradient_kernel[grid(x)](x, G, H, out, x.numel(), gamma / 2, eps, x.numel() >= LARGE, ENTRIES)
     return out
 
 
 def activation_share(R: Tensor, x: Tensor, y: Tensor, eps: float) -> Tensor:
-    """As `vitrail.lrp.half.activation_share`."""
+    """As `vitrail.lrp.gradient_entries.activation_share`."""
     R, x, y = R.contiguous(), x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
-    _activation_kernel[_grid(x)](R, x, y, out, x.numel(), eps, x.numel() >= LARGE, ENTRIES)
+    _activation_kernel[grid(x)](R, x, y, out, x.numel(), eps, x.numel() >= LARGE, ENTRIES)
     return out
 
 
 def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) -> Tensor:
-    """As `vitrail.lrp.half.norm_gradient`; the norm is over the last axis."""
+    """As `vitrail.lrp.gradient_entries.norm_gradient`; the norm is over the last axis."""
     R, scale = R.contiguous(), scale.contiguous()
     out = torch.empty_like(R, dtype=torch.float32)
     width = R.shape[-1]
@@ -85,56 +64,44 @@ def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) 
     return out
 
 
-def _grid(t: Tensor) -> tuple[int]:
-    return (triton.cdiv(t.numel(), ENTRIES),)
-
-
 if triton is not None:
-
-    @triton.jit
-    def _places(large: tl.constexpr, ENTRIES: tl.constexpr):
-        """The entries of one program."""
-        program = tl.program_id(0)
-        if large:
-            program = program.to(tl.int64)
-        return program * ENTRIES + tl.arange(0, ENTRIES)
 
     @triton.jit
     def _shares_kernel(
         R, y, size, bias, one, two, count, width, half, eps, biased: tl.constexpr, large: tl.constexpr,
         ENTRIES: tl.constexpr,
     ):  # fmt: skip
-        at = _places(large, ENTRIES)
+        at = places(large, ENTRIES)
         inside = at < count
-        result = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-        total = tl.load(size + at, mask=inside, other=0.0).to(tl.float32)
+        result = read(y, at, inside)
+        total = read(size, at, inside)
         if biased:
             total += tl.abs(tl.load(bias + at % width, mask=inside, other=0.0).to(tl.float32))
         divisor = total * half + tl.abs(result) * (1 + half) + eps
-        share = tl.load(R + at, mask=inside, other=0.0).to(tl.float32) / divisor
-        tl.store(one + at, (share * tl.abs(result)).to(one.dtype.element_ty), mask=inside)
-        tl.store(two + at, (share * result).to(two.dtype.element_ty), mask=inside)
+        share = read(R, at, inside) / divisor
+        write(one, at, share * tl.abs(result), inside)
+        write(two, at, share * result, inside)
 
     @triton.jit
     def _gradient_kernel(x, G, H, out, count, half, eps, large: tl.constexpr, ENTRIES: tl.constexpr):
-        at = _places(large, ENTRIES)
+        at = places(large, ENTRIES)
         inside = at < count
-        value = tl.load(x + at, mask=inside, other=0.0).to(tl.float32)
-        plain = tl.load(G + at, mask=inside, other=0.0).to(tl.float32)
-        raised = tl.load(H + at, mask=inside, other=0.0).to(tl.float32)
+        value = read(x, at, inside)
+        plain = read(G, at, inside)
+        raised = read(H, at, inside)
         raised = tl.where(value < 0, -raised, raised)
         size = tl.abs(value)
         total = (plain * (1 + half) + raised * half) * (size / (size + eps))
-        tl.store(out + at, total.to(out.dtype.element_ty), mask=inside)
+        write(out, at, total, inside)
 
     @triton.jit
     def _activation_kernel(R, x, y, out, count, eps, large: tl.constexpr, ENTRIES: tl.constexpr):
-        at = _places(large, ENTRIES)
+        at = places(large, ENTRIES)
         inside = at < count
         value = tl.load(x + at, mask=inside, other=1.0).to(tl.float32)
-        result = tl.load(y + at, mask=inside, other=0.0).to(tl.float32)
-        share = tl.load(R + at, mask=inside, other=0.0).to(tl.float32) * result / (value + eps)
-        tl.store(out + at, share.to(out.dtype.element_ty), mask=inside)
+        result = read(y, at, inside)
+        share = read(R, at, inside) * result / (value + eps)
+        write(out, at, share, inside)
 
     @triton.jit
     def _norm_kernel(

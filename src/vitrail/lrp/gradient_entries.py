@@ -1,8 +1,8 @@
-"""Relevance of models in half precision, for rules that are safe there.
+"""What rules that carry gradients compute entry by entry: the gamma rule, activations and norms.
 
-Matrix products take operands in bfloat16, the precision of the weights, and add up in single precision. The residual
-stream, norms and softmax stay in single precision, and so does whatever rules compute entry by entry. On CUDA that is
-done by Triton kernels (`half_kernels`), which write no intermediate results.
+In half precision, matrix products take operands in bfloat16, the precision of the weights, and add up in single
+precision. The residual stream, norms and softmax stay in single precision, and so does what is computed here. On CUDA
+that is done by Triton kernels (`gradient_kernels`), which write no intermediate results.
 """
 
 from __future__ import annotations
@@ -10,9 +10,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.lrp import half_kernels
+from vitrail.capture.kernel_attempt import attempt, takes
+from vitrail.lrp import gradient_kernels
 
-HALF = (torch.float16, torch.bfloat16)
+
+def _wide(t: Tensor) -> Tensor:
+    """A tensor in single precision or more."""
+    return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
 def gamma_shares(
@@ -34,15 +38,15 @@ def gamma_shares(
     Returns:
         R·y/z and R·|y|/z, in y's precision.
     """
-    if y.is_cuda and (bias is None or bias.dim() == 1):
-        found = half_kernels.attempt(half_kernels.gamma_shares, R, y, size, bias, gamma, eps)
+    if (bias is None or bias.dim() == 1) and takes(R, y, size):
+        found = attempt(gradient_kernels.gamma_shares, R, y, size, bias, gamma, eps)
         if found is not None:
             return found
-    total = size.float() if bias is None else size + bias.abs().float()
-    wide = y.float()
-    divisor = total.mul_(gamma / 2).add_(wide.abs(), alpha=1 + gamma / 2).add_(eps)
-    share = R / divisor
-    return (share * wide.abs()).to(y.dtype), (share * wide).to(y.dtype)
+    total = _wide(size) if bias is None else size + _wide(bias.abs())
+    wide = _wide(y)
+    length = wide.abs()
+    share = R / torch.add(length.mul(1 + gamma / 2), total, alpha=gamma / 2).add_(eps)
+    return length.mul_(share).to(y.dtype), share.mul_(wide).to(y.dtype)
 
 
 def gamma_gradient(x: Tensor, G: Tensor, H: Tensor, gamma: float, eps: float) -> Tensor:
@@ -60,27 +64,27 @@ def gamma_gradient(x: Tensor, G: Tensor, H: Tensor, gamma: float, eps: float) ->
         >>> gamma_gradient(x, G, H, 0.5, 0.0).nan_to_num()
         tensor([2.0000, 0.5000, 0.0000])
     """
-    if x.is_cuda:
-        found = half_kernels.attempt(half_kernels.gamma_gradient, x, G, H, gamma, eps)
+    if takes(x, G, H):
+        found = attempt(gradient_kernels.gamma_gradient, x, G, H, gamma, eps)
         if found is not None:
             return found
-    wide = x.float()
-    total = (G.float() * (1 + gamma / 2)).addcmul_(wide.sign(), H.float(), value=gamma / 2)
+    wide = _wide(x)
+    total = (_wide(G) * (1 + gamma / 2)).addcmul_(wide.sign(), _wide(H), value=gamma / 2)
     size = wide.abs()
     return total.mul_(size / (size + eps)).to(x.dtype)
 
 
 def activation_share(R: Tensor, x: Tensor, y: Tensor, eps: float) -> Tensor:
     """R·y/x, for an activation from x to y."""
-    if x.is_cuda:
-        found = half_kernels.attempt(half_kernels.activation_share, R, x, y, eps)
+    if takes(R, x, y):
+        found = attempt(gradient_kernels.activation_share, R, x, y, eps)
         if found is not None:
             return found
-    return (R.float() * y / (x.float() + eps)).to(x.dtype)
+    return (_wide(R) * y).div_(_wide(x) + eps).to(x.dtype)
 
 
 def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) -> Tensor:
-    """The gradient at the input of a norm over the last axis whose scale is held fixed, in single precision.
+    """The gradient at the input of a norm over the last axis whose scale is held fixed, in single precision or more.
 
     Args:
         R: Gradient at the result, shape (…, d).
@@ -88,9 +92,9 @@ def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) 
         scale: Shape (…, 1).
         centred: Whether the norm takes the mean away.
     """
-    if R.is_cuda and R.shape[-1] <= half_kernels.LONGEST_ROW:
-        found = half_kernels.attempt(half_kernels.norm_gradient, R, gain, scale, centred)
+    if R.shape[-1] <= gradient_kernels.LONGEST_ROW and takes(R, scale):
+        found = attempt(gradient_kernels.norm_gradient, R, gain, scale, centred)
         if found is not None:
             return found
-    G = (R.float() if gain is None else R * gain) / scale
+    G = (_wide(R) if gain is None else R * gain) / scale
     return G - G.mean(-1, keepdim=True) if centred else G
