@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vitrail.capture import cuda_graphs
-from vitrail.capture.forward import check_finite
+from vitrail.capture.early_replay import class_tensor
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import output_count
 from vitrail.capture.recorded_forward import pays
 from vitrail.capture.row_choice import some_weight
-from vitrail.shared_pass import BatchJob, ComputedBatch, compute_batch
+from vitrail.shared_pass import BatchJob, ComputedBatch, ResultFlags, compute_batch
 from vitrail.targets import resolve_target, top_count
 
 #: Families of methods whose passes are recorded.
@@ -46,7 +46,7 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
         aimed = resolve_target(target, empty, model_inputs.batch, about.classes)
         if aimed.groups or aimed.classes is None:
             return None
-        tensors = [*tensors, aimed.classes.contiguous().to(tensors[0].device)]
+        tensors = [*tensors, class_tensor(tuple(map(tuple, aimed.classes.tolist())), tensors[0].device)]
     elif named:
         return None
     rest = [value for value in (*model_inputs.args, *model_inputs.kwargs.values()) if not isinstance(value, Tensor)]
@@ -60,11 +60,19 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
         quiet = replace(job, model_inputs=own, settings=replace(run, advance=evaluated.append))
         found = compute_batch(quiet, given[-1] if named else None)
         assert found.classes is not None and found.logits is not None  # noqa: PT018
+        values = ResultFlags.of(found.logits, [constant for *_, constant in found.maps])
+        # A copy, since the classes may be the input, which others use.
+        results = [found.classes.clone(), found.logits, values, *chain.from_iterable(found.maps)]
         # The structure is kept with the recording, lest another one come to have its id.
-        return [found.classes, found.logits, *chain.from_iterable(found.maps)], (sum(evaluated), structure)
+        return results, (sum(evaluated), structure)
 
-    (classes, logits, *maps), (evaluated, _) = cuda_graphs.run(about.module, key, tensors, compute)
-    check_finite(about.module, logits)
+    found, (evaluated, _) = cuda_graphs.run(about.module, key, tensors, compute, run.early)
+    classes, logits, values, *maps = found
+    flags = ResultFlags(about.module, logits, values)
+    if run.flags is None:
+        flags.wait()
+    else:
+        run.flags.append(flags)
     if evaluated:
         run.advance(evaluated)
     labels = [one.label for one in job.methods]

@@ -124,14 +124,15 @@ class ModelInputs:
     def onto(self, model: nn.Module) -> ModelInputs:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
         parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
-        if parameter is None:
-            return self
+        return self if parameter is None else self.to(parameter.device, parameter.dtype)
+
+    def to(self, device: torch.device, dtype: torch.dtype | None) -> ModelInputs:
+        """The same on a device, floats in a precision."""
 
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            dtype = parameter.dtype if value.is_floating_point() else value.dtype
-            return value.detach().to(device=parameter.device, dtype=dtype)
+            return value.detach().to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
         return ModelInputs(tuple(move(a) for a in self.args), {k: move(v) for k, v in self.kwargs.items()})
 
