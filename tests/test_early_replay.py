@@ -18,6 +18,7 @@ from vitrail.capture.early_replay import EarlyReplay
 from vitrail.capture.layout import index_tensor
 from vitrail.capture.module_state import module_state
 from vitrail.errors import InputError, MapWarning, ModelError, TargetError
+from vitrail.module_walk import weights_of
 from vitrail.testing import tiny_vit
 
 
@@ -244,3 +245,10 @@ def test_state_holds_numbers_in_attributes_of_modules() -> None:
     assert not module_state(model).hooked
     hook(model)
     assert module_state(model).hooked
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_state_of_modules_without_python_functions() -> None:
+    model = nn.Sequential(torch.jit.script(nn.Linear(2, 2)))
+    assert module_state(model).key == module_state(model).key
+    assert len(weights_of(model)) == 2

@@ -45,8 +45,8 @@ def early_replay(
 
 def _target_key(target: Target) -> Hashable:
     """A target that is made of numbers and names, as tuples; None for others."""
-    if type(target) in (int, str):
-        return target
+    if isinstance(target, int | str):
+        return (type(target), target)
     if not isinstance(target, list | tuple) or not 0 < len(target) <= _MOST_TARGETS:
         return None
     entries = tuple(_target_key(one) for one in target)

@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -29,9 +29,6 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from vitrail.capture.module_state import module_state
 from vitrail.capture.plain import plain
-
-if TYPE_CHECKING:
-    from vitrail.capture.early_replay import EarlyReplay
 
 Extra = TypeVar("Extra")
 #: From inputs to result tensors, and whatever does not depend on the values of the inputs.
@@ -57,6 +54,16 @@ class _UnderWay(threading.local):
 _lock = threading.RLock()
 _under_way = _UnderWay()
 _log = logging.getLogger(__name__)
+
+
+class StartedReplay(Protocol):
+    """A replay that may be under way, see `vitrail.capture.early_replay`."""
+
+    def results(self, model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Any] | None:
+        """Its results, if it is a replay of this pass over these inputs."""
+
+    def remember(self, model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> None:
+        """Note which recording was replayed."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +176,7 @@ def run(
     key: Hashable,
     inputs: Sequence[Tensor],
     compute: Compute[Extra],
-    early: EarlyReplay | None = None,
+    early: StartedReplay | None = None,
 ) -> tuple[list[Tensor], Extra]:
     """Run a pass: replay its recording, record it if it was run before, or compute it.
 

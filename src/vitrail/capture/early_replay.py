@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from vitrail.capture import cuda_graphs
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import output_count
-from vitrail.module_walk import modules_of, tensors_of
+from vitrail.module_walk import addresses, weights_of
 
 #: Calls that are remembered for each model.
 MOST_CALLS = 64
@@ -38,7 +38,8 @@ class _KnownCall:
     Attributes:
         model: The model, without wrappers.
         key: The key of the recording.
-        weights: Each weight of the model, with its address.
+        weights: Each weight of the model.
+        addresses: Where each of them lies.
         device: The device of the inputs.
         dtype: The precision of the inputs that are no integers.
         classes: The classes of the target on the device, or None where they are no input of the pass.
@@ -47,7 +48,8 @@ class _KnownCall:
 
     model: ref[nn.Module]
     key: Hashable
-    weights: tuple[tuple[ref[Tensor], int], ...]
+    weights: list[ref[Tensor]]
+    addresses: list[int]
     device: torch.device
     dtype: torch.dtype | None
     classes: Tensor | None
@@ -55,11 +57,8 @@ class _KnownCall:
 
     def in_place(self) -> bool:
         """Whether all weights lie where they did."""
-        for weight, address in self.weights:
-            tensor = weight()
-            if tensor is None or tensor.data_ptr() != address:
-                return False
-        return True
+        tensors = [tensor for weight in self.weights if (tensor := weight()) is not None]
+        return addresses(tensors) == self.addresses
 
 
 _calls: WeakKeyDictionary[nn.Module, OrderedDict[Hashable, _KnownCall]] = WeakKeyDictionary()
@@ -99,10 +98,12 @@ class EarlyReplay:
 
     def _start(self, given: ModelInputs, target_class: int | None) -> None:
         """Replay, if a call like this one is known."""
-        calls = _calls.get(self._model, {})
-        known = calls.get(self._call)
+        calls = _calls.get(self._model)
+        known = None if calls is None else calls.get(self._call)
         model = None if known is None else known.model()
-        if known is None or model is None or (target_class is not None and not 0 <= target_class < known.count):
+        if calls is None or known is None or model is None:
+            return
+        if target_class is not None and not 0 <= target_class < known.count:
             return
         if not known.in_place():
             calls.pop(self._call, None)
@@ -145,12 +146,14 @@ class EarlyReplay:
 
     def remember(self, model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> None:
         """Note the recording that was replayed for this call."""
-        weights = tuple((ref(t), t.data_ptr()) for t in tensors_of(modules_of(model)))
+        weights = weights_of(model)
         dtype = next((t.dtype for t in inputs if t.is_floating_point()), None)
         classes = inputs[self._tensors] if len(inputs) > self._tensors else None
         count = output_count(model) or 0
         calls = _calls.setdefault(self._model, OrderedDict())
-        calls[self._call] = _KnownCall(ref(model), key, weights, inputs[0].device, dtype, classes, count)
+        calls[self._call] = _KnownCall(
+            ref(model), key, [ref(t) for t in weights], addresses(weights), inputs[0].device, dtype, classes, count
+        )
         while len(calls) > MOST_CALLS:
             calls.popitem(last=False)
 

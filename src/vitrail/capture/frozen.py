@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from vitrail.capture.composite import merged_linears
 from vitrail.errors import ModelError
-from vitrail.module_walk import modules_of
+from vitrail.module_walk import modules_of, weights_of
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -67,7 +68,7 @@ def _refuse_unreadable(model: nn.Module) -> None:
         )
     if getattr(getattr(model, "meta", None), "get", None) and hasattr(model, "graph") and hasattr(model, "_guards_fn"):
         raise ModelError("this module came out of torch.export: pass the nn.Module it was exported from")
-    places = {p.device for module in modules_of(model) for p in module._parameters.values() if p is not None}  # noqa: SLF001
+    places = set(map(attrgetter("device"), weights_of(model)))
     if len(places) <= 1 and not any(place.type == "meta" for place in places):
         return
     devices: dict[str, str] = {}

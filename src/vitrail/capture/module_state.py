@@ -52,10 +52,10 @@ def module_state(model: nn.Module) -> ModuleState:
         >>> before.key != module_state(model).key, before.hooked
         (True, False)
     """
-    return once("state", model, _look)
+    return once("state", model, _read_modules)
 
 
-def _look(model: nn.Module) -> ModuleState:
+def _read_modules(model: nn.Module) -> ModuleState:
     parts: list[Any] = []
     tensors: list[Tensor] = []
     objects: dict[int, Any] = {}
@@ -63,7 +63,7 @@ def _look(model: nn.Module) -> ModuleState:
     for module in modules_of(model):
         held = module.__dict__
         names = tuple(held)
-        parts += (id(module), type(module).forward)
+        parts += (id(module), getattr(type(module), "forward", None))
         for value in (_own_values.get(names) or _find_own(names))(held):
             kind = type(value)
             if kind in _SCALARS or (kind is tuple and _SCALARS.issuperset(map(type, value))):
@@ -86,7 +86,7 @@ def _find_own(names: tuple[str, ...]) -> Callable[[dict[str, Any]], tuple[Any, .
     if len(_own_values) >= _MOST_KINDS:
         _own_values.clear()
     own = [name for name in names if name not in _REGISTRIES]
-    _own_values[names] = itemgetter(*own, "training", "training")  # a tuple, also where there are no others
+    _own_values[names] = itemgetter(*own) if len(own) > 1 else lambda held: tuple(held[name] for name in own)
     return _own_values[names]
 
 
