@@ -153,22 +153,33 @@ def keep(*tensors: Tensor) -> None:
 
 def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a pass over these inputs may be recorded at all."""
-    return replayable(inputs) and not module_state(model).hooked
+    found = obstacle(inputs)
+    if found is None and module_state(model).hooked:
+        found = "the model has hooks"
+    if found is not None:
+        log_obstacle(found)
+    return found is None
 
 
-def replayable(inputs: Sequence[Tensor]) -> bool:
-    """Whether a recording may be replayed for these inputs, as far as it does not depend on the model."""
+def log_obstacle(reason: str) -> None:
+    """Log, for debugging, why a pass is not recorded."""
+    _log.debug("a pass is not recorded: %s", reason)
+
+
+def obstacle(inputs: Sequence[Tensor]) -> str | None:
+    """Why no recording may be replayed for these inputs, as far as it does not depend on the model; None if it may."""
     device = inputs[0].device if inputs else torch.device("cpu")
-    return (
-        os.environ.get(SWITCH, "1") != "0"
-        and device.type in _DEVICES
-        and not plain()
-        and all(t.device == device for t in inputs)
-        and not torch.is_autocast_enabled(device.type)
-        and not recording()
-        and not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        and _get_current_dispatch_mode() is None
-    )
+    if os.environ.get(SWITCH, "1") == "0" or plain():
+        return "recording is switched off"
+    if device.type not in _DEVICES or any(t.device != device for t in inputs):
+        return "the inputs are not on one CUDA device"
+    if torch.is_autocast_enabled(device.type):
+        return "autocast is on"
+    if recording():
+        return "another pass is being recorded"
+    if _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None:  # type: ignore[no-untyped-call]
+        return "another mode is active"
+    return None
 
 
 def run(
@@ -240,8 +251,11 @@ def _run(
             result = compute(inputs)
         finally:
             _under_way.first_run = False
+        fixed = _drawn(device) == drawn
+        if not fixed:
+            log_obstacle("the pass draws random numbers")
         with _lock:
-            known[key] = 0 if _drawn(device) == drawn else NEVER
+            known[key] = 0 if fixed else NEVER
             while len(known) > MOST_KNOWN:
                 known.popitem(last=False)
         return result
@@ -273,6 +287,7 @@ def _bound(known: _Known, newest: Hashable, device: torch.device) -> None:
     limit = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
     new = known[newest]
     if isinstance(new, _Recording) and new.size > limit:
+        log_obstacle(f"it would hold {new.size / 2**20:.0f} MiB, more than {limit / 2**20:.0f} MiB")
         known[newest] = NEVER
     for key in [key for key, found in known.items() if isinstance(found, _Recording) and key != newest]:
         if sum(isinstance(r, _Recording) for r in known.values()) > MOST_RECORDINGS or _held(device) > limit:

@@ -116,7 +116,7 @@ class EarlyReplay:
         if target_class is not None:
             classes = class_tensor(((target_class,),) * model_inputs.batch, known.device)
         inputs += [] if classes is None else [classes]
-        if not cuda_graphs.replayable(inputs):
+        if cuda_graphs.obstacle(inputs) is not None:
             return
         calls.pop(self._call, None)  # `results` puts it back if it was the right one
         self._results = cuda_graphs.replay(model, known.key, inputs)
