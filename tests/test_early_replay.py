@@ -44,6 +44,17 @@ class Scaled(nn.Module):
         return self.inner(self.settings.factor * x + self.offset)
 
 
+class Halved(nn.Module):
+    """A model that says the same of every image that is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_vit()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) * x.abs().amax((1, 2, 3))[:, None]
+
+
 class Settings:
     """A configuration object."""
 
@@ -217,6 +228,21 @@ def test_recorded_results_are_checked(graphs: list[Replay]) -> None:  # noqa: F8
     for _ in range(3):
         with pytest.raises(ModelError, match=r"head\.bias"):
             vitrail.explain(model, images, "gradtoken", target=0)
+
+
+@pytest.mark.filterwarnings("ignore::vitrail.errors.GuessWarning")
+def test_constant_maps_are_found_where_some_batches_are_not_recorded(
+    graphs: list[Replay],  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("vitrail.recorded_batch.pays", lambda _, batch, __: batch == 1)
+    images = torch.randn(3, 3, 32, 32)
+    images[:2] = 0.0
+    model = Halved().eval()
+    for _ in range(3):
+        with pytest.warns(MapWarning, match=r"2 of 3 maps are constant .* \(0, 0\)"):
+            vitrail.explain(model, images, "gradtoken", target=0, batch_size=2)
+    assert sum(one.replays for one in graphs) == 2
 
 
 def test_recordings_keep_what_caches_may_drop() -> None:
