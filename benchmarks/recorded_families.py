@@ -5,18 +5,21 @@
 Tiny models with random weights of transformers, torchvision and timm. Each method explains four batches of other inputs
 and other classes: the first is computed, the second recorded and replayed, the others replayed; all are compared with
 `VITRAIL_CUDA_GRAPHS=0`. Texts differ in length as well. ``difference`` is the largest one relative to the largest value
-of the map. Families are shared out among processes, and rows are kept if a process ends early.
+of the map. ``reason`` says why a pass was not recorded: what the library logs, and where an error came from. Families
+are shared out among processes, and rows are kept if a process ends early.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -88,9 +91,33 @@ def models(part: int, parts: int) -> Iterator[tuple[Family, nn.Module, Any]]:
             print(f"{family.name} not built: {error!r}"[:160], flush=True)
 
 
-def compare(model: nn.Module, family: Family, given: Any, method: str, device: str) -> dict[str, Any]:
+class Reasons(logging.Handler):
+    """Collects why passes were not recorded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        logger = logging.getLogger(cuda_graphs.__name__)
+        logger.addHandler(self)
+        logger.setLevel(logging.DEBUG)
+        logger.propagate = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note a message; of an error, also the innermost lines of the library and the model."""
+        text = record.getMessage().partition(": ")[2] or record.getMessage()
+        error = record.exc_info[1] if record.exc_info else None
+        if error is not None:
+            lines = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages/torch" not in f.filename]
+            at = " < ".join(f"{Path(f.filename).name}:{f.lineno} {(f.line or '')[:70]}" for f in reversed(lines[-2:]))
+            text = f"{str(error).splitlines()[0][:140] if str(error) else repr(error)} at {at}"
+        if "switched off" not in text:  # the comparison itself switches it off
+            self.found.append(text)
+
+
+def compare(model: nn.Module, family: Family, given: Any, method: str, device: str, reasons: Reasons) -> dict[str, Any]:
     """Maps with and without recordings."""
-    differences, before = [], recordings(model)
+    differences, before, keys = [], recordings(model), len(cuda_graphs._known.get(model, {}))  # noqa: SLF001
+    reasons.found.clear()
     for number in range(4):
         inputs, target = inputs_of(family, given, number, device), number % CLASSES
         try:
@@ -103,7 +130,12 @@ def compare(model: nn.Module, family: Family, given: Any, method: str, device: s
             os.environ.pop(cuda_graphs.SWITCH, None)
         span = slow.grid.abs().amax().clamp_min(1e-30)
         differences.append(float((fast.grid - slow.grid).abs().amax() / span))
-    return {"difference": max(differences), "recorded": recordings(model) > before}
+    row: dict[str, Any] = {"difference": max(differences), "recorded": recordings(model) > before}
+    if not row["recorded"]:
+        new = len(cuda_graphs._known.get(model, {})) - keys  # noqa: SLF001
+        unknown = f"{new} keys in 4 calls: none came again" if new > 1 else "unknown"
+        row["reason"] = reasons.found[-1] if reasons.found else unknown
+    return row
 
 
 def recordings(model: nn.Module) -> int:
@@ -115,7 +147,7 @@ def recordings(model: nn.Module) -> int:
 def work(args: argparse.Namespace) -> None:
     """Measure the families of one process; write a line for each."""
     warnings.simplefilter("ignore")
-    started = time.monotonic()
+    started, reasons = time.monotonic(), Reasons()
     with args.out.open("a", encoding="utf-8") as lines:
         for family, module, given in models(args.part, args.workers):
             if time.monotonic() - started > args.seconds:
@@ -124,7 +156,7 @@ def work(args: argparse.Namespace) -> None:
             for method in METHODS:
                 row: dict[str, Any] = {"library": family.library, "family": family.name, "model": family.model}
                 try:
-                    row |= {"method": method, **compare(model, family, given, method, args.device)}
+                    row |= {"method": method, **compare(model, family, given, method, args.device, reasons)}
                 except Exception as error:  # noqa: BLE001 - a failure is a row of the table
                     row |= {"method": method, "failed": repr(error)[:200]}
                 lines.write(json.dumps(row) + "\n")
@@ -170,6 +202,8 @@ def main() -> None:
     for row in rows:
         if row["kind"] in ("wrong", "failed"):
             print(row, flush=True)
+    for reason, count in Counter(row["reason"] for row in rows if "reason" in row).most_common(40):
+        print(f"{count:4d} not recorded: {reason}", flush=True)
     manifest = {"device": device_name(args.device), "methods": list(METHODS), "versions": versions()}
     save_json(args.out, {"manifest": manifest, "counts": counts, "rows": rows})
 

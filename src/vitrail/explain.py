@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from time import perf_counter
 from typing import Any, overload
 
 import torch
@@ -18,11 +19,12 @@ from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import read_structure
 from vitrail.capture.swin import find_places
+from vitrail.early_call import early_replay
 from vitrail.errors import MapWarning, NotApplicableError, OptionError, TargetError
 from vitrail.evaluation_progress import Progress, evaluation_progress, expected_evaluations
 from vitrail.explained_batch import explain_batch, join_batches, split_inputs
 from vitrail.explanation import Explanation, Explanations
-from vitrail.inputs import Inputs, input_names, needs_preprocess, to_model_inputs
+from vitrail.inputs import Inputs, input_names, needs_preprocess, tensor_inputs, to_model_inputs
 from vitrail.map_source import MapSource, TextSource
 from vitrail.method_jobs import DEFAULT, MethodJob, method_jobs, requested_methods
 from vitrail.models import LoadedModel, describe
@@ -34,7 +36,7 @@ from vitrail.module_walk import looks_once
 from vitrail.original_image import original_images
 from vitrail.provenance import Provenance
 from vitrail.recommendation import AUTO, recommended
-from vitrail.shared_pass import BatchJob, PassSettings, most_images
+from vitrail.shared_pass import BatchJob, PassSettings, ResultFlags, most_images
 from vitrail.smoothed_pass import explain_smoothed
 from vitrail.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
 from vitrail.targets import Target, similarity, target_count
@@ -140,6 +142,8 @@ def explain(
         (torch.Size([2, 1, 32, 32]), torch.Size([2, 1, 4, 4]))
     """
     requested = requested_methods(method, methods, options)
+    usual = batch_size is None and layout is None and smooth is None and tokenizer is None and not (keep or stitch)
+    early = early_replay(model, requested, target, tensor_inputs(inputs)) if usual else None
     _check_arguments(method, target, batch_size, keep)
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
     if smoothing is not None and keep:
@@ -170,7 +174,10 @@ def explain(
         predict = partial(predict_texts, settings=settings, model=about.module)
         found = _finished(found, TextSource(about, texts, settings, predict, again), check, advance)
         return Explanations(found) if methods is not None else found[jobs[0].label]
-    model_inputs = to_model_inputs(inputs, about)
+    ready = None if early is None else early.inputs_for(about.module)
+    model_inputs = to_model_inputs(inputs, about) if ready is None else ready
+    if usual and early is None:
+        early = early_replay(model, requested, target, model_inputs)
     structure = read_structure(about.module, model_inputs, layout, target if callable(target) else None)
     _check_outputs(structure, about, target)
     stitch = stitch and structure.kind == "windowed"
@@ -180,7 +187,8 @@ def explain(
     total = expected_evaluations(jobs, structure, copies, target_count(target))
     with evaluation_progress(progress, total, advance) as report:
         most = batch_size or most_images(structure, model_inputs.tensors[0].device)
-        run = PassSettings(most, keep, report, places)
+        flags: list[ResultFlags] | None = None if smoothing is not None else []
+        run = PassSettings(most, keep, report, places, early, flags)
         job = BatchJob(about, model_inputs, target, structure, jobs, run)
         if smoothing is not None:
             found = explain_smoothed(job, smoothing, batch_size)
@@ -198,7 +206,7 @@ def explain(
         | ({} if smoothing is None else smoothing.settings()),
     )
     source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
-    found = _finished(found, source, check, advance)
+    found = _finished(found, source, check, advance, flags)
     return Explanations(found) if methods is not None else found[jobs[0].label]
 
 
@@ -235,10 +243,24 @@ def _explain_again(
         return explain(about, inputs, methods=asked, target=target, **given)
 
 
-def _finished(found: Found, source: MapSource | TextSource, check: bool | str, advance: Callable[[int], None]) -> Found:
-    """Explanations with their source and, if wanted, the check of every map; warn about constant maps."""
-    found = {label: replace(explanation, source=source) for label, explanation in found.items()}
-    _warn(found)
+def _finished(
+    found: Found,
+    source: MapSource | TextSource,
+    check: bool | str,
+    advance: Callable[[int], None],
+    flags: Sequence[ResultFlags] | None = None,
+) -> Found:
+    """Explanations with their source and, if wanted, the check of every map; warn about constant maps.
+
+    ``flags`` are what recorded passes left to be checked: this waits for their results.
+    """
+    started = perf_counter()
+    constant = [one.wait() for one in flags or ()]
+    waited = perf_counter() - started
+    known = sum(len(one.logits) for one in flags or ()) == len(next(iter(found.values())).maps)
+    found = {label: replace(one, source=source, seconds=one.seconds + waited) for label, one in found.items()}
+    if not known or any(constant):
+        _warn(found)
     if not check:
         return found
     from vitrail.trust.checker import check_maps

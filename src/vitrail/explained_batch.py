@@ -37,7 +37,8 @@ def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) ->
 
 def explain_batch(job: BatchJob) -> dict[str, Explanation]:
     """Run all methods on one batch; on a GPU by a recorded pass where there is one."""
-    started = perf_counter()
+    early = job.settings.early
+    started = early.started if early is not None and early.started is not None else perf_counter()
     computed = recorded_batch(job)
     if computed is None:
         computed = compute_batch(job)

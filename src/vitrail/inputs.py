@@ -59,6 +59,20 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
     return model_inputs.onto(model.module)
 
 
+def tensor_inputs(inputs: Inputs) -> ModelInputs | None:
+    """Inputs that are tensors and numbers, as they are; None for others, and for tensors that are no batch."""
+    if type(inputs) is Tensor:
+        images = inputs.is_floating_point() and inputs.dim() in (3, 4)
+        words = not inputs.is_floating_point() and inputs.dim() == 2
+        return ModelInputs((_batched(inputs),)) if images or words else None
+    if isinstance(inputs, Mapping) and all(
+        type(v) in (Tensor, bool, int, float, str, type(None)) for v in inputs.values()
+    ):
+        model_inputs = ModelInputs((), dict(inputs))
+        return model_inputs if model_inputs.tensors else None
+    return None
+
+
 def _batched(tensor: Tensor) -> Tensor:
     if tensor.dim() == 3 and tensor.is_floating_point():
         return tensor[None]

@@ -5,10 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
+from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
 
+#: The version of a tensor, for which torch has no public name.
+_get_version = attrgetter("_version")
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -59,32 +62,54 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         >>> modules_of(model) == list(model.modules())
         True
     """
-    return once("modules", model, _walk)
+    return once("modules", model, _walk)[0]
 
 
-def weights_state(model: nn.Module) -> tuple[tuple[int, int, int], ...]:
+def weights_of(model: nn.Module) -> list[Tensor]:
+    """Parameters and buffers of a model, by module; shared ones come more than once.
+
+    Example:
+        >>> [tuple(t.shape) for t in weights_of(nn.Sequential(nn.Linear(2, 3)))]
+        [(3, 2), (3,)]
+    """
+    return once("modules", model, _walk)[1]
+
+
+def weights_state(model: nn.Module) -> tuple[int, ...]:
     """Identity, version and place of each tensor, which change when weights are trained, loaded or swapped."""
     return once("weights", model, _weights_state)
 
 
-def _weights_state(model: nn.Module) -> tuple[tuple[int, int, int], ...]:
-    return tuple([
-        (id(t), 0 if t.is_inference() else t._version, t.data_ptr())  # noqa: SLF001 - torch has no public version counter
-        for t in tensors_of(modules_of(model))
-    ])  # fmt: skip
+def _weights_state(model: nn.Module) -> tuple[int, ...]:
+    tensors = weights_of(model)
+    try:
+        versions = list(map(_get_version, tensors))
+    except RuntimeError:  # tensors of inference mode have none
+        versions = [0 if t.is_inference() else _get_version(t) for t in tensors]
+    return (*map(id, tensors), *versions, *addresses(tensors))
 
 
-def _walk(model: nn.Module) -> list[nn.Module]:
+def addresses(tensors: Iterable[Tensor]) -> list[int]:
+    """Where tensors lie in memory."""
+    return [t.data_ptr() for t in tensors]
+
+
+def _walk(model: nn.Module) -> tuple[list[nn.Module], list[Tensor]]:
     found: dict[int, nn.Module] = {}
+    tensors: list[Tensor | None] = []
     waiting = [model]
     while waiting:
         module = waiting.pop()
         if id(module) not in found:
             found[id(module)] = module
-            children = module._modules  # noqa: SLF001
-            if children:
-                waiting += [child for child in reversed(children.values()) if child is not None]
-    return list(found.values())
+            held = module.__dict__
+            if held["_parameters"]:
+                tensors += held["_parameters"].values()
+            if held["_buffers"]:
+                tensors += held["_buffers"].values()
+            if held["_modules"]:
+                waiting += [child for child in reversed(held["_modules"].values()) if child is not None]
+    return list(found.values()), [tensor for tensor in tensors if tensor is not None]
 
 
 def tensors_of(modules: Iterable[nn.Module]) -> Iterator[Tensor]:

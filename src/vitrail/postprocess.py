@@ -49,13 +49,9 @@ def to_maps(
 def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) -> tuple[Tensor, Tensor, Tensor]:
     """Relevance of tokens of texts with padding, shape (M, b, K, S): as of each text alone, and zero at padding."""
     raw = F.pad(relevance.masked_fill(~valid[None, :, None, prefix:], 0.0), (prefix, 0))
-    maps, constant = torch.zeros_like(raw), raw.new_zeros(raw.shape[:3], dtype=torch.bool)
-    for b, count in enumerate(valid.sum(-1).tolist()):
-        there = valid[b].nonzero()[:, 0]
-        own = raw[:, b][..., there]
-        constant[:, b] = is_constant(own[..., min(prefix, count) :], axes=1)[..., 0] if count > prefix else True
-        maps[:, b, :, there] = normalise(own, signed=signed, axes=1)
-    return maps.float(), raw, constant
+    there, words = valid[None, :, None], (valid & (valid.cumsum(-1) > prefix))[None, :, None]
+    maps = torch.where(there, normalise(raw, signed=signed, axes=1, among=there), 0.0)
+    return maps.float(), raw, is_constant(raw, axes=1, among=words)[..., 0]
 
 
 def upsample(grid: Tensor, size: tuple[int, int]) -> Tensor:
@@ -91,7 +87,7 @@ def place(maps: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tenso
     return canvas
 
 
-def normalise(maps: Tensor, signed: bool = False, axes: int = 2) -> Tensor:
+def normalise(maps: Tensor, signed: bool = False, axes: int = 2, among: Tensor | None = None) -> Tensor:
     """Min-max scale each map to [0, 1] or, if signed, divide it by its largest magnitude.
 
     Constant maps become zeros.
@@ -100,6 +96,7 @@ def normalise(maps: Tensor, signed: bool = False, axes: int = 2) -> Tensor:
         maps: Maps in the last ``axes`` axes.
         signed: Scale to [-1, 1] and keep zero at zero.
         axes: Number of axes of a map.
+        among: Which values count, if not all do; it broadcasts to the maps.
 
     Example:
         >>> normalise(torch.tensor([[2.0, 4.0, 3.0]]), axes=1)
@@ -107,14 +104,19 @@ def normalise(maps: Tensor, signed: bool = False, axes: int = 2) -> Tensor:
         >>> normalise(torch.tensor([[2.0, -4.0]]), signed=True, axes=1)
         tensor([[ 0.5000, -1.0000]])
     """
-    over = tuple(range(-axes, 0))
-    low = torch.zeros((), dtype=maps.dtype, device=maps.device) if signed else maps.amin(over, keepdim=True)
-    span = maps.abs().amax(over, keepdim=True) if signed else maps.amax(over, keepdim=True) - low
-    return torch.where(is_constant(maps, axes), 0.0, (maps - low) / torch.where(span > 0, span, 1.0))
+    high, low = _range(maps, axes, among)
+    span = torch.maximum(high.abs(), low.abs()) if signed else high - low
+    low = torch.zeros((), dtype=maps.dtype, device=maps.device) if signed else low
+    return torch.where(is_constant(maps, axes, among), 0.0, (maps - low) / torch.where(span > 0, span, 1.0))
 
 
-def is_constant(maps: Tensor, axes: int = 2) -> Tensor:
-    """Detect maps that are constant up to rounding or not finite.
+def is_constant(maps: Tensor, axes: int = 2, among: Tensor | None = None) -> Tensor:
+    """Detect maps that are constant up to rounding or not finite; without any value they count as constant.
+
+    Args:
+        maps: Maps in the last ``axes`` axes.
+        axes: Number of axes of a map.
+        among: Which values count, if not all do; it broadcasts to the maps.
 
     Returns:
         A boolean tensor with size 1 in the maps' axes, so that it broadcasts over them.
@@ -124,7 +126,15 @@ def is_constant(maps: Tensor, axes: int = 2) -> Tensor:
         tensor([[ True],
                 [False]])
     """
-    over = tuple(range(-axes, 0))
-    high, low = maps.amax(over, keepdim=True), maps.amin(over, keepdim=True)
+    high, low = _range(maps, axes, among)
     eps = torch.finfo(maps.dtype).eps
     return ~((high - low) > 8 * eps * torch.maximum(high.abs(), low.abs()))
+
+
+def _range(maps: Tensor, axes: int, among: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Largest and smallest value of each map."""
+    over = tuple(range(-axes, 0))
+    if among is None:
+        return maps.amax(over, keepdim=True), maps.amin(over, keepdim=True)
+    high, low = torch.where(among, maps, -torch.inf), torch.where(among, maps, torch.inf)
+    return high.amax(over, keepdim=True), low.amin(over, keepdim=True)

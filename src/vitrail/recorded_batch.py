@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from vitrail.capture import cuda_graphs
-from vitrail.capture.forward import check_finite
+from vitrail.capture.early_replay import class_tensor
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import output_count
 from vitrail.capture.recorded_forward import pays
 from vitrail.capture.row_choice import some_weight
-from vitrail.shared_pass import BatchJob, ComputedBatch, compute_batch
+from vitrail.shared_pass import BatchJob, ComputedBatch, ResultFlags, compute_batch
 from vitrail.targets import resolve_target, top_count
 
 #: Families of methods whose passes are recorded.
@@ -27,28 +27,20 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
     about, model_inputs, target, structure = job.about, job.model_inputs, job.target, job.structure
     run = job.settings
     tensors = model_inputs.tensors
-    fixed = all(one.method.family in _RECORDED and one.method.takes == "trace" for one in job.methods)
-    if (
-        not fixed
-        or run.keep
-        or run.places is not None
-        or callable(target)
-        or not cuda_graphs.recordable(about.module, tensors)
-    ):
+    if not cuda_graphs.recordable(about.module, tensors):
         return None
-    if not pays(structure, model_inputs.batch, some_weight(about.module).dtype):
+    obstacle = _obstacle(job)
+    if obstacle is not None:
+        cuda_graphs.log_obstacle(obstacle)
         return None
     named = target is not None and not top_count(target)
-    count = output_count(about.module)
-    if named and count is not None:
+    if named:
         # Classes are an input of the recording, which serves all of them.
-        empty = torch.empty(model_inputs.batch, count)
-        aimed = resolve_target(target, empty, model_inputs.batch, about.classes)
-        if aimed.groups or aimed.classes is None:
+        rows = _class_rows(job, output_count(about.module) or 0)
+        if rows is None:
+            cuda_graphs.log_obstacle("a target is a group of classes")
             return None
-        tensors = [*tensors, aimed.classes.contiguous().to(tensors[0].device)]
-    elif named:
-        return None
+        tensors = [*tensors, class_tensor(rows, tensors[0].device)]
     rest = [value for value in (*model_inputs.args, *model_inputs.kwargs.values()) if not isinstance(value, Tensor)]
     methods = tuple((one.label, one.method.compute, repr(one.options)) for one in job.methods)
     key = (id(structure), target if not named else "classes", run.most, methods, tuple(model_inputs.kwargs), repr(rest))
@@ -60,13 +52,47 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
         quiet = replace(job, model_inputs=own, settings=replace(run, advance=evaluated.append))
         found = compute_batch(quiet, given[-1] if named else None)
         assert found.classes is not None and found.logits is not None  # noqa: PT018
+        values = ResultFlags.of(found.logits, [constant for *_, constant in found.maps])
+        # A copy, since the classes may be the input, which others use.
+        results = [found.classes.clone(), found.logits, values, *chain.from_iterable(found.maps)]
         # The structure is kept with the recording, lest another one come to have its id.
-        return [found.classes, found.logits, *chain.from_iterable(found.maps)], (sum(evaluated), structure)
+        return results, (sum(evaluated), structure)
 
-    (classes, logits, *maps), (evaluated, _) = cuda_graphs.run(about.module, key, tensors, compute)
-    check_finite(about.module, logits)
+    found, (evaluated, _) = cuda_graphs.run(about.module, key, tensors, compute, run.early)
+    classes, logits, values, *maps = found
+    flags = ResultFlags(about.module, logits, values)
+    if run.flags is None:
+        flags.wait()
+    else:
+        run.flags.append(flags)
     if evaluated:
         run.advance(evaluated)
     labels = [one.label for one in job.methods]
     triples = list(zip(maps[::3], maps[1::3], maps[2::3], strict=True))
     return ComputedBatch(triples, classes, (), logits, dict.fromkeys(labels, 0.0), {label: [] for label in labels})
+
+
+def _obstacle(job: BatchJob) -> str | None:
+    """Why the pass of a batch is not to be recorded, or None."""
+    if not all(one.method.family in _RECORDED and one.method.takes == "trace" for one in job.methods):
+        return "a method runs the model itself"
+    if job.settings.keep:
+        return "intermediate results are kept"
+    if job.settings.places is not None:
+        return "attention of windows is stitched"
+    if callable(job.target):
+        return "the target is a function"
+    if not pays(job.structure, job.model_inputs.batch, some_weight(job.about.module).dtype):
+        return "computing takes much longer than launching"
+    if output_count(job.about.module) is None:
+        return "the number of classes is unknown"
+    return None
+
+
+def _class_rows(job: BatchJob, count: int) -> tuple[tuple[int, ...], ...] | None:
+    """The classes of each input, or None where there are groups of them."""
+    target, batch = job.target, job.model_inputs.batch
+    if type(target) is int and 0 <= target < count:
+        return ((target,),) * batch
+    aimed = resolve_target(target, torch.empty(batch, count), batch, job.about.classes)
+    return None if aimed.groups or aimed.classes is None else tuple(map(tuple, aimed.classes.tolist()))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture import cuda_graphs
+from vitrail.capture.early_replay import EarlyReplay
 from vitrail.capture.forward import ForwardPass, check_finite, forward_only, forward_pass, without_ends
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
@@ -36,6 +37,33 @@ FEW_TOKENS = 256
 
 
 @dataclass(frozen=True)
+class ResultFlags:
+    """What is to be checked of the results of a pass, read from its device at once.
+
+    Attributes:
+        model: The model.
+        logits: What it said, shape (b, C).
+        values: Whether all logits are finite, and for each method whether a map is constant, shape (1 + methods,).
+    """
+
+    model: nn.Module
+    logits: Tensor
+    values: Tensor
+
+    @staticmethod
+    def of(logits: Tensor, constant: Sequence[Tensor]) -> Tensor:
+        """The values."""
+        return torch.stack([torch.isfinite(logits).all(), *(one.any() for one in constant)])
+
+    def wait(self) -> bool:
+        """Wait for the results; refuse logits that are not finite. Returns whether any map is constant."""
+        finite, *constant = self.values.tolist()
+        if not finite:
+            check_finite(self.model, self.logits)
+        return any(constant)
+
+
+@dataclass(frozen=True)
 class PassSettings:
     """Settings of one call.
 
@@ -44,12 +72,16 @@ class PassSettings:
         keep: Whether intermediate results are kept.
         advance: Called with the number of images a method has just evaluated.
         places: Where the windows of a model lie, if their attention is stitched.
+        early: The replay of a recorded pass that may be under way.
+        flags: Where recorded passes put what is still to be checked of their results; None to check it at once.
     """
 
     most: int
     keep: bool
     advance: Callable[[int], None]
     places: Places | None
+    early: EarlyReplay | None = None
+    flags: list[ResultFlags] | None = None
 
     def stitched(self, trace: Trace) -> Trace:
         """The pass, with window attention stitched where requested."""

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.capture import cuda_graphs
 from vitrail.module_walk import modules_of, tensors_of
 
 #: Modules an adapted layer may be made of.
@@ -49,6 +50,7 @@ def merged_linears(model: nn.Module) -> Iterator[None]:
         for module in _candidates(model):
             found = _effective(module)
             if found is not None:
+                cuda_graphs.keep(*found)
                 module.__dict__["forward"] = _linear(*found)
                 changed.append(module)
         yield

@@ -5,6 +5,9 @@ run again with inputs of the same shapes is therefore recorded and replayed with
 while nothing that Python decides can differ: the same module objects, parameters, attributes and forward functions, no
 hooks, no random numbers, no other modes. What cannot be recorded, because it waits for results on the way, runs as
 before. ``VITRAIL_CUDA_GRAPHS=0`` switches recording off.
+
+A replay reads memory at fixed addresses. Tensors that are neither weights nor made in the pass are kept with its
+recording (`keep`); that weights lie where they did is part of the key.
 """
 
 from __future__ import annotations
@@ -16,17 +19,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules import module as module_hooks
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
+from vitrail.capture.module_state import module_state
 from vitrail.capture.plain import plain
-from vitrail.module_walk import modules_of, once
 
 Extra = TypeVar("Extra")
 #: From inputs to result tensors, and whatever does not depend on the values of the inputs.
@@ -40,15 +42,33 @@ MEMORY_SHARE = 1 / 16
 #: Environment variable; 0 switches recording off.
 SWITCH = "VITRAIL_CUDA_GRAPHS"
 _DEVICES = ("cuda",)
-_SCALARS = frozenset((bool, int, float, str, type(None)))
+
+
+class _UnderWay(threading.local):
+    """What this thread is doing: whether a pass runs for the first time, and what a recording under way keeps."""
+
+    first_run = False
+    kept: list[Tensor] | None = None
+
+
 _lock = threading.RLock()
-_first_run = threading.local()
+_under_way = _UnderWay()
 _log = logging.getLogger(__name__)
+
+
+class StartedReplay(Protocol):
+    """A replay that may be under way, see `vitrail.capture.early_replay`."""
+
+    def results(self, model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Any] | None:
+        """Its results, if it is a replay of this pass over these inputs."""
+
+    def remember(self, model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> None:
+        """Note which recording was replayed."""
 
 
 @dataclass(frozen=True)
 class _Recording(Generic[Extra]):
-    """A recorded pass: its graph, the tensors it reads and writes, and the bytes it holds."""
+    """A recorded pass: its graph, the tensors it reads and writes, others that must live on, and the bytes it holds."""
 
     graph: torch.cuda.CUDAGraph
     inputs: list[Tensor]
@@ -56,6 +76,7 @@ class _Recording(Generic[Extra]):
     extra: Extra
     size: int
     finished: torch.cuda.Event
+    kept: list[Tensor]
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
         """Results for other inputs."""
@@ -85,6 +106,7 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
     reserved = torch.cuda.memory_reserved(device)
     # Workspaces of matrix products are kept by stream; the recording gets its own, which nothing else uses.
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
+    kept = _under_way.kept = list[Tensor]()
     try:
         with torch.cuda.stream(stream), _own_random_state(device):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -98,9 +120,10 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
             torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001
         return None
     finally:
+        _under_way.kept = None
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
     size = torch.cuda.memory_reserved(device) - reserved
-    return _Recording(graph, own, outputs, extra, size, torch.cuda.Event())  # type: ignore[no-untyped-call]
+    return _Recording(graph, own, outputs, extra, size, torch.cuda.Event(), kept)  # type: ignore[no-untyped-call]
 
 
 @contextmanager
@@ -117,29 +140,54 @@ def _own_random_state(device: torch.device) -> Iterator[None]:
 
 def recording() -> bool:
     """Whether a pass is being recorded, or run for the first time before that: nothing may wait for its results."""
-    if getattr(_first_run, "running", False):
+    if _under_way.first_run:
         return True
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
+def keep(*tensors: Tensor) -> None:
+    """Let tensors live as long as the recording under way, if there is one: a cache may drop them before."""
+    if _under_way.kept is not None:
+        _under_way.kept += tensors
+
+
 def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a pass over these inputs may be recorded at all."""
+    found = obstacle(inputs)
+    if found is None and module_state(model).hooked:
+        found = "the model has hooks"
+    if found is not None:
+        log_obstacle(found)
+    return found is None
+
+
+def log_obstacle(reason: str) -> None:
+    """Log, for debugging, why a pass is not recorded."""
+    _log.debug("a pass is not recorded: %s", reason)
+
+
+def obstacle(inputs: Sequence[Tensor]) -> str | None:
+    """Why no recording may be replayed for these inputs, as far as it does not depend on the model; None if it may."""
     device = inputs[0].device if inputs else torch.device("cpu")
-    return (
-        os.environ.get(SWITCH, "1") != "0"
-        and device.type in _DEVICES
-        and not plain()
-        and all(t.device == device for t in inputs)
-        and not torch.is_autocast_enabled(device.type)
-        and not recording()
-        and not _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
-        and _get_current_dispatch_mode() is None
-        and not once("hooks", model, _has_hooks)
-    )
+    if os.environ.get(SWITCH, "1") == "0" or plain():
+        return "recording is switched off"
+    if device.type not in _DEVICES or any(t.device != device for t in inputs):
+        return "the inputs are not on one CUDA device"
+    if torch.is_autocast_enabled(device.type):
+        return "autocast is on"
+    if recording():
+        return "another pass is being recorded"
+    if _get_current_function_mode_stack() or _get_current_dispatch_mode() is not None:  # type: ignore[no-untyped-call]
+        return "another mode is active"
+    return None
 
 
 def run(
-    model: nn.Module, key: Hashable, inputs: Sequence[Tensor], compute: Compute[Extra]
+    model: nn.Module,
+    key: Hashable,
+    inputs: Sequence[Tensor],
+    compute: Compute[Extra],
+    early: StartedReplay | None = None,
 ) -> tuple[list[Tensor], Extra]:
     """Run a pass: replay its recording, record it if it was run before, or compute it.
 
@@ -148,40 +196,90 @@ def run(
         key: What the pass depends on besides, such as where the weights lie.
         inputs: Tensors on one CUDA device.
         compute: The pass.
+        early: A replay that may be under way; its results are taken if it is this pass over these inputs.
     """
-    key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs), once("attributes", model, _state))
+    state = module_state(model)
+    key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs), state.key)
+    known = _known.setdefault(model, OrderedDict())
+    if early is not None:
+        found = early.results(model, key, inputs)
+        if found is not None:
+            return found
     try:
-        return _run(_known.setdefault(model, OrderedDict()), key, inputs, compute)
+        result = _run(known, key, inputs, compute, state.tensors)
+        if early is not None and isinstance(known.get(key), _Recording):
+            early.remember(model, key, inputs)
+        return result
     except torch.OutOfMemoryError:
         if not _forget(inputs[0].device):
             raise
     return compute(inputs)
 
 
-def _run(known: _Known, key: Hashable, inputs: Sequence[Tensor], compute: Compute[Extra]) -> tuple[list[Tensor], Extra]:
+def replay(model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Any] | None:
+    """Replay the recording of a pass, or return None if there is none any more.
+
+    Args:
+        model: The model.
+        key: The whole key, as `run` makes it.
+        inputs: Tensors of the shapes that the key says.
+    """
+    with _lock:
+        known = _known.get(model)
+        found = None if known is None else known.get(key)
+        if known is None or not isinstance(found, _Recording):
+            return None
+        known.move_to_end(key)
+    try:
+        return found.replay(inputs)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _run(
+    known: _Known,
+    key: Hashable,
+    inputs: Sequence[Tensor],
+    compute: Compute[Extra],
+    held: Sequence[Tensor],
+) -> tuple[list[Tensor], Extra]:
     device = inputs[0].device
     if key not in known:
         drawn = _drawn(device)
-        _first_run.running = True
+        _under_way.first_run = True
         try:
             result = compute(inputs)
         finally:
-            _first_run.running = False
+            _under_way.first_run = False
+        fixed = _drawn(device) == drawn
+        if not fixed:
+            log_obstacle("the pass draws random numbers")
         with _lock:
-            known[key] = 0 if _drawn(device) == drawn else NEVER
+            known[key] = 0 if fixed else NEVER
             while len(known) > MOST_KNOWN:
                 known.popitem(last=False)
         return result
     with _lock:
         found = known.pop(key, NEVER)
+        new = found == 0
         if isinstance(found, int) and 0 < found < NEVER:
             found -= 1
-        elif found == 0:
-            found = _record(compute, inputs) or NEVER
+        if new:
+            found = _record(_keeping(compute, held), inputs) or NEVER
         known[key] = found  # last in order of use
-        if isinstance(found, _Recording):
+        if new and isinstance(found, _Recording):
             _bound(known, key, device)
     return found.replay(inputs) if isinstance(found, _Recording) else compute(inputs)
+
+
+def _keeping(compute: Compute[Extra], held: Sequence[Tensor]) -> Compute[Extra]:
+    """The pass, which also keeps tensors that the model holds."""
+
+    def run_keeping(given: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
+        keep(*held)
+        return compute(given)
+
+    return run_keeping
 
 
 def _bound(known: _Known, newest: Hashable, device: torch.device) -> None:
@@ -189,6 +287,7 @@ def _bound(known: _Known, newest: Hashable, device: torch.device) -> None:
     limit = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
     new = known[newest]
     if isinstance(new, _Recording) and new.size > limit:
+        log_obstacle(f"it would hold {new.size / 2**20:.0f} MiB, more than {limit / 2**20:.0f} MiB")
         known[newest] = NEVER
     for key in [key for key, found in known.items() if isinstance(found, _Recording) and key != newest]:
         if sum(isinstance(r, _Recording) for r in known.values()) > MOST_RECORDINGS or _held(device) > limit:
@@ -217,24 +316,3 @@ def _held(device: torch.device) -> int:
 def _drawn(device: torch.device) -> int:
     """How many random numbers a device has drawn."""
     return torch.cuda.default_generators[device.index].get_offset()
-
-
-def _has_hooks(model: nn.Module) -> bool:
-    """Whether anything of the user's runs inside the model's calls."""
-    everywhere = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
-    if any(getattr(module_hooks, name, None) for name in everywhere):
-        return True
-    return any(
-        m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks  # noqa: SLF001
-        for m in modules_of(model)
-    )
-
-
-def _state(model: nn.Module) -> int:
-    """A number that changes when modules, their attributes or their functions do."""
-    parts: list[Any] = []
-    for module in modules_of(model):
-        held = module.__dict__
-        parts += (id(module), type(module).forward, id(held.get("forward")))
-        parts += [value for value in held.values() if type(value) in _SCALARS]
-    return hash(tuple(parts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from operator import attrgetter
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -13,7 +14,7 @@ from torch import nn
 
 from vitrail.capture.composite import merged_linears
 from vitrail.errors import ModelError
-from vitrail.module_walk import modules_of
+from vitrail.module_walk import modules_of, weights_of
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -67,7 +68,7 @@ def _refuse_unreadable(model: nn.Module) -> None:
         )
     if getattr(getattr(model, "meta", None), "get", None) and hasattr(model, "graph") and hasattr(model, "_guards_fn"):
         raise ModelError("this module came out of torch.export: pass the nn.Module it was exported from")
-    places = {p.device for module in modules_of(model) for p in module._parameters.values() if p is not None}  # noqa: SLF001
+    places = set(map(attrgetter("device"), weights_of(model)))
     if len(places) <= 1 and not any(place.type == "meta" for place in places):
         return
     devices: dict[str, str] = {}
@@ -97,8 +98,8 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
 
     Parameters are frozen so that the graph starts at the first tensor whose gradient is needed, and nothing before it
     is kept. Compiled code is switched off because it calls no Python function that a mode could see. Activation
-    checkpointing is switched off, and linear layers with adapters (LoRA) run with their effective weights. One thread
-    at a time holds a model; others wait.
+    checkpointing is switched off, decoders keep no keys and values for a next token, and linear layers with adapters
+    (LoRA) run with their effective weights. One thread at a time holds a model; others wait.
 
     Args:
         model: The model.
@@ -117,7 +118,8 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
         training = [module for module in modules if module.training]
         trainable = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]  # noqa: SLF001
         switches = [(m, name) for m in modules for name in _CHECKPOINTING if m.__dict__.get(name) is True]
-        configs = _hidden_attention(modules)
+        configs = _config_changes(modules)
+        settings = [getattr(config, name) for config, name, _ in configs]
         try:
             for module in training:
                 module.training = False
@@ -125,8 +127,8 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
                 parameter.requires_grad_(False)
             for module, name in switches:
                 setattr(module, name, False)
-            for config, _ in configs:
-                config._attn_implementation = "sdpa"  # noqa: SLF001 - the library's own switch
+            for config, name, value in configs:
+                setattr(config, name, value)
             with ExitStack() as stack:
                 stack.enter_context(_eager(modules))
                 stack.enter_context(torch.inference_mode(False))
@@ -141,19 +143,24 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
                 parameter.requires_grad_(True)
             for module, name in switches:
                 setattr(module, name, True)
-            for config, before in configs:
-                config._attn_implementation = before  # noqa: SLF001
+            for (config, name, _), before in zip(configs, settings, strict=True):
+                setattr(config, name, before)
 
 
-def _hidden_attention(modules: list[nn.Module]) -> list[tuple[Any, str]]:
-    """Configurations of transformers models that ask for a kernel no mode sees, with what they ask for."""
-    found: dict[int, tuple[Any, str]] = {}
-    for module in modules:
-        config = module.__dict__.get("config")
-        chosen = getattr(config, "_attn_implementation", None)
-        if chosen in _HIDDEN_ATTENTION:
-            found[id(config)] = (config, chosen)
-    return list(found.values())
+def _config_changes(modules: list[nn.Module]) -> list[tuple[Any, str, Any]]:
+    """Settings of transformers models that a pass is run without, with what they are set to.
+
+    Kernels that no mode sees are replaced. Keys and values are not kept for a next token, which never comes: keeping
+    them takes memory, and copies from the CPU, for which a GPU waits.
+    """
+    configs = {id(config): config for m in modules if (config := m.__dict__.get("config")) is not None}
+    found: list[tuple[Any, str, Any]] = []
+    for config in configs.values():
+        if getattr(config, "_attn_implementation", None) in _HIDDEN_ATTENTION:
+            found.append((config, "_attn_implementation", "sdpa"))
+        if getattr(config, "use_cache", None) is True:
+            found.append((config, "use_cache", False))
+    return found
 
 
 @contextmanager

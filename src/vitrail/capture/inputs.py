@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture import cuda_graphs
 from vitrail.errors import InputError, ModelError, NotApplicableError, TargetError, VitrailError
 
 #: Where the scores of classes stand in the output objects of common libraries, best first.
@@ -76,12 +77,15 @@ class ModelInputs:
 
     @property
     def valid(self) -> Tensor | None:
-        """Which tokens of a text are no padding, by its attention mask, shape (b, n); None where all are."""
+        """Which tokens of a text are no padding, by its attention mask, shape (b, n); None where all are.
+
+        A pass that is recorded cannot wait for the answer: it takes the mask, whatever it says.
+        """
         mask = self.kwargs.get("attention_mask" if self.patches is None else "pixel_attention_mask")
         if self.image is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
             return None
         valid = mask.bool()
-        return None if bool(valid.all()) else valid
+        return valid if cuda_graphs.recording() or not bool(valid.all()) else None
 
     def embedded(self, rows: Tensor, layer: nn.Module, vectors: Tensor) -> ModelInputs:
         """Some of the texts by index, any of them as often as it is named, with vectors in place of embedded words.
@@ -124,14 +128,15 @@ class ModelInputs:
     def onto(self, model: nn.Module) -> ModelInputs:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
         parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
-        if parameter is None:
-            return self
+        return self if parameter is None else self.to(parameter.device, parameter.dtype)
+
+    def to(self, device: torch.device, dtype: torch.dtype | None) -> ModelInputs:
+        """The same on a device, floats in a precision."""
 
         def move(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            dtype = parameter.dtype if value.is_floating_point() else value.dtype
-            return value.detach().to(device=parameter.device, dtype=dtype)
+            return value.detach().to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
         return ModelInputs(tuple(move(a) for a in self.args), {k: move(v) for k, v in self.kwargs.items()})
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail.capture import cuda_graphs
 from vitrail.errors import ModelError
 
 READOUTS = {
@@ -139,9 +140,15 @@ class Layout:
         return READOUTS[self.readout or "cls"]
 
 
-@lru_cache(maxsize=256)
 def index_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices on a device; kept, because copying them there makes a GPU wait."""
+    found = _index_tensor(indices, device)
+    cuda_graphs.keep(found)
+    return found
+
+
+@lru_cache(maxsize=256)
+def _index_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
     with torch.inference_mode(False):
         return torch.tensor(indices, dtype=torch.long, device=device)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitrail.capture.layout import index_tensor
 from vitrail.capture.trace import Block, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import row
@@ -99,7 +100,9 @@ def drop_smallest(M: Tensor, share: float, keep_first: bool = False, valid: Tens
         dropped = flat.scatter(-1, smallest, 0.0)
     else:
         there = (valid[:, :, None] & valid[:, None, :]).flatten(-2).view(len(M), *[1] * (flat.dim() - 2), -1)
-        most = torch.tensor([int(count**2 * share) for count in valid.sum(-1).tolist()], device=M.device)
+        # By the number of tokens; a table, as a GPU would be waited for to count them.
+        by_count = tuple(int(count**2 * share) for count in range(valid.shape[-1] + 1))
+        most = index_tensor(by_count, M.device)[valid.sum(-1)]
         place = torch.where(there, flat, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)
         dropped = torch.where(place < most.view(len(M), *[1] * (flat.dim() - 1)), 0.0, flat)
     if keep_first:
