@@ -4,9 +4,9 @@
 
 Tiny models with random weights of transformers, torchvision and timm. Each method explains four batches of other inputs
 and other classes: the first is computed, the second recorded and replayed, the others replayed; all are compared with
-`VITRAIL_CUDA_GRAPHS=0`. Texts differ in length as well. ``difference`` is the largest one relative to the largest value
-of the map. ``reason`` says why a pass was not recorded: what the library logs, and where an error came from. Families
-are shared out among processes, and rows are kept if a process ends early.
+`VITRAIL_CUDA_GRAPHS=0` and `VITRAIL_SPLIT_PRODUCTS=0`. Texts differ in length as well. ``difference`` is the largest
+one relative to the largest value of the map. ``reason`` says why a pass was not recorded: what the library logs, and
+where an error came from. Families are shared out among processes, and rows are kept if a process ends early.
 """
 
 from __future__ import annotations
@@ -32,11 +32,13 @@ from tiny_families import CLASSES, END, PAD, PIXELS, VOCABULARY, Family, build, 
 from torch import nn
 
 import vitrail
-from vitrail.capture import cuda_graphs
+from vitrail.capture import cuda_graphs, split_products
 from vitrail.errors import VitrailError
 from vitrail.explanation import versions
 
 METHODS = ("rollout", "gradtoken", "leadlight", "vtranm", "attnlrp", "transformer_attribution", "occlusion")
+#: What the comparison switches off.
+OFF = {cuda_graphs.SWITCH: "0", split_products.SWITCH: "0"}
 #: Differences above this are reported as wrong.
 TOLERANCE = 1e-4
 TIMM = (
@@ -122,12 +124,13 @@ def compare(model: nn.Module, family: Family, given: Any, method: str, device: s
         inputs, target = inputs_of(family, given, number, device), number % CLASSES
         try:
             fast = vitrail.explain(model, inputs, method, target=target)
-            os.environ[cuda_graphs.SWITCH] = "0"
+            os.environ |= OFF
             slow = vitrail.explain(model, inputs, method, target=target)
         except VitrailError as error:
             return {"refused": str(error)[:120]}
         finally:
-            os.environ.pop(cuda_graphs.SWITCH, None)
+            for name in OFF:
+                os.environ.pop(name, None)
         span = slow.grid.abs().amax().clamp_min(1e-30)
         differences.append(float((fast.grid - slow.grid).abs().amax() / span))
     row: dict[str, Any] = {"difference": max(differences), "recorded": recordings(model) > before}
@@ -147,6 +150,8 @@ def recordings(model: nn.Module) -> int:
 def work(args: argparse.Namespace) -> None:
     """Measure the families of one process; write a line for each."""
     warnings.simplefilter("ignore")
+    if args.split:
+        split_products.FEWEST_PRODUCTS = 1
     started, reasons = time.monotonic(), Reasons()
     with args.out.open("a", encoding="utf-8") as lines:
         for family, module, given in models(args.part, args.workers):
@@ -170,6 +175,7 @@ def main() -> None:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--split", action="store_true", help="also split float32 products, however small the model is")
     parser.add_argument("--part", type=int, default=None, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
@@ -179,6 +185,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{part}.jsonl" for part in range(args.workers)]
         common = [sys.executable, __file__, "--device", args.device, "--workers", str(args.workers)]
+        common += ["--split"] if args.split else []
         running = [
             subprocess.Popen(  # noqa: S603
                 [*common, "--seconds", str(args.seconds), "--part", str(part), "--out", str(file)],
@@ -204,7 +211,12 @@ def main() -> None:
             print(row, flush=True)
     for reason, count in Counter(row["reason"] for row in rows if "reason" in row).most_common(40):
         print(f"{count:4d} not recorded: {reason}", flush=True)
-    manifest = {"device": device_name(args.device), "methods": list(METHODS), "versions": versions()}
+    manifest = {
+        "device": device_name(args.device),
+        "methods": list(METHODS),
+        "split": args.split,
+        "versions": versions(),
+    }
     save_json(args.out, {"manifest": manifest, "counts": counts, "rows": rows})
 
 

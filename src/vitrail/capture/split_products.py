@@ -9,12 +9,10 @@ of float32 within a small factor, and a hundredth of that of TF32, which torch i
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.kernel_attempt import attempt, can_compile
 from vitrail.capture.plain import plain
 
 #: Multiplications of a linear map from which on splitting pays: in float32 they take 0.2 ms on an H200.
@@ -32,8 +31,6 @@ LONGEST_ROW = 2**14
 FAST_HALF = {(8, 0), (9, 0), (10, 0), (10, 3)}
 #: Environment variable; 0 switches splitting off.
 SWITCH = "VITRAIL_SPLIT_PRODUCTS"
-_failed: list[str] = []
-_log = logging.getLogger(__name__)
 
 
 def split_products(device: torch.device) -> AbstractContextManager[Any]:
@@ -46,7 +43,7 @@ def split_products(device: torch.device) -> AbstractContextManager[Any]:
         device.type == "cuda"
         and os.environ.get(SWITCH, "1") != "0"
         and not plain()
-        and not _failed
+        and can_compile(__name__)
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cuda")
         and _has_fast_half(device)
@@ -58,7 +55,7 @@ def split_products(device: torch.device) -> AbstractContextManager[Any]:
 def _has_fast_half(device: torch.device) -> bool:
     """Whether a GPU multiplies float16 matrices fast, and torch can return the product in float32."""
     made_for = torch.cuda.get_device_capability(device) in FAST_HALF
-    return made_for and find_spec("triton") is not None and hasattr(torch.ops.aten.mm, "dtype")
+    return made_for and hasattr(torch.ops.aten.mm, "dtype")
 
 
 class _SplitProducts(TorchFunctionMode):
@@ -87,14 +84,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias)))
     ):
         return None
-    try:
-        return split_linear(input, weight, bias)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # noqa: BLE001 - Triton raises many kinds
-        _failed.append(repr(error))
-        _log.warning("Triton kernels are not used, float32 products take longer: %s", error)
-        return None
+    return attempt(split_linear, input, weight, bias)
 
 
 def split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
