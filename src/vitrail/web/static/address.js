@@ -1,4 +1,16 @@
-/** The address is the state of the page: model, input, classes, methods and view as parameters of the URL. */
+/** The address is the state of the page: model, input, classes, methods, view and display as parameters of the URL. */
+
+import { DIVERGING, SEQUENTIAL } from "./colour.js";
+
+/** The style that maps are drawn in at first. */
+export const DEFAULT_STYLE = {
+  opacity: 0.75,
+  smooth: true,
+  mapOnly: false,
+  original: true,
+  sequential: "glow",
+  diverging: "coldwarm",
+};
 
 const VIEWS = ["maps", "matrix", "models"];
 const SHOWN = ["both", "first", "second"];
@@ -8,7 +20,7 @@ const integers = (text) => (text ?? "").split(",").filter((part) => /^\d{1,7}$/.
 /**
  * Read the state from the parameters of a URL; what is missing or not valid is left out.
  *
- * @returns {{model, sample, image, text, classes, contrast, methods, focus, view, other, shown, curves}}
+ * @returns {{model, sample, image, text, classes, contrast, methods, focus, view, other, shown, curves, style}}
  */
 export function parseAddress(search) {
   const parameters = new URLSearchParams(search);
@@ -28,6 +40,22 @@ export function parseAddress(search) {
     other: one("other"),
     shown: known("shown", SHOWN),
     curves: parameters.get("curves") === "1",
+    style: parseStyle(parameters),
+  };
+}
+
+/** The style of the maps: what the parameters say, and the default otherwise. */
+function parseStyle(parameters) {
+  const one = (name) => parameters.get(name);
+  const [opacity] = integers(one("opacity"));
+  const named = (name, names, otherwise) => (Object.hasOwn(names, one(name)) ? one(name) : otherwise);
+  return {
+    opacity: opacity <= 100 ? opacity / 100 : DEFAULT_STYLE.opacity,
+    smooth: one("rendering") !== "patch",
+    mapOnly: one("overlay") === "map",
+    original: one("frame") !== "input",
+    sequential: named("colour", SEQUENTIAL, DEFAULT_STYLE.sequential),
+    diverging: named("signed", DIVERGING, DEFAULT_STYLE.diverging),
   };
 }
 
@@ -46,6 +74,15 @@ export function formatAddress(state) {
   add("other", state.view === "models" && state.other);
   if (state.shown !== SHOWN[0]) add("shown", state.shown);
   add("curves", state.curves && "1");
+  const { style } = state;
+  if (style) {
+    if (style.opacity !== DEFAULT_STYLE.opacity) add("opacity", String(Math.round(100 * style.opacity)));
+    add("rendering", !style.smooth && "patch");
+    add("overlay", style.mapOnly && "map");
+    add("frame", !style.original && "input");
+    if (style.sequential !== DEFAULT_STYLE.sequential) add("colour", style.sequential);
+    if (style.diverging !== DEFAULT_STYLE.diverging) add("signed", style.diverging);
+  }
   const text = parameters.toString().replaceAll("%2C", ",").replaceAll("%3A", ":");
   return text ? `?${text}` : "";
 }

@@ -1,32 +1,24 @@
 /** Display options: opacity, colours, rendering, and what is shown. */
 
+import { DEFAULT_STYLE } from "./address.js";
 import { DIVERGING, SEQUENTIAL, drawColourBar } from "./colour.js";
 import { el, setText } from "./dom.js";
 
 const find = (id) => document.getElementById(id);
 
-/** The style that maps are drawn in at first. */
-export const DEFAULT_STYLE = {
-  opacity: 0.75,
-  smooth: true,
-  mapOnly: false,
-  original: true,
-  sequential: "glow",
-  diverging: "coldwarm",
-};
-
 /**
  * Connect the display options.
  *
- * @param onStyle called with the changed fields of the style
+ * @param onStyle called with the changed fields of the style; with false as well while the user still moves a slider
  * @param onShown called with "both", "first" or "second": which of two classes is shown
  */
 export function addControls(onStyle, onShown) {
   const opacity = find("opacity");
   opacity.addEventListener("input", () => {
     setText(opacity.nextElementSibling, `${opacity.value} %`);
-    onStyle({ opacity: opacity.value / 100 });
+    onStyle({ opacity: opacity.value / 100 }, false);
   });
+  opacity.addEventListener("change", () => onStyle({ opacity: opacity.value / 100 }));
   addSwatches(find("sequential"), "sequential", SEQUENTIAL, (name) => onStyle({ sequential: name }));
   addSwatches(find("diverging"), "diverging", DIVERGING, (name) => onStyle({ diverging: name }));
   const onChoice = (id, run) => find(id).addEventListener("change", (event) => run(event.target.value));
@@ -34,6 +26,22 @@ export function addControls(onStyle, onShown) {
   onChoice("overlay", (value) => onStyle({ mapOnly: value === "map" }));
   onChoice("frame", (value) => onStyle({ original: value === "original" }));
   onChoice("shown-classes", onShown);
+}
+
+/** Set the display options to a style. */
+export function showStyle(style) {
+  const opacity = find("opacity");
+  opacity.value = String(Math.round(100 * style.opacity));
+  setText(opacity.nextElementSibling, `${opacity.value} %`);
+  const choices = {
+    sequential: style.sequential,
+    diverging: style.diverging,
+    rendering: style.smooth ? "smooth" : "patch",
+    overlay: style.mapOnly ? "map" : "overlay",
+    frame: style.original ? "original" : "input",
+  };
+  for (const [id, value] of Object.entries(choices))
+    for (const radio of find(id).querySelectorAll("input")) radio.checked = radio.value === value;
 }
 
 /** Show which of two classes is chosen, and their names; hide the choice for one class. */

@@ -1,12 +1,13 @@
 /** The image panel: an image, classes, methods, and their maps. */
 
 import { AboutMap } from "./about.js";
+import { DEFAULT_STYLE } from "./address.js";
 import * as api from "./api.js";
 import { combinedState, methodTitle } from "./captions.js";
 import { MapChecks } from "./checks.js";
 import { ClassPicker } from "./classes.js";
 import { MapComparison } from "./comparison.js";
-import { DEFAULT_STYLE, addControls, showClassChoice } from "./controls.js";
+import { addControls, showClassChoice, showStyle } from "./controls.js";
 import { Curves } from "./curves.js";
 import { hideAlert, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
@@ -65,9 +66,10 @@ export class ImagePanel {
     Object.assign(this, { targets: [], contrast: false, focus: null, session: 0, shown: "both", source: null });
     this.style = { ...DEFAULT_STYLE };
     addControls(
-      (change) => {
+      (change, settled = true) => {
         this.style = { ...this.style, ...change };
         this.draw();
+        if (settled) this.onState(false); // a browser refuses an address that changes too often
       },
       (shown) => {
         this.shown = shown;
@@ -112,6 +114,7 @@ export class ImagePanel {
       other: this.views.other.wanted,
       shown: this.targets.length > 1 && !this.contrast ? this.shown : "both",
       curves: this.curves.shown,
+      style: this.style,
     };
   }
 
@@ -126,6 +129,10 @@ export class ImagePanel {
     const session = (this.session += 1);
     const known = model === this.model;
     Object.assign(this, { model, shown: state.shown ?? "both", focus: state.focus });
+    if (state.style) {
+      this.style = state.style;
+      showStyle(this.style);
+    }
     if (!known) this.classes.setModel(model);
     this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
     this.views.setModels(models, model, state);
