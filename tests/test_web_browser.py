@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from page_case import (
+    CHECKSUM,
     canvas_checksum,
     random_image,
     select_methods,
@@ -18,6 +19,7 @@ from page_case import (
     wait_redrawn,
 )
 from page_fixtures import address, app, browser, screenshots, visit  # noqa: F401
+from texts import FILLERS
 from vitrail import __version__
 
 pytestmark = pytest.mark.slow
@@ -151,6 +153,43 @@ def test_original_photograph_with_the_part_the_model_saw(visit, screenshots):
 
 
 # -- state -------------------------------------------------------------------------------------------------------------
+
+
+def test_display_options_are_in_the_address(visit):
+    page = visit(TINY)
+    wait_idle(page)
+    plain = page.url
+    known = [canvas_checksum(page)]
+    page.locator("#opacity").fill("30")
+    wait_for(page, "location.search.includes('opacity=30')")
+    known.append(wait_redrawn(page, known))
+    page.check("#sequential input[value=frost]")
+    known.append(wait_redrawn(page, known))
+    page.check("#rendering input[value=patch]")
+    shown = wait_redrawn(page, known)
+    options = {name: parameters(page)[name] for name in ("opacity", "colour", "rendering")}
+    assert options == {"opacity": "30", "colour": "frost", "rendering": "patch"}
+    again = visit("?" + page.url.partition("?")[2])
+    wait_idle(again)
+    wait_for(again, f"({CHECKSUM})('#main-map canvas') === given", shown)
+    assert again.input_value("#opacity") == "30"
+    assert again.is_checked("#sequential input[value=frost]")
+    other = visit("?" + plain.partition("?")[2] + "&opacity=900&colour=constructor&signed=none")
+    wait_idle(other)
+    wait_for(other, f"({CHECKSUM})('#main-map canvas') === given", known[0])
+    assert other.url == plain, "what is not valid is left out"
+
+
+def test_word_scores_are_checked_where_the_text_is_long_enough(visit, screenshots):
+    text = "+".join(FILLERS)
+    page = visit(f"?model=hf-reviews&text={text}&method=rollout&method=random", wait=".text-card .verdict")
+    page.wait_for_selector(".text-card[data-method=random] .verdict")
+    assert "most relevant words" in page.inner_text(".text-card[data-method=rollout] .check-detail")
+    page.screenshot(path=screenshots / "text-check.png")
+    page.fill("#text-input", "the film is superb")
+    page.click("#explain-text")
+    page.wait_for_selector(".text-card[data-method=rollout] .text-check:has-text('too short')")
+    assert page.locator(".text-card .verdict").count() == 0
 
 
 def test_address_is_the_state(visit):

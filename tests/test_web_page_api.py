@@ -7,12 +7,18 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
 import vitrail
+from texts import FILLERS, text_model
+from vitrail.models.loaded import LoadedModel
+from vitrail.scores.sanity import randomisation_steps
 from vitrail.trust import VERDICTS
 from vitrail.viz.map_encoding import decode_map
+from vitrail.web import map_checks, runner
+from vitrail.web.model import serve_model
 from vitrail.web.runner import level_passes
 from web_case import error_text, image_file, small_app, tiny_model, upload, upload_id
 
@@ -62,6 +68,70 @@ def test_check_job_gives_a_verdict_for_each_map(client, image_id):
         assert len(check["sentences"]) == 3
     contrast = client.post("/api/check?wait=true", json={**body, "targets": [1], "contrast": 0}).json()
     assert contrast["state"] == "done"
+
+
+def test_a_map_is_checked_once(client, image_id, monkeypatch):
+    calls = []
+
+    def count(*given):
+        calls.append(given)
+        return map_checks.check_map(*given)
+
+    monkeypatch.setattr(runner, "check_map", count)
+    body = {"model": "tiny", "picture": image_id, "methods": ["gradcam", "rollout"], "targets": [3, 4]}
+    first = client.post("/api/check?wait=true", json={**body, "methods": ["gradcam"]}).json()
+    assert len(calls) == 2
+    both = client.post("/api/check?wait=true", json=body).json()
+    assert len(calls) == 4, "the maps of gradcam are known"
+    found = {(item["method"], item["target"]): item["check"] for item in both["items"]}
+    assert all(item["check"] == found["gradcam", item["target"]] for item in first["items"])
+    monkeypatch.setattr(client.app.state.server.map_cache, "get", None)  # neither are the maps computed again
+    again = client.post("/api/check?wait=true", json={**body, "targets": [4]}).json()
+    monkeypatch.undo()
+    assert (again["state"], len(calls)) == ("done", 4)
+    assert [item["check"] for item in again["items"]] == [found["gradcam", 4], found["rollout", 4]]
+    other = client.post("/api/check?wait=true", json={**body, "methods": ["gradcam"], "targets": [4], "seed": 1}).json()
+    assert other["items"][0]["check"]["sentences"] != found["gradcam", 4]["sentences"], "another seed, other copies"
+
+
+def test_checks_leave_the_weights_that_other_threads_read(monkeypatch):
+    app = small_app(workers=2)
+    seen = []
+    with TestClient(app) as client:
+        copies = app.state.server.models["tiny"].copies
+        head = randomisation_steps(copies[0].module, torch.randn(1, 3, 32, 32))[0].parameters
+        before = {name: value.clone() for name, value in copies[0].module.state_dict().items()}
+
+        def explain(loaded, *given, **keywords):
+            kept = [torch.equal(before[name], v) for one in copies for name, v in one.module.state_dict().items()]
+            own = loaded.module.state_dict()
+            seen.append((all(kept), all(torch.equal(before[name], own[name]) for name in head)))
+            return vitrail.explain(loaded, *given, **keywords)
+
+        monkeypatch.setattr(map_checks, "explain", explain)
+        body = {"model": "tiny", "picture": upload_id(client), "methods": ["gradcam"], "targets": [1]}
+        job = client.post("/api/check?wait=true", json=body).json()
+    assert "with a random head" in job["items"][0]["check"]["sentences"][2]
+    assert all(kept for kept, _ in seen)
+    assert not all(same for _, same in seen), "the check randomises weights of its own"
+
+
+@pytest.mark.slow
+def test_word_scores_are_checked():
+    model, tokenizer = text_model("bert", max_position_embeddings=64, num_labels=2)
+    served = serve_model(LoadedModel(model.float()), "hf:reviews", tokenizer=tokenizer)
+    text = " ".join(FILLERS)
+    with TestClient(small_app(served)) as client:
+        body = {"model": served.id, "text": text, "methods": ["transformer_mm"], "targets": [1]}
+        job = client.post("/api/check?wait=true", json=body).json()
+        short = client.post("/api/check?wait=true", json={**body, "text": "the film is superb"}).json()
+        error_text(client.post("/api/check", json={**body, "picture": "none"}), 422)
+    expected = vitrail.explain(model, text, "transformer_mm", target=1, tokenizer=tokenizer, check=True).checks[0, 0]
+    check = job["items"][0]["check"]
+    assert check["sentences"] == list(expected.sentences)
+    assert check["meaning"] == expected.meaning
+    assert "words" in check["meaning"]
+    assert "4 words is too short" in short["items"][0]["error"]["what"]
 
 
 def test_curves_start_with_a_coarse_pass(client, image_id):

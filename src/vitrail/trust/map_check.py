@@ -16,6 +16,13 @@ VERDICTS = {
     "not class-specific": "another class and a random classification head both give the same map",
     "faithful": "removing what the map marks changes the output more than moved copies of the map do",
 }
+#: The same for the word scores of texts.
+TEXT_VERDICTS = {
+    "no better than chance": "the same scores, in a shifted order of the words, do as well",
+    "unstable": "another seed of the method gives other scores",
+    "not class-specific": "another class and a random classification head both give the same scores",
+    "faithful": "removing the words with the highest scores changes the output more than shifted orders do",
+}
 FAITHFUL = "faithful"
 #: Rank correlation above which a map hardly changes.
 HARDLY = 0.95
@@ -86,6 +93,11 @@ class MapCheck:
     def passed(self) -> bool:
         """Whether the verdict is "faithful"."""
         return self.verdict == FAITHFUL
+
+    @property
+    def meaning(self) -> str:
+        """What the verdict means, for an image or a text."""
+        return (VERDICTS if self.unit == "patches" else TEXT_VERDICTS)[self.verdict]
 
     @property
     def sentences(self) -> tuple[str, str, str]:

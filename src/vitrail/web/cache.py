@@ -1,9 +1,9 @@
-"""Caches in memory: a bounded least-recently-used store, and computed maps for each class."""
+"""Caches in memory: a bounded least-recently-used store, and maps and their checks for each class."""
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
 from typing import Any, Generic, TypeVar
@@ -16,6 +16,8 @@ from vitrail.web.jobs import Job
 from vitrail.web.validation import RequestedMethod
 
 T = TypeVar("T")
+#: About the size of a check: its sentences, and the key, which may contain a text.
+_CHECK_BYTES = 8192
 _BY_TARGET = ("maps", "grid", "constant", "targets")
 
 
@@ -112,6 +114,25 @@ class MapCache:
         entries = [self.store.get(_key(job, method, target)) for target in targets]
         found = [entry for entry in entries if entry is not None]
         return _concatenate(found) if found and len(found) == len(entries) else None
+
+
+class CheckCache:
+    """Results of checks, one for each map: the same map is not checked twice.
+
+    Args:
+        count: Maximum number of results.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.store: BoundedStore[Mapping[str, Any]] = BoundedStore(count, count * _CHECK_BYTES)
+
+    def put(self, job: Job, method: RequestedMethod, target: int, check: Mapping[str, Any]) -> None:
+        """Store the check of one map of a job's input."""
+        self.store.put(f"{_key(job, method, target)}|{job.seed}", check, _CHECK_BYTES)
+
+    def get(self, job: Job, method: RequestedMethod, target: int) -> Mapping[str, Any] | None:
+        """Return the check of one map of a job's input, or None if it is not known."""
+        return self.store.get(f"{_key(job, method, target)}|{job.seed}")
 
 
 def _key(job: Job, method: RequestedMethod, target: int) -> str:

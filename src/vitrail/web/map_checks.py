@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
-from torch import Tensor
-
+from vitrail.capture.frozen import unwrap
 from vitrail.explain import explain
 from vitrail.explanation import Explanation
-from vitrail.map_source import MapSource
+from vitrail.map_source import MapSource, TextSource
+from vitrail.models import LoadedModel
 from vitrail.targets import Target, contrast
-from vitrail.trust.check_run import BUDGETS
+from vitrail.text.windows import predict_texts
+from vitrail.trust.check_run import BUDGETS, TESTS
 from vitrail.trust.checker import check_maps
-from vitrail.trust.map_check import VERDICTS, MapCheck
+from vitrail.trust.map_check import MapCheck
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 
@@ -36,32 +38,44 @@ def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int
         advance: Called with the number of images after each batch of images with removed patches.
     """
     with ignored_warnings():
+        copy = job.served.check_copy(job.raw_input)
+        # Other threads read the weights of a model that cannot be copied: they are not randomised.
+        tests = TESTS if copy is not None else tuple(test for test in TESTS if test != "model")
         checks = check_maps(
-            _source(job), {explanation.method: explanation}, 0, k, budget=BUDGET, batch_size=job.served.batch_size,
-            seed=job.seed, advance=advance,
+            _source(job, copy or job.served.loaded), {explanation.method: explanation}, 0, k, budget=BUDGET,
+            tests=tests, batch_size=job.served.batch_size, seed=job.seed, advance=advance,
         )  # fmt: skip
     return _check_json(next(iter(checks.values())))
 
 
-def check_evaluations() -> int:
-    """Images with removed patches that the check of one map evaluates."""
-    return BUDGETS[BUDGET].removals
+def check_evaluations(job: Job) -> int:
+    """Images with removed patches, or texts with removed words, that the check of one map evaluates."""
+    budget = BUDGETS[BUDGET]
+    if job.served.reading is None:
+        return budget.removals
+    return budget.removals // len(budget.levels) * (len(budget.levels) + 1)
 
 
-def _source(job: Job) -> MapSource:
-    """The model and input of a job."""
-    served = job.served
+def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource:
+    """The model that checks a job's maps, and the job's input."""
+    served, reading = job.served, job.served.reading
+    given: dict[str, Any] = {"batch_size": served.batch_size}
+    if reading is not None:
+        given["tokenizer"] = reading
 
-    def explain_again(images: Tensor, methods: Mapping[str, Mapping[str, Any]], target: Target) -> Mapping[str, Any]:
-        return explain(served.loaded, images, methods=methods, target=target, batch_size=served.batch_size)
+    def explain_again(inputs: Any, methods: Mapping[str, Mapping[str, Any]], target: Target) -> Mapping[str, Any]:
+        return explain(loaded, inputs, methods=methods, target=target, **given)
 
+    if reading is not None:
+        predict = partial(predict_texts, settings=reading, model=unwrap(loaded.module))
+        return TextSource(loaded, (job.raw_input,), reading, predict, explain_again)
     target = target_of(job)
     function = target if callable(target) else None
-    return MapSource(served.loaded, served.model_inputs(job.raw_input), served.structure, function, explain_again)
+    return MapSource(loaded, served.model_inputs(job.raw_input), served.structure, function, explain_again)
 
 
 def _check_json(check: MapCheck) -> dict[str, Any]:
     return {
-        "verdict": check.verdict, "meaning": VERDICTS[check.verdict], "passed": check.passed,
+        "verdict": check.verdict, "meaning": check.meaning, "passed": check.passed,
         "failures": list(check.failures), "p_value": check.p_value, "sentences": list(check.sentences),
     }  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from vitrail.saved_files import slug
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
 from vitrail.text.windows import predict_texts
 from vitrail.viz.map_encoding import encode_map
-from vitrail.web.model_copies import copy_modules
+from vitrail.web.model_copies import copy_for_checks, copy_modules
 from vitrail.web.references import paper_of
 from vitrail.web.worker import worker_index
 
@@ -65,6 +65,7 @@ class ServedModel:
     class_count: int
     load_arguments: str
     tokenizer_name: str = ""
+    _check_copies: dict[int, LoadedModel | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def loaded(self) -> LoadedModel:
@@ -74,6 +75,14 @@ class ServedModel:
     def for_workers(self, count: int) -> ServedModel:
         """The same with a copy of the model for each thread that runs models."""
         return replace(self, copies=(self.copies[0], *(copy_modules(self.copies[0]) for _ in range(count - 1))))
+
+    def check_copy(self, raw_input: Any) -> LoadedModel | None:
+        """A copy of the model for the checks of the calling thread, or None if it cannot be copied."""
+        index = worker_index()
+        if index not in self._check_copies:
+            example = raw_input if self.reading is None else EXAMPLE_TEXT  # a text may be longer than the model's input
+            self._check_copies[index] = copy_for_checks(self.loaded, self.model_inputs(example).tensors[0])
+        return self._check_copies[index]
 
     @property
     def kind(self) -> str:

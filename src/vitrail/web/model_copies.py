@@ -1,4 +1,4 @@
-"""Copies of a model for several threads: the same weights in modules of their own."""
+"""Copies of a model for several threads, and for checks, which change weights for a moment."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from vitrail.capture.frozen import unwrap
 from vitrail.models import LoadedModel
+from vitrail.scores.sanity import randomisation_steps
 
 log = logging.getLogger("vitrail.web")
 
@@ -35,3 +37,35 @@ def copy_modules(loaded: LoadedModel) -> LoadedModel:
     except Exception:  # modules of users may hold anything
         log.debug("the model cannot be copied; threads take turns", exc_info=True)
         return loaded
+
+
+def copy_for_checks(loaded: LoadedModel, sample: Tensor) -> LoadedModel | None:
+    """Copy a model's modules, and the weights that a check randomises: those of the head and of the last block.
+
+    Other threads read the weights of the model while a check runs.
+
+    Args:
+        loaded: The model.
+        sample: A tensor that the model takes.
+
+    Returns:
+        The copy, or None for a model that cannot be copied.
+
+    Example:
+        >>> import torch
+        >>> from vitrail.testing import tiny_vit
+        >>> loaded = LoadedModel(tiny_vit())
+        >>> copied = copy_for_checks(loaded, torch.randn(1, 3, 32, 32)).module
+        >>> own = [a.data_ptr() != b.data_ptr() for a, b in zip(copied.parameters(), loaded.module.parameters())]
+        >>> own[0], own[-1]
+        (False, True)
+    """
+    copied = copy_modules(loaded)
+    if copied is loaded:
+        return None
+    module = unwrap(copied.module)
+    parameters = dict(module.named_parameters())
+    for step in randomisation_steps(module, sample)[:2]:
+        for name in step.parameters:
+            parameters[name].data = parameters[name].data.clone()
+    return copied

@@ -239,13 +239,13 @@ async def explain(request: Request, body: schemas.ExplainRequest, wait: Wait = F
 
 @router.post("/check", status_code=202, tags=["jobs"], responses=_JOB | _errors(404, 422, 503))
 async def check(request: Request, body: schemas.CheckRequest, wait: Wait = False) -> Response:
-    """Check maps on the model and image they explain: whether they are better than chance, stable, class-specific.
+    """Check maps on the model and input they explain: whether they are better than chance, stable, class-specific.
 
     Maps that are not computed yet are computed first. See the documentation of `vitrail.Explanation.check`.
     """
     server = server_of(request)
-    served = _image_model(server, body.model)
-    raw_input = server.raw_input(served, body.picture, None)
+    served = server.model(body.model)
+    raw_input = server.raw_input(served, body.picture, body.text)
     targets = check_targets(body.targets, served, server.limits)
     targets = targets or server.cached_prediction(served, body.picture, raw_input)
     check_contrast(body.contrast, targets, body.methods, served)

@@ -14,7 +14,7 @@ from vitrail.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Curve, LevelGrid, Preset
-from vitrail.web.cache import to_cpu
+from vitrail.web.cache import CheckCache, to_cpu
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
@@ -40,21 +40,25 @@ class JobRunner:
         queue: The queue whose short steps run between two batches of a long method.
         limits: How much time one method, and all together, may take.
         batches: Maps that are already computed, and those that are computed together with other jobs.
+        checks: Maps that are already checked.
     """
 
     def __init__(
-        self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, batches: MapBatches
-    ) -> None:
+        self, job: Job, methods: Sequence[RequestedMethod], queue: Queue, limits: Limits, batches: MapBatches,
+        checks: CheckCache,
+    ) -> None:  # fmt: skip
         self.job, self.methods, self.queue, self.limits, self.batches = job, list(methods), queue, limits, batches
-        self.cache = batches.cache
+        self.cache, self.checks = batches.cache, checks
         self._total_seconds = 0.0
         self._create_items()
+        self._known_checks = self._find_checks() if job.kind == "check" else {}
 
     @property
     def steps(self) -> list[Step]:
         """The steps: methods that share a pass first, then the others by increasing cost, then checks or curves."""
-        shared = [method for method in self.methods if method.shares_pass]
-        others = sorted((m for m in self.methods if not m.shares_pass), key=lambda m: m.evaluations)
+        needed = [method for method in self.methods if not self._is_checked(method)]
+        shared = [method for method in needed if method.shares_pass]
+        others = sorted((m for m in needed if not m.shares_pass), key=lambda m: m.evaluations)
         steps = [self._map_step(methods) for methods in ([shared] if shared else []) + [[m] for m in others]]
         if self.job.kind == "check":
             steps += [Step(lambda m=m: self._check_maps(m), can_interleave=False) for m in self.methods]  # type: ignore[misc]
@@ -70,9 +74,22 @@ class JobRunner:
     def is_cached(self) -> bool:
         """Whether all that is asked for is known, so that no model has to run."""
         job, targets = self.job, self.job.targets
+        if job.kind == "check":
+            return all(self._is_checked(method) for method in self.methods)
         if job.kind != "explain" or targets is None:
             return False
         return all(self.cache.get(job, method, targets) is not None for method in self.methods)
+
+    def _find_checks(self) -> dict[tuple[str, int], Mapping[str, Any]]:
+        """The known checks by method and target; kept, since others may displace them before the job runs."""
+        pairs = [(method, target) for method in self.methods for target in self.job.targets or ()]
+        found = ((m.label, target, self.checks.get(self.job, m, target)) for m, target in pairs)
+        return {(label, target): check for label, target, check in found if check is not None}
+
+    def _is_checked(self, method: RequestedMethod) -> bool:
+        """Whether all maps of a method are already checked."""
+        targets = self.job.targets
+        return bool(targets) and all((method.label, target) in self._known_checks for target in targets or ())
 
     def _map_step(self, methods: list[RequestedMethod]) -> Step:
         short = all(method.can_interleave for method in methods)
@@ -154,12 +171,23 @@ class JobRunner:
     def _check_maps(self, method: RequestedMethod) -> None:
         """Check the maps of one method, for each target."""
         self._check_cancelled()
-        items = [item for item in self._items([method]) if item.state != "failed"]
-        for k, item in enumerate(items):
-            advance = self._progress([item], check_evaluations(), is_long=True)
+        self.job.state = "running"
+        for item in self._items([method]):
+            assert item.target is not None
+            if item.state == "failed":
+                continue
+            known = self._known_checks.get((item.method, item.target)) or self.checks.get(self.job, method, item.target)
+            if known is not None:
+                item.result, item.state, item.progress, item.seconds = {"check": known}, "done", 1.0, None
+                self.job.notify(item)
+                continue
+            advance = self._progress([item], check_evaluations(self.job), is_long=True)
             start = monotonic()
             try:
-                item.result = {"check": check_map(self.job, self.job.explanations[item.method], k, advance)}
+                k = (self.job.targets or []).index(item.target)
+                check = check_map(self.job, self.job.explanations[item.method], k, advance)
+                self.checks.put(self.job, method, item.target, check)
+                item.result = {"check": check}
             except JobCancelled:
                 raise
             except Exception as error:  # noqa: BLE001 - as for maps

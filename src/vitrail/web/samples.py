@@ -24,12 +24,23 @@ PHOTOS = (
     ("coffee", "cup of espresso", "Rachel Michetti, CC0"),
     ("rocket", "rocket", "SpaceX, public domain"),
 )
-TEXTS = (
-    ("text-1", "positive", "A superb film with a lovely story and music that stays with you for days."),
-    ("text-2", "negative", "The plot is tedious, the dialogue dreadful, and I nearly left before the end."),
-    ("text-3", "mixed", "Not a bad idea, but the actors look bored and the camera never finds the light."),
-    ("text-4", "negated", "I expected the worst and was not disappointed in the least."),
-)
+#: Long enough to be checked: at least 20 words.
+TEXTS = {
+    (
+        "text-1",
+        "positive",
+    ): "A superb film with a lovely story, actors who seem to enjoy every scene of it, and music that "
+    "stays with you for days.",
+    (
+        "text-2",
+        "negative",
+    ): "The plot is tedious, the dialogue dreadful, and half an hour in I was looking at my watch; "
+    "I nearly left before the end.",
+    ("text-3", "mixed"): "Not a bad idea, and the first scenes in the city are fun, but then the actors look bored and "
+    "the camera never finds the light.",
+    ("text-4", "negated"): "After the trailer and all those reviews I expected the worst, and I have to say that I was "
+    "not disappointed in the least.",
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +74,7 @@ class SampleInput:
 def samples_for(served: ServedModel) -> tuple[SampleInput, ...]:
     """The samples for a model: scenes for a model of scenes, photographs for any other image model."""
     if served.kind == "text":
-        return tuple(SampleInput(name, title, text=text) for name, title, text in TEXTS)
+        return tuple(SampleInput(name, title, text=text) for (name, title), text in TEXTS.items())
     if not _knows_scenes(served):
         return tuple(SampleInput(name, title, credit=credit) for name, title, credit in PHOTOS)
     scenes = {name: _scene(name, _is_tagged(served)) for name, _, _ in SCENES}

@@ -57,12 +57,10 @@ class ExplainRequest(InputRequest):
     seed: Seed = 0
 
 
-class CheckRequest(RequestSchema):
-    """Methods and classes whose maps are checked on the model and image, with the budget "quick"."""
+class CheckRequest(InputRequest):
+    """Methods and classes whose maps are checked on the model and its input, with the budget "quick"."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "methods": ["vtranm"], "targets": [2]}]})
-    model: Name
-    picture: Name
     methods: list[Spec] = Field(min_length=1, max_length=100)
     targets: list[Index] | None = Field(None, max_length=100)
     contrast: Index | None = None

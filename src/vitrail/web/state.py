@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from vitrail.web.cache import BoundedStore, MapCache
+from vitrail.web.cache import BoundedStore, CheckCache, MapCache
 from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
@@ -88,6 +88,7 @@ class ServerState:
         self.images: BoundedStore[StoredImage] = BoundedStore(self.limits.images, self.limits.image_bytes)
         self.finished_jobs: BoundedStore[Job] = BoundedStore(self.limits.jobs, self.limits.job_bytes)
         self.map_cache = MapCache(4 * self.limits.jobs, self.limits.job_bytes // 2)
+        self.check_cache = CheckCache(4 * self.limits.jobs)
         self.predictions = Predictions()
         self.batches = MapBatches(self.map_cache, self.predictions)
         self._active: dict[str, tuple[Job, QueuedTask]] = {}
@@ -200,7 +201,7 @@ class ServerState:
         Raises:
             ApiError: 503, the queue is full.
         """
-        runner = JobRunner(job, methods, self.queue, self.limits, self.batches)
+        runner = JobRunner(job, methods, self.queue, self.limits, self.batches, self.check_cache)
         task = QueuedTask(client.key, deque(runner.steps), lambda problem: self._finish(job, problem))
         with self._lock:
             self._active[job.id] = (job, task)
@@ -250,7 +251,7 @@ class ServerState:
         """Number and bytes of what is kept in memory, and their maxima."""
         stores: dict[str, BoundedStore[Any]] = {
             "images": self.images, "jobs": self.finished_jobs, "maps": self.map_cache.store,
-            "predictions": self.predictions.store,
+            "checks": self.check_cache.store, "predictions": self.predictions.store,
         }  # fmt: skip
         return {name: store.usage() for name, store in stores.items()}
 

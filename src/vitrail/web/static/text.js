@@ -1,9 +1,11 @@
 /** The text panel: a text, a class, methods, and the words coloured by their scores. */
 
+import { verdictBadge } from "./about.js";
 import * as api from "./api.js";
 import { combinedState, mapProperties, methodTitle, waitingText } from "./captions.js";
+import { MapChecks } from "./checks.js";
 import { ClassPicker } from "./classes.js";
-import { el, errorMessage, hideAlert, iconButton, oncePerFrame, setText, showAlert } from "./dom.js";
+import { el, errorMessage, hideAlert, iconButton, oncePerFrame, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
 import { headline } from "./headline.js";
 import { JobManager } from "./jobs.js";
@@ -33,6 +35,9 @@ export class TextPanel {
     this.methods = new MethodPicker(part("methods"), () => this.#change());
     this.draw = oncePerFrame(() => this.#draw());
     this.jobs = new JobManager(this.draw);
+    this.checks = new MapChecks(this.draw);
+    this.toggle = find("text-check-toggle");
+    this.toggle.addEventListener("click", () => this.checks.setEnabled(this.toggle.dataset.action === "start"));
     this.downloads = new Downloads(part("downloads"), (onProgress) =>
       this.jobs.completeJob(this.methods.specs, this.targets, onProgress),
     );
@@ -97,7 +102,10 @@ export class TextPanel {
       if (session !== this.session) return;
       const isSame = text === this.text && input.model === this.input?.model;
       Object.assign(this, { text, input });
-      if (!isSame || job) this.jobs.setInput(input);
+      if (!isSame || job) {
+        this.jobs.setInput(input);
+        this.checks.setInput(input);
+      }
       const valid = (classes ?? []).filter((index) => index < this.model.class_count).slice(0, 1);
       this.targets = valid.length ? valid : [prediction.top[0].index];
       this.classes.show(prediction, this.targets);
@@ -143,7 +151,13 @@ export class TextPanel {
         this.list.insertBefore(card.root, this.list.children[position] ?? null);
       card.remove.hidden = methods.length < 2;
       this.#drawCard(card, method, this.jobs.item(method.spec, target));
+      this.#drawCheck(card, this.checks.item(method.spec, target));
     });
+    const ready = this.jobs.finished(this.methods.specs, this.targets);
+    this.checks.update(ready, this.targets, this.jobs.idle);
+    this.toggle.hidden = this.checks.enabled && !this.checks.job;
+    this.toggle.dataset.action = this.checks.enabled ? "stop" : "start";
+    setText(this.toggle, this.checks.enabled ? "Stop checking" : "Check the word scores");
     const states = methods.map((m) => this.jobs.item(m.spec, target)?.state ?? "queued");
     const open = states.filter((state) => state === "running" || state === "queued").length;
     setText(find("text-status"), open ? `${states.length - open} of ${states.length} ready` : "");
@@ -157,8 +171,9 @@ export class TextPanel {
     const readout = el("span", { class: "readout" });
     const body = el("div", { class: "card-body" });
     const head = el("div", { class: "card-head" }, el("h2", { class: "name" }, title), meta, readout, remove);
-    const root = el("div", { class: "text-card", role: "listitem", data: { method: method.spec } }, head, body);
-    const card = { root, remove, meta, readout, body, item: null };
+    const check = el("div", { class: "text-check" });
+    const root = el("div", { class: "text-card", role: "listitem", data: { method: method.spec } }, head, body, check);
+    const card = { root, remove, meta, readout, body, check, item: null };
     this.cards.set(method.spec, card);
     return card;
   }
@@ -192,6 +207,23 @@ export class TextPanel {
       cancel.addEventListener("click", () => this.jobs.cancel(method.spec));
       card.body.replaceChildren(el("div", { class: "card-note" }, meter, waiting, cancel));
     }
+  }
+
+  /** The verdict of the check and its sentences, its progress, or why there is none. */
+  #drawCheck(card, item) {
+    const parts = [];
+    if (item?.check)
+      parts.push(
+        el("p", { class: "check-verdict" }, verdictBadge(item), " ", sentence(item.check.meaning)),
+        el("p", { class: "check-detail" }, item.check.sentences.join(" ")),
+      );
+    else if (item?.error) parts.push(el("p", { class: "check-detail" }, `Not checked: ${sentence(item.error.what)}`));
+    else if (item?.state === "running")
+      parts.push(el("p", { class: "check-detail" }, `Checking … ${Math.round(100 * (item.progress ?? 0))} %`));
+    const drawnKey = parts.map((part) => part.textContent).join("\n");
+    if (card.check.drawnKey === drawnKey) return;
+    card.check.drawnKey = drawnKey;
+    card.check.replaceChildren(...parts);
   }
 
   /** Pointing at a word reads its score in every method; clicking it shows its attention. */
