@@ -26,16 +26,10 @@ PHOTOS = (
 )
 #: Long enough to be checked: at least 20 words.
 TEXTS = {
-    (
-        "text-1",
-        "positive",
-    ): "A superb film with a lovely story, actors who seem to enjoy every scene of it, and music that "
-    "stays with you for days.",
-    (
-        "text-2",
-        "negative",
-    ): "The plot is tedious, the dialogue dreadful, and half an hour in I was looking at my watch; "
-    "I nearly left before the end.",
+    ("text-1", "positive"): "A superb film with a lovely story, actors who seem to enjoy every scene of it, and music "
+    "that stays with you for days.",
+    ("text-2", "negative"): "The plot is tedious, the dialogue dreadful, and half an hour in I was looking at my "
+    "watch; I nearly left before the end.",
     ("text-3", "mixed"): "Not a bad idea, and the first scenes in the city are fun, but then the actors look bored and "
     "the camera never finds the light.",
     ("text-4", "negated"): "After the trailer and all those reviews I expected the worst, and I have to say that I was "
