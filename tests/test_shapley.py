@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import permutations
-from math import comb
+from functools import cache
+from itertools import combinations, permutations
+from math import comb, factorial
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from vitrail.capture.coalitions import CoalitionGame, grid_cells
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.probe import Probe
 from vitrail.capture.structure import read_structure
-from vitrail.errors import NotApplicableError, OptionError
+from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import PairedRegression
 from vitrail.testing import tiny_vit
@@ -306,6 +307,50 @@ def test_bad_options_are_refused(model, images, options, said):
     assert said in str(refused.value)
 
 
+@pytest.mark.parametrize("removal", ["tokens", "mask", "fill"])
+def test_special_tokens_of_a_text_stay_present(removal):
+    """Every coalition of the words by definition, with [CLS] and [SEP] in all of them, in double precision."""
+    model, tokenizer = text_model("bert")
+    text = "the film is superb !"
+    ids = tokenizer(text, return_tensors="pt")["input_ids"]
+    words = [1, 2, 3, 4, 5]
+
+    @cache
+    def value(coalition):
+        kept = [0, *coalition, 6]
+        with torch.no_grad():
+            if removal == "tokens":
+                output = model(ids[:, kept])
+            elif removal == "mask":
+                output = model(ids, attention_mask=torch.zeros_like(ids).index_fill(1, torch.tensor(kept), 1))
+            else:
+                vectors = torch.zeros(1, 7, model.config.hidden_size, dtype=torch.float64)
+                vectors[:, kept] = model.get_input_embeddings()(ids[:, kept])
+                output = model(inputs_embeds=vectors)
+        return output.logits.softmax(1)[0, 1]
+
+    expected = torch.zeros(5, dtype=torch.float64)
+    for word in words:
+        others = [w for w in words if w != word]
+        for size in range(5):
+            for coalition in combinations(others, size):
+                weight = factorial(size) * factorial(4 - size) / factorial(5)
+                expected[word - 1] += weight * (value(tuple(sorted((*coalition, word)))) - value(coalition))
+    found = vitrail.explain(model, text, "shapley", tokenizer=tokenizer, target=1, removal=removal).text[0]
+    assert expected.dtype == found.scores.dtype == torch.float64
+    assert torch.allclose(found.scores[0], expected, rtol=1e-8, atol=1e-12)
+    pair = vitrail.explain(model, [text, text + " !"], "shapley", tokenizer=tokenizer, target=1, removal=removal)
+    assert torch.allclose(pair.text[0].scores[0], expected, rtol=1e-8, atol=1e-12), "padding changes nothing"
+
+
+def test_a_text_of_special_tokens_only_is_refused():
+    model, _ = text_model("bert")
+    ids = torch.tensor([[1, 2, 3]])
+    given = {"input_ids": ids, "special_tokens_mask": torch.ones_like(ids)}
+    with pytest.raises(InputError, match="no tokens beside special ones"):
+        vitrail.explain(model, given, "shapley", target=1)
+
+
 @pytest.mark.parametrize("removal", [None, "tokens", "mask", "fill"])
 def test_tokens_of_a_text(removal):
     model, tokenizer = text_model("bert")
@@ -326,5 +371,8 @@ def test_tokens_of_a_text(removal):
     assert torch.allclose(found.grid.sum(), whole - none.softmax(1)[0, 1])
     assert not found.grid[0, 0, [0, 7, 8]].any()
     if removal is None:
+        special = torch.tensor([[1, 0, 0, 0, 0, 0, 1, 0, 0]])
+        given = vitrail.explain(model, {**padded, "special_tokens_mask": special}, "shapley", target=1)
         words = vitrail.explain(model, text, "shapley", tokenizer=tokenizer, target=1).text[0]
-        assert torch.allclose(words.scores[0], found.grid[0, 0, 1:6])
+        assert torch.allclose(words.scores[0], given.grid[0, 0, 1:6])
+        assert not given.grid[0, 0, 6]

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.inputs import SPECIAL_TOKENS, ModelInputs
 from vitrail.errors import GuessWarning, InputError
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
@@ -30,7 +30,9 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
         InputError: An input cannot be used; the message says which and why.
     """
     if isinstance(inputs, Mapping):
-        model_inputs = ModelInputs((), dict(inputs))
+        given = dict(inputs)
+        special = given.pop(SPECIAL_TOKENS, None)  # an output of tokenizers that no model takes
+        model_inputs = ModelInputs((), given, special=None if special is None else special.bool())
     elif isinstance(inputs, Tensor):
         model_inputs = ModelInputs((_batched(inputs),))
     elif isinstance(inputs, str | Path) or is_image(inputs):

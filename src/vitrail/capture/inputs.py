@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from vitrail.capture import cuda_graphs
 from vitrail.errors import InputError, ModelError, NotApplicableError, TargetError, VitrailError
 
+#: The output of tokenizers that says which tokens they have added.
+SPECIAL_TOKENS = "special_tokens_mask"
 #: Where the scores of classes stand in the output objects of common libraries, best first.
 LOGITS = ("logits", "logits_per_image")
 EMBEDDINGS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "text_embeds")
@@ -27,6 +29,8 @@ class ModelInputs:
         kwargs: Keyword arguments.
         embeddings: The model's embedding layer and the vectors that it returns in this call instead of its own, or
             None.
+        special: Which tokens of a text the tokenizer has added, shape (b, n), or None where this is not known. It is
+            not passed to the model.
 
     Example:
         >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
@@ -37,6 +41,7 @@ class ModelInputs:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     embeddings: tuple[nn.Module, Tensor] | None = None
+    special: Tensor | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -97,8 +102,7 @@ class ModelInputs:
         def index(value: Any) -> Any:
             return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
 
-        args, kwargs = tuple(index(a) for a in self.args), {k: index(v) for k, v in self.kwargs.items()}
-        return ModelInputs(args, kwargs, (layer, vectors))
+        return replace(self._changed(index), embeddings=(layer, vectors))
 
     def select(self, rows: slice) -> ModelInputs:
         """Some of the inputs."""
@@ -107,7 +111,7 @@ class ModelInputs:
         def cut(value: Any) -> Any:
             return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
 
-        return ModelInputs(tuple(cut(a) for a in self.args), {k: cut(v) for k, v in self.kwargs.items()})
+        return self._changed(cut)
 
     def pick(self, rows: Tensor, images: Tensor) -> ModelInputs:
         """Some of the inputs by index, any of them as often as it is named, with other images or flattened patches."""
@@ -118,12 +122,11 @@ class ModelInputs:
                 return images
             return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
 
-        return ModelInputs(tuple(index(a) for a in self.args), {k: index(v) for k, v in self.kwargs.items()})
+        return self._changed(index)
 
     def swap(self, old: Tensor, new: Tensor) -> ModelInputs:
         """The same with one tensor in place of another."""
-        args = tuple(new if a is old else a for a in self.args)
-        return ModelInputs(args, {k: new if v is old else v for k, v in self.kwargs.items()})
+        return self._changed(lambda value: new if value is old else value)
 
     def onto(self, model: nn.Module) -> ModelInputs:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
@@ -138,7 +141,12 @@ class ModelInputs:
                 return value
             return value.detach().to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
-        return ModelInputs(tuple(move(a) for a in self.args), {k: move(v) for k, v in self.kwargs.items()})
+        return self._changed(move)
+
+    def _changed(self, change: Callable[[Any], Any]) -> ModelInputs:
+        """The same with every argument changed; without vectors in place of embedded words."""
+        args, kwargs = tuple(map(change, self.args)), {name: change(value) for name, value in self.kwargs.items()}
+        return ModelInputs(args, kwargs, special=change(self.special))
 
     def into(self, model: nn.Module) -> Any:
         """Call the model."""

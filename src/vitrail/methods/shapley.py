@@ -14,7 +14,7 @@ from vitrail.capture.coalitions import CoalitionGame, grid_cells, patch_grid
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import method_dtype
 from vitrail.capture.probe import Probe, ProbedTrace
-from vitrail.errors import NotApplicableError, OptionError
+from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import PairedRegression, ShapleyEstimate
 from vitrail.methods.cost import Cost, ModelSize, number
@@ -116,6 +116,11 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
     if words is None:
         raise NotApplicableError("shapley needs images, or texts given as input_ids of shape (b, n)")
     present = torch.ones_like(words, dtype=torch.bool) if valid is None else valid
+    special = probe.model_inputs.special
+    if special is not None:  # they stay, as the prefix does
+        present = present & ~special
+    if not bool(present[:, prefix:].any(1).all()):
+        raise InputError("a text has no tokens beside special ones and padding: pass texts with words")
     found: list[tuple[tuple[int, ...], Tensor]] = []
     for i, tokens in enumerate(present[:, prefix:].cpu()):
         index = tokens.nonzero()[:, 0]

@@ -204,6 +204,12 @@ def pad_windows(windows: Sequence[TokenWindow], padding_id: int) -> dict[str, Te
     return {name: torch.tensor(values, dtype=torch.long) for name, values in rows.items()}
 
 
+def special_tokens(windows: Sequence[TokenWindow]) -> Tensor:
+    """Which tokens of windows are special, padding included, shape (b, n)."""
+    longest = max(map(len, windows))
+    return torch.tensor([[p < 0 for p in w.positions] + [True] * (longest - len(w)) for w in windows])
+
+
 def word_spans(text: str) -> tuple[Span, ...]:
     """Start and end (exclusive) of each word of a text, split at whitespace.
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.inputs import SPECIAL_TOKENS, ModelInputs
 from vitrail.capture.outputs import class_logits
 from vitrail.errors import InputError, MapWarning, ModelError, OptionError
 from vitrail.explanation import Explanation, number_groups_alike
@@ -24,7 +24,14 @@ from vitrail.models.loaded import LoadedModel
 from vitrail.postprocess import is_constant, normalise
 from vitrail.targets import Target, classes_of_each, resolve_target
 from vitrail.text.result import WordRelevance, word_relevance
-from vitrail.text.tokens import EncodedText, TokenizerSettings, TokenWindow, encode_texts, pad_windows
+from vitrail.text.tokens import (
+    EncodedText,
+    TokenizerSettings,
+    TokenWindow,
+    encode_texts,
+    pad_windows,
+    special_tokens,
+)
 
 DEFAULT_BATCH_SIZE = 8
 """Windows in one forward pass."""
@@ -77,7 +84,8 @@ def explain_texts(
         batch_targets = [targets[w.text] for w in rows] if isinstance(targets, list) else targets
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)  # a window may be constant where its text is not
-            results.append(explain_inputs(pad_windows(rows, padding_id), batch_targets))
+            inputs = {**pad_windows(rows, padding_id), SPECIAL_TOKENS: special_tokens(rows)}
+            results.append(explain_inputs(inputs, batch_targets))
     location = {i: (b, j) for b, batch in enumerate(batches) for j, i in enumerate(batch)}
     locations = [location[i] for i in range(len(windows))]
     return {
