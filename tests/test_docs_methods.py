@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,14 @@ def test_measured_scores_exist(name):
     table = measured.table(name, measured.load(ROOT))
     assert f"`{name}`" in table
     assert measured.MARK in page(name)
+
+
+def test_methods_are_listed_by_family():
+    """A method that another one imports is still registered with its own family."""
+    families = [m.family for m in METHODS.values() if m.compute.__module__.startswith("vitrail.")]
+    listed = [family for family, _ in groupby(families)]
+    page = files("vitrail.web").joinpath("static", "methods.js").read_text(encoding="utf-8")
+    assert listed == re.findall(r"^  (\w+): \"", page.partition("FAMILIES = {")[2].partition("};")[0], re.MULTILINE)
 
 
 def test_bibliography_entries_have_author_year_title_and_link():

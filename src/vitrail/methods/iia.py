@@ -12,8 +12,7 @@ from vitrail.capture.probe import Probe, ProbedTrace
 from vitrail.capture.trace import ALL, LAST
 from vitrail.methods._propagate import row
 from vitrail.methods.cost import Cost, ModelSize, number
-from vitrail.methods.registry import Applies, register
-from vitrail.methods.rise import check_whole_numbers
+from vitrail.methods.registry import Applies, check_whole_numbers, register
 
 _APPLIES = Applies(excluded={"pool": "an attention pool has no rollout of its own", "text": "it is defined for images"})
 

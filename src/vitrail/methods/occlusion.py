@@ -12,8 +12,7 @@ from torch import Tensor
 from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
 from vitrail.methods.cost import Cost, ModelSize, number
-from vitrail.methods.registry import Applies, register
-from vitrail.methods.rise import check_whole_numbers
+from vitrail.methods.registry import Applies, check_whole_numbers, register
 
 #: Side of a patch, in pixels, where a model's own is unknown or changes on the way.
 PATCH = 16

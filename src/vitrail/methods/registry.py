@@ -334,6 +334,20 @@ def within(option: str, index: int, count: int, what: str) -> None:
         raise OptionError(f"{option}={index} is out of range: this model has {count} {what}, 0 to {count - 1}")
 
 
+def check_whole_numbers(least: int, **values: int) -> None:
+    """Refuse options that must be whole numbers, of at least so much.
+
+    Example:
+        >>> check_whole_numbers(1, masks=0)
+        Traceback (most recent call last):
+        ...
+        vitrail.errors.OptionError: masks=0 must be a whole number of at least 1
+    """
+    for option, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"{option}={value!r} must be a whole number of at least {least}")
+
+
 def _types(hint: Any) -> tuple[type, ...]:
     return tuple(get_origin(t) or t for t in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
 

@@ -12,23 +12,9 @@ from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
 from vitrail.methods._masks import interpolation
 from vitrail.methods.cost import forward_passes, number
-from vitrail.methods.registry import Applies, choose, register
+from vitrail.methods.registry import Applies, check_whole_numbers, choose, register
 
 PRECISIONS = {"model": None, "bfloat16": torch.bfloat16}
-
-
-def check_whole_numbers(least: int, **values: int) -> None:
-    """Refuse options that must be whole numbers, of at least so much.
-
-    Example:
-        >>> check_whole_numbers(1, masks=0)
-        Traceback (most recent call last):
-        ...
-        vitrail.errors.OptionError: masks=0 must be a whole number of at least 1
-    """
-    for option, value in values.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"{option}={value!r} must be a whole number of at least {least}")
 
 
 @dataclass(frozen=True)

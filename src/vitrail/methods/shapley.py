@@ -18,8 +18,7 @@ from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import PairedRegression, ShapleyEstimate
 from vitrail.methods.cost import Cost, ModelSize, number
-from vitrail.methods.registry import Applies, Method, choose, find, register
-from vitrail.methods.rise import check_whole_numbers
+from vitrail.methods.registry import Applies, Method, check_whole_numbers, choose, find, register
 
 ESTIMATORS = ("regression", "permutation")
 #: The prior unless another is asked for; models it does not apply to get ``UNIFORM``.

@@ -11,8 +11,7 @@ from vitrail.capture.probe import Probe
 from vitrail.capture.trace import ALL, Block
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.methods.cost import forward_passes, number
-from vitrail.methods.registry import Applies, register
-from vitrail.methods.rise import check_whole_numbers
+from vitrail.methods.registry import Applies, check_whole_numbers, register
 
 #: Rounds of k-means at most, and the squared movement of all centres below which it stops.
 ROUNDS, MOVEMENT = 100, 1e-4

@@ -16,8 +16,8 @@ from vitrail.errors import OptionError
 from vitrail.methods._blocks import blocks_needed, chosen_block
 from vitrail.methods._masks import FeatureMasks, agglomerate, joined, mean_similarity, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
-from vitrail.methods.registry import Applies, choose, register
-from vitrail.methods.rise import RandomMasks, check_whole_numbers
+from vitrail.methods.registry import Applies, check_whole_numbers, choose, register
+from vitrail.methods.rise import RandomMasks
 
 Masks = FeatureMasks | RandomMasks
 
