@@ -31,7 +31,7 @@ def make(kind: str) -> torch.nn.Module:
     return model.double().eval()
 
 
-KINDS = ("cls", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("mean", "wide", "distilled", "registers")))
+KINDS = ("cls", "mean", "wide", "distilled", "registers")
 CASES = {
     "raw_attention": lambda p, c: raw_attention.replica(p),
     "rollout": lambda p, c: rollout.replica(p),
@@ -84,18 +84,25 @@ def perturbs(case: str) -> bool:
     return vitrail.methods()[case.partition(":")[0]].family == "perturbation"
 
 
-#: Cases with batches of 1 and 3; the fast tests take 3, or 1 where a replica evaluates many images one by one.
-SIZED = [
-    pytest.param(case, size, marks=() if size == (1 if perturbs(case) else 3) else pytest.mark.slow)
-    for case in CASES
-    for size in (1, 3)
+def batch_size(case: str) -> int:
+    """The batch that is compared for every model: 3, or 1 where a replica evaluates many images one by one."""
+    return 1 if perturbs(case) else 3
+
+
+#: The other batch is compared for the first model only: a batch equals its images for every method and model, see
+#: tests/test_models.py.
+RUNS = [(kind, case, batch_size(case)) for kind in KINDS for case in CASES]
+RUNS += [(KINDS[0], case, 4 - batch_size(case)) for case in CASES]
+PARAMETERS = [
+    pytest.param(kind, case, size, marks=() if kind == KINDS[0] and size == batch_size(case) else pytest.mark.slow)
+    for kind, case, size in RUNS
 ]
 
 
-@pytest.fixture(scope="module", params=KINDS)
-def one(request):
+@cache
+def setting(kind: str):
     """From a case and a batch size: our relevance together with the slow pass and the classes."""
-    model = make(request.param)
+    model = make(kind)
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(3, 3, *model.patch_embed.img_size, dtype=torch.float64, generator=generator)
     targets = [1, 4, 2]
@@ -109,10 +116,10 @@ def one(request):
     return lambda case, size: (found(perturbs(case), size)[case], slow(size), torch.tensor(targets[:size]))
 
 
-@pytest.mark.parametrize(("case", "size"), SIZED)
+@pytest.mark.parametrize(("kind", "case", "size"), PARAMETERS)
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
-def test_agrees_with_replica(one, case, size):
-    found, slow, classes = one(case, size)
+def test_agrees_with_replica(kind, case, size):
+    found, slow, classes = setting(kind)(case, size)
     expected = CASES[case](slow, classes)
     ours = found.grid.flatten(2)[:, 0]
     expected = expected.flatten(1)  # patches, or pixels

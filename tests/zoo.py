@@ -69,15 +69,20 @@ def torchvision_model() -> nn.Module:
 
 
 def torchvision_vit_b_16() -> nn.Module:
-    from torchvision.models import vit_b_16
+    """Three of the twelve blocks, at the published width and number of tokens."""
+    from torchvision.models import VisionTransformer
 
-    return vit_b_16()
+    return VisionTransformer(224, 16, num_layers=3, num_heads=12, hidden_dim=768, mlp_dim=3072)
 
 
 def open_clip_vit_b_32() -> nn.Module:
+    """Three blocks of each encoder, at the published widths and numbers of tokens."""
     import open_clip
+    from open_clip.model import CLIP
 
-    return open_clip.create_model("ViT-B-32")
+    config = open_clip.get_model_config("ViT-B-32")
+    assert config is not None
+    return CLIP(config["embed_dim"], config["vision_cfg"] | {"layers": 3}, config["text_cfg"] | {"layers": 3})
 
 
 def open_clip_model() -> nn.Module:
