@@ -173,8 +173,8 @@ def test_attention_of_a_patch_by_pointer_and_by_keys(visit):
 
 
 def test_curves_include_the_random_control(visit):
-    page = visit()
-    default_only(page)
+    page = visit("?model=scenes&sample=scene-1&method=leadlight")
+    wait_idle(page)
     page.click("#measure")
     page.wait_for_selector("#curves[data-state=done]")
     rows = page.locator(".areas tbody tr")

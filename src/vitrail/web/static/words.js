@@ -39,7 +39,7 @@ export function shade(element, value, neutral = false) {
   const hue = neutral ? NEUTRAL : value > 0 ? FOR : AGAINST;
   const mixed = backgroundColour().map((c, k) => Math.round(c + weight * (hue[k] - c)));
   element.style.backgroundColor = `rgb(${mixed})`;
-  element.style.color = luminance(mixed) > 0.179 ? "#0d0f11" : "#ffffff";
+  element.style.color = luminance(mixed) > 0.179 ? "#000000" : "#ffffff";
 }
 
 /** Colour all words again after the theme has changed. */
