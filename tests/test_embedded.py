@@ -67,13 +67,18 @@ def test_distilled_cifar10_reads_two_tokens():
     assert "distil" in found.structure["readout"]
 
 
+@pytest.fixture(scope="module")
+def cifar10_samples():
+    """Every twentieth image; the archive is unpacked once."""
+    data = CIFAR10(ASSETS / "cifar10" / "cifar10_jpeg.tar.xz", split="test")
+    return [data[i] for i in range(0, len(data), 20)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["cifar10", "cifar10-distilled"])
 @pytest.mark.skipif(not (ASSETS / "cifar10").is_dir(), reason="CIFAR-10 is not in VITRAIL_ASSETS")
-def test_cifar10_accuracy(name):
-    loaded = vitrail.load(name)
-    data = CIFAR10(ASSETS / "cifar10" / "cifar10_jpeg.tar.xz", split="test")
-    samples = [data[i] for i in range(0, len(data), 20)]
+def test_cifar10_accuracy(name, cifar10_samples):
+    loaded, samples = vitrail.load(name), cifar10_samples
     with torch.no_grad():
         logits = loaded.module(torch.stack([loaded.preprocess(sample.image) for sample in samples]))
     right = logits.argmax(1) == torch.tensor([sample.label for sample in samples])
