@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from vitrail.bench.folder import explain_folder, read_map
     from vitrail.bench.folder_overlays import draw_folder
     from vitrail.bench.folder_page import FolderSummary, write_folder_page
+    from vitrail.bench.multiclass_protocols import PresentClassScores
     from vitrail.bench.plan import Plan, PlanError, PlanOverrides, plans
-    from vitrail.bench.protocols import PROTOCOLS, PresentClassScores
+    from vitrail.bench.protocols import PROTOCOLS
     from vitrail.bench.results_store import ResultsStore, collect_scores, count_failures, read_results
     from vitrail.bench.run import open_run, run_plan
     from vitrail.bench.validate import read_plan
@@ -52,7 +53,8 @@ _MODULES = {
     "folder_overlays": ("draw_folder",),
     "folder_page": ("FolderSummary", "write_folder_page"),
     "plan": ("Plan", "PlanError", "PlanOverrides", "plans"),
-    "protocols": ("PROTOCOLS", "PresentClassScores"),
+    "multiclass_protocols": ("PresentClassScores",),
+    "protocols": ("PROTOCOLS",),
     "results_store": ("ResultsStore", "collect_scores", "count_failures", "read_results"),
     "run": ("open_run", "run_plan"),
     "validate": ("read_plan",),

@@ -169,7 +169,9 @@ class ProtocolScores:
 
 
 #: From a batch of images or texts, a method and a target to values by score, and to the reasons for missing values.
-ScoreFunction = Callable[[Any, str, str], tuple[dict[str, Tensor], dict[int, str]]]
+#: Values by score, and reasons for missing values by position in the batch.
+ScoresAndReasons = tuple[dict[str, Tensor], dict[int, str]]
+ScoreFunction = Callable[[Any, str, str], ScoresAndReasons]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,8 @@ from vitrail.bench.explainer import Explainer, error_line
 from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images, prepare_ground_truth
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
-from vitrail.bench.protocols import PROTOCOLS, needs_objects, score_perturbation
+from vitrail.bench.perturbation_scores import score_perturbation
+from vitrail.bench.protocols import PROTOCOLS, needs_objects
 from vitrail.bench.text_chunk import TextChunkRunner
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.row_choice import some_weight

@@ -22,9 +22,10 @@ from vitrail.bench.chunk import Chunk
 from vitrail.bench.context import AnyBenchModel, BenchContext, BenchModel, BenchTextModel, open_images
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.method_groups import group_methods, serves_all_targets
+from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL
 from vitrail.bench.parts import read_footer
 from vitrail.bench.plan import DatasetSpec, Plan
-from vitrail.bench.protocols import MULTICLASS, MULTICLASS_ORIGINAL, PROTOCOLS
+from vitrail.bench.protocols import PROTOCOLS
 from vitrail.bench.text_protocols import ERASER
 from vitrail.data import cifar, movies, voc
 from vitrail.errors import VitrailError

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.bench.batch import BenchProtocol, TextBatch
+from vitrail.bench.batch import BenchProtocol, ScoresAndReasons, TextBatch
 from vitrail.scores.rationale import (
     TOP_WORDS,
     class_probability,
@@ -21,7 +21,7 @@ from vitrail.scores.statistics import Array
 RATIONALE, ERASER = "rationale", "eraser"
 
 
-def _score_rationale(batch: TextBatch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+def _score_rationale(batch: TextBatch, method: str, target: str) -> ScoresAndReasons:
     """Token-F1 of the top 10 to 80 words and its mean, the counts it is made of, and AUPRC."""
     reasons = {row: "the text has no marked words" for row, own in enumerate(batch.marked) if own is None}
     reasons |= batch.missing_maps(method, target)
@@ -37,7 +37,7 @@ def _score_rationale(batch: TextBatch, method: str, target: str) -> tuple[dict[s
     return _spread(values, rows, len(batch.ids)), reasons
 
 
-def _score_eraser(batch: TextBatch, method: str, target: str) -> tuple[dict[str, Tensor], dict[int, str]]:
+def _score_eraser(batch: TextBatch, method: str, target: str) -> ScoresAndReasons:
     """Comprehensiveness and sufficiency of the explained class."""
     reasons = batch.missing_maps(method, target)
     rows = [row for row in range(len(batch.ids)) if row not in reasons]

@@ -37,7 +37,7 @@ def method_scores(rows: pl.DataFrame, protocol: str) -> dict[str, SampleScores]:
         rows: Rows of one model, data set, target and protocol.
         protocol: Name of the protocol.
     """
-    from vitrail.bench.protocols import PresentClassScores
+    from vitrail.bench.multiclass_protocols import PresentClassScores
     from vitrail.bench.results_store import collect_scores
 
     kinds: dict[str, type[SampleScores]] = {
