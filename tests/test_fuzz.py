@@ -217,4 +217,4 @@ def test_maps_or_error(holds):
 @pytest.mark.slow
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda f: f.__name__)
 def test_maps_or_error_with_many_examples(holds):
-    sometimes(700)(given(**holds.strategies)(holds))()
+    sometimes(400)(given(**holds.strategies)(holds))()
