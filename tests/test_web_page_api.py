@@ -18,8 +18,8 @@ from vitrail.scores.sanity import randomisation_steps
 from vitrail.trust import VERDICTS
 from vitrail.viz.map_encoding import decode_map
 from vitrail.web import map_checks, runner
+from vitrail.web.curve_levels import level_passes
 from vitrail.web.model import serve_model
-from vitrail.web.runner import level_passes
 from web_case import error_text, image_file, small_app, tiny_model, upload, upload_id
 
 

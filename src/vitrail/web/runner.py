@@ -13,8 +13,8 @@ from vitrail.errors import VitrailError
 from vitrail.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
-from vitrail.scores.presets import Curve, LevelGrid, Preset
 from vitrail.web.cache import CheckCache, to_cpu
+from vitrail.web.curve_levels import curve_preset, level_passes, merge_levels
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
@@ -28,7 +28,6 @@ from vitrail.web.validation import RequestedMethod
 PROGRESS_INTERVAL = 0.15
 #: Levels of a curve that are computed before an update.
 LEVELS_PER_UPDATE = 5
-FILLS = {"deletion": "mean", "insertion": "blur"}
 
 
 class JobRunner:
@@ -290,7 +289,7 @@ class JobRunner:
         try:
             for first in range(0, len(percents), LEVELS_PER_UPDATE):
                 levels = tuple(percents[first : first + LEVELS_PER_UPDATE])
-                preset = _preset(levels)
+                preset = curve_preset(levels)
                 evaluate = Evaluator(
                     job.served.loaded, preset, batch=job.served.batch_size, seed=job.seed, advance=advance
                 )
@@ -300,7 +299,7 @@ class JobRunner:
                     curve.name: records.curve(curve, label, "predicted", preset.quantity)[1][0].tolist()
                     for curve in preset.curves
                 }
-                item.result = _merged(item.result, {"fractions": [p / 100 for p in levels], **values})
+                item.result = merge_levels(item.result, {"fractions": [p / 100 for p in levels], **values})
                 job.notify(item)
         except JobCancelled:
             raise
@@ -313,29 +312,3 @@ class JobRunner:
                 item.result[f"{name}_auc"] = float(area(torch.tensor(item.result[name], dtype=torch.float64)))
             item.state, item.progress = "done", 1.0
         job.notify(item)
-
-
-def level_passes(steps: int) -> list[list[int]]:
-    """Levels of curves in percent, in two passes: a coarse one over the whole range, then the others.
-
-    Example:
-        >>> level_passes(8)
-        [[0, 25, 50, 75, 100], [12, 38, 62, 88]]
-    """
-    levels = [round(100 * i / steps) for i in range(steps + 1)]
-    coarse = sorted({levels[round(i * steps / 4)] for i in range(5)})
-    rest = [level for level in levels if level not in coarse]
-    return [coarse, rest] if rest else [coarse]
-
-
-def _merged(known: Mapping[str, Any], further: Mapping[str, Any]) -> dict[str, Any]:
-    """Curves with further levels, in the order of the levels."""
-    names = ("fractions", "deletion", "insertion")
-    points = sorted(zip(*([*known.get(name, []), *further[name]] for name in names), strict=True))
-    return dict(zip(names, map(list, zip(*points, strict=True)), strict=True))
-
-
-def _preset(percents: tuple[int, ...]) -> Preset:
-    grid = LevelGrid(percents)
-    curves = (Curve("deletion", "morf", FILLS["deletion"], grid), Curve("insertion", "lerf", FILLS["insertion"], grid))
-    return Preset("page", "the page's curves", curves, "predicted", "unit")

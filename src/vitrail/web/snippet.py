@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from vitrail.web.curve_levels import FILLS
 from vitrail.web.jobs import Job
-from vitrail.web.runner import FILLS
 
 _IMAGE = '''"""Relevance maps computed with Vitrail.
 
