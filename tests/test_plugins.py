@@ -189,8 +189,7 @@ def test_plan_imports_reach_workers_and_reports(tmp_path):
     (tmp_path / "own_module.py").write_text(METHOD.replace("NAME", "own_rows") + SCORE.replace("NAME", "own_share"))
     (tmp_path / "plan.toml").write_text(PLAN.replace("IMPORTS", 'imports = ["own_module"]'))
     start = "import sys; sys.path = [p for p in sys.path if p]; from vitrail.cli.app import main; main()"
-    for args in (["bench", "plan.toml", "--workers", "2"], ["report", "--cases", "1"],
-                 ["methods", "own_rows", "--import", "own_module"]):  # fmt: skip
+    for args in (["bench", "plan.toml", "--workers", "2"], ["report", "--cases", "1"]):
         command = [sys.executable, "-c", start, *args]
         environment = os.environ | {"COLUMNS": "200", "NO_COLOR": "1"}
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)  # noqa: S603
