@@ -18,8 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.operators import ADD, DIV, LINEAR, MATMUL, MUL, NORM, RMS_NORM
-from vitrail.capture.recogniser import einsum_pair
+from vitrail.capture.branch_operators import output_projection, rms_norm_scales, scale_factor
+from vitrail.capture.operators import ADD, DIV, LINEAR, MUL, NORM, RMS_NORM
 from vitrail.capture.tensor_difference import norm_difference, relative_difference
 from vitrail.capture.trace import Block
 from vitrail.capture.value_projection import ValueProjections
@@ -355,7 +355,9 @@ class ResidualStream:
                 return
         if self._block is not None:
             if ("Wo", self._index) not in self.parameters:
-                self._note_projection(func, args, kwargs)
+                projection = output_projection(func, args, kwargs)
+                if projection is not None:
+                    self.projected(*projection)
             elif func in RMS_NORM:
                 self._note_rms_norm(args, kwargs)
             elif func in MUL or func in DIV:
@@ -363,20 +365,6 @@ class ResidualStream:
         for tensor in result if isinstance(result, list | tuple) else (result,):
             if isinstance(tensor, Tensor):
                 self._branch[id(tensor)] = tensor
-
-    def _note_projection(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The first linear map of a branch, in any of the ways models write it."""
-        if func is F.linear:
-            weight = args[1] if len(args) > 1 else kwargs["weight"]
-            self.projected(weight, args[2] if len(args) > 2 else kwargs.get("bias"))
-        elif func is torch.addmm:
-            self.projected(args[2].T, args[0])  # the weight the other way round
-        elif func in MATMUL and _is_weight(args):
-            self.projected(args[1].T, None)
-        elif func is torch.einsum:
-            heads_weight = _einsum_weight(args)
-            if heads_weight is not None:
-                self.projected(heads_weight, None)
 
     def _is_scaled_stream(self, func: Any, args: tuple[Any, ...], result: Tensor) -> bool:
         """Whether a tensor that is no part of a branch is multiplied with numbers that do not depend on tokens."""
@@ -395,14 +383,9 @@ class ResidualStream:
         width = self.parameters["Wo", self._index].shape[0]
         if branch is None or branch.shape[-1] != width or len(args) < 2:
             return
-        factor = args[1] if args[0] is branch else args[0]
-        if isinstance(factor, int | float):
-            factor = branch.new_full((width,), factor)
-        if not isinstance(factor, Tensor) or (func in DIV and args[0] is not branch):
+        factor = scale_factor(func, args, branch)
+        if factor is None:
             return
-        factor = factor.reciprocal() if func in DIV else factor
-        if factor.numel() == 1 and branch.numel() != width:
-            factor = factor.reshape(1).expand(width)
         if factor.numel() == width and factor.shape[-1] == width and id(factor) not in self._branch:
             self._scale_branch(factor)
         elif factor.shape[-1] == 1 and factor.shape[:-1] == branch.shape[:-1]:
@@ -423,13 +406,11 @@ class ResidualStream:
 
     def _note_rms_norm(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """The fused form of a norm of the branch."""
-        source, shape = args[0], args[1] if len(args) > 1 else kwargs["normalized_shape"]
-        if len(shape) != 1 or shape[0] != self.parameters["Wo", self._index].shape[0]:
+        found = rms_norm_scales(args, kwargs, self.parameters["Wo", self._index].shape[0], self._dtype)
+        if found is None:
             return
-        gain = kwargs.get("weight", args[2] if len(args) > 2 else None)
-        eps = kwargs.get("eps", args[3] if len(args) > 3 else None)
-        full = self._full(source)
-        self._scale_tokens((full.square().mean(-1, keepdim=True) + (eps or torch.finfo(source.dtype).eps)).rsqrt())
+        tokens, gain = found
+        self._scale_tokens(tokens)
         if gain is not None:
             self._scale_branch(gain)
 
@@ -438,17 +419,3 @@ class ResidualStream:
             fits = isinstance(factor, Tensor) and factor.dim() > 0 and factor.numel() == factor.shape[-1]
             if fits and factor.numel() == result.shape[-1]:
                 self._mlp_scale = (result, factor)
-
-
-def _einsum_weight(args: tuple[Any, ...]) -> Tensor | None:
-    """The output projection, shape (d, H·dh), of an einsum of heads (…, H, dh) with a weight (d, H, dh), or None."""
-    pair = einsum_pair(args)
-    if pair is None:
-        return None
-    (heads, weight), (_, W), out = pair
-    fits = len(weight) == 3 and heads[-2:] == weight[1:] and out == heads[:-2] + weight[0]
-    return W.flatten(1) if fits else None
-
-
-def _is_weight(args: tuple[Any, ...]) -> bool:
-    return len(args) > 1 and isinstance(args[1], Tensor) and args[1].dim() == 2
