@@ -30,9 +30,7 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
         InputError: An input cannot be used; the message says which and why.
     """
     if isinstance(inputs, Mapping):
-        given = dict(inputs)
-        special = given.pop(SPECIAL_TOKENS, None)  # an output of tokenizers that no model takes
-        model_inputs = ModelInputs((), given, special=None if special is None else special.bool())
+        model_inputs = _named_inputs(inputs)
     elif isinstance(inputs, Tensor):
         model_inputs = ModelInputs((_batched(inputs),))
     elif isinstance(inputs, str | Path) or is_image(inputs):
@@ -70,9 +68,16 @@ def tensor_inputs(inputs: Inputs) -> ModelInputs | None:
     if isinstance(inputs, Mapping) and all(
         type(v) in (Tensor, bool, int, float, str, type(None)) for v in inputs.values()
     ):
-        model_inputs = ModelInputs((), dict(inputs))
+        model_inputs = _named_inputs(inputs)
         return model_inputs if model_inputs.tensors else None
     return None
+
+
+def _named_inputs(inputs: Mapping[str, Any]) -> ModelInputs:
+    """Keyword arguments for the model; special tokens are an output of tokenizers that no model takes."""
+    given = dict(inputs)
+    special = given.pop(SPECIAL_TOKENS, None)
+    return ModelInputs((), given, special=None if special is None else special.bool())
 
 
 def _batched(tensor: Tensor) -> Tensor:
