@@ -32,16 +32,22 @@ def can_compile(module: str) -> bool:
     return _INSTALLED and module not in _failed
 
 
-def attempt(compute: Callable[..., Result], *args: Any) -> Result | None:
+def attempt(compute: Callable[..., Result], first: Tensor, *others: Any) -> Result | None:
     """The result of a kernel, or None where it cannot be compiled, as without a C compiler.
 
     After a failure no kernel of the same module is tried again.
+
+    Args:
+        compute: Runs the kernel.
+        first: Its first argument, on whose device it runs.
+        others: Its other arguments.
     """
     module = compute.__module__
     if not can_compile(module):
         return None
     try:
-        return compute(*args)
+        with torch.cuda.device_of(first):  # type: ignore[no-untyped-call]
+            return compute(first, *others)
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - Triton raises many kinds

@@ -27,7 +27,10 @@ class Samples:
 
     def consecutive(self, t: Tensor) -> bool:
         """Whether the entries of each input lie one after the other once t is contiguous."""
-        return self.count == 1 or not (self.second and t.dim() == 3 and t.shape[1] == self.count)
+        return self.count == 1 or (not self._second(t) and t.shape[0] % self.count == 0)
+
+    def _second(self, t: Tensor) -> bool:
+        return self.second and t.dim() == 3 and t.shape[1] == self.count
 
     def total(self, t: Tensor) -> Tensor:
         """The sum for each input, in a shape that broadcasts to t's.
@@ -58,7 +61,7 @@ class Samples:
     def _each(self, t: Tensor, fold: Callable[..., Tensor]) -> Tensor:
         if self.count == 1:
             return fold(t, None)
-        if self.second and t.dim() == 3 and t.shape[1] == self.count:
+        if self._second(t):
             return fold(t, (0, 2), keepdim=True)
         if t.shape[0] == self.count:
             return fold(t, tuple(range(1, t.dim())), keepdim=True)
