@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import vitrail
 from vitrail.capture import kernel_attempt
-from vitrail.lrp import entries, handlers, rules
+from vitrail.lrp import convolution, entries, rules
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Linear, Product, Samples
 from vitrail.models.plain_vit import PlainViT
@@ -210,8 +210,8 @@ def test_a_product_that_was_written_over_is_computed_again():
      ({"stride": 4, "dilation": 2}, (8, 8), False)],
 )  # fmt: skip
 def test_patches_are_put_in_place(monkeypatch, options, size, used):
-    calls, own = [], handlers._patches_joined
-    monkeypatch.setattr(handlers, "_patches_joined", lambda *given: calls.append(1) or own(*given))
+    calls, own = [], convolution._patches_joined
+    monkeypatch.setattr(convolution, "_patches_joined", lambda *given: calls.append(1) or own(*given))
     x, W = numbers(2, 3, *size), numbers(5, 3, 4, 4)
 
     def run(x):
@@ -220,7 +220,7 @@ def test_patches_are_put_in_place(monkeypatch, options, size, used):
 
     found = relevances(run, x)
     assert bool(calls) == used
-    monkeypatch.setattr(handlers, "PATCHES", None)
+    monkeypatch.setattr(convolution, "PATCHES", None)
     assert same(found, relevances(run, x))
 
 
@@ -268,6 +268,8 @@ def test_which_tensors_kernels_take(monkeypatch):
     assert kernel_attempt.takes(single, single.bfloat16())
     assert not kernel_attempt.takes(single, single.double())
     assert not kernel_attempt.takes(single[:0])
+    assert kernel_attempt.takes(torch.nn.Parameter(single))
+    assert not kernel_attempt.takes(single.as_subclass(type("Quantised", (torch.Tensor,), {})))
     assert not kernel_attempt.takes(single.to("meta"))
     monkeypatch.setenv("VITRAIL_PLAIN", "1")
     assert not kernel_attempt.takes(single)

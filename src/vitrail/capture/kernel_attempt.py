@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.capture.plain import plain
 
@@ -23,8 +23,12 @@ Result = TypeVar("Result")
 
 def takes(*tensors: Tensor) -> bool:
     """Whether kernels take these tensors: not in double precision, not empty, and not under ``VITRAIL_PLAIN=1``."""
-    taken = all(t.device.type in DEVICES and t.dtype in KINDS and t.numel() > 0 for t in tensors)
-    return taken and not plain()
+    return all(map(_taken, tensors)) and not plain()
+
+
+def _taken(t: Tensor) -> bool:
+    # Quantised and distributed tensors are classes of their own, without entries at their address.
+    return t.device.type in DEVICES and t.dtype in KINDS and t.numel() > 0 and type(t) in (Tensor, nn.Parameter)
 
 
 def can_compile(module: str) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.grad import conv2d_input
 
 from vitrail.capture.operators import ADD, MUL
+from vitrail.lrp.convolution import convolve
 from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum
 from vitrail.lrp.relevance_state import RelevanceState
 
@@ -25,8 +25,6 @@ ACTIVATION = {
     F.gelu, F.relu, torch.relu, Tensor.relu, F.silu, F.mish, F.elu, F.leaky_relu, F.hardswish, F.softplus, F.relu6,
     torch.tanh, Tensor.tanh, F.tanh,
 }  # fmt: skip
-#: Padding and dilation of a convolution whose patches lie side by side.
-PATCHES = ((0, 0), (1, 1))
 IN_PLACE = {
     Tensor.add_: Tensor.add, Tensor.__iadd__: Tensor.add, Tensor.mul_: Tensor.mul, Tensor.__imul__: Tensor.mul,
     Tensor.div_: Tensor.div, Tensor.__itruediv__: Tensor.div, Tensor.sub_: Tensor.sub, Tensor.__isub__: Tensor.sub,
@@ -40,11 +38,6 @@ Two = Callable[[Tensor, Tensor], Tensor]
 def depends(value: Any) -> bool:
     """Whether something depends on the input: the parameters are frozen, so only that needs a gradient."""
     return isinstance(value, Tensor) and value.requires_grad
-
-
-def _operand(state: RelevanceState, x: Tensor, weight: Tensor) -> Tensor:
-    """What enters a linear map, in the precision of its weights where precisions are mixed."""
-    return x.to(weight.dtype) if state.half else x
 
 
 def _wide(state: RelevanceState, x: Tensor | None) -> Tensor | None:
@@ -101,7 +94,7 @@ def _summed(t: Tensor, shape: torch.Size, matrices: bool) -> Tensor:
 def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map; two of them on one vector each may be heads that are averaged."""
     rule = state.rule("inner" if state.packed else "linear")
-    x = _operand(state, input, weight)
+    x = state.operand(input, weight)
     if rule is None or weight.requires_grad:
         return func(x, weight, bias)  # type: ignore[no-any-return]
     run = lambda x: F.linear(x, weight, bias)  # noqa: E731
@@ -116,64 +109,6 @@ def addmm(state: RelevanceState, func: Any, input: Tensor, mat1: Tensor, mat2: T
     if kwargs or not mat1.requires_grad:
         return func(input, mat1, mat2, **kwargs)  # type: ignore[no-any-return]
     return linear(state, F.linear, mat1, mat2.T, input)
-
-
-def convolve(
-    state: RelevanceState,
-    func: Any,
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
-    groups: int = 1,
-) -> Tensor:
-    """A convolution; one of three channels reads pixels."""
-    rule = state.rule("pixels" if input.shape[1] == 3 else "conv")
-    x = _operand(state, input, weight)
-    if rule is None or weight.requires_grad:
-        return _stream(state, func(x, weight, bias, stride, padding, dilation, groups))
-    if padding == "valid":
-        padding = 0
-    elif padding == "same":
-        steps = dilation if isinstance(dilation, tuple | list) else (dilation, dilation)
-        padding = tuple(d * (k - 1) // 2 for d, k in zip(steps, weight.shape[2:], strict=True))
-    shape, how = input.shape, (stride, padding, dilation, groups)
-    # Patches that do not overlap and leave nothing out.
-    patches = groups == 1 and _pair(stride) == tuple(weight.shape[2:]) and (_pair(padding), _pair(dilation)) == PATCHES
-    patches = patches and all(size % step == 0 for size, step in zip(shape[2:], weight.shape[2:], strict=True))
-
-    def adjoint(s: Tensor, w: Tensor) -> Tensor:
-        if patches:
-            return _patches_joined(s, w)
-        return conv2d_input(shape, w, s, *how)  # type: ignore[no-untyped-call, no-any-return]
-
-    return _stream(state, rule(Linear(
-        lambda x: F.conv2d(x, weight, bias, *how), lambda x, w: F.conv2d(x, w, None, *how), adjoint, weight,
-        None if bias is None else bias.view(-1, 1, 1), state.samples,
-    ), x))  # fmt: skip
-
-
-def _pair(value: Any) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, tuple | list) else (value, value)
-
-
-def _patches_joined(s: Tensor, w: Tensor) -> Tensor:
-    """The adjoint of a convolution whose patches lie side by side: a matrix product, then the patches put in place.
-
-    Args:
-        s: Shape (b, outputs, rows, columns).
-        w: Shape (outputs, channels, height, width) of a patch.
-    """
-    (b, _, rows, columns), (_, channels, height, width) = s.shape, w.shape
-    patches = (s.flatten(2).mT @ w.flatten(1)).view(b, rows, columns, channels, height, width)
-    return patches.permute(0, 3, 1, 4, 2, 5).reshape(b, channels, rows * height, columns * width)
-
-
-def _stream(state: RelevanceState, embedded: Tensor) -> Tensor:
-    """Where a residual stream may begin: it is kept in single precision."""
-    return embedded.float() if state.half else embedded
 
 
 def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:

@@ -55,6 +55,10 @@ class RelevanceState:
         table = self.rules.rules
         return table.get("linear" if name == "inner" and name not in table else name)
 
+    def operand(self, x: Tensor, weight: Tensor) -> Tensor:
+        """What enters a linear map, in the precision of its weights where precisions are mixed."""
+        return x.to(weight.dtype) if self.half else x
+
     def reentered(self) -> AbstractContextManager[Any]:
         """A context in which the functions a handler calls are seen again."""
         raise NotImplementedError
