@@ -49,7 +49,12 @@ def signed_parts(x: Tensor, axis: int = -1) -> Tensor:
         found = attempt(entry_kernels.signed_parts, x, axis)
         if found is not None:
             return found
-    return torch.cat([x.clamp_min(0), x.clamp_max(0)], axis)
+    shape, width = list(x.shape), x.shape[axis]
+    shape[axis] *= 2
+    out = x.new_empty(shape)
+    torch.clamp_min(x, 0, out=out.narrow(axis, 0, width))
+    torch.clamp_max(x, 0, out=out.narrow(axis, width, width))
+    return out
 
 
 def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
@@ -71,19 +76,20 @@ def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     return torch.where(x > 0, positive, negative).mul_(x)
 
 
-def share(R: Tensor, z: Tensor, factor: float = 1.0) -> Tensor:
+def share(R: Tensor, z: Tensor, factor: float = 1.0, safe: bool = True) -> Tensor:
     """Relevance over the sum it is shared by, and 0 where that is exactly 0, times a factor.
 
     Args:
         R: Relevance.
         z: The sum, in its shape.
         factor: A power of two.
+        safe: False where it does not matter what the result is at 0, and z may be overwritten.
     """
     if takes(R, z):
         found = attempt(entry_kernels.share, R, z, EPS, factor, False)
         if found is not None:
             return found
-    found = safe_divide(R, z)
+    found = safe_divide(R, z) if safe else R / z.add_(EPS)
     return found if factor == 1 else found.mul_(factor)
 
 

@@ -170,7 +170,8 @@ def linear_joint(op: Linear, x: Tensor) -> Tensor:
 
     def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
         weight = _weight_parts(op)
-        S = share(R, _positive_sums(op, x, weight))
+        # Where the sum is 0 all its products are, and whatever S is there meets none of them: no need to be safe.
+        S = share(R, _positive_sums(op, x, weight), safe=False)
         return (signed_product(x, *_both_adjoints(op, S, weight)),)
 
     return with_backward(op.run, back, (x,), x)
