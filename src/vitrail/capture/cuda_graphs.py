@@ -37,6 +37,9 @@ Compute = Callable[[Sequence[Tensor]], tuple[list[Tensor], Extra]]
 MOST_RECORDINGS, MOST_KNOWN = 32, 128
 #: A pass is recorded in its second run; one whose recording was dropped, after this many more; others never.
 AGAIN, NEVER = 16, 2**62
+#: A model with this many passes has inputs of many shapes, such as texts: others are recorded after a few more runs, as
+#: a recording takes longer than a pass and may never be replayed.
+MANY_PASSES, LATER = 16, 4
 #: Share of a device's memory that all recordings may hold.
 MEMORY_SHARE = 1 / 16
 #: Environment variable; 0 switches recording off.
@@ -255,7 +258,8 @@ def _run(
         if not fixed:
             log_obstacle("the pass draws random numbers")
         with _lock:
-            known[key] = 0 if fixed else NEVER
+            later = LATER if len(known) >= MANY_PASSES else 0
+            known[key] = later if fixed else NEVER
             while len(known) > MOST_KNOWN:
                 known.popitem(last=False)
         return result
