@@ -45,6 +45,7 @@ MEMORY_SHARE = 1 / 16
 #: Environment variable; 0 switches recording off.
 SWITCH = "VITRAIL_CUDA_GRAPHS"
 _DEVICES = ("cuda",)
+_SWITCHED_OFF = "recording is switched off"
 
 
 class _UnderWay(threading.local):
@@ -159,7 +160,7 @@ def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     found = obstacle(inputs)
     if found is None and module_state(model).hooked:
         found = "the model has hooks"
-    if found is not None:
+    if found is not None and found != _SWITCHED_OFF:
         log_obstacle(found)
     return found is None
 
@@ -173,7 +174,7 @@ def obstacle(inputs: Sequence[Tensor]) -> str | None:
     """Why no recording may be replayed for these inputs, as far as it does not depend on the model; None if it may."""
     device = inputs[0].device if inputs else torch.device("cpu")
     if os.environ.get(SWITCH, "1") == "0" or plain():
-        return "recording is switched off"
+        return _SWITCHED_OFF
     if device.type not in _DEVICES or any(t.device != device for t in inputs):
         return "the inputs are not on one CUDA device"
     if torch.is_autocast_enabled(device.type):
