@@ -103,6 +103,21 @@ def test_texts_are_recorded_whatever_their_padding(
     assert sum(one.replays for one in graphs) == 3
 
 
+def test_texts_of_many_lengths_are_recorded_later(graphs: list[Replay]) -> None:  # noqa: F811
+    model = nn.Linear(1, 1)
+
+    def run(key: int) -> int:
+        given = [torch.zeros(1)]
+        for _ in range(3):
+            cuda_graphs.run(model, key, given, lambda inputs: ([inputs[0]], None))
+        return len(graphs)
+
+    few = [run(key) for key in range(cuda_graphs.MANY_PASSES)]
+    assert few == list(range(1, cuda_graphs.MANY_PASSES + 1))
+    many = cuda_graphs.MANY_PASSES
+    assert [run(many), run(many), run(many + 1)] == [many, many + 1, many + 1]
+
+
 def test_decoders_keep_no_cache_while_they_are_read() -> None:
     model = decoder()
     given = texts(0, (9, 4))

@@ -37,11 +37,15 @@ Compute = Callable[[Sequence[Tensor]], tuple[list[Tensor], Extra]]
 MOST_RECORDINGS, MOST_KNOWN = 32, 128
 #: A pass is recorded in its second run; one whose recording was dropped, after this many more; others never.
 AGAIN, NEVER = 16, 2**62
+#: A model with this many passes has inputs of many shapes, such as texts: others are recorded after a few more runs, as
+#: a recording takes longer than a pass and may never be replayed.
+MANY_PASSES, LATER = 16, 4
 #: Share of a device's memory that all recordings may hold.
 MEMORY_SHARE = 1 / 16
 #: Environment variable; 0 switches recording off.
 SWITCH = "VITRAIL_CUDA_GRAPHS"
 _DEVICES = ("cuda",)
+_SWITCHED_OFF = "recording is switched off"
 
 
 class _UnderWay(threading.local):
@@ -156,7 +160,7 @@ def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     found = obstacle(inputs)
     if found is None and module_state(model).hooked:
         found = "the model has hooks"
-    if found is not None:
+    if found is not None and found != _SWITCHED_OFF:
         log_obstacle(found)
     return found is None
 
@@ -170,7 +174,7 @@ def obstacle(inputs: Sequence[Tensor]) -> str | None:
     """Why no recording may be replayed for these inputs, as far as it does not depend on the model; None if it may."""
     device = inputs[0].device if inputs else torch.device("cpu")
     if os.environ.get(SWITCH, "1") == "0" or plain():
-        return "recording is switched off"
+        return _SWITCHED_OFF
     if device.type not in _DEVICES or any(t.device != device for t in inputs):
         return "the inputs are not on one CUDA device"
     if torch.is_autocast_enabled(device.type):
@@ -255,7 +259,8 @@ def _run(
         if not fixed:
             log_obstacle("the pass draws random numbers")
         with _lock:
-            known[key] = 0 if fixed else NEVER
+            later = LATER if len(known) >= MANY_PASSES else 0
+            known[key] = later if fixed else NEVER
             while len(known) > MOST_KNOWN:
                 known.popitem(last=False)
         return result

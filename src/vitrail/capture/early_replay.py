@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import isfinite
 from time import perf_counter
 from typing import Any
 from weakref import WeakKeyDictionary, ref
@@ -163,7 +164,7 @@ def _finite(tensor: Tensor) -> bool:
     if not tensor.is_floating_point():
         return True
     known = tensor.dtype in _CHECKED and tensor.numel() > 0
-    return known and bool(torch.linalg.vector_norm(tensor.detach(), float("inf")).isfinite())
+    return known and isfinite(torch.linalg.vector_norm(tensor.detach(), float("inf")).item())
 
 
 def _version(tensor: Tensor) -> int:
