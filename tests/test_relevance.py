@@ -395,3 +395,21 @@ def test_the_way_a_layer_is_written_does_not_matter(method):
     model.embed.padding = "valid"
     model.head = AddmmHead(model.head)
     assert torch.allclose(vitrail.explain(model, images, method, target=1).grid, expected, rtol=1e-8)
+
+
+def test_relevance_of_tokens_where_channels_come_first():
+    """SqueezeBERT's stream has shape (batch, channels, tokens); padding has no relevance."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.SqueezeBertConfig(
+        hidden_size=32, embedding_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        vocab_size=50, num_labels=3, max_position_embeddings=16, **dict.fromkeys(("q_groups", "k_groups"), 2),
+    )  # fmt: skip
+    model = transformers.SqueezeBertForSequenceClassification(config).double().eval()
+    ids = torch.randint(5, 50, (2, 9))
+    mask = torch.ones_like(ids)
+    mask[0, 6:] = 0
+    found = run(model, ModelInputs((), {"input_ids": ids, "attention_mask": mask}), conservative(), EVERYTHING - {"A"})
+    assert found.tokens.shape == ids.shape
+    assert torch.allclose(found.tokens.sum(1), found.blocks[0])
+    assert float(found.tokens[0, 6:].abs().max()) < 1e-6 * float(found.tokens[0, :6].abs().max())
+    assert bool((found.tokens[0, :6] != 0).all())

@@ -222,7 +222,7 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     X = [_batch_first(v, mode.samples) for v in values[len(attention) : len(attention) + len(streams)]]
     return Relevances(
         tuple(A),
-        X[0].sum(-1) if "tokens" in want else None,
+        _of_tokens(X[0], mode.attention[streams[0]].shape[-1]) if "tokens" in want else None,
         values[-1].sum(1) if "pixels" in want else None,
         tuple(x.sum((1, 2)) for x in X) if "totals" in want else (),
     )
@@ -236,6 +236,12 @@ def _relevance(place: _Place, found: Tensor | None, gradient: bool) -> Tensor:
 
 def _batch_first(X: Tensor, samples: Samples) -> Tensor:
     return X.transpose(0, 1) if samples.second and X.shape[1] == samples.count else X
+
+
+def _of_tokens(X: Tensor, tokens: int) -> Tensor:
+    """Relevance of the stream summed over its channels, which some models have in front of the tokens."""
+    channels_first = X.dim() == 3 and X.shape[1] != tokens == X.shape[2]
+    return X.sum(1 if channels_first else -1)
 
 
 def _joined(parts: Sequence[Relevances]) -> Relevances:
