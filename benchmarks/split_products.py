@@ -3,7 +3,8 @@
     python benchmarks/split_products.py --device cuda --out benchmarks/results/split-products-h200.json
 
 - products: error against float64 and time of single linear maps, for float32, TF32 and split products
-- maps: rank correlation and largest difference to maps in float64, ViT-Tiny, float32 with and without split products
+- maps: rank correlation and largest difference to maps in float64, ViT-Tiny, float32 with and without split products;
+  here every linear map is split
 - calls: time with and without, ViT-B/16; integrated gradients also against Captum where it is installed
 
 "plain" switches split products off only (``VITRAIL_SPLIT_PRODUCTS=0``). Weights are random unless a file is given.
@@ -27,6 +28,7 @@ from common import Timer, bare_passes, save_speed, speed_parser
 from torch import Tensor
 
 import vitrail
+from vitrail.capture import split_products
 from vitrail.capture.split_products import SWITCH, split_linear
 from vitrail.scores.agreement import spearman
 
@@ -43,6 +45,16 @@ def without_split() -> Iterator[None]:
         yield
     finally:
         del os.environ[SWITCH]
+
+
+@contextmanager
+def every_map() -> Iterator[None]:
+    """Split linear maps of any size: those of a small model too."""
+    before, split_products.FEWEST_PRODUCTS = split_products.FEWEST_PRODUCTS, 1
+    try:
+        yield
+    finally:
+        split_products.FEWEST_PRODUCTS = before
 
 
 def off(call: Callable[[], Any]) -> Callable[[], Any]:
@@ -97,7 +109,8 @@ def measure_maps(args: argparse.Namespace) -> dict[str, Any]:
         def grids(own: torch.nn.Module, dtype: torch.dtype, name: str = name) -> Tensor:
             return vitrail.explain(own, images.to(dtype), name, target=0).grid.double()
 
-        split = grids(model, torch.float32)
+        with every_map():
+            split = grids(model, torch.float32)
         with without_split():
             plain = grids(model, torch.float32)
         exact = grids(model.double(), torch.float64)
