@@ -45,7 +45,8 @@ def gamma_shares(
     total = _wide(size) if bias is None else size + _wide(bias.abs())
     wide = _wide(y)
     length = wide.abs()
-    share = R / torch.add(length.mul(1 + gamma / 2), total, alpha=gamma / 2).add_(eps)
+    # Not by add's alpha or addcmul's value, which refuse a gamma beyond float32; it gives a map that is not finite.
+    share = R / length.mul(1 + gamma / 2).add_(total.mul(gamma / 2)).add_(eps)
     return length.mul_(share).to(y.dtype), share.mul_(wide).to(y.dtype)
 
 
@@ -69,7 +70,7 @@ def gamma_gradient(x: Tensor, G: Tensor, H: Tensor, gamma: float, eps: float) ->
         if found is not None:
             return found
     wide = _wide(x)
-    total = (_wide(G) * (1 + gamma / 2)).addcmul_(wide.sign(), _wide(H), value=gamma / 2)
+    total = (_wide(G) * (1 + gamma / 2)).add_((wide.sign() * _wide(H)).mul_(gamma / 2))
     size = wide.abs()
     return total.mul_(size / (size + eps)).to(x.dtype)
 
