@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import vitrail
 from vitrail.capture import split_products as split
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
 from vitrail.models.plain_vit import PlainViT
 
 INTERPRETED = """
@@ -104,3 +106,13 @@ def test_what_is_not_a_large_float32_map_is_computed_as_usual():
     assert split._linear(x, weight) is None
     with split._SplitProducts():
         assert torch.equal(F.linear(x, weight), x @ weight.T)
+
+
+def test_the_switch_is_part_of_what_is_known_of_a_model(monkeypatch):
+    """A recording of one way is not replayed for the other."""
+    model, images = PlainViT().eval(), torch.randn(1, 3, 32, 32)
+    known = [read_structure(model, ModelInputs((images,))) for _ in range(2)]
+    monkeypatch.setenv(split.SWITCH, "0")
+    other = read_structure(model, ModelInputs((images,)))
+    assert known[0] is known[1]
+    assert other is not known[0]

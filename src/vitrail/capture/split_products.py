@@ -33,6 +33,11 @@ FAST_HALF = {(8, 0), (9, 0), (10, 0), (10, 3)}
 SWITCH = "VITRAIL_SPLIT_PRODUCTS"
 
 
+def switched_on() -> bool:
+    """Whether neither ``VITRAIL_SPLIT_PRODUCTS=0`` nor ``VITRAIL_PLAIN=1`` is set."""
+    return os.environ.get(SWITCH, "1") != "0" and not plain()
+
+
 def split_products(device: torch.device) -> AbstractContextManager[Any]:
     """Compute large linear maps of float32 models in a block by split products, where that is faster.
 
@@ -41,8 +46,7 @@ def split_products(device: torch.device) -> AbstractContextManager[Any]:
     """
     able = (
         device.type == "cuda"
-        and os.environ.get(SWITCH, "1") != "0"
-        and not plain()
+        and switched_on()
         and can_compile(__name__)
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cuda")

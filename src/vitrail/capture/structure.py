@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture import verify
+from vitrail.capture import split_products, verify
 from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
@@ -87,7 +87,7 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     cuda = torch.backends.cuda
     switches: tuple[Any, ...] = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
     kernels = tuple(switch() for switch in switches)
-    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
+    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, split_products.switched_on())
     return (cast, kernels, exact, torch.are_deterministic_algorithms_enabled())
 
 
