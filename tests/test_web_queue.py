@@ -195,8 +195,8 @@ def test_closing_the_event_stream_cancels_the_job(server):
 def test_other_clients_streams_do_not_cancel_and_the_owner_can_reconnect(server):
     server, url = server
     client, body = new_client(url)
+    other, _ = new_client(url)  # before the job, which nobody follows until the first stream
     job = client.post("/api/explain", json=body).json()["id"]
-    other, _ = new_client(url)
     with other.stream("GET", f"/api/jobs/{job}/events") as stream:
         next(stream.iter_lines())
     with client.stream("GET", f"/api/jobs/{job}/events") as stream:
