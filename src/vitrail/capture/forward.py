@@ -150,6 +150,13 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
     device = model_inputs.tensors[0].device
     with frozen(model), torch.no_grad(), split_products(device):
         output = run_model(model, model_inputs)
+    return output_pass(model, model_inputs, structure, output)
+
+
+def output_pass(
+    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, output: Any
+) -> ForwardPass:
+    """A forward pass of which nothing but the output is known."""
     return ForwardPass(
         output,
         class_logits(model, output),
@@ -158,7 +165,7 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure,
         structure.layers[-1].size[0] if structure.layers else 0,
         method_dtype(model),
-        device,
+        model_inputs.tensors[0].device,
         Gate(),
         model_inputs.valid,
     )

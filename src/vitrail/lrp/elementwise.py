@@ -73,7 +73,7 @@ def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         found = attempt(elementwise_kernels.signed_product, x, positive, negative)
         if found is not None:
             return found
-    return torch.where(x > 0, positive, negative).mul_(x)
+    return x.clamp_min(0).mul_(positive).addcmul_(x.clamp_max(0), negative)
 
 
 def share(R: Tensor, z: Tensor, factor: float = 1.0, safe: bool = True) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.capture.operators import ADD, MUL
 from vitrail.lrp.convolution import convolve
-from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum
+from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum, matmul, standard_deviation
 from vitrail.lrp.relevance_state import RelevanceState
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
@@ -52,8 +52,8 @@ def multiply(
     state: RelevanceState,
     left: Tensor,
     right: Tensor,
-    run: Two = torch.matmul,
-    to_left: Two = lambda s, v: s @ v.mT,
+    run: Two = matmul,
+    to_left: Two = lambda s, v: matmul(s, v.mT),
     to_right: Two = lambda s, u: u.mT @ s,
     both: str = "matmul",
     one: str = "linear",
@@ -71,7 +71,7 @@ def multiply(
         return run(left, right)
     shape_l, shape_r = left.shape, right.shape
     if left.requires_grad and right.requires_grad:
-        matrices = run is torch.matmul and left.dim() > 1 and right.dim() > 1
+        matrices = run is matmul and left.dim() > 1 and right.dim() > 1
         return rule(Product(
             run, lambda s, v: _summed(to_left(s, v), shape_l, matrices),
             lambda s, u: _summed(to_right(s, u), shape_r, matrices), state.samples, matrices, positive,
@@ -215,7 +215,7 @@ def layer_norm(
     weight, bias = _wide(state, weight), _wide(state, bias)
     return _norm(state, Norm(
         lambda x: F.layer_norm(x, normalized_shape, weight, bias, eps),
-        lambda x: (x.var(dims, unbiased=False, keepdim=True) + eps).sqrt(), weight, dims, True, state.samples,
+        lambda x: standard_deviation(x, dims, eps), weight, dims, True, state.samples,
     ), input)  # fmt: skip
 
 

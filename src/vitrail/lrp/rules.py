@@ -139,12 +139,16 @@ def _spread(op: Mean, R: Tensor, x: Tensor) -> Tensor:
 # -- linear maps -------------------------------------------------------------------------------------------------
 
 
-def _positive_sums(op: Linear, x: Tensor, parts: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """Sums of the products that are not negative: x⁺W⁺ + x⁻W⁻."""
-    if isinstance(parts, Tensor):
-        return op.apply(signed_parts(x), parts)
-    (xp, xn), (wp, wn) = halves(x), parts
-    return op.apply(xp, wp).add_(op.apply(xn, wn))
+def _positive_sums(op: Linear, x: Tensor, y: Tensor) -> Tensor:
+    """Sums of the products that are not negative, x⁺W⁺ + x⁻W⁻.
+
+    Half of |x||W|, the sum of all sizes, and of xW, the sum of all products, which is known: one matrix product, not
+    two. What rounding leaves below zero is cut off.
+    """
+    total = op.apply(x.abs(), op.weight.abs()).add_(y)
+    if op.bias is not None:
+        total.sub_(op.bias)
+    return total.mul_(0.5).clamp_min_(0)
 
 
 def _both_adjoints(op: Linear, S: Tensor, parts: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -168,13 +172,12 @@ def _weight_parts(op: Linear) -> Tensor | tuple[Tensor, Tensor]:
 def linear_joint(op: Linear, x: Tensor) -> Tensor:
     """Relevance to products that are not negative, normalised by all of them together: totals stay."""
 
-    def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
-        weight = _weight_parts(op)
+    def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
         # Where the sum is 0 all its products are, and whatever S is there meets none of them: no need to be safe.
-        S = share(R, _positive_sums(op, x, weight), safe=False)
-        return (signed_product(x, *_both_adjoints(op, S, weight)),)
+        S = share(R, _positive_sums(op, x, y), safe=False)
+        return signed_product(x, *_both_adjoints(op, S, _weight_parts(op)))
 
-    return with_backward(op.run, back, (x,), x)
+    return with_backward_of_result(op.run, back, x)
 
 
 def linear_split(op: Linear, x: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
-from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass
+from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass, output_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, fields_of, run_model
 from vitrail.capture.layout import grid_of
@@ -45,6 +45,22 @@ class PropagationCache:
             self._last = None
             self._last = run()
         return self._last
+
+    def output_pass(
+        self, model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, rules: RuleSet
+    ) -> ForwardPass | None:
+        """Run the forward pass under rules, keep it, and return it as a pass for the model's output.
+
+        Rules change what goes backwards only, so its class scores are the model's own. None where they are not: the
+        model is in half precision, runs under autocast, or has no class scores.
+        """
+        from vitrail.lrp.propagate import propagation
+
+        if torch.is_autocast_enabled(model_inputs.tensors[0].device.type):
+            return None
+        found = self.get(rules, lambda: propagation(model, model_inputs, structure, rules))
+        scores = found.scores
+        return None if scores is None else output_pass(model, model_inputs, structure, scores)
 
     def clear(self) -> None:
         """Release the graph."""

@@ -25,7 +25,7 @@ from vitrail.errors import InputError, ModelError
 from vitrail.fast import recordings
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
 from vitrail.methods.postprocess import to_maps
-from vitrail.methods.probe import Probe, ProbedTrace, Scorer
+from vitrail.methods.probe import Probe, ProbedTrace, PropagationCache, Scorer
 from vitrail.models import LoadedModel
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.method_jobs import MethodJob
@@ -155,10 +155,14 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     # Methods that only need the model's output, or take passes of their own, need no capture; how the head of a model
     # of texts reads its tokens is measured in the pass.
     alone = not any(needs) and (not by_trace or (model_inputs.image is not None and bool(structure.layers)))
+    propagations = PropagationCache()
+    tables = [table for one in by_trace if (table := one.method.rule_set(one.options)) is not None]
     with ExitStack() as stack:
         shared = None
         if not by_trace and not callable(target):
             shared = recorded_pass(about.module, model_inputs, structure, needs)
+        elif alone and tables and not callable(target):
+            shared = propagations.output_pass(about.module, model_inputs, structure, tables[0])
         if shared is None:
             open_pass = forward_only if alone else partial(_forward, stack, needs)
             shared = open_pass(about.module, model_inputs, structure)
@@ -178,6 +182,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             most=run.most,
             seen=shared if again else None,
             shared=shared if by_trace else None,
+            propagations=propagations,
         )
         agnostic = run.stitched(shared.trace()) if by_trace else None
         for one in by_trace:
