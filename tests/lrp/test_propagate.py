@@ -299,7 +299,7 @@ def test_half_precision_is_carried_in_single():
     ("methods", "passes"), [(["lrp", "partial_lrp"], 1), (["abslrp"], 1), (["attnlrp"], 1), (["lrp", "abslrp"], 2)]
 )
 def test_one_forward_serves_every_question_of_the_same_rules(methods, passes):
-    """For two classes, the same maps as for each alone, and a forward for each rule set, which also gives the logits."""
+    """For two classes, the same maps as for each alone, and one forward for each rule set; it also gives the logits."""
     torch.manual_seed(4)
     model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
     alone = [{m: vitrail.explain(model, images, m, target=k).grid[:, 0] for m in methods} for k in (1, 3)]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.attention import AttentionMode, Edit, Gate
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
@@ -23,7 +24,6 @@ from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
-from vitrail.fast.split_products import split_products
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
@@ -148,14 +148,12 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure: As read from it.
     """
     device = model_inputs.tensors[0].device
-    with frozen(model), torch.no_grad(), split_products(device):
+    with frozen(model), torch.no_grad(), fast.with_split_products(device):
         output = run_model(model, model_inputs)
     return output_pass(model, model_inputs, structure, output)
 
 
-def output_pass(
-    model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, output: Any
-) -> ForwardPass:
+def output_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, output: Any) -> ForwardPass:
     """A forward pass of which nothing but the output is known."""
     return ForwardPass(
         output,
@@ -215,7 +213,7 @@ def forward_pass(
         model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
     device = model_inputs.tensors[0].device
     with frozen(model):
-        with split_products(device), mode:
+        with fast.with_split_products(device), mode:
             output = run_model(model, model_inputs)
         _check_calls(mode, structure)
         ended = EarlyOutputs(output, ends, alone) if ends else None

@@ -6,6 +6,7 @@ compute everything by plain torch operations.
 
 from __future__ import annotations
 
+from vitrail.fast.kernels import faster, kernel
 from vitrail.fast.module_walk import cached_per_call, modules_of, tensors_of, weights_of, weights_state
 from vitrail.fast.recordings import count as count_recordings
 from vitrail.fast.recordings import forget as forget_recordings
@@ -13,7 +14,7 @@ from vitrail.fast.recordings import keep, log_reason, recordable, recording
 from vitrail.fast.recordings import run as run_recorded
 from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
-from vitrail.fast.switches import plain as fast_paths_disabled
+from vitrail.fast.switches import fast_paths_disabled
 from vitrail.fast.unchanged import changed, one_call, unchanged
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "changed",
     "count_recordings",
     "fast_paths_disabled",
+    "faster",
     "forget_recordings",
     "keep",
+    "kernel",
     "log_reason",
     "modules_of",
     "one_call",

@@ -42,7 +42,7 @@ def depends(value: Any) -> bool:
 
 def _wide(state: RelevanceState, x: Tensor | None) -> Tensor | None:
     """A tensor in single precision, where others are in half."""
-    return x.float() if state.half and x is not None else x
+    return x.float() if state.mixed_precision and x is not None else x
 
 
 # -- products --------------------------------------------------------------------------------------------------------
@@ -63,7 +63,7 @@ def multiply(
 
     ``positive`` says that the left factor is never negative.
     """
-    if state.half and left.dtype != right.dtype:
+    if state.mixed_precision and left.dtype != right.dtype:
         low = left.dtype if left.dtype in HALF else right.dtype
         left, right = left.to(low), right.to(low)
     rule = state.rule(both if left.requires_grad and right.requires_grad else one)
@@ -249,9 +249,9 @@ def normalise(
 
 def _norm(state: RelevanceState, op: Norm, x: Tensor) -> Tensor:
     rule = state.rule("norm")
-    if not state.half:
+    if not state.mixed_precision:
         return op.run(x) if rule is None else rule(op, x)
-    return op.run(x.float()) if rule is None else rule(replace(op, half=True), x.float())
+    return op.run(x.float()) if rule is None else rule(replace(op, mixed_precision=True), x.float())
 
 
 def mean(

@@ -128,7 +128,7 @@ class Sum:
 class Norm:
     """y = (x − mean)/scale · gain + bias over the axes ``dims``; the mean is left out unless ``centred``.
 
-    ``half`` says that the model is in half precision, though what enters and leaves is not.
+    ``mixed_precision`` says that the model is in half precision, though what enters and leaves is not.
     """
 
     run: Callable[[Tensor], Tensor]
@@ -137,7 +137,7 @@ class Norm:
     dims: tuple[int, ...]
     centred: bool
     samples: Samples
-    half: bool = False
+    mixed_precision: bool = False
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,8 @@ def matmul(u: Tensor, v: Tensor) -> Tensor:
     the product with it takes up to four times as long as both steps.
     """
     turned = v.device.type == "cpu" and v.dim() > 2 and not v.is_contiguous() and v.mT.is_contiguous()
-    return u @ (v.contiguous() if turned else v)
+    product: Tensor = u @ (v.contiguous() if turned else v)
+    return product
 
 
 def standard_deviation(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
@@ -236,7 +237,8 @@ def standard_deviation(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
     """
     # By the length of what is left without the mean: on a CPU, torch's variance takes ten times as long.
     length = torch.linalg.vector_norm(x - x.mean(dims, keepdim=True), 2, dims, keepdim=True)
-    return (length.square_() / math.prod(x.shape[d] for d in dims)).add_(eps).sqrt_()
+    deviation: Tensor = (length.square_() / math.prod(x.shape[d] for d in dims)).add_(eps).sqrt_()
+    return deviation
 
 
 def safe_divide(a: Tensor, b: Tensor) -> Tensor:

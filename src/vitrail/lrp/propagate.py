@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 
+from vitrail import fast
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output, logits_of, run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
-from vitrail.fast.module_walk import modules_of, tensors_of
-from vitrail.fast.switches import plain
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
 from vitrail.lrp.rules import RuleSet
@@ -145,8 +144,8 @@ def _run(
     samples = Samples(model_inputs.batch, structure.tokens_first)
     options = {"text": start is None, "heads_first": structure.heads_first}
     mode, scores, logits = None, None, None
-    if rules.half and not plain() and _precisions(model) == {torch.bfloat16}:
-        mode = RelevanceMode(rules, samples, **options, half=True)
+    if rules.supports_bfloat16 and not fast.fast_paths_disabled() and _precisions(model) == {torch.bfloat16}:
+        mode = RelevanceMode(rules, samples, **options, mixed_precision=True)
         try:
             with mode:
                 scores = read(model_inputs.into(model)).float()
@@ -172,7 +171,7 @@ def _run(
 
 def _precisions(model: nn.Module) -> set[torch.dtype]:
     """The half precisions among a model's tensors."""
-    return {t.dtype for t in tensors_of(modules_of(model))} & set(HALF)
+    return {t.dtype for t in fast.tensors_of(fast.modules_of(model))} & set(HALF)
 
 
 def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
@@ -211,7 +210,7 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     if "totals" not in want:
         streams = streams[:1]
     if any(not mode.attention[o.call].requires_grad for o in attention):
-        if mode.half and "softmax" not in mode.rules.rules:
+        if mode.mixed_precision and "softmax" not in mode.rules.rules:
             raise NotApplicableError(
                 f"{structure.model} is in half precision, where {mode.rules.name} does not compute the relevance of "
                 "attention itself; use a float32 model, or set VITRAIL_PLAIN=1"

@@ -67,15 +67,15 @@ class RuleSet:
         gradient: Whether a changed gradient is carried, so that relevance is input times gradient.
         fused: From queries, keys and values to those with which the ordinary gradient of the fused attention function
             is what the rules give, or None where there are none.
-        half: Whether the rules are safe in half precision: nothing they divide by can cancel, so the ranks of a map
-            stay where matrix products take operands in bfloat16 (`benchmarks/precision.py` measures it).
+        supports_bfloat16: Whether the rules are safe in half precision: nothing they divide by can cancel, so the ranks
+            of a map stay where matrix products take operands in bfloat16 (`benchmarks/precision.py` measures it).
     """
 
     name: str
     rules: Mapping[str, Rule]
     gradient: bool = False
     fused: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
-    half: bool = False
+    supports_bfloat16: bool = False
 
 
 # -- one input ---------------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ def conservative(gelu: str = "plain") -> RuleSet:
     rules: dict[str, Rule] = {"softmax": constant, "norm": fixed_scale, "gate": gradient_halved}
     if gelu == "identity":
         rules |= {"activation": output_over_input, "sigmoid": constant}
-    return RuleSet("conservative", rules, gradient=True, fused=attention_fixed, half=True)
+    return RuleSet("conservative", rules, gradient=True, fused=attention_fixed, supports_bfloat16=True)
 
 
 #: The forms of the gamma rule.
@@ -457,5 +457,5 @@ def attnlrp(
     fixed = attention == "fixed"
     return RuleSet(
         "attnlrp", rules | (within if fixed else {"matmul": gradient_halved}), gradient=True,
-        fused=attention_fixed if fixed else attention_halved, half=form == "generalised",
+        fused=attention_fixed if fixed else attention_halved, supports_bfloat16=form == "generalised",
     )  # fmt: skip

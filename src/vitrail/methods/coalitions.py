@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import ModelError, NotApplicableError, OptionError
-from vitrail.fast.split_products import split_products
 from vitrail.methods.probe import Probe
 
 REMOVALS = ("tokens", "mask", "fill")
@@ -122,7 +122,7 @@ class CoalitionGame:
         removal = self.removal
         if removal == "tokens" and not bool(kept.any()) and not self._empty:
             removal = "fill"  # the model averages its patches and has nothing to read without any
-        with frozen(self.probe.model), torch.no_grad(), split_products(kept.device):
+        with frozen(self.probe.model), torch.no_grad(), fast.with_split_products(kept.device):
             output = self._runs[removal](self, kept, owner)
             values = self.probe.scorer(output, owner, self.probe.score)
         self.probe.advance(len(kept))

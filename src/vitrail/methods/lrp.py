@@ -55,9 +55,7 @@ def lrp(trace: ProbedTrace, *, where: str = "pixels", epsilon: float = 0.0) -> T
     return trace.probe.relevances(_lrp_rules(epsilon), frozenset({where})).map(trace)
 
 
-@register(
-    "partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", rules=lambda **_: ORIG, cost=lrp_pass
-)
+@register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", rules=lambda **_: ORIG, cost=lrp_pass)
 def partial_lrp(trace: ProbedTrace) -> Tensor:
     """What LRP finds at the last block's attention: positive parts, mean over heads, the readout's row.
 
@@ -150,9 +148,7 @@ def conservative_lrp(trace: ProbedTrace, *, gelu: str = "plain", where: str = "t
     return trace.probe.relevances(_conservative_rules(gelu), frozenset({where})).map(trace)
 
 
-def _attnlrp_rules(
-    gamma_conv: float, gamma_linear: float, attention: str, gamma_rule: str, **_: object
-) -> RuleSet:
+def _attnlrp_rules(gamma_conv: float, gamma_linear: float, attention: str, gamma_rule: str, **_: object) -> RuleSet:
     choose("attention", attention, ["shared", "fixed"])
     choose("gamma_rule", gamma_rule, rules.GAMMA_RULES)
     for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):

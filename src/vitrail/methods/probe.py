@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass, output_pass
@@ -22,7 +23,6 @@ from vitrail.capture.recorded_forward import recorded_scores
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.capture.verify import gradients
 from vitrail.errors import InputError, ModelError, NotApplicableError
-from vitrail.fast.split_products import split_products
 from vitrail.models.class_group import ClassGroup, membership
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class Probe:
         if recorded is not None:
             values = self.scorer(recorded, owner, self.score)
         else:
-            with frozen(self.model), torch.inference_mode(), cast, split_products(images.device):
+            with frozen(self.model), torch.inference_mode(), cast, fast.with_split_products(images.device):
                 output = run_model(self.model, self.fed(images, owner))
                 values = self.scorer(output, owner, self.score)
         self.advance(len(images))
@@ -211,7 +211,7 @@ class Probe:
         owner = self._owner(owner, len(images))
         with frozen(self.model):
             leaf = images.detach().clone().requires_grad_()
-            with split_products(images.device):
+            with fast.with_split_products(images.device):
                 output = run_model(self.model, self.fed(leaf, owner))
             value = self.scorer(output, owner, self.score)[:, self.k]
             (found,) = gradients(value.sum(), [leaf], keep=False)
