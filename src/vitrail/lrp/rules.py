@@ -45,6 +45,7 @@ from vitrail.lrp.ops import (
     with_backward,
     with_backward_of_result,
 )
+from vitrail.lrp.relevant_rows import on_relevant_rows
 
 EPS_ACTIVATION = 1e-10
 EPS_GAMMA = 1e-6
@@ -177,18 +178,19 @@ def linear_joint(op: Linear, x: Tensor) -> Tensor:
         S = share(R, _positive_sums(op, x, y), safe=False)
         return signed_product(x, *_both_adjoints(op, S, _weight_parts(op)))
 
-    return with_backward_of_result(op.run, back, x)
+    return with_backward_of_result(op.run, on_relevant_rows(op, back), x)
 
 
 def linear_split(op: Linear, x: Tensor) -> Tensor:
     """Positive and negative inputs are normalised each on their own: totals double."""
 
-    def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
+    def back(R: Tensor, x: Tensor) -> Tensor:
         (xp, xn), (wp, wn) = halves(x), halves(op.weight)
         plus, minus = shares(R, op.apply(xp, wp), op.apply(xn, wn))
-        return (signed_product(x, op.adjoint(plus, wp), op.adjoint(minus, wn)),)
+        return signed_product(x, op.adjoint(plus, wp), op.adjoint(minus, wn))
 
-    return with_backward(op.run, back, (x,), x)
+    reduced = on_relevant_rows(op, back)
+    return with_backward(op.run, lambda R, x: (reduced(R, x),), (x,), x)
 
 
 def linear_absolute(op: Linear, x: Tensor) -> Tensor:
@@ -246,7 +248,7 @@ def gamma_generalised(gamma: float) -> Rule:
             one, two = gamma_shares(R, y, op.apply(x.abs(), size), op.bias, gamma, EPS_GAMMA)
             return gamma_gradient(x, op.adjoint(one, op.weight), op.adjoint(two, size), gamma, EPS_INPUT)
 
-        return with_backward_of_result(op.run, back, x)
+        return with_backward_of_result(op.run, on_relevant_rows(op, back), x)
 
     return rule
 
