@@ -414,3 +414,39 @@ def test_relevance_of_tokens_where_channels_come_first():
     assert torch.allclose(found.tokens.sum(1), found.blocks[0])
     assert float(found.tokens[0, 6:].abs().max()) < 1e-6 * float(found.tokens[0, :6].abs().max())
     assert bool((found.tokens[0, :6] != 0).all())
+
+
+class Scaled(nn.Module):
+    """A module whose result is changed by a single number, a tensor without axes."""
+
+    def __init__(self, inner: nn.Module, change) -> None:
+        super().__init__()
+        self.inner, self.change = inner, change
+
+    def forward(self, x, *args, **kwargs):
+        return self.change(self.inner(x, *args, **kwargs))
+
+
+#: A scalar that is no parameter of the model, so that it is not frozen.
+SCALAR = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("method", ["lrp", "attnlrp", "transformer_attribution", "abslrp", "conservative_lrp"])
+@pytest.mark.parametrize(
+    ("change", "fixed"),
+    [(lambda y: y * SCALAR, lambda y: y * 0.7), (lambda y: SCALAR * y, lambda y: 0.7 * y),
+     (lambda y: y - SCALAR, lambda y: y - 0.7), (lambda y: y + SCALAR, lambda y: y + 0.7),
+     (lambda y: y / SCALAR, lambda y: y / 0.7)],
+    ids=["mul", "rmul", "sub", "add", "div"],
+)  # fmt: skip
+def test_a_scalar_without_axes_is_a_constant(method, change, fixed):
+    torch.manual_seed(0)
+    model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    mlp = model.blocks[1].mlp
+    maps = []
+    for one in (change, fixed):
+        model.blocks[1].mlp = Scaled(mlp, one)
+        maps.append(vitrail.explain(model, images, method, target=1).grid)
+    assert torch.allclose(*maps, rtol=1e-10)
+    model.blocks[1].mlp = Scaled(mlp, lambda y: y - y.mean())  # a statistic of the batch
+    assert torch.isfinite(vitrail.explain(model, images, method, target=1).grid).all()

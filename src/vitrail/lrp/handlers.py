@@ -45,6 +45,16 @@ def _wide(state: RelevanceState, x: Tensor | None) -> Tensor | None:
     return x.float() if state.mixed_precision and x is not None else x
 
 
+def _numbers_fixed(left: Any, right: Any) -> tuple[Any, Any]:
+    """Two operands, of which a single number beside a tensor of any axes is a constant, whatever it depends on.
+
+    A learnable scale or shift that is no parameter of the model, or a statistic of the whole batch.
+    """
+    if not (depends(left) and depends(right)) or left.dim() == right.dim() == 0:
+        return left, right
+    return tuple(t.detach() if t.dim() == 0 else t for t in (left, right))
+
+
 # -- products --------------------------------------------------------------------------------------------------------
 
 
@@ -113,8 +123,9 @@ def addmm(state: RelevanceState, func: Any, input: Tensor, mat1: Tensor, mat2: T
 
 def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
     """A product entry by entry: with a constant a scale, with something that depends on the input a gate."""
+    left, right = _numbers_fixed(left, right)
     if depends(left) and depends(right):
-        if left.shape[-1] != right.shape[-1] and 1 in (left.shape[-1], right.shape[-1]):
+        if left.shape[-1:] != right.shape[-1:] and 1 in (left.shape[-1], right.shape[-1]):
             # One number a token, as in a norm written out: a scale.
             left, right = (t.detach() if t.shape[-1] == 1 else t for t in (left, right))
         else:
@@ -141,6 +152,7 @@ def add(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float
     """A sum."""
     if state.rule("add") is None:
         return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
+    left, right = _numbers_fixed(left, right)
     if alpha != 1:
         right = mul(state, torch.mul, right, alpha) if depends(right) else right * alpha
     return _sum(state, torch.add, left, right)
@@ -150,7 +162,8 @@ def sub(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float
     """A difference: of a constant or a mean it is a shift."""
     if state.rule("add") is None or alpha != 1:
         return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
-    if depends(left) and depends(right) and left.shape[-1] != 1 == right.shape[-1]:
+    left, right = _numbers_fixed(left, right)
+    if depends(left) and depends(right) and left.shape[-1:] != (1,) == right.shape[-1:]:
         right = right.detach()  # a mean, as in a norm written out
     if not (depends(left) and depends(right)):
         if depends(left):
