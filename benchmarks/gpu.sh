@@ -13,7 +13,7 @@
 #   vit_shapley  train the explainers of ViT Shapley (needs ASSETS)       OUT/vit_shapley
 #   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
 #
-# ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `benchmarks/leadlight.py --help` and docs/data.md.
+# ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `studies/leadlight.py --help` and docs/data.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$1
@@ -31,28 +31,28 @@ for step in "$@"; do
       $python benchmarks/table.py --device cuda --out "$out/table-gpu.json"
       ;;
     maps)
-      $python benchmarks/pairs.py --device cuda --batch 512 --out "$out/pairs.json"
+      $python studies/pairs.py --device cuda --batch 512 --out "$out/pairs.json"
       $python benchmarks/precision.py --weights "$assets/weights/vit_tiny_patch16_224.safetensors" --images "$assets/imagenet" \
         --device cuda --out "$out/precision.json"
       ;;
-    sweep) $python benchmarks/sweep.py --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
+    sweep) $python studies/sweep.py --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
     readings)
-      $python benchmarks/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
-      $python benchmarks/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
+      $python studies/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
+      $python studies/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
       ;;
-    leadlight) $python benchmarks/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight" ;;
-    shapley) $python benchmarks/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
-    cards) $python benchmarks/cards.py --assets "$assets" --device cuda --out "$out/cards.json" ;;
+    leadlight) $python studies/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight" ;;
+    shapley) $python studies/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
+    cards) $python studies/cards.py --assets "$assets" --device cuda --out "$out/cards.json" ;;
     imagenet)
       for plan in imagenet1000 imagenet1000_many; do
         $python -m vitrail bench $plan --data "imagenet=$assets/imagenet" --data "pets=$assets/pets" \
           --weights "vit-t16=$assets/weights/vit_tiny_patch16_224.safetensors" --device cuda --out "$out/runs"
       done
       ;;
-    vit_shapley) PYTHONPATH=src:. $python benchmarks/vit_shapley.py --assets "$assets" --device cuda --out "$out/vit_shapley" ;;
+    vit_shapley) PYTHONPATH=src:. $python studies/vit_shapley.py --assets "$assets" --device cuda --out "$out/vit_shapley" ;;
     movies)
       $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
-      $python benchmarks/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
+      $python studies/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
       ;;
     *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, cards, imagenet, readings, vit_shapley, movies" >&2; exit 2 ;;
   esac

@@ -79,7 +79,7 @@ def test_tables_of_the_pages_have_numbers():
 
 def test_measured_tables_are_those_of_the_papers(monkeypatch):
     """The benchmark runs every method of the tables that its results stand beside."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "studies"))
     import paper_tables as benchmark
 
     papers = hook("papers")

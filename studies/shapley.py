@@ -1,6 +1,6 @@
 """Token-removal SRG of Shapley values against the number of forward passes.
 
-    python benchmarks/shapley.py --assets DIR --device cuda --out benchmarks/results/shapley.csv
+    python studies/shapley.py --assets DIR --device cuda --out studies/results/shapley.csv
 
 DIR has ``weights/{vit_tiny_patch16_224,deit_tiny_patch16_224,vit_small_patch14_dinov2}.safetensors`` and ``imagenet``
 (validation images). The predicted class of each image is explained with 64 to 2,048 forward passes by ``shapley`` (with

@@ -1,6 +1,6 @@
 """Verdicts of `Explanation.check` where the truth is known, and on photographs with three models.
 
-    python benchmarks/trust.py --assets DIR --device cuda --out benchmarks/results/trust.json
+    python studies/trust.py --assets DIR --device cuda --out studies/results/trust.json
 
 Scenes of the test split with two objects: right maps are the mask of the target object and the maps of methods that
 tell the two objects apart; wrong maps are the same maps inverted, shuffled, or of the other object, and noise. The area
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import device_name, save_json
+from study import device_name, save_json
 from torch import Tensor
 
 import vitrail

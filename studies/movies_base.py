@@ -1,13 +1,13 @@
 """A text encoder of BERT-base size on ERASER's movie reviews: fine-tune it, then measure the scores of Figure 6.
 
-    python benchmarks/movies_base.py split --encoder FOLDER --out carry/encoder
-    python benchmarks/movies_base.py run --pieces carry/encoder --data movies.tar.gz --device cuda --out RESULTS.json
+    python studies/movies_base.py split --encoder FOLDER --out carry/encoder
+    python studies/movies_base.py run --pieces carry/encoder --data movies.tar.gz --device cuda --out RESULTS.json
 
 The figure is GradToken's, which uses BERT-base.
 
 ``split`` writes the weights of a Hugging Face encoder in float16 as pieces of at most 30 MB, with its configuration and
 tokenizer, for machines that take small files only. ``run`` joins them, fine-tunes the encoder on the training reviews
-(`training.movies`, within ``--minutes``), and scores the test reviews with `benchmarks/movies.py`. What is done already
+(`training.movies`, within ``--minutes``), and scores the test reviews with `studies/movies.py`. What is done already
 (the joined encoder, the classifier) is kept in ``--work`` and used again. With ``--scratch`` the encoder is trained on
 reviews alone, those of ``--warm`` included.
 """
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
         command += ["--smoke"] if args.smoke else []
         python(command)
         print(f"fine-tuned after {time.monotonic() - started:.0f} s", flush=True)
-    scores = ["benchmarks/movies.py", "--model", classifier / "movies", "--data", args.data, "--device", args.device,
+    scores = ["studies/movies.py", "--model", classifier / "movies", "--data", args.data, "--device", args.device,
               "--batch", args.score_batch, "--out", args.out, "--methods", *args.methods]  # fmt: skip
     scores += ["--reviews", 4] if args.smoke else []
     python(scores)

@@ -1,7 +1,7 @@
 """ViT-CX between its paper and its program: six combinations, number of masks, times, mask similarity.
 
-    python benchmarks/vitcx_combinations.py --assets DIR --count 300 --device cuda --out vitcx-combinations.json
-    python benchmarks/vitcx_combinations.py --models timm:vit_base_patch16_224.augreg_in21k_ft_in1k --root MASKS
+    python studies/vitcx_combinations.py --assets DIR --count 300 --device cuda --out vitcx-combinations.json
+    python studies/vitcx_combinations.py --models timm:vit_base_patch16_224.augreg_in21k_ft_in1k --root MASKS
 
 The paper's text and the authors' program differ in the feature maps, in how a cluster becomes a mask, and in the noise.
 The six combinations lead from one to the other, one change at a time; --every adds the remaining ones. The predicted
@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import save_json
+from study import save_json
 from masked_images import (
     add_arguments,
     choose_indices,

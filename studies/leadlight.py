@@ -1,6 +1,6 @@
 """Choose leadlight's form on one half of the images and report on the other, with three models and with scenes.
 
-    python benchmarks/leadlight.py --assets DIR --device cuda --out out/leadlight
+    python studies/leadlight.py --assets DIR --device cuda --out out/leadlight
 
 DIR has ``weights/{vit_tiny_patch16_224,deit_tiny_patch16_224,vit_small_patch14_dinov2}.safetensors``, ``pets``
 (photographs with masks) and ``imagenet`` (validation images). A hash of the image id decides the half; of scenes, the
@@ -47,7 +47,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import SINGLE_PASS_METHODS
+from study import SINGLE_PASS_METHODS
 from leadlight_forms import FIRST_FORM, FORMER, Form, candidates, maps_of_forms
 from numpy.typing import NDArray
 from torch import Tensor

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from common import device_name
+from study import device_name
 from torch import Tensor
 
 import vitrail

@@ -1,6 +1,6 @@
 """Class discrimination on scenes with two objects of different classes.
 
-    python benchmarks/pairs.py --out benchmarks/results/pairs-scenes.json
+    python studies/pairs.py --out studies/results/pairs-scenes.json
 
 Both classes of each held-out scene are explained. Class-discrimination accuracy ("wins" in the results) is the share of
 maps whose positive relevance per pixel is higher on the target object than on the other one; relevance mass ("mass") is
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import save_json
+from study import save_json
 from numpy.typing import NDArray
 
 import vitrail

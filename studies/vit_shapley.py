@@ -1,6 +1,6 @@
 """Train the explainers of ViT Shapley for the embedded models, and compare them with sampled Shapley values.
 
-    PYTHONPATH=src:. python benchmarks/vit_shapley.py --assets ../shared/assets --device cuda --out out/vit_shapley
+    PYTHONPATH=src:. python studies/vit_shapley.py --assets ../shared/assets --device cuda --out out/vit_shapley
 
 For each model a surrogate and an explainer are trained and evaluated on held-out images. The number of training steps
 is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``; it is written to the
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import device_name, save_json
+from study import device_name, save_json
 from torch import Tensor
 
 import vitrail

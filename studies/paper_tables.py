@@ -1,6 +1,6 @@
 """Perturbation tests of the papers' tables with the models and images at hand, for the pages of docs/papers.
 
-    python benchmarks/paper_tables.py --assets DIR --device cuda --out benchmarks/results/paper-tables.json
+    python studies/paper_tables.py --assets DIR --device cuda --out studies/results/paper-tables.json
 
 DIR has ``weights/vit_tiny_patch16_224.safetensors``, ``imagenet`` (validation images) and
 ``cifar10/cifar10_jpeg.tar.xz``. Jobs:

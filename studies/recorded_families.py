@@ -1,6 +1,6 @@
 """Passes replayed as CUDA graphs against passes that are computed, on every family of classifiers.
 
-    python benchmarks/recorded_families.py --workers 14 --seconds 120 --out benchmarks/results/recorded-families.json
+    python studies/recorded_families.py --workers 14 --seconds 120 --out benchmarks/results/recorded-families.json
 
 Tiny models with random weights of transformers, torchvision and timm. Each method explains four batches of other inputs
 and other classes: the first is computed, the second recorded and replayed, the others replayed; all are compared with
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from common import device_name, save_json
+from study import device_name, save_json
 from tiny_families import CLASSES, END, PAD, PIXELS, VOCABULARY, Family, build, families
 from torch import nn
 

@@ -1,6 +1,6 @@
 """Ablations of VTranM and GradToken on photographs with masks: segmentation by every row of their tables.
 
-    python benchmarks/ablations.py --assets DIR --out benchmarks/results/ablations-pets.json
+    python studies/ablations.py --assets DIR --out studies/results/ablations-pets.json
 
 DIR has ``weights/MODEL.safetensors`` and ``pets`` (photographs with masks). The predicted class is explained; images
 are resized without cropping, so that masks fit. Scores are those of the protocol ``segmentation``: with the mean of the

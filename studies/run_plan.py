@@ -1,6 +1,6 @@
 """Run a plan within a time limit and write its scores as one small table; run it again to continue.
 
-    python benchmarks/run_plan.py results/three_models.toml --data imagenet=DIR --data pets=DIR \
+    python studies/run_plan.py results/three_models.toml --data imagenet=DIR --data pets=DIR \
         --weights dinov2-s=FILE --device cuda --minutes 8 --out out/three_models
 
 It does the same as ``vitrail bench``, with three differences. Parts are computed in the order of the images, all models

@@ -1,6 +1,6 @@
-"""Figure of token-removal SRG by forward passes, from the table of ``benchmarks/shapley.py``.
+"""Figure of token-removal SRG by forward passes, from the table of ``studies/shapley.py``.
 
-python benchmarks/shapley_figure.py benchmarks/results/shapley.csv docs/images/shapley-srg.png
+python studies/shapley_figure.py studies/results/shapley.csv docs/images/shapley-srg.png
 """
 
 from __future__ import annotations

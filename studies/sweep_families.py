@@ -1,6 +1,6 @@
 """Support for transformers, torchvision and open_clip: the attention structure of each family, and working methods.
 
-    python benchmarks/sweep_families.py --workers 15 --seconds 40 --out benchmarks/results/sweep-families.csv
+    python studies/sweep_families.py --workers 15 --seconds 40 --out studies/results/sweep-families.csv
 
 Builds one tiny model with random weights for each family of classifiers, measures its structure and applies every
 method with quick options. Each family runs in a process of its own with a time limit, so that a crash or a hang is a
@@ -412,7 +412,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", metavar="NAME", help="families to examine")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=30, help="time limit of a family in seconds, without imports")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/sweep-families.csv"))
+    parser.add_argument("--out", type=Path, default=Path("studies/results/sweep-families.csv"))
     parser.add_argument("--summary", action="store_true", help="print the counts of the table and leave it as it is")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()

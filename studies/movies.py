@@ -1,6 +1,6 @@
 """Methods on ERASER's movie reviews: agreement with human rationales, and faithfulness to the model.
 
-    python benchmarks/movies.py --model out/movies/movies --data movies.tar.gz --out benchmarks/results/movies.json
+    python studies/movies.py --model out/movies/movies --data movies.tar.gz --out studies/results/movies.json
 
 Every method that applies to texts, and controls, on the test reviews: token-F1 of the top 10 to 80 words (macro and
 micro), AUPRC, comprehensiveness and sufficiency. As in the published experiments, the true class is explained, a word
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from common import device_name, save_json
+from study import device_name, save_json
 
 import vitrail
 from vitrail.data import Movies

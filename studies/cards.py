@@ -1,6 +1,6 @@
 """Measurements for the cards of the methods that other committed results do not hold.
 
-    python benchmarks/cards.py --assets DIR --device cuda --minutes 5 --out benchmarks/results/cards.json
+    python studies/cards.py --assets DIR --device cuda --minutes 5 --out studies/results/cards.json
 
 Every registered method with its default options, on 40 ImageNet images with three models and on scenes with two objects
 with the embedded model; methods of many forward passes on fewer images, see ``--work``. Similarities are Spearman's
@@ -328,7 +328,7 @@ def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
 
 
 def measure_pairs(name: str, args: argparse.Namespace) -> dict[str, Any]:
-    """Class discrimination on scenes, as benchmarks/pairs.py measures it, on fewer scenes for expensive methods."""
+    """Class discrimination on scenes, as studies/pairs.py measures it, on fewer scenes for expensive methods."""
     each = 3.0 + METHODS[name].cost(find(name)[2], size_of_scenes(), 2).forwards
     count = int(min(args.pairs, max(2 * args.least, 10 * args.work // each)))
     found = pairs.measure(SCENES, count, [name], args.device, args.batch)
@@ -413,7 +413,7 @@ def main() -> None:
         shown = {k: v.get("rho") for k, v in own[name].items() if isinstance(v, dict) and "rho" in v}
         print(f"{model.name} {name}: {own[name]['images']} images, {time.monotonic() - lap:.1f} s, "
               f"{time.monotonic() - started:.0f} s in total, {shown}", flush=True)  # fmt: skip
-    measured = json.loads((ROOT / "benchmarks/results/pairs-scenes.json").read_text(encoding="utf-8"))["results"]
+    measured = json.loads((ROOT / "studies/results/pairs-scenes.json").read_text(encoding="utf-8"))["results"]
     done = {name for result in measured if result["model"] == SCENES for name in result["methods"]}
     for name in args.methods if SCENES in args.models else ():
         if name not in done and name not in found_pairs and time.monotonic() - started <= 60 * args.minutes:

@@ -1,7 +1,7 @@
 """Which reading of GradToken's Eq. 5 is the authors'? Segmentation with both, beside the published ablation.
 
-    python benchmarks/gradtoken_readings.py --models vit-b16 --data imagenet-segmentation --root FILE --count 0
-    python benchmarks/gradtoken_readings.py --assets DIR --count 120 --pairs 60 --out readings.json
+    python studies/gradtoken_readings.py --models vit-b16 --data imagenet-segmentation --root FILE --count 0
+    python studies/gradtoken_readings.py --assets DIR --count 120 --pairs 60 --out readings.json
 
 FILE is ImageNet-Segmentation's gtsegs_ijcv.mat. The gradient at the class token's query passes the softmax of the last
 block. "jacobian" is its derivative, as autograd computes it; "elementwise" multiplies each entry by A (1 − A), which is
@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import save_json
+from study import save_json
 from masked_images import (
     MaskedBatch,
     add_arguments,

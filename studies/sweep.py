@@ -1,6 +1,6 @@
 """Support for timm: the attention structure found in one model of each family, and the methods that work on it.
 
-    python benchmarks/sweep.py --out benchmarks/results/sweep-timm.csv
+    python studies/sweep.py --out studies/results/sweep-timm.csv
 
 Makes the smallest model of each family with random weights, small ones first, at half the usual resolution where the
 model supports it, and tries every method with quick settings on noise. Score-CAM is skipped: it reads the same feature

@@ -1,6 +1,6 @@
 """`vitrail.compare` of ViT-Tiny and DINOv2-S on 64 photographs with masks: the tables of docs/compare.md.
 
-    python benchmarks/compare.py --assets DIR --device cuda --out benchmarks/results/compare.json
+    python studies/compare.py --assets DIR --device cuda --out studies/results/compare.json
 
 The images are pets that neither the check nor `leadlight` was chosen on, squashed to the model's input as their masks
 are. The boundary of a mask counts as background. Results are written after each model.
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import device_name, save_json
+from study import device_name, save_json
 from leadlight import half_of
 from PIL import Image
 from trust import CHOICE, load

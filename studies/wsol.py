@@ -1,6 +1,6 @@
 """Localisation on ImageNet: boxes from thresholded maps (MaxBoxAcc), and the pointing game per box and per image.
 
-    python benchmarks/wsol.py --assets DIR --device cuda --out benchmarks/results/wsol-h200.json
+    python studies/wsol.py --assets DIR --device cuda --out studies/results/wsol-h200.json
 
 The assets hold ``imagenet`` (validation images with boxes) and ``weights``. Maps explain the label. Images are squashed
 to the model's input size. Boxes are computed by worker processes while the next maps are computed; results are written
@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from common import device_name, save_json
+from study import device_name, save_json
 from torch import Tensor
 
 import vitrail
