@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import device_name, save_json
 from leadlight import half_of
 from PIL import Image
+from study import device_name, save_json
 from trust import CHOICE, load
 
 import vitrail

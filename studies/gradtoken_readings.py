@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from study import save_json
 from masked_images import (
     MaskedBatch,
     add_arguments,
@@ -36,6 +35,7 @@ from masked_images import (
     open_model,
     read_batches,
 )
+from study import save_json
 from torch import Tensor
 
 import vitrail

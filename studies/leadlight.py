@@ -47,9 +47,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import SINGLE_PASS_METHODS
 from leadlight_forms import FIRST_FORM, FORMER, Form, candidates, maps_of_forms
 from numpy.typing import NDArray
+from study import SINGLE_PASS_METHODS
 from torch import Tensor
 
 import vitrail

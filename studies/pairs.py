@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import save_json
 from numpy.typing import NDArray
+from study import save_json
 
 import vitrail
 from vitrail.data import Scenes

@@ -35,11 +35,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """Parser with ``--device``, ``--out`` and those of ``OPTIONS`` that have a default here; ``...`` is required."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in OPTIONS:
+    for name, usual in OPTIONS.items():
         if name in defaults or name in ("device", "out"):
-            given = defaults.get(name, OPTIONS[name].get("default"))
-            settings = {"required": True} if given is ... else {"default": given}
-            parser.add_argument(f"--{name}", **{**OPTIONS[name], **settings})
+            given = defaults.get(name, usual.get("default"))
+            parser.add_argument(f"--{name}", **(usual | ({"required": True} if given is ... else {"default": given})))
     return parser
 
 

@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import save_json
 from masked_images import (
     add_arguments,
     choose_indices,
@@ -40,6 +39,7 @@ from masked_images import (
     open_model,
     read_batches,
 )
+from study import save_json
 
 import vitrail
 from vitrail.data import Dataset

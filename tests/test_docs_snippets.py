@@ -21,7 +21,9 @@ from test_docs import PAGES, ROOT
 from vitrail.cli.app import app
 
 #: Pages whose commands are checked; the changelog speaks of former versions.
-COMMANDED = [p for p in [*PAGES, *(ROOT / name / "README.md" for name in ("benchmarks", "studies"))] if p.name != "CHANGELOG.md"]
+COMMANDED = [
+    p for p in [*PAGES, *(ROOT / name / "README.md" for name in ("benchmarks", "studies"))] if p.name != "CHANGELOG.md"
+]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SHELLS = {"sh", "bash", "console", "text"}
 

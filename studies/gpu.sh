@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Run benchmarks that need a GPU: benchmarks/gpu.sh OUT STEP…
+# Run benchmarks and studies that need a GPU: studies/gpu.sh OUT STEP…
 #
 #   scenes     train the embedded models on scenes                        OUT/scenes
-#   speed      six methods, all methods, a paper's table                  OUT/*-gpu.json
-#   maps       class discrimination, and precision (needs ASSETS)         OUT/pairs.json, OUT/precision.json
+#   speed      six methods, all methods, a paper's table                  OUT/CASE-DEVICE.json
+#   maps       class discrimination, and precision (needs ASSETS)         OUT/pairs.json, OUT/precision-DEVICE.json
 #   sweep      one model of every timm family                             OUT/sweep-timm.csv
 #   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight
 #   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
@@ -25,15 +25,10 @@ mkdir -p "$out"
 for step in "$@"; do
   case $step in
     scenes) $python -m training.scenes --which cls --minutes 8 --out "$out/scenes" ;;
-    speed)
-      $python benchmarks/catalogue.py --device cuda --out "$out/catalogue-gpu.json"
-      $python benchmarks/speed.py --device cuda --batches 8 64 --dtypes float32 bfloat16 --repeats 7 --out "$out/speed-gpu.json"
-      $python benchmarks/table.py --device cuda --out "$out/table-gpu.json"
-      ;;
+    speed) $python benchmarks/run.py catalogue speed table --device cuda --out "$out" ;;
     maps)
       $python studies/pairs.py --device cuda --batch 512 --out "$out/pairs.json"
-      $python benchmarks/precision.py --weights "$assets/weights/vit_tiny_patch16_224.safetensors" --images "$assets/imagenet" \
-        --device cuda --out "$out/precision.json"
+      $python benchmarks/run.py precision --assets "$assets" --device cuda --out "$out"
       ;;
     sweep) $python studies/sweep.py --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
     readings)

@@ -1,38 +1,27 @@
-"""Abuse test of the server on loopback: half-open connections, floods of uploads, memory over rounds, Ctrl+C.
+"""Misuse of the server on loopback, in four parts; everything is bounded.
 
-A server with the embedded scenes model is started in its own process. Everything is bounded: at most 300 connections,
-held for at most 20 seconds, and a fixed number of requests.
-
-1. Half-open connections: sockets that send nothing, part of a head, or part of a body. Meanwhile another client asks
-   for the state of the server ten times.
-2. One client uploads more images than the server keeps. The image of another client must survive.
-3. Memory: rounds of uploads, predictions and explanations that fill all stores; resident memory after each round shows
-   whether it reaches a plateau.
-4. Ctrl+C during a job that is followed: time until the process has ended, and what it prints.
-
-    python benchmarks/serve_abuse.py --out benchmarks/results/serve-abuse.json
+- half_open: sockets that send nothing, part of a head, or part of a body. Meanwhile another client asks for the state
+  of the server ten times.
+- flood: one client uploads more images than the server keeps. The image of another client must survive.
+- memory: rounds of uploads, predictions and explanations that fill all stores; resident memory after each round shows
+  whether it reaches a plateau.
+- ctrl_c: Ctrl+C during a job that is followed: time until the process has ended, and what it prints.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import platform
-import re
 import signal
 import socket
 import subprocess
-import sys
 import time
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import httpx
-from serve import memory, new_image
+from measuring import Run
+from server import memory, new_image, running_server
 
 MAX_CONNECTIONS = 300
 MAX_SECONDS = 20.0
@@ -144,57 +133,25 @@ def stop(url: str, server: subprocess.Popen[str]) -> dict[str, Any]:
     return {"seconds": round(time.monotonic() - began, 2), "exit_code": server.returncode, "printed": errors.strip()}
 
 
-def main() -> None:
-    """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--connections", type=int, default=MAX_CONNECTIONS)
-    parser.add_argument("--uploads", type=int, default=600)
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--requests", type=int, default=60, help="requests of a round")
-    parser.add_argument("--kept", type=int, default=60, help="results that the server keeps")
-    parser.add_argument("--parts", nargs="+", help="some of half_open, flood, memory, ctrl_c; all by default")
-    parser.add_argument("--arenas", type=int, help="MALLOC_ARENA_MAX of the server")
-    parser.add_argument("--source", type=Path, help="folder of source code to measure")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    load = os.getloadavg()[0]
-    environment = dict(os.environ)
-    if args.arenas is not None:
-        environment["MALLOC_ARENA_MAX"] = str(args.arenas)
-    if args.source is not None:
-        environment["PYTHONPATH"] = str(args.source)
-    command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--kept", str(args.kept)]
+def serve_abuse(
+    run: Run, *, connections: int = MAX_CONNECTIONS, uploads: int = 600, rounds: int = 6, requests: int = 60,
+    kept: int = 60, parts: tuple[str, ...] = ("half_open", "flood", "memory", "ctrl_c"), arenas: int = 0,
+    source: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """Misuse of the server: half-open connections, floods of uploads, memory over rounds, Ctrl+C."""
+    if run.tiny:
+        connections, uploads, rounds, requests = 6, 3, 1, 2
     results: dict[str, Any] = {}
-    if args.parts and args.out is not None and args.out.exists():  # the other parts are kept
-        results = {k: v for k, v in json.loads(args.out.read_text()).items() if isinstance(v, dict) and k != "manifest"}
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as server:  # noqa: S603
-        try:
-            assert server.stdout is not None
-            found = re.search(r"http://\S+:\d+", server.stdout.readline())
-            assert found is not None
-            url = found[0]
-            parts = {
-                "half_open": lambda: half_open(url, args.connections, MAX_SECONDS),
-                "flood": lambda: flood(url, min(args.uploads, 1000)),
-                "memory": lambda: rounds_of_requests(url, server.pid, min(args.rounds, 20), min(args.requests, 200)),
-                "ctrl_c": lambda: stop(url, server),
-            }
-            for name in args.parts or parts:
-                results[name] = {"load": round(os.getloadavg()[0], 1), **parts[name]()}
-                print(name, results[name], flush=True)
-        finally:
-            server.kill()
-    names = ("vitrail", "torch", "uvicorn", "pillow")
-    manifest = {
-        "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
-        "cores": os.cpu_count(), "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1),
-        "arenas": args.arenas, **{name: version(name) for name in names},
-    }  # fmt: skip
-    text = json.dumps({"benchmark": "serve_abuse", "model": "scenes", "manifest": manifest, **results}, indent=2) + "\n"
-    if args.out is not None:
-        args.out.write_text(text)
-
-
-if __name__ == "__main__":
-    main()
+    variables = {"MALLOC_ARENA_MAX": str(arenas)} if arenas else {}
+    with running_server("--kept", str(kept), source=source, **variables) as (url, server):
+        tests = {
+            "half_open": lambda: half_open(url, connections, MAX_SECONDS),
+            "flood": lambda: flood(url, min(uploads, 1000)),
+            "memory": lambda: rounds_of_requests(url, server.pid, min(rounds, 20), min(requests, 200)),
+            "ctrl_c": lambda: stop(url, server),
+        }
+        for name in parts:
+            results[name] = {"load": round(os.getloadavg()[0], 1), **tests[name]()}
+            print(name, results[name], flush=True)
+            run.save(results)
+    return results

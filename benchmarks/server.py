@@ -1,26 +1,17 @@
-"""Load test of the server with fifty users: errors, response times, fairness, memory, and disconnected clients.
+"""Load test of the server: a server of its own on loopback, and users who request explanations without pauses.
 
-A server with the embedded scenes model is started in its own process on a loopback port. Each user has a cookie and
-requests fast explanations one after the other without a pause. With ``--new images`` each request is for a new image
-and the same methods, with ``--new options`` for one of six sample scenes and a method with new options: no result is in
-the cache. With ``--new nothing`` each user asks for the default method on the sample scenes, as first-time users do, so
-the results are soon in the cache. Every third request of every tenth user is for a slow method that evaluates many
-perturbed images. At the end, a client is killed during a long job, and the time until the server cancels the job is
-measured. Time and number of requests are bounded.
-
-    python benchmarks/serve.py --new images --out benchmarks/results/serve-cpu.json
-
-On a machine that also does other work, response times say little. Give ``--source`` several times, with folders of
-source code: their servers are measured in turns, and the file has their ratios.
+Each user has a cookie. With ``new=images`` each request is for a new image and the same methods, with ``new=options``
+for one of six sample scenes and a method with new options: no result is in the cache. With ``new=nothing`` each user
+asks for the default method on the sample scenes, as first-time users do, so the results are soon in the cache. Every
+third request of every tenth user is for a slow method that evaluates many perturbed images. At the end, a client is
+killed during a long job, and the time until the server cancels the job is measured. Time and number of requests are
+bounded.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import platform
 import re
 import signal
 import ssl
@@ -28,8 +19,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from io import BytesIO
 from pathlib import Path
 from statistics import median, quantiles
@@ -37,6 +29,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+from measuring import Run
 from PIL import Image
 
 FAST_METHODS = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
@@ -176,29 +169,35 @@ async def simulate_users(url: str, count: int, seconds: float, new: str, slow: b
     return users
 
 
-def run(count: int, seconds: float, threads: int, new: str, source: Path | None = None) -> dict[str, Any]:
-    """Start a server, run the load test, and stop the server."""
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    if source is not None:
-        environment["PYTHONPATH"] = str(source)
-    command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--queue", str(4 * count)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:  # noqa: S603
+@contextmanager
+def running_server(*options: str, source: str = "", **variables: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Start a server with the scenes model, of the source code in a folder; its address and process."""
+    environment = {**os.environ, **variables, **({"PYTHONPATH": source} if source else {})}
+    command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", *options]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) as server:  # noqa: S603
         try:
             assert server.stdout is not None
             line = server.stdout.readline()
             found = re.search(r"http://\S+:\d+", line)
             assert found is not None, line
-            url = found[0]
-            asyncio.run(simulate_users(url, 2, 2.0, new))  # warm-up
-            (alone,) = asyncio.run(simulate_users(url, 1, min(10.0, seconds / 4), new, slow=False))
-            before, cpu_before = memory(server.pid), cpu_seconds(server.pid)
-            users = asyncio.run(simulate_users(url, count, seconds, new))
-            elapsed = time.monotonic() - min(user.started for user in users)
-            after, cpu_after = memory(server.pid), cpu_seconds(server.pid)
-            killed = kill_client(url)
+            yield found[0], server
         finally:
-            server.send_signal(signal.SIGINT)
-            code = server.wait(30)
+            server.kill()
+
+
+def load_test(count: int, seconds: float, threads: int, new: str, source: str) -> dict[str, Any]:
+    """Run the load test on one server."""
+    with running_server("--queue", str(4 * count), source=source, OMP_NUM_THREADS=str(threads)) as (url, server):
+        asyncio.run(simulate_users(url, 2, min(2.0, seconds), new))  # warm-up
+        (alone,) = asyncio.run(simulate_users(url, 1, min(10.0, seconds / 4), new, slow=False))
+        before, cpu_before = memory(server.pid), cpu_seconds(server.pid)
+        users = asyncio.run(simulate_users(url, count, seconds, new))
+        elapsed = time.monotonic() - min(user.started for user in users)
+        after, cpu_after = memory(server.pid), cpu_seconds(server.pid)
+        killed = kill_client(url)
+        server.send_signal(signal.SIGINT)
+        code = server.wait(30)
     times = sorted(s for user in users for s in user.seconds)
     outcomes: Counter[str] = sum((user.outcomes for user in users), Counter())
     served = [len(user.seconds) for user in users if not user.slow]
@@ -230,36 +229,16 @@ def compare(measured: list[dict[str, Any]], count: int) -> dict[str, Any]:
     return {"ratios_of_last_to_first_source": {name: ratio(name) for name in names}, "measurements": measured}
 
 
-def main() -> None:
-    """Run the benchmark from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--users", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="torch threads of the server")
-    parser.add_argument(
-        "--new", choices=("images", "options", "nothing"), default="images", help="what differs between requests"
-    )
-    parser.add_argument("--source", type=Path, action="append", help="folder of source code to measure, in turns")
-    parser.add_argument("--rounds", type=int, default=1, help="measurements of each source")
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    load = os.getloadavg()[0]
-    seconds, sources = min(args.seconds, 600.0), args.source or [None]
-    measured = [
-        run(args.users, seconds, args.threads, args.new, source) for _ in range(args.rounds) for source in sources
-    ]
-    results = measured[-1] if len(measured) == 1 else compare(measured, len(sources))
-    names = ("vitrail", "torch", "fastapi", "starlette", "uvicorn", "pillow", "numpy")
-    manifest = {
-        "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),
-        "cores": os.cpu_count(), "load_before": round(load, 1), "load_after": round(os.getloadavg()[0], 1),
-        "threads": args.threads, **{name: version(name) for name in names},
-    }  # fmt: skip
-    text = json.dumps({"benchmark": "serve", "model": "scenes", "manifest": manifest, **results}, indent=2) + "\n"
-    print(text)
-    if args.out is not None:
-        args.out.write_text(text)
-
-
-if __name__ == "__main__":
-    main()
+def serve(
+    run: Run, *, users: int = 50, seconds: float = 60.0, threads: int = os.cpu_count() or 1, new: str = "images",
+    sources: tuple[str, ...] = ("",), rounds: int = 1,
+) -> dict[str, Any]:  # fmt: skip
+    """Fifty users of the server: errors, response times, fairness, memory; several sources are measured in turns."""
+    if run.tiny:
+        users, seconds = 2, 2.0
+    measured = []
+    for _ in range(rounds):
+        for source in sources:
+            measured.append(load_test(users, min(seconds, 600.0), threads, new, source))
+            print(measured[-1], flush=True)
+    return measured[-1] if len(measured) == 1 else compare(measured, len(sources))
