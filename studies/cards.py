@@ -28,16 +28,12 @@ from __future__ import annotations
 
 import argparse
 import copy
-import csv
-import json
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,7 +41,17 @@ import pairs
 import torch
 import torch.nn.functional as F
 import trust
-from common import Timer, bare_passes, device_name, save_json
+from study import (
+    RESULTS,
+    ROOT,
+    Clock,
+    manifest,
+    options,
+    read_csv,
+    read_json,
+    save_json,
+    timed,
+)
 from torch import Tensor
 
 import vitrail
@@ -56,7 +62,6 @@ from vitrail.data import ImageNet, MaskFolder, Scenes
 from vitrail.errors import VitrailError
 from vitrail.methods.cost import size_of
 from vitrail.methods.registry import METHODS, find
-from vitrail.provenance import versions
 from vitrail.scores import Evaluator, SegmentationScores, find_presets, score_segmentation
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
@@ -64,7 +69,6 @@ from vitrail.scores.sensitivity import RADIUS, noise_samples
 from vitrail.shapley_explainer.weights import load_explainer
 from vitrail.targets import SCORES
 
-ROOT = Path(__file__).resolve().parents[1]
 #: Names of the models in the tables, and those of their weights.
 PHOTOGRAPHS = {
     "vit-t": "vit_tiny_patch16_224", "deit-t": "deit_tiny_patch16_224", "dinov2-s": "vit_small_patch14_dinov2"
@@ -149,7 +153,6 @@ class Model:
         assert self.structure.layout.grid is not None
         self.grid: tuple[int, int] = self.structure.layout.grid
         self.size = size_of(self.structure)
-        self.timer = Timer(self.device, 5)
         self.bare: dict[int, float] = {}
         self.controls: dict[str, dict[str, list[float]]] = {}
         self.evaluate = Evaluator(
@@ -174,7 +177,13 @@ class Model:
     def forward_backward(self, count: int) -> float:
         """Seconds of a forward and backward pass of the bare model on some images."""
         if count not in self.bare:
-            self.bare[count] = self.timer.median(bare_passes(self.loaded.module, self.images[:count])[BARE])
+            module, images = self.loaded.module, self.images[:count]
+
+            def bare() -> None:
+                module(images)[:, 0].sum().backward()
+                module.zero_grad(set_to_none=True)
+
+            self.bare[count] = float(np.median([timed(bare, self.device)[1] for _ in range(6)][1:]))
         return self.bare[count]
 
     def maps(
@@ -190,9 +199,6 @@ class Model:
         if tuple(values.shape[1:]) != self.grid:
             values = F.adaptive_avg_pool2d(explanation.maps[:, 0][:, None].float(), self.grid)[:, 0]
         return values.flatten(1).double().nan_to_num(0.0, 0.0, 0.0).cpu(), explanation
-
-
-BARE = "bare forward_backward"
 
 
 def similarity(a: Tensor, b: Tensor) -> dict[str, Any]:
@@ -273,31 +279,24 @@ def image_count(model: Model, name: str) -> int:
 
 def measure(model: Model, name: str, scored: Collection[str]) -> dict[str, Any]:
     """All measurements of one method on one model."""
-    options = METHODS[name].options
+    defaults = METHODS[name].options
     count = image_count(model, name)
-    started = time.perf_counter()
-    first, explanation = model.maps(name, count)
-    model.timer.sync()
-    taken = time.perf_counter() - started
+    (first, explanation), taken = timed(lambda: model.maps(name, count), model.device)
     if taken > model.args.slow and count > model.args.least:
         count = max(model.args.least, int(count * model.args.slow / taken))
         first = first[:count]
         explanation = replace(explanation, grid=explanation.grid[:count], maps=explanation.maps[:count])
     row: dict[str, Any] = {"images": count, "constant": int(explanation.constant[:count].sum())}
-    result: dict[str, Tensor] = {}
-
-    def repeat() -> None:
-        result["again"] = model.maps(name, count)[0]
-
-    seconds = min(model.timer.seconds(repeat) for _ in range(2 if taken < 0.5 else 1))
+    repeated = [timed(lambda: model.maps(name, count), model.device) for _ in range(2 if taken < 0.5 else 1)]
+    again, seconds = repeated[-1][0][0], min(spent for _, spent in repeated)
     bare = model.forward_backward(count)
     row |= {"seconds": seconds, "forward_backward": bare, "over_forward_backward": round(seconds / bare, 3)}
-    equal = float((result["again"] == first).all(1).double().mean())
-    row["repeat"] = {**similarity(first, result["again"]), "equal": equal}
+    equal = float((again == first).all(1).double().mean())
+    row["repeat"] = {**similarity(first, again), "equal": equal}
     row["other image"] = similarity(first, first.roll(1, 0)) if count > 1 else None
     tests: dict[str, Callable[[], Any]] = {}
-    if "seed" in options:
-        tests["seed"] = lambda: model.maps(f"{name}:seed={options['seed'] + 1}", count)
+    if "seed" in defaults:
+        tests["seed"] = lambda: model.maps(f"{name}:seed={defaults['seed'] + 1}", count)
     noise = next(noise_samples(model.images, RADIUS, 1))
     tests["noise"] = lambda: model.maps(name, count, images=model.images + noise)
     tests["label"] = lambda: model.maps(name, count, target=model.other)
@@ -345,10 +344,9 @@ def committed(score: str) -> dict[str, set[str]]:
     """Methods whose values of a score are in the committed tables of three models, by model."""
     found: dict[str, set[str]] = {}
     for table in TABLES:
-        with (ROOT / "results" / f"{table}.csv").open(encoding="utf-8", newline="") as file:
-            for row in csv.DictReader(file):
-                if row["score"] == score:
-                    found.setdefault(row["model"], set()).add(row["method"])
+        for row in read_csv(ROOT / "results" / f"{table}.csv"):
+            if row["score"] == score:
+                found.setdefault(row["model"], set()).add(row["method"])
     return found
 
 
@@ -363,43 +361,30 @@ def ordered(names: Sequence[str], models: Sequence[Model]) -> list[tuple[Model, 
 
 def main() -> None:
     """Measure what is missing in the file, and write it after every row."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, help="folder with weights/ and imagenet/; without it, scenes only")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--models", nargs="+", default=[*PHOTOGRAPHS, SCENES], choices=[*PHOTOGRAPHS, SCENES])
-    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
-    parser.add_argument("--images", type=int, default=40, help="images of each model")
+    parser = options(__doc__, assets=None, images=40, batch=512, minutes=5.0, models=[*PHOTOGRAPHS, SCENES],
+                     methods=list(METHODS), out=...)  # fmt: skip
     parser.add_argument("--option-images", type=int, default=16, help="most images for the values of options")
     parser.add_argument("--scored-images", type=int, default=24, help="images of an expensive method that is scored")
     parser.add_argument("--least", type=int, default=4, help="fewest images of an expensive method")
     parser.add_argument("--pairs", type=int, default=500, help="most scenes for class discrimination")
     parser.add_argument("--work", type=float, default=5000.0, help="forward passes of one run of an expensive method")
     parser.add_argument("--slow", type=float, default=SLOW, help="seconds of a run that goes on with fewer images")
-    parser.add_argument("--batch", type=int, default=512, help="most images in a forward pass")
-    parser.add_argument("--minutes", type=float, default=5.0, help="start no further row after this time")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_float32_matmul_precision("high")
-    started = time.monotonic()
-    results: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {}
+    clock, results = Clock(args.minutes), read_json(args.out, {})
     rows, found_pairs = results.setdefault("rows", {}), results.setdefault("pairs", {})
     settings = ("images", "option_images", "least", "work", "slow", "batch")
-    results["manifest"] = {
-        "device": device_name(args.device), "versions": versions(), "matmul": "tf32", "similarity": "Spearman",
-        "noise": RADIUS, **{name: getattr(args, name) for name in settings},
-    }  # fmt: skip
+    about = {"matmul": "tf32", "similarity": "Spearman", "noise": RADIUS}
+    results["manifest"] = manifest(args.device, **about, **{name: getattr(args, name) for name in settings})
     known = {kind: committed(score) for kind, score in (("perturbation", "srg(tokens)"), ("regions", "miou"))}
     models = [Model(name, args) for name in args.models if name == SCENES or args.assets]
-    print(f"{len(models)} models loaded, {time.monotonic() - started:.0f} s", flush=True)
     for model, name in ordered(args.methods, models):
         own = rows.setdefault(model.name, {})
         if name in own:
             continue
-        if time.monotonic() - started > 60 * args.minutes:
-            print("stopped: run again to continue", flush=True)
+        if clock.is_over(f"{name} on {model.name}"):
             break
-        lap = time.monotonic()
         given = {kind for kind, by_model in known.items() if STAND_INS.get(name, name) in by_model.get(model.name, ())}
         scored = {"perturbation", "regions"} - (set() if name in CONTROLS else given)
         try:
@@ -411,15 +396,14 @@ def main() -> None:
             continue
         save_json(args.out, results)
         shown = {k: v.get("rho") for k, v in own[name].items() if isinstance(v, dict) and "rho" in v}
-        print(f"{model.name} {name}: {own[name]['images']} images, {time.monotonic() - lap:.1f} s, "
-              f"{time.monotonic() - started:.0f} s in total, {shown}", flush=True)  # fmt: skip
-    measured = json.loads((ROOT / "studies/results/pairs-scenes.json").read_text(encoding="utf-8"))["results"]
+        print(f"{model.name} {name}: {own[name]['images']} images, {clock} in total, {shown}", flush=True)
+    measured = read_json(RESULTS / "pairs-scenes.json", None)["results"]
     done = {name for result in measured if result["model"] == SCENES for name in result["methods"]}
     for name in args.methods if SCENES in args.models else ():
-        if name not in done and name not in found_pairs and time.monotonic() - started <= 60 * args.minutes:
+        if name not in done and name not in found_pairs and not clock.is_over(f"pairs of {name}"):
             found_pairs[name] = measure_pairs(name, args)
             save_json(args.out, results)
-            print(f"pairs {name}: {found_pairs[name]}, {time.monotonic() - started:.0f} s in total", flush=True)
+            print(f"pairs {name}: {found_pairs[name]}, {clock} in total", flush=True)
 
 
 if __name__ == "__main__":
