@@ -11,9 +11,10 @@ from typing import Any
 from torch import nn
 
 import vitrail
-from vitrail.capture import cuda_graphs, row_choice, split_products
+from vitrail.capture import attention_storage
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import forget, read_structure
+from vitrail.fast import recordings, split_products
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def _replaced(module: Any, **values: Any) -> Iterator[None]:
 
 
 def _row_by_row(_: nn.Module) -> AbstractContextManager[Any]:
-    return _replaced(row_choice, ROWWISE_FROM={"half": 0, "other": 0}, mean_is_smaller=lambda *_: False)
+    return _replaced(attention_storage, ROWWISE_FROM={"half": 0, "other": 0}, mean_is_smaller=lambda *_: False)
 
 
 @contextmanager
@@ -86,4 +87,4 @@ def measure_structure(model: nn.Module, inputs: Any) -> Any:
 def forget_recordings() -> None:
     """Drop all recorded passes, which share the memory of those that follow."""
     with contextlib.suppress(AttributeError):
-        cuda_graphs._known.clear()  # noqa: SLF001
+        recordings._known.clear()  # noqa: SLF001

@@ -12,9 +12,10 @@ import torch.nn.functional as F
 from measuring import PRECISIONS, Run
 from torch import Tensor
 
-from vitrail.capture import row_kernels, row_products
+from vitrail.capture import row_products
 from vitrail.capture.row_products import RowwiseProducts
-from vitrail.capture.split_products import split_linear
+from vitrail.fast import row_kernels
+from vitrail.fast.split_products import split_linear
 
 SHAPES = ((768, 2304), (768, 768), (768, 3072), (3072, 768), (192, 768))
 #: Block sizes of queries and keys, warps, pipeline stages, by bytes of a number.

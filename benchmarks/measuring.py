@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.methods.registry import METHODS
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 Calls = dict[str, Callable[[], Any]]
 Rows = dict[str, dict[str, Any]]

@@ -27,18 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from study import device_name, save_json
+from study import manifest, options, save_json
 from tiny_families import CLASSES, END, PAD, PIXELS, VOCABULARY, Family, build, families
 from torch import nn
 
 import vitrail
-from vitrail.capture import cuda_graphs, split_products
 from vitrail.errors import VitrailError
-from vitrail.explanation import versions
+from vitrail.fast import recordings, split_products
 
 METHODS = ("rollout", "gradtoken", "leadlight", "vtranm", "attnlrp", "transformer_attribution", "occlusion")
 #: What the comparison switches off.
-OFF = {cuda_graphs.SWITCH: "0", split_products.SWITCH: "0"}
+OFF = {"VITRAIL_CUDA_GRAPHS": "0", "VITRAIL_SPLIT_PRODUCTS": "0"}
 #: Differences above this are reported as wrong.
 TOLERANCE = 1e-4
 TIMM = (
@@ -99,7 +98,7 @@ class Reasons(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
-        logger = logging.getLogger(cuda_graphs.__name__)
+        logger = logging.getLogger(recordings.__name__)
         logger.addHandler(self)
         logger.setLevel(logging.DEBUG)
         logger.propagate = False
@@ -117,7 +116,7 @@ class Reasons(logging.Handler):
 
 def compare(model: nn.Module, family: Family, given: Any, method: str, device: str, reasons: Reasons) -> dict[str, Any]:
     """Maps with and without recordings."""
-    differences, before, keys = [], recordings(model), len(cuda_graphs._known.get(model, {}))  # noqa: SLF001
+    differences, before, keys = [], recorded_count(model), len(recordings._known.get(model, {}))  # noqa: SLF001
     reasons.found.clear()
     for number in range(4):
         inputs, target = inputs_of(family, given, number, device), number % CLASSES
@@ -132,17 +131,17 @@ def compare(model: nn.Module, family: Family, given: Any, method: str, device: s
                 os.environ.pop(name, None)
         span = slow.grid.abs().amax().clamp_min(1e-30)
         differences.append(float((fast.grid - slow.grid).abs().amax() / span))
-    row: dict[str, Any] = {"difference": max(differences), "recorded": recordings(model) > before}
+    row: dict[str, Any] = {"difference": max(differences), "recorded": recorded_count(model) > before}
     if not row["recorded"]:
-        new = len(cuda_graphs._known.get(model, {})) - keys  # noqa: SLF001
+        new = len(recordings._known.get(model, {})) - keys  # noqa: SLF001
         unknown = f"{new} keys in 4 calls: none came again" if new > 1 else "unknown"
         row["reason"] = reasons.found[-1] if reasons.found else unknown
     return row
 
 
-def recordings(model: nn.Module) -> int:
+def recorded_count(model: nn.Module) -> int:
     """How many passes of a model are recorded."""
-    known = cuda_graphs._known.get(model, {}).values()  # noqa: SLF001
+    known = recordings._known.get(model, {}).values()  # noqa: SLF001
     return sum(not isinstance(one, int) for one in known)
 
 
@@ -170,13 +169,11 @@ def work(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Share the families out among processes, and join their rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", default="cuda")
+    parser = options(__doc__, device="cuda", out=...)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--split", action="store_true", help="also split float32 products, however small the model is")
     parser.add_argument("--part", type=int, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     if args.part is not None:
         work(args)
@@ -210,13 +207,8 @@ def main() -> None:
             print(row, flush=True)
     for reason, count in Counter(row["reason"] for row in rows if "reason" in row).most_common(40):
         print(f"{count:4d} not recorded: {reason}", flush=True)
-    manifest = {
-        "device": device_name(args.device),
-        "methods": list(METHODS),
-        "split": args.split,
-        "versions": versions(),
-    }
-    save_json(args.out, {"manifest": manifest, "counts": counts, "rows": rows})
+    about = manifest(args.device, methods=list(METHODS), split=args.split)
+    save_json(args.out, {"manifest": about, "counts": counts, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from vitrail.methods.registry import METHODS
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "studies" / "results"
