@@ -9,8 +9,6 @@ map as threshold, and with the best of ten thresholds. All rows share the forwar
 
 from __future__ import annotations
 
-import argparse
-import json
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,11 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from study import manifest, options, save_json
 
 import vitrail
 import vitrail.errors
 from vitrail.data import MaskFolder
-from vitrail.pipeline.provenance import versions
 from vitrail.scores import SegmentationScores, interval, mean_ratio, score_segmentation
 
 BLOCKS = 12
@@ -48,20 +46,15 @@ def samples(folder: Path, size: tuple[int, int], limit: int, batch: int) -> Iter
 
 def main() -> None:
     """Explain, score and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True)
+    parser = options(__doc__, assets=..., images=300, batch=10, out=...)
     parser.add_argument("--model", default="vit_tiny_patch16_224")
-    parser.add_argument("--limit", type=int, default=300, help="number of images")
-    parser.add_argument("--batch", type=int, default=10)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     warnings.simplefilter("ignore", vitrail.errors.MapWarning)  # constant maps are counted: "flat"
     loaded = vitrail.load(f"timm:{args.model}", args.assets / "weights" / f"{args.model}.safetensors")
     loaded.module.to(args.device)
     preprocess = replace(loaded.preprocess, squash=True)
     tallies = {method: SegmentationScores() for method in METHODS}
-    for found, masks in samples(args.assets / "pets", preprocess.size, args.limit, args.batch):
+    for found, masks in samples(args.assets / "pets", preprocess.size, args.images, args.batch):
         images = torch.stack([preprocess(s.image) for s in found]).to(args.device)
         for method, explanation in vitrail.explain(loaded, images, methods=list(METHODS)).items():
             tallies[method].add([s.id for s in found], score_segmentation(explanation.maps[:, 0].cpu(), masks))
@@ -73,11 +66,8 @@ def main() -> None:
         for name, threshold in (("miou", None), ("best_miou", summary["best_threshold"])):
             found = interval(tally.ratios(threshold), mean_ratio)
             rows[method][f"{name}_interval"] = [round(found.low, 5), round(found.high, 5)]
-    manifest = {
-        "model": args.model, "images": len(tallies["vtranm"]), "data": "pets", "target": "predicted class",
-        "device": args.device, "versions": versions(),
-    }  # fmt: skip
-    args.out.write_text(json.dumps({"manifest": manifest, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+    about = {"model": args.model, "images": len(tallies["vtranm"]), "data": "pets", "target": "predicted class"}
+    save_json(args.out, {"manifest": manifest(args.device, **about), "rows": rows})
 
 
 if __name__ == "__main__":

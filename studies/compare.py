@@ -8,7 +8,6 @@ are. The boundary of a mask counts as background. Results are written after each
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 import time
@@ -21,13 +20,12 @@ import numpy as np
 import torch
 from leadlight import half_of
 from PIL import Image
-from study import device_name, save_json
+from study import manifest, options, save_json
 from trust import CHOICE, load
 
 import vitrail
 from vitrail.data import MaskFolder
 from vitrail.errors import MapWarning
-from vitrail.pipeline.provenance import versions
 from vitrail.tools.compare import MOST_IMAGES
 
 MODELS = ("vit_tiny_patch16_224", "vit_small_patch14_dinov2")
@@ -59,20 +57,13 @@ def _resized(mask: Any, size: tuple[int, int]) -> Any:
 
 def main() -> None:
     """Compare the methods on each model, and write the results after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True, help="folder with weights/ and pets/")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--images", type=int, default=MOST_IMAGES)
-    parser.add_argument("--batch-size", type=int, default=16)
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=MODELS)
-    parser.add_argument("--out", type=Path, default=None)
-    args = parser.parse_args()
+    args = options(__doc__, assets=..., images=MOST_IMAGES, batch=16, models=list(MODELS)).parse_args()
     warnings.simplefilter("ignore", MapWarning)
-    results: dict[str, Any] = {"manifest": {"device": device_name(args.device), "versions": versions()}}
+    results: dict[str, Any] = {"manifest": manifest(args.device)}
     with tempfile.TemporaryDirectory() as cache:  # the recommendation is not kept for the user of this machine
         os.environ["XDG_CACHE_HOME"] = cache
         for name in args.models:
-            results[name] = compare(name, args.assets, args.images, args.batch_size, args.device)
+            results[name] = compare(name, args.assets, args.images, args.batch, args.device)
             print(f"{name}: {results[name]['seconds']} s. {results[name]['reason']}", flush=True)
             save_json(args.out, results)
 

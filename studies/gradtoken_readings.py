@@ -18,30 +18,17 @@ the share of maps with more relevance per pixel on the target's mask than on the
 from __future__ import annotations
 
 import argparse
-import json
 import time
-import warnings
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from masked_images import (
-    MaskedBatch,
-    add_arguments,
-    choose_indices,
-    complete_arguments,
-    manifest,
-    open_data,
-    open_model,
-    read_batches,
-)
-from study import save_json
+from masked_images import MaskedBatch, choose_indices, complete_arguments, masked_options, measure_models, read_batches
 from torch import Tensor
 
 import vitrail
 from vitrail.bench.papers import find_table
 from vitrail.data import Dataset
-from vitrail.errors import MapWarning
 from vitrail.models import LoadedModel
 from vitrail.scores import SegmentationScores, SelectivityScores, score_segmentation, score_selectivity
 
@@ -148,27 +135,21 @@ def mean_distance(rows: dict[str, dict[str, float]], paper: dict[str, list[float
 
 def main() -> None:
     """Measure each model, print the table, and write results and manifest after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser, 120)
+    parser = masked_options(__doc__, 120)
     parser.add_argument("--pairs", type=int, default=0, help="number of image pairs for class discrimination")
-    args = complete_arguments(parser)
-    warnings.simplefilter("ignore", MapWarning)
-    data, paper = open_data(args), published()
-    kept = json.loads(args.out.read_text(encoding="utf-8"))["results"] if args.out and args.out.is_file() else []
-    results = {row["model"]: row for row in kept}
-    for given in args.models:
-        loaded, weights = open_model(given, args.device)
-        if loaded.name not in results:
-            rows = segmentation(loaded, data, args)
-            images = len(choose_indices(data, args.count))
-            results[loaded.name] = {"model": loaded.name, "weights": weights, "images": images, "segmentation": rows}
-            if args.pairs:
-                results[loaded.name]["pairs"] = discrimination(loaded, data, args)
-        same = args.data == "imagenet-segmentation" and loaded.name.startswith("timm:vit_base_patch16_224")
-        show(results[loaded.name], paper, comparable=same)
-        about = manifest(args, pairs=args.pairs, target="the predicted class; for pairs, both labels",
-                         published=dict(zip(paper, paper.values(), strict=True)))  # fmt: skip
-        save_json(args.out, {"manifest": about, "results": list(results.values())})
+    args, paper = complete_arguments(parser), published()
+
+    def measure(loaded: LoadedModel, data: Dataset) -> dict[str, Any]:
+        rows = segmentation(loaded, data, args)
+        pairs = {"pairs": discrimination(loaded, data, args)} if args.pairs else {}
+        return {"images": len(choose_indices(data, args.count)), "segmentation": rows, **pairs}
+
+    def table(result: dict[str, Any]) -> None:
+        base = result["model"].startswith("timm:vit_base_patch16_224")
+        show(result, paper, comparable=base and args.data == "imagenet-segmentation")
+
+    target = "the predicted class; for pairs, both labels"
+    measure_models(args, measure, table, pairs=args.pairs, target=target, published=paper)
 
 
 if __name__ == "__main__":

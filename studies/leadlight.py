@@ -35,8 +35,6 @@ halves, and the rule was applied again to all candidates.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -49,14 +47,13 @@ import numpy as np
 import torch
 from leadlight_forms import FIRST_FORM, FORMER, Form, candidates, maps_of_forms
 from numpy.typing import NDArray
-from study import SINGLE_PASS_METHODS
+from study import SINGLE_PASS_METHODS, Clock, manifest, options, save_csv, save_json
 from torch import Tensor
 
 import vitrail
 from vitrail.data import ImageNet, MaskFolder, Sample, Scenes
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
-from vitrail.pipeline.provenance import versions
 from vitrail.scores import (
     Curve,
     Evaluator,
@@ -305,22 +302,15 @@ def map_function(forms: Sequence[Form], references: Sequence[str]) -> MapFunctio
 
 def main() -> None:
     """Choose on the first halves, report on the second, and write values, tables and manifest."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--device", default="cpu")
+    parser = options(__doc__, assets=..., images=800, batch=512, minutes=8.0, out=...)
     parser.add_argument("--pets", type=int, default=300)
-    parser.add_argument("--images", type=int, default=800)
     parser.add_argument("--scenes", type=int, default=300, help="scenes with two objects in each half")
-    parser.add_argument("--batch", type=int, default=512, help="most images in a forward pass of the evaluator")
-    parser.add_argument("--minutes", type=float, default=8.0, help="start no further model after this time")
     parser.add_argument("--skip-tables", action="store_true", help="write values only; run again for the tables")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     args.out.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
-    settings = {"device": args.device, "pets": args.pets, "images": args.images, "scenes": args.scenes,
-                "versions": versions()}  # fmt: skip
+    clock = Clock(args.minutes)
+    settings = manifest(args.device, pets=args.pets, images=args.images, scenes=args.scenes)
     chosen: Form | None = None
     for stage in (CHOICE, REPORT):
         values = Values(args.out / f"{stage}.npz")
@@ -336,28 +326,25 @@ def main() -> None:
             left = [form for form in forms if str(form) not in there], [m for m in references if m not in there]
             if not any(left):
                 continue
-            if time.perf_counter() - started > 60 * args.minutes:
-                raise SystemExit(f"stopped before {stage} of {model} after {args.minutes} minutes: run again to resume")
-            print(f"{stage}: {model}, {sum(map(len, left))} methods, {time.perf_counter() - started:.0f} s", flush=True)
+            if clock.is_over(f"{stage} of {model}"):
+                return
+            print(f"{stage}: {model}, {sum(map(len, left))} methods, {clock}", flush=True)
             maps_of = map_function(*left)
             found = score_scenes(stage, maps_of, args) if model == SCENES else None
             values.put(model, found or score_photographs(model, stage, maps_of, args))
         if stage == CHOICE:
             chosen, order = choose_form(values)
             content = {"chosen": str(chosen), "form": vars(chosen), "settings": settings, "order": order}
-            (args.out / "choice.json").write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+            save_json(args.out / "choice.json", content)
             for row in order[:12]:
                 print(f"{row['mean_rank']:6.2f} {'passes' if row['passes'] else 'below floor':12s} {row['form']}")
         elif not args.skip_tables:
             rows = [*report_rows(Values(args.out / f"{CHOICE}.npz"), CHOICE), *report_rows(values, REPORT)]
-            with (args.out / "leadlight.csv").open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            save_csv(args.out / "leadlight.csv", rows, list(rows[0]))
             for row in rows:
                 if row["half"] == REPORT and row["method"] in (str(chosen), str(FIRST_FORM)):
                     print(*row.values())
-    print(f"finished after {time.perf_counter() - started:.0f} s", flush=True)
+    print(f"finished after {clock}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from study import device_name
+from study import manifest, options, read_json, save_json
 from torch import Tensor
 
 import vitrail
 from vitrail.data import Dataset, open_dataset
+from vitrail.errors import MapWarning
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
-from vitrail.pipeline.provenance import versions
 
 TINY = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
 
@@ -30,18 +31,13 @@ class MaskedBatch(NamedTuple):
     labels: list[int]
 
 
-def add_arguments(parser: argparse.ArgumentParser, count: int) -> None:
-    """Add the options that choose models, images and device."""
-    models = "as `vitrail.load` takes them, each with the file of its weights if it has one"
-    parser.add_argument("--models", nargs="+", metavar="MODEL[=WEIGHTS]", default=None, help=models)
+def masked_options(description: str | None, count: int) -> argparse.ArgumentParser:
+    """Parser with the options that choose models, images and device; models are given as MODEL or MODEL=WEIGHTS."""
+    parser = options(description, models=None, assets=None, batch=16)
     parser.add_argument("--data", default="masks", help="masks (a folder) or imagenet-segmentation (an h5 file)")
     parser.add_argument("--root", type=Path, default=None, help="folder or file of the data set")
-    assets = "folder with weights/ and pets/: sets --models to two tiny models and --root to pets"
-    parser.add_argument("--assets", type=Path, default=None, help=assets)
     parser.add_argument("--count", type=int, default=count, help="number of images, evenly spread; 0 for all")
-    parser.add_argument("--batch", type=int, default=16)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, default=None, help="JSON file; models it has already are skipped")
+    return parser
 
 
 def complete_arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
@@ -91,15 +87,19 @@ def prepare_mask(mask: Any, preprocess: Preprocess) -> Tensor:
     return nearest(Image.fromarray(mask, "L")).round().to(torch.uint8)[0]
 
 
-def open_data(args: argparse.Namespace) -> Dataset:
-    """Open the data set of the options."""
-    return open_dataset(args.data, args.root)
-
-
-def manifest(args: argparse.Namespace, **more: Any) -> dict[str, Any]:
-    """What decides the numbers: data, number of images, device, versions."""
-    return {
-        "data": f"{args.data}: {args.root.name}", "images": args.count or "all",
-        "preprocessing": "resized to the model's input size without cropping, bilinear",
-        "device": device_name(args.device), **more, "versions": versions(),
-    }  # fmt: skip
+def measure_models(
+    args: argparse.Namespace, measure: Callable[[LoadedModel, Dataset], dict[str, Any]],
+    show: Callable[[dict[str, Any]], None], **about: Any,
+) -> None:  # fmt: skip
+    """Measure each model that is not in the file, print its table, and write results and manifest."""
+    warnings.simplefilter("ignore", MapWarning)
+    data = open_dataset(args.data, args.root)
+    results = {row["model"]: row for row in read_json(args.out, {"results": []})["results"]}
+    found = manifest(args.device, data=f"{args.data}: {args.root.name}", images=args.count or "all",
+                     preprocessing="resized to the model's input size without cropping, bilinear", **about)  # fmt: skip
+    for given in args.models:
+        loaded, weights = open_model(given, args.device)
+        if loaded.name not in results:
+            results[loaded.name] = {"model": loaded.name, "weights": weights, **measure(loaded, data)}
+        show(results[loaded.name])
+        save_json(args.out, {"manifest": found, "results": list(results.values())})

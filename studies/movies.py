@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from study import device_name, save_json
+from study import manifest, options, save_json
 
 import vitrail
 from vitrail.data import Movies
 from vitrail.errors import MapWarning
 from vitrail.methods.registry import METHODS, find
-from vitrail.pipeline.provenance import versions
 from vitrail.scores import (
     TOP_WORDS,
     RationaleScores,
@@ -157,19 +156,15 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, and write results and manifest."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options(__doc__, methods=text_methods(), batch=8)
     parser.add_argument("--model", type=Path, required=True, help="folder with a classifier and its tokenizer")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split", default="test")
-    parser.add_argument("--methods", nargs="+", default=text_methods())
     parser.add_argument("--top", type=int, nargs="+", default=list(TOP_WORDS))
     parser.add_argument("--reviews", type=int, default=None)
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--device", default="cpu")
     parser.add_argument("--whole", action="store_true", help="read long reviews to their end, in windows")
     parser.add_argument("--quick", action="store_true", help="quick variants of slow methods")
     parser.add_argument("--no-faithfulness", action="store_true")
-    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
     torch.manual_seed(0)
@@ -180,14 +175,13 @@ def main() -> None:
     rows = measure(args, model, reading, samples)
     print(table(rows))
     predicted = predict_texts([s.text for s in samples], reading, model, args.batch).argmax(1).tolist()
-    manifest = {
+    about = {
         "model": args.model.name, "split": args.split, "reviews": len(samples),
         "accuracy": float(np.mean([s.label == own for s, own in zip(samples, predicted, strict=True)])),
         "read": "to the end" if args.whole else "first window", "words": "max of pieces", "explained": "true class",
-        "quick": args.quick, "versions": versions(),
-        "device": device_name(args.device),
+        "quick": args.quick,
     }  # fmt: skip
-    save_json(args.out, {"manifest": manifest, "rows": rows})
+    save_json(args.out, {"manifest": manifest(args.device, **about), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,20 +10,17 @@ class-agnostic method has an accuracy of one half by construction.
 
 from __future__ import annotations
 
-import argparse
 import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from study import save_json
+from study import manifest, options, save_json
 
 import vitrail
 from vitrail.data import Scenes
 from vitrail.errors import MapWarning
-from vitrail.pipeline.provenance import versions
 
 BATCH = 50
 
@@ -92,13 +89,8 @@ def measure(name: str, count: int, methods: list[str], device: str, most: int) -
 
 def main() -> None:
     """Measure, and write results and manifest."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=["scenes"])
-    parser.add_argument("--methods", nargs="+", default=list(vitrail.methods()))
-    parser.add_argument("--count", type=int, default=500)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--batch", type=int, default=BATCH, help="most images in a forward pass")
-    parser.add_argument("--out", type=Path, default=None)
+    parser = options(__doc__, models=["scenes"], methods=list(vitrail.methods()), batch=BATCH)
+    parser.add_argument("--count", type=int, default=500, help="number of scenes")
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
     results = []
@@ -109,9 +101,8 @@ def main() -> None:
             a, s = row["wins"], row["mass"]
             print(f"  {m:24s} class-discrimination accuracy {a[0]:.1%} [{a[1]:.1%}, {a[2]:.1%}]  relevance mass "
                   f"{s[0]:.1%} [{s[1]:.1%}, {s[2]:.1%}]  constant maps {row['flat_maps']}")  # fmt: skip
-        manifest = {"split": "test, pairs", "interval": "95 % bootstrap over scenes", "device": args.device,
-                    "versions": versions()}  # fmt: skip
-        save_json(args.out, {"manifest": manifest, "results": results})  # after each model, for interrupted runs
+        about = manifest(args.device, split="test, pairs", interval="95 % bootstrap over scenes")
+        save_json(args.out, {"manifest": about, "results": results})  # after each model, for interrupted runs
 
 
 if __name__ == "__main__":

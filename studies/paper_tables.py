@@ -16,16 +16,14 @@ Images are spread evenly over the data set. Results are written after every job;
 from __future__ import annotations
 
 import argparse
-import json
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from study import Clock, device_name, options, read_json, save_json
 
 import vitrail
 import vitrail.errors
@@ -96,15 +94,12 @@ def run_job(job: TableJob, args: argparse.Namespace) -> list[dict[str, Any]]:
     indices = np.linspace(0, len(data) - 1, count).round().astype(int)
     preset = PRESETS[job.preset]
     evaluate = Evaluator(loaded, [preset], batch=args.evaluated)
-    parts, started = [], time.perf_counter()
+    parts, clock = [], Clock()
     for start in range(0, count, args.batch):
         samples = [data[int(i)] for i in indices[start : start + args.batch]]
         images = torch.stack([loaded.preprocess(s.image) for s in samples]).to(args.device)
         parts.append(evaluate_batch(job, loaded, evaluate, images, samples))
-        print(
-            f"{job.dataset}: {start + len(samples)} of {count} images, {time.perf_counter() - started:.0f} s",
-            flush=True,
-        )
+        print(f"{job.dataset}: {start + len(samples)} of {count} images, {clock}", flush=True)
     records = PerturbationRecords.join(parts)
     rows = []
     for method in job.methods:
@@ -136,26 +131,21 @@ def evaluate_batch(
 
 def main() -> None:
     """Run jobs and write their rows."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True)
+    parser = options(__doc__, assets=..., batch=25, out=...)
     parser.add_argument("--jobs", nargs="+", choices=list(JOBS), default=list(JOBS))
     parser.add_argument("--limit", type=int, default=0, help="number of images; by default that of each job")
-    parser.add_argument("--batch", type=int, default=25, help="images that are explained together")
     parser.add_argument("--evaluated", type=int, default=512, help="most images in a forward pass of the evaluator")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     warnings.simplefilter("ignore", vitrail.errors.MapWarning)
-    found = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"manifest": {}, "rows": {}}
+    found = read_json(args.out, {"manifest": {}, "rows": {}})
     for name in args.jobs:
         if name in found["rows"]:
             print(f"{name}: already in {args.out}", flush=True)
             continue
-        started = time.perf_counter()
+        clock = Clock()
         found["rows"][name] = run_job(JOBS[name], args)
-        device = torch.cuda.get_device_name() if args.device.startswith("cuda") else args.device
-        found["manifest"][name] = {"device": device, "seconds": round(time.perf_counter() - started), **versions()}
-        args.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        found["manifest"][name] = {"device": device_name(args.device), "seconds": round(clock.seconds), **versions()}
+        save_json(args.out, found)
 
 
 if __name__ == "__main__":

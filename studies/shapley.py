@@ -17,8 +17,6 @@ the coalitions, ``--per-image`` the SRG of each image.
 from __future__ import annotations
 
 import argparse
-import csv
-import json
 import time
 import warnings
 from dataclasses import replace
@@ -29,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from study import Clock, manifest, options, save_csv, save_json
 from torch import Tensor
 
 import vitrail
@@ -43,7 +42,6 @@ from vitrail.methods.probe import Probe
 from vitrail.methods.rise import RandomMasks
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
-from vitrail.pipeline.provenance import versions
 from vitrail.scores import Evaluator, difference, find_presets, interval, p_value
 
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "vit_small_patch14_dinov2")
@@ -215,17 +213,12 @@ def compare(values: dict[str, dict[tuple[str, int, str, str], np.ndarray]]) -> l
     return found
 
 
-def write(args: argparse.Namespace, values: dict[str, Any], started: float) -> None:
+def write(args: argparse.Namespace, values: dict[str, Any], clock: Clock) -> None:
     """Write table, comparison and manifest."""
-    rows = summarise(values)
-    with args.out.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    manifest = {"seconds": round(time.monotonic() - started), "device": args.device, "batch": args.batch,
-                "precision": str(args.precision), "budgets": args.budgets, "versions": versions(),
-                "comparison": compare(values)}  # fmt: skip
-    args.out.with_suffix(".json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    save_csv(args.out, summarise(values), FIELDS)
+    about = manifest(args.device, seconds=round(clock.seconds), batch=args.batch, precision=str(args.precision),
+                     budgets=args.budgets, comparison=compare(values))  # fmt: skip
+    save_json(args.out.with_suffix(".json"), about)
     if args.per_image is not None:
         arrays = {"|".join((m, *map(str, key))): v for m, by in values.items() for key, v in by.items()}
         np.savez_compressed(args.per_image, **arrays)
@@ -233,26 +226,18 @@ def write(args: argparse.Namespace, values: dict[str, Any], started: float) -> N
 
 def main() -> None:
     """Measure group by group, and print the best of each model at the end."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--images", type=int, default=100)
+    parser = options(__doc__, assets=..., models=list(MODELS), images=100, batch=1024, minutes=6.0, out=...)
     parser.add_argument("--group", type=int, default=25, help="images of a model between two writes")
-    parser.add_argument("--batch", type=int, default=1024, help="most images in a forward pass")
     parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
     parser.add_argument("--skip", nargs="*", default=[], help="methods to leave out: rise, occlusion, vit_cx, …")
-    parser.add_argument("--minutes", type=float, default=6.0, help="begin no further group after this time")
     parser.add_argument("--float32", action="store_true", help="run perturbed images in float32, not bfloat16")
-    parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--per-image", type=Path)
     parser.add_argument("--raw", type=Path)
     args = parser.parse_args()
     args.precision = None if args.float32 else torch.bfloat16
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     warnings.simplefilter("ignore")
     torch.backends.cuda.matmul.allow_tf32 = True
-    started = time.monotonic()
+    clock = Clock(args.minutes)
     data = ImageNet(args.assets / "imagenet")
     chosen = [int(i) for i in np.linspace(0, len(data) - 1, args.images)]
     models = {name: load_model(name, args.assets, args.device) for name in args.models}
@@ -262,8 +247,7 @@ def main() -> None:
     values: dict[str, dict[tuple[str, int, str, str], np.ndarray]] = {name: {} for name in models}
     raw: dict[str, list[dict[str, Tensor]]] = {name: [] for name in models}
     for start in range(0, args.images, args.group):
-        if time.monotonic() - started > 60 * args.minutes:
-            print("time is over", flush=True)
+        if clock.is_over(f"image {start}"):
             break
         samples = [data[i] for i in chosen[start : start + args.group]]
         for name, loaded in models.items():
@@ -281,7 +265,7 @@ def main() -> None:
             for key, srg in group.srg([s.id for s in samples], evaluators[name]).items():
                 values[name][key] = np.concatenate([values[name].get(key, np.empty(0)), srg])
             print(f", SRG of {len(group.maps)} maps {time.monotonic() - lap:.1f} s", flush=True)
-        write(args, values, started)
+        write(args, values, clock)
         if args.raw is not None:
             joined = {
                 f"{m}|{k}": torch.cat([r[k] for r in parts]).numpy() for m, parts in raw.items() for k in parts[0]

@@ -11,8 +11,6 @@ maps of one method that pass after they were inverted or shuffled.
 
 from __future__ import annotations
 
-import argparse
-import time
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,13 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from study import device_name, save_json
+from study import Clock, manifest, options, save_json
 from torch import Tensor
 
 import vitrail
 from vitrail.data import MaskFolder, Scenes
 from vitrail.errors import MapWarning
-from vitrail.pipeline.provenance import versions
 from vitrail.scores import auroc
 from vitrail.trust import VERDICTS, patch_values
 
@@ -147,23 +144,19 @@ def load(name: str, assets: Path, device: str) -> Any:
 
 def main() -> None:
     """Measure, and write results and manifest after each part."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, help="folder with weights/ and pets/; without it, scenes only")
-    parser.add_argument("--device", default="cpu")
+    parser = options(__doc__, assets=None, images=50)
     parser.add_argument("--scenes", type=int, default=60)
-    parser.add_argument("--images", type=int, default=50)
-    parser.add_argument("--out", type=Path, default=None)
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
-    results: dict[str, Any] = {"manifest": {"device": device_name(args.device), "versions": versions()}}
-    started = time.time()
+    results: dict[str, Any] = {"manifest": manifest(args.device)}
+    clock = Clock()
     results["scenes"] = study_scenes(args.scenes, args.device)
-    print(f"scenes: ROC AUC {results['scenes']['roc_auc']:.3f}, {time.time() - started:.0f} s", flush=True)
+    print(f"scenes: ROC AUC {results['scenes']['roc_auc']:.3f}, {clock}", flush=True)
     save_json(args.out, results)
     for name in MODELS if args.assets else ():
         results[name] = study_photographs(name, args.assets, args.images, args.device)
         faithful = {m: round(r["verdicts"]["faithful"], 2) for m, r in results[name]["methods"].items()}
-        print(f"{name}: faithful {faithful}, {time.time() - started:.0f} s", flush=True)
+        print(f"{name}: faithful {faithful}, {clock}", flush=True)
         save_json(args.out, results)
 
 

@@ -24,14 +24,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from study import device_name, save_json
+from study import manifest, options, save_json, timed
 from torch import Tensor
 
 import vitrail
 from vitrail.methods.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
 from vitrail.methods.shapley_explainer.coalition_masking import CoalitionMasking, split_patches
 from vitrail.models import LoadedModel, Preprocess
-from vitrail.pipeline.provenance import versions
 
 MODELS = ["scenes", "cifar10"]
 #: Seconds of training of the surrogate and of the explainer.
@@ -196,17 +195,6 @@ def explained(loaded: LoadedModel, images: Tensor, spec: str, classes: Tensor, g
     return found.flatten(2)
 
 
-def timed(call: Callable[[], Any], device: torch.device) -> tuple[Any, float]:
-    """Result and seconds of a call."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    started = time.perf_counter()
-    result = call()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return result, time.perf_counter() - started
-
-
 def evaluate(
     name: str, loaded: LoadedModel, run: TrainedRun, images: Tensor, permutations: int, out: Path, rows: int
 ) -> dict[str, Any]:
@@ -267,14 +255,10 @@ def surrogate_fidelity(
 
 def main() -> None:
     """Train and evaluate, and write results after each model."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
-    parser.add_argument("--assets", type=Path, default=Path("../shared/assets"), help="folder with cifar10/")
-    parser.add_argument("--device", default="cpu")
+    parser = options(__doc__, models=MODELS, assets=Path("../shared/assets"), out=...)
     parser.add_argument("--workers", type=int, default=16, help="processes that render scenes")
     parser.add_argument("--rows", type=int, default=3072, help="most images in a forward pass of the reference")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes, to test the script")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
@@ -312,11 +296,11 @@ def run_model(
         len(stored), lambda rows: to_input(stored[torch.tensor(rows, device=device)]), f"{len(stored):,} {what}"
     )
     run, facts = train(name, loaded, images, args.out, device, args.rehearse)
-    manifest = {"model": name, "device": device_name(args.device), "versions": versions()}
+    about = manifest(args.device, model=name)
     path = args.out / f"vit_shapley-{name}.json"
-    save_json(path, {"manifest": manifest, "training": facts})
+    save_json(path, {"manifest": about, "training": facts})
     results = evaluate(name, loaded, run, to_input(test_pixels), permutations, args.out, args.rows)
-    save_json(path, {"manifest": manifest, "training": facts, "evaluation": results})
+    save_json(path, {"manifest": about, "training": facts, "evaluation": results})
 
 
 if __name__ == "__main__":

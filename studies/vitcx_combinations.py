@@ -20,31 +20,20 @@ with a mean variance of 0.036.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
-import time
-import warnings
+from functools import partial
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from masked_images import (
-    add_arguments,
-    choose_indices,
-    complete_arguments,
-    manifest,
-    open_data,
-    open_model,
-    read_batches,
-)
-from study import save_json
+from masked_images import choose_indices, complete_arguments, masked_options, measure_models, read_batches
+from study import Clock, timed
 
 import vitrail
 from vitrail.bench.papers import find_table
 from vitrail.data import Dataset
-from vitrail.errors import MapWarning
 from vitrail.models import LoadedModel
 from vitrail.scores import (
     Evaluator,
@@ -114,8 +103,7 @@ def measure(
     indices = choose_indices(data, args.count)
     measured = {c: Measured() for c in combinations}
     evaluate = Evaluator(loaded, PRESET, batch=args.evaluations)
-    cuda = torch.device(args.device).type == "cuda"
-    started, done = time.perf_counter(), 0
+    clock, done = Clock(args.minutes), 0
     for batch in read_batches(data, indices, loaded.preprocess, args.batch):  # type: ignore[arg-type]
         images, masks = batch.images.to(args.device), batch.masks.to(args.device)
         if not done:  # the first call also recognises the structure of the model
@@ -123,13 +111,9 @@ def measure(
         for c, own in measured.items():
             maps = []
             for image in images:
-                if cuda:
-                    torch.cuda.synchronize()
-                begun = time.perf_counter()
-                e = vitrail.explain(loaded, image[None], spec(c), batch_size=args.evaluations)
-                if cuda:
-                    torch.cuda.synchronize()
-                own.seconds.append(time.perf_counter() - begun)
+                explain = partial(vitrail.explain, loaded, image[None], spec(c), batch_size=args.evaluations)
+                e, seconds = timed(explain, args.device)
+                own.seconds.append(seconds)
                 maps.append(e.maps[0, 0])
             stacked = torch.stack(maps)
             kept = vitrail.explain(loaded, images, spec(c), batch_size=args.evaluations, keep=True).intermediates
@@ -140,9 +124,8 @@ def measure(
             own.segmentation.add(batch.ids, score_segmentation(stacked, masks))
             own.records.append(evaluate(images, {"map": stacked}, ids=batch.ids))
         done += len(images)
-        print(f"  {done}/{len(indices)} images, {time.perf_counter() - started:.0f} s", flush=True)
-        if time.perf_counter() - started > args.minutes * 60:
-            print(f"  stopped after {args.minutes} minutes", flush=True)
+        print(f"  {done}/{len(indices)} images, {clock}", flush=True)
+        if clock.is_over("the next images"):
             break
     rows = [{"spec": spec(c), "name": NAMES.get(c, ""), **own.summary()} for c, own in measured.items()]
     return {"images": done, "combinations": rows}
@@ -177,26 +160,17 @@ def published() -> str:
 
 def main() -> None:
     """Measure each model, print the table, and write results and manifest after each."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_arguments(parser, 300)
+    parser = masked_options(__doc__, 300)
     parser.add_argument("--every", action="store_true", help="all sixteen combinations instead of six")
     parser.add_argument("--evaluations", type=int, default=128, help="most images in a forward pass")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop a model after this time")
     args = complete_arguments(parser)
-    warnings.simplefilter("ignore", MapWarning)
-    data = open_data(args)
-    kept = json.loads(args.out.read_text(encoding="utf-8"))["results"] if args.out and args.out.is_file() else []
-    results = {row["model"]: row for row in kept}
     combinations = list(dict.fromkeys([*COMBINATIONS, *(EVERY if args.every else ())]))
-    for given in args.models:
-        loaded, weights = open_model(given, args.device)
-        if loaded.name not in results:
-            found = measure(loaded, data, combinations, args)
-            results[loaded.name] = {"model": loaded.name, "weights": weights, **found}
-        show(results[loaded.name])
-        about = manifest(args, evaluations=args.evaluations, target="the predicted class", preset=PRESET,
-                         interval="95 % bootstrap over images", times="one image at a time")  # fmt: skip
-        save_json(args.out, {"manifest": about, "results": list(results.values())})
+    measure_models(
+        args, lambda loaded, data: measure(loaded, data, combinations, args), show, evaluations=args.evaluations,
+        target="the predicted class", preset=PRESET, interval="95 % bootstrap over images",
+        times="one image at a time",
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

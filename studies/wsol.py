@@ -10,18 +10,16 @@ after every method, and methods that are in the file already are left out.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from study import device_name, save_json
+from study import Clock, manifest, options, read_json, save_json
 from torch import Tensor
 
 import vitrail
@@ -29,7 +27,6 @@ from vitrail.bench.ground_truth import GroundTruth, prepare_ground_truth
 from vitrail.data import ImageNet
 from vitrail.errors import DataWarning, MapWarning
 from vitrail.methods.registry import METHODS
-from vitrail.pipeline.provenance import versions
 from vitrail.scores import (
     BoxPointingScores,
     PointingScores,
@@ -112,20 +109,13 @@ def read_truths(args: argparse.Namespace, preprocess: Any) -> list[GroundTruth]:
 
 def main() -> None:
     """Measure, and write the results after every method."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True)
+    parser = options(__doc__, assets=..., images=1000, batch=64, minutes=8.0, methods=default_methods(), out=...)
     parser.add_argument("--model", default="timm:vit_tiny_patch16_224.augreg_in21k_ft_in1k")
     parser.add_argument("--weights", default="vit_tiny_patch16_224.safetensors", help="file in the assets' weights")
-    parser.add_argument("--methods", nargs="+", default=default_methods())
-    parser.add_argument("--images", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--workers", type=int, default=12)
-    parser.add_argument("--minutes", type=float, default=8.0, help="no method starts after this time (%(default)s)")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
-    started = time.monotonic()
+    clock = Clock(args.minutes)
     loaded = vitrail.load(args.model, args.assets / "weights" / args.weights)
     preprocess = replace(loaded.preprocess, squash=True, resample="bilinear")
     truths = read_truths(args, preprocess)
@@ -136,17 +126,14 @@ def main() -> None:
             for i in range(0, len(truths), args.batch)
         ])  # fmt: skip
     top1 = (predicted == torch.tensor([int(t.label or 0) for t in truths])).double()
-    print(f"{len(truths)} images, accuracy {top1.mean():.3f}, {time.monotonic() - started:.0f} s", flush=True)
-    rows = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out.is_file() else []
-    manifest = {
-        "model": args.model, "weights": args.weights, "images": len(truths), "accuracy": float(top1.mean()),
-        "explained": "label", "view": "squash", "versions": versions(), "device": device_name(args.device),
-    }  # fmt: skip
+    print(f"{len(truths)} images, accuracy {top1.mean():.3f}, {clock}", flush=True)
+    rows = read_json(args.out, {"rows": []})["rows"]
+    about = manifest(args.device, model=args.model, weights=args.weights, images=len(truths),
+                     accuracy=float(top1.mean()), explained="label", view="squash")  # fmt: skip
     # New processes instead of forked ones, which must not inherit the GPU.
     with ProcessPoolExecutor(args.workers, get_context("spawn")) as pool:
         for spec in [spec for spec in args.methods if spec not in {row["method"] for row in rows}]:
-            if time.monotonic() - started > 60 * args.minutes:
-                print(f"stopped before {spec}: run again to continue", flush=True)
+            if clock.is_over(spec):
                 break
             try:
                 row = measure(args, loaded, truths, top1, spec, pool)
@@ -154,10 +141,10 @@ def main() -> None:
                 print(f"{spec}: {error}", flush=True)
                 continue
             rows.append(row)
-            save_json(args.out, {"manifest": manifest, "rows": sorted(rows, key=lambda r: -r["max_box_acc"]["value"])})
+            save_json(args.out, {"manifest": about, "rows": sorted(rows, key=lambda r: -r["max_box_acc"]["value"])})
             print(f"{spec}: MaxBoxAcc {row['max_box_acc']['value']:.3f}, pointing per box "
                   f"{row['pointing_per_box']['value']:.3f}, any box {row['pointing_any_box']['value']:.3f}, "
-                  f"{time.monotonic() - started:.0f} s", flush=True)  # fmt: skip
+                  f"{clock}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
