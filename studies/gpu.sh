@@ -30,7 +30,7 @@ for step in "$@"; do
       $python studies/pairs.py --device cuda --batch 512 --out "$out/pairs.json"
       $python benchmarks/run.py precision --assets "$assets" --device cuda --out "$out"
       ;;
-    sweep) $python studies/sweep.py --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
+    sweep) $python studies/sweep_families.py --library timm --seconds 600 --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
     readings)
       $python studies/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
       $python studies/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"

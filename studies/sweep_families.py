@@ -1,11 +1,13 @@
-"""Support for transformers, torchvision and open_clip: the attention structure of each family, and working methods.
+"""Support for transformers, torchvision, open_clip and timm: attention structure of each family, and working methods.
 
     python studies/sweep_families.py --workers 15 --seconds 40 --out studies/results/sweep-families.csv
+    python studies/sweep_families.py --library timm --seconds 600 --device cuda --out studies/results/sweep-timm.csv
 
 Builds one tiny model with random weights for each family of classifiers, measures its structure and applies every
 method with quick options. Each family runs in a process of its own with a time limit, so that a crash or a hang is a
-row of the table. Of the perturbation methods only occlusion is applied. Nothing is downloaded. ``--summary`` prints the
-counts of an existing table.
+row of the table. Of the perturbation methods only occlusion is applied; on timm, all but Score-CAM, which reads the
+same feature maps as ViT-CX. Families of timm are its smallest models, small ones first, and those in the table are
+skipped. Nothing is downloaded. ``--summary`` prints the counts of an existing table.
 
 Two columns are tests with a known answer, both with ``transformer_mm``. ``swapped patches``: with position embeddings
 set to zero, an image with two patches swapped has the map of the image with the same two patches swapped. ``padding``:
@@ -26,7 +28,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import faulthandler
 import importlib
 import json
@@ -40,12 +41,13 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from sweep_methods import attempts, error_location
+from study import read_csv, save_csv
+from sweep_methods import QUICK, attempts, error_location
 from tiny_families import END, VOCABULARY, Family, TinyModel, build, families
 from torch import Tensor, nn
 
@@ -61,7 +63,7 @@ FIELDS = (
     "missing", "swapped patches", "padding", "softmax attention", "fully working", "reason", "seconds",
 )  # fmt: skip
 TASKS = ("vision", "text-encoder", "text-decoder", "seq2seq")
-LIBRARIES = ("transformers", "torchvision", "open_clip")
+LIBRARIES = ("transformers", "torchvision", "open_clip", "timm")
 SKIPPED = frozenset(m.name for m in vitrail.methods().values() if m.family == "perturbation") - {"occlusion"}
 #: Names of weights and buffers that tell positions apart.
 POSITIONS = re.compile(r"pos_?emb|position|rel_pos|relative_|inv_freq|periods|rope|rotary", re.IGNORECASE)
@@ -92,15 +94,18 @@ OTHER_ARCHITECTURES: dict[str, tuple[str, ...]] = {
 MARK = "ROW "
 
 
-def rows(family: Family, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
+def rows(family: Family, tasks: Sequence[str], device: str = "cpu") -> Iterator[dict[str, Any]]:
     """Yield the row of a family, again each time that a column is added."""
     row: dict[str, Any] = {
         "library": family.library, "task": family.task, "family": family.name, "model class": family.model,
     }  # fmt: skip
     try:
         tiny = build(family)
+        tiny = replace(
+            tiny, module=tiny.module.to(device), inputs=_to(tiny.inputs, device), padded=_to(tiny.padded, device)
+        )
         add_noise(tiny.module)
-        row["model class"] = type(tiny.module).__name__
+        row["model class"] = family.model if family.library == "timm" else type(tiny.module).__name__
         inputs = _model_inputs(tiny)
         with torch.no_grad():
             inputs.into(tiny.module)
@@ -141,7 +146,8 @@ def rows(family: Family, tasks: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield row
     outcomes: dict[str, list[str]] = {"works": [], "refused": [], "failed": []}
     reasons: dict[str, list[str]] = {}
-    for attempt in attempts(tiny.module, tiny.inputs, SKIPPED, tiny.target, {}):
+    skipped, quick = ({"scorecam"}, QUICK) if family.library == "timm" else (SKIPPED, {})
+    for attempt in attempts(tiny.module, tiny.inputs, skipped, tiny.target, quick):
         detail = (
             f" ({attempt.error}: {_line(attempt.reason)} at {attempt.location})" if attempt.outcome == "failed" else ""
         )
@@ -168,6 +174,10 @@ def add_noise(model: nn.Module) -> None:
         for module in model.modules():
             if isinstance(module, nn.Embedding) and module.padding_idx is not None:
                 module.weight[module.padding_idx] = 0
+
+
+def _to(inputs: Any, device: str) -> Any:
+    return inputs.to(device) if isinstance(inputs, Tensor) else {name: t.to(device) for name, t in inputs.items()}
 
 
 def _model_inputs(tiny: TinyModel) -> ModelInputs:
@@ -303,7 +313,7 @@ def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {_line(str(error))}"
 
 
-def run_family(family: Family, tasks: Sequence[str], seconds: float) -> None:
+def run_family(family: Family, tasks: Sequence[str], seconds: float, device: str) -> None:
     """Print the rows of a family; a time limit ends the process with a traceback."""
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
@@ -313,14 +323,14 @@ def run_family(family: Family, tasks: Sequence[str], seconds: float) -> None:
             getattr(importlib.import_module("transformers"), family.model)
     faulthandler.enable()
     faulthandler.dump_traceback_later(seconds, exit=True)
-    for row in rows(family, tasks):
+    for row in rows(family, tasks, device):
         print(MARK + json.dumps(row), flush=True)
     faulthandler.cancel_dump_traceback_later()
 
 
-def in_process(family: Family, tasks: Sequence[str], seconds: float) -> dict[str, Any]:
+def in_process(family: Family, tasks: Sequence[str], seconds: float, device: str) -> dict[str, Any]:
     """Row of one family, examined in a process of its own; a crash or a hang is the row's reason."""
-    request = json.dumps({"family": asdict(family), "tasks": list(tasks), "seconds": seconds})
+    request = json.dumps({"family": asdict(family), "tasks": list(tasks), "seconds": seconds, "device": device})
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, __file__, "--child", request]
     began = time.perf_counter()
@@ -409,7 +419,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", choices=LIBRARIES)
     parser.add_argument("--task", choices=TASKS)
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="families to examine")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="families, or models of timm, to examine")
+    parser.add_argument("--millions", type=float, default=90, help="largest model of timm, in millions of parameters")
+    parser.add_argument("--list", action="store_true", help="print the families only; those of timm take minutes")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seconds", type=float, default=30, help="time limit of a family in seconds, without imports")
     parser.add_argument("--out", type=Path, default=Path("studies/results/sweep-families.csv"))
@@ -418,19 +431,25 @@ def main() -> None:
     args = parser.parse_args()
     if args.child:
         request = json.loads(args.child)
-        run_family(Family(**request["family"]), request["tasks"], request["seconds"])
+        run_family(Family(**request["family"]), request["tasks"], request["seconds"], request["device"])
         return
     if args.summary:
-        with args.out.open(newline="", encoding="utf-8") as file:
-            print(summary(list(csv.DictReader(file))))
+        print(summary(read_csv(args.out)))
         return
     tasks = (args.task,) if args.task else TASKS
-    chosen = [f for f in families(args.library) if not args.only or f.name in args.only]
+    known = (
+        {row["model class"] for row in read_csv(args.out)} if args.library == "timm" and args.out.exists() else set()
+    )
+    chosen = [f for f in families(args.library, args.only or (), args.millions) if f.model not in known]
+    chosen = [f for f in chosen if not args.only or {f.name, f.model} & set(args.only)]
+    if args.list:
+        print("\n".join(f"{f.library} {f.name} {f.model}" for f in chosen))
+        return
     chosen = [f for f in chosen if not args.task or (f.task == "vision") == (args.task == "vision")]
-    table: list[dict[str, Any]] = []
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(args.workers) as pool:
-        for done in as_completed([pool.submit(in_process, family, tasks, args.seconds) for family in chosen]):
+        for done in as_completed(
+            [pool.submit(in_process, family, tasks, args.seconds, args.device) for family in chosen]
+        ):
             row = done.result()
             if row.get("reason") == "another task":
                 continue
@@ -439,17 +458,9 @@ def main() -> None:
             start = f"{row['library']:12} {row['task']:12} {row['family']:24} {row.get('recognised', 'not built'):16}"
             works, failed = len(row.get("works", "").split()), row.get("failed", "")[:120]
             print(f"{start} {works:3} work, missing: {row.get('missing', '')}, failed: {failed}", flush=True)
-            write(args.out, table)  # after each family, for interrupted runs
+            table.sort(key=lambda r: (LIBRARIES.index(r["library"]), r["task"], r["family"], r["model class"]))
+            save_csv(args.out, table, FIELDS)  # after each family, for interrupted runs
     print(summary(table))
-
-
-def write(path: Path, table: list[dict[str, Any]]) -> None:
-    """Write the table, sorted by library, task and family."""
-    table.sort(key=lambda r: (LIBRARIES.index(r["library"]), r["task"], r["family"], r["model class"]))
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, FIELDS, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(table)
 
 
 if __name__ == "__main__":

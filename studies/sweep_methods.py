@@ -1,4 +1,4 @@
-"""Shared by the sweeps: apply every method to one model, and enlarge small random weights."""
+"""Apply every method to one model, and say which work, are refused or fail."""
 
 from __future__ import annotations
 
@@ -70,11 +70,3 @@ def error_location(error: Exception) -> str:
     own = [frame for frame in frames if "/vitrail/" in frame.filename][-1:]
     last = [frame for frame in frames[-1:] if frame not in own]
     return " > ".join(f"{'/'.join(f.filename.rsplit('/', 2)[-2:])}:{f.lineno}" for f in [*own, *last])
-
-
-def enlarge_small_parameters(model: nn.Module, limit: float = 0.05, noise: float = 0.05) -> None:
-    """Add noise to zero heads and tiny LayerScales, which would hide whether a method works."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if float(parameter.abs().max()) < limit:
-                parameter.add_(noise * torch.randn_like(parameter))

@@ -1,10 +1,10 @@
-"""Tiny models with random weights of the classifier families in transformers, torchvision and open_clip."""
+"""Tiny models with random weights of the classifier families in transformers, torchvision, open_clip and timm."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -109,7 +109,7 @@ class Family:
     """A family of models.
 
     Attributes:
-        library: "transformers", "torchvision" or "open_clip".
+        library: "transformers", "torchvision", "open_clip" or "timm".
         task: "vision" or "text".
         name: The model type of transformers, or the model's name.
         model: The model's class.
@@ -140,8 +140,12 @@ class TinyModel:
     seq2seq: bool = False
 
 
-def families(library: str | None = None) -> Iterator[Family]:
-    """List every family of the installed libraries."""
+def families(library: str | None = None, only: Collection[str] = (), millions: float = 90.0) -> Iterator[Family]:
+    """List every family of the installed libraries; those of timm only if asked for, as all its models are made."""
+    if library == "timm":
+        from timm_families import smallest_models
+
+        yield from (Family("timm", "vision", family, name) for family, name in smallest_models(millions, only))
     if library in (None, "transformers"):
         auto = importlib.import_module("transformers.models.auto.modeling_auto")
         for task, names in (
@@ -163,6 +167,10 @@ def build(family: Family) -> TinyModel:
     if family.library == "torchvision":
         pixels = 96 if family.name == "inception_v3" else PIXELS
         return TinyModel(TORCHVISION[family.name](family.name).eval(), torch.randn(1, 3, pixels, pixels))
+    if family.library == "timm":
+        from timm_families import make_model
+
+        return TinyModel(*make_model(family.model, CLASSES))
     if family.library == "open_clip":
         return TinyModel(_open_clip(**OPEN_CLIP[family.name]).eval(), torch.randn(1, 3, PIXELS, PIXELS), third_feature)
     import transformers
