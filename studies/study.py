@@ -21,24 +21,25 @@ RESULTS = ROOT / "studies" / "results"
 SINGLE_PASS_METHODS = [m.name for m in METHODS.values() if m.family in ("attention", "gradient", "relevance")]
 #: Options of several studies, as `options` adds them by name.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "assets": {"type": Path, "help": "folder with weights/ and the data sets that the description names"},
-    "batch": {"type": int, "help": "most images in a forward pass (%(default)s)"},
-    "images": {"type": int, "help": "number of images (%(default)s)"},
-    "minutes": {"type": float, "help": "start nothing new after this time; run again to continue (%(default)s)"},
-    "methods": {"nargs": "+"},
-    "models": {"nargs": "+"},
-    "device": {"default": "cpu"},
-    "out": {"type": Path, "help": "file of the results; most studies continue one that exists"},
+    "--assets": {"type": Path, "help": "folder with weights/ and the data sets that the description names"},
+    "--batch": {"type": int, "help": "most images in a forward pass (%(default)s)"},
+    "--images": {"type": int, "help": "number of images (%(default)s)"},
+    "--minutes": {"type": float, "help": "start nothing new after this time; run again to continue (%(default)s)"},
+    "--methods": {"nargs": "+"},
+    "--models": {"nargs": "+"},
+    "--device": {"default": "cpu"},
+    "--out": {"type": Path, "help": "file of the results; most studies continue one that exists"},
 }
 
 
 def options(description: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """Parser with ``--device``, ``--out`` and those of ``OPTIONS`` that have a default here; ``...`` is required."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, usual in OPTIONS.items():
+    for flag, usual in OPTIONS.items():
+        name = flag.removeprefix("--")
         if name in defaults or name in ("device", "out"):
             given = defaults.get(name, usual.get("default"))
-            parser.add_argument(f"--{name}", **(usual | ({"required": True} if given is ... else {"default": given})))
+            parser.add_argument(flag, **(usual | ({"required": True} if given is ... else {"default": given})))
     return parser
 
 

@@ -437,9 +437,10 @@ def main() -> None:
         print(summary(read_csv(args.out)))
         return
     tasks = (args.task,) if args.task else TASKS
-    known = (
-        {row["model class"] for row in read_csv(args.out)} if args.library == "timm" and args.out.exists() else set()
-    )
+    table: list[dict[str, Any]] = []
+    if args.library == "timm" and args.out.exists():
+        table += read_csv(args.out)
+    known = {row["model class"] for row in table}
     chosen = [f for f in families(args.library, args.only or (), args.millions) if f.model not in known]
     chosen = [f for f in chosen if not args.only or {f.name, f.model} & set(args.only)]
     if args.list:
