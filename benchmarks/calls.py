@@ -115,7 +115,7 @@ CASES: dict[str, CallCase] = {
     ),
     "replay": CallCase(
         "one image: kernels of a replayed pass, and the time before and after them",
-        each("gradtoken", "raw_attention", "transformer_mm"), repeats=200, kernels=True,
+        each("gradtoken", "raw_attention", "transformer_mm"), modes=("", "unchanged"), repeats=200, kernels=True,
     ),
     "selfcheck": CallCase(
         "the first call for a model, which measures its structure, and later ones",
@@ -147,7 +147,7 @@ def measure(case: CallCase, run: Run, model: nn.Module, images: Tensor) -> tuple
     failed: dict[str, str] = {}
     for group in groups:
         if case.alone:
-            forget_recordings()
+            forget_recordings(model)
         found, own_failed = timer.compare({**bare, **group})
         add_ratios(found, {key: f"bare {key}" for key in BARE.values()})
         rows, failed = {**rows, **found}, {**failed, **own_failed}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -51,15 +50,10 @@ def _first_call(model: nn.Module) -> Iterator[None]:
     yield
 
 
-def _unchanged(model: nn.Module) -> AbstractContextManager[Any]:
-    promise = getattr(vitrail, "unchanged", None)
-    return nullcontext() if promise is None else promise(model)
-
-
 #: Ways to run a call: the default, and contexts that change one thing.
 MODES: Mapping[str, Callable[[nn.Module], AbstractContextManager[Any]]] = {
     "": lambda _: nullcontext(),
-    "unchanged": _unchanged,
+    "unchanged": vitrail.unchanged,
     "plain": lambda _: environment(VITRAIL_PLAIN="1"),
     "computed": lambda _: environment(VITRAIL_CUDA_GRAPHS="0"),
     "no split": lambda _: environment(VITRAIL_SPLIT_PRODUCTS="0"),
@@ -84,7 +78,6 @@ def measure_structure(model: nn.Module, inputs: Any) -> Any:
     return read_structure(model, ModelInputs((inputs,)))
 
 
-def forget_recordings() -> None:
-    """Drop all recorded passes, which share the memory of those that follow."""
-    with contextlib.suppress(AttributeError):
-        recordings._known.clear()  # noqa: SLF001
+def forget_recordings(model: nn.Module) -> None:
+    """Drop the recorded passes of a model, which share the memory of those that follow."""
+    recordings.forget(model)

@@ -116,7 +116,7 @@ class Reasons(logging.Handler):
 
 def compare(model: nn.Module, family: Family, given: Any, method: str, device: str, reasons: Reasons) -> dict[str, Any]:
     """Maps with and without recordings."""
-    differences, before, keys = [], recorded_count(model), len(recordings._known.get(model, {}))  # noqa: SLF001
+    differences, before = [], recordings.count(model)
     reasons.found.clear()
     for number in range(4):
         inputs, target = inputs_of(family, given, number, device), number % CLASSES
@@ -131,18 +131,10 @@ def compare(model: nn.Module, family: Family, given: Any, method: str, device: s
                 os.environ.pop(name, None)
         span = slow.grid.abs().amax().clamp_min(1e-30)
         differences.append(float((fast.grid - slow.grid).abs().amax() / span))
-    row: dict[str, Any] = {"difference": max(differences), "recorded": recorded_count(model) > before}
+    row: dict[str, Any] = {"difference": max(differences), "recorded": recordings.count(model) > before}
     if not row["recorded"]:
-        new = len(recordings._known.get(model, {})) - keys  # noqa: SLF001
-        unknown = f"{new} keys in 4 calls: none came again" if new > 1 else "unknown"
-        row["reason"] = reasons.found[-1] if reasons.found else unknown
+        row["reason"] = reasons.found[-1] if reasons.found else "unknown"
     return row
-
-
-def recorded_count(model: nn.Module) -> int:
-    """How many passes of a model are recorded."""
-    known = recordings._known.get(model, {}).values()  # noqa: SLF001
-    return sum(not isinstance(one, int) for one in known)
 
 
 def work(args: argparse.Namespace) -> None:
