@@ -8,7 +8,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from vitrail.methods._coalitions import CoalitionPairs
+from vitrail.methods.coalitions import CoalitionPairs
 
 #: Strengths of the ridge that are tried, as multiples of the mean squared singular value, and the standard deviation
 #: of the logarithm (base 10) of the strength around 1.

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vitrail.capture.token_dropping import TokenDropper
+from vitrail.capture.removal import TokenDropper
 from vitrail.models.class_group import ClassGroup
 from vitrail.scores.fills import TOKENS, Normalisation, find_fill
 from vitrail.scores.perturbation import (

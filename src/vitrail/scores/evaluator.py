@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs, fields_of
 from vitrail.capture.outputs import class_logits
-from vitrail.capture.token_dropping import TokenDropper
+from vitrail.capture.removal import TokenDropper
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.fast.compiled_model import CompiledModel
 from vitrail.fast.fast_passes import FastPasses

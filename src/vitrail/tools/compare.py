@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.removal import TokenDropper
 from vitrail.capture.structure import read_structure
-from vitrail.capture.token_dropping import TokenDropper
-from vitrail.errors import InputError, MapWarning, NotApplicableError, VitrailError
+from vitrail.errors import InputError, MapWarning, NotApplicableError
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.methods import find
 from vitrail.methods.cost import size_of
@@ -225,11 +225,8 @@ def _cost(name: str, structure: ModelStructure) -> float:
 
 
 def _removal(module: nn.Module, images: Tensor) -> str:
-    try:
-        TokenDropper(module, ModelInputs((images[:1],)).onto(module).args[0])
-    except VitrailError:
-        return FILL
-    return "tokens"
+    dropper = TokenDropper.or_none(module, ModelInputs((images[:1],)).onto(module).args[0])
+    return FILL if dropper is None else "tokens"
 
 
 def _column(scores: Mapping[str, Tensor], removal: str) -> NDArray[np.float64]:

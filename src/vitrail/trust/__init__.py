@@ -8,8 +8,7 @@ from vitrail.trust.checker import check_maps
 from vitrail.trust.image_check import patch_values
 from vitrail.trust.map_check import VERDICTS, MapCheck, MapChecks
 from vitrail.trust.null import moved_maps, shifted_orders
-from vitrail.trust.removal import PatchRemoval, log_odds
-from vitrail.trust.text_check import WordRemoval
+from vitrail.trust.removal import PatchRemoval, WordRemoval, log_odds
 
 __all__ = [
     "BUDGETS",

@@ -17,6 +17,7 @@ from vitrail.methods.cost import ModelSize
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
 from vitrail.trust.map_check import FAITHFUL, HARDLY, MapCheck
+from vitrail.trust.removal import InputRemoval
 
 #: Largest p-value of a faithful map, lowest similarity of a stable one, highest one of a class-specific one.
 SIGNIFICANT, STABLE, SAME = 0.05, 0.5, HARDLY
@@ -81,14 +82,15 @@ class CheckRun(ABC):
         source: The model and inputs.
         first: One of the explanations that are checked.
         settings: What is checked, and how.
-        remove: Evaluates the input with some patches or words kept: called with a score and the positions that are
-            kept, shape (n, m), it has ``count`` positions, a ``device``, ``forwards`` so far, and ``by``, its name.
+        remove: Evaluates the input with some patches or words kept.
     """
 
     #: What is removed.
     unit = "patches"
 
-    def __init__(self, source: MapSource | TextSource, first: Any, settings: CheckSettings, remove: Any) -> None:
+    def __init__(
+        self, source: MapSource | TextSource, first: Any, settings: CheckSettings, remove: InputRemoval
+    ) -> None:
         self.source, self.remove = source, remove
         self.image, self.k, self.budget = settings.image, settings.k, settings.budget
         self.seed, self.tests = settings.seed, settings.tests
@@ -172,8 +174,7 @@ class CheckRun(ABC):
         )  # fmt: skip
 
     def _evaluate(self, keep: Tensor) -> Tensor:
-        scores: Tensor = self.remove(0, keep, self._score)
-        return scores
+        return self.remove(keep, self._score)
 
     def _shown(self, scores: Tensor) -> Tensor:
         """Scores as they are reported: probabilities, or values of the target function."""

@@ -10,8 +10,8 @@ from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSettings
 from vitrail.trust.image_check import ImageCheckRun
 from vitrail.trust.map_check import MapChecks
-from vitrail.trust.removal import DEFAULT_GRID, PatchRemoval
-from vitrail.trust.text_check import TextCheckRun, WordRemoval
+from vitrail.trust.removal import DEFAULT_GRID, PatchRemoval, WordRemoval
+from vitrail.trust.text_check import TextCheckRun
 
 
 def check_maps(

@@ -33,7 +33,7 @@ class ExplainerRecord:
         classes: Number of classes.
         size: Height and width of the images.
         grid: Patches per column and per row.
-        masking: How patches were hidden in training.
+        masking: How patches were removed in training.
         tokens_module: Submodule whose tokens the head reads.
         width: Width of these tokens.
         data: What it was trained on.
@@ -208,7 +208,7 @@ def card(record: ExplainerRecord, path: Path) -> str:
         "SHA-256 of its weights": f"`{record.model_hash}`",
         "classes": record.classes,
         "images": f"{record.size[0]}×{record.size[1]} pixels, {record.grid[0]}×{record.grid[1]} patches",
-        "hidden patches": record.masking,
+        "removed patches": record.masking,
         "data": record.data,
         **{name.replace("_", " "): value for name, value in record.settings.items()},
         **{f"{phase} loss, first and last interval ↓": _ends(losses) for phase, losses in record.losses.items()},
