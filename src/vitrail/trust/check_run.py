@@ -16,8 +16,8 @@ from vitrail.methods import find
 from vitrail.methods.cost import ModelSize
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
+from vitrail.trust.input_removal import InputRemoval
 from vitrail.trust.map_check import FAITHFUL, HARDLY, MapCheck
-from vitrail.trust.removal import InputRemoval
 
 #: Largest p-value of a faithful map, lowest similarity of a stable one, highest one of a class-specific one.
 SIGNIFICANT, STABLE, SAME = 0.05, 0.5, HARDLY

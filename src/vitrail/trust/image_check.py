@@ -15,8 +15,8 @@ from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize, size_of
 from vitrail.scores.sensitivity import RADIUS, noise_samples
 from vitrail.trust.check_run import CheckRun, CheckSettings
+from vitrail.trust.input_removal import PatchRemoval, log_odds
 from vitrail.trust.null import moved_maps
-from vitrail.trust.removal import PatchRemoval, log_odds
 
 
 def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) -> Tensor:

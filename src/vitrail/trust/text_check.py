@@ -13,8 +13,8 @@ from vitrail.inputs.map_source import TextSource
 from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize
 from vitrail.trust.check_run import SIGNIFICANT, CheckRun, CheckSettings
+from vitrail.trust.input_removal import WordRemoval, log_odds
 from vitrail.trust.null import shifted_orders
-from vitrail.trust.removal import WordRemoval, log_odds
 
 #: In shorter texts, chance puts the one right word first more often than a significant result allows.
 MIN_WORDS = round(1 / SIGNIFICANT)

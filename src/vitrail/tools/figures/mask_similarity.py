@@ -47,18 +47,18 @@ def pairwise_cosines(features: Tensor, size: tuple[int, int]) -> Array:
     return pairs
 
 
-def feature_maps(about: LoadedModel, image: Tensor, kind: str) -> Tensor:
+def feature_maps(loaded: LoadedModel, image: Tensor, kind: str) -> Tensor:
     """Feature maps of one image, shape (channels, rows, columns).
 
     Args:
-        about: The model; one without attention gives the output of its last layer on a grid, as Grad-CAM uses it.
+        loaded: The model; one without attention gives the output of its last layer on a grid, as Grad-CAM uses it.
         image: Model input, shape (1, 3, height, width).
         kind: Features of a transformer, as for ``Probe.features``.
     """
-    structure = read_structure(unwrap(about.module), ModelInputs((image,)))
+    structure = read_structure(unwrap(loaded.module), ModelInputs((image,)))
     if structure.kind == "none":
-        return convolutional_features(unwrap(about.module), image)[0]
-    return probe_without_target(about, image).features(kind, stage=-2)[0]
+        return convolutional_features(unwrap(loaded.module), image)[0]
+    return probe_without_target(loaded, image).features(kind, stage=-2)[0]
 
 
 def convolutional_features(model: nn.Module, images: Tensor) -> Tensor:
@@ -92,11 +92,11 @@ def load_compared(model: str | nn.Module | LoadedModel, weights: str | Path | No
     return load(model, weights=weights)
 
 
-def convert_images(images: Tensor, about: LoadedModel, other: LoadedModel) -> Tensor:
+def convert_images(images: Tensor, loaded: LoadedModel, other: LoadedModel) -> Tensor:
     """Convert the input of one model to that of another: undo the normalisation, resize, normalise."""
-    own, theirs = about.preprocess, other.preprocess
+    own, theirs = loaded.preprocess, other.preprocess
     if not (isinstance(own, Preprocess) and isinstance(theirs, Preprocess)):
-        unknown = about if not isinstance(own, Preprocess) else other
+        unknown = loaded if not isinstance(own, Preprocess) else other
         raise ModelError(
             f"the preprocessing of {unknown.name or 'a model'} is unknown, so that images cannot be converted: pass "
             "LoadedModel(model, vitrail.Preprocess(size, mean, std))"
