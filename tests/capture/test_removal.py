@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import vitrail
-from own_vit import OwnViT
-from score_helpers import batch, count_forwards, removed_mask
+from tests.capture.own_vit import OwnViT
+from tests.scores.score_helpers import batch, count_forwards, removed_mask
 from vitrail.capture.removal import TokenDropper
 from vitrail.errors import NotApplicableError
 from vitrail.scores.evaluator import Evaluator
