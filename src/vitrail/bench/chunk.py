@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.bench.batch import ProtocolScores, ScoreBatch
 from vitrail.bench.context import BenchContext, open_context
-from vitrail.bench.explainer import Explainer, error_line
+from vitrail.bench.explainer import Explainer, error_line, to_half
 from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images, prepare_ground_truth
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
@@ -283,12 +283,13 @@ class _ChunkRunner:
             for target in self.plan.targets:
                 columns = batch.target_columns(target)
                 if method in batch.explanations:
-                    own = batch.explanations[method].to_half(grid)[torch.arange(len(columns)), columns]
+                    explained = batch.explanations[method]
+                    half = to_half(explained.grid, explained.signed, grid)[torch.arange(len(columns)), columns]
                     for row in batch.missing_maps(method, target):
-                        own[row] = torch.nan
+                        half[row] = torch.nan
                 else:
-                    own = torch.full((len(columns), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
-                self.saved_maps.setdefault(f"{method}/{target}", []).append(own)
+                    half = torch.full((len(columns), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
+                self.saved_maps.setdefault(f"{method}/{target}", []).append(half)
 
     def _write_maps(self) -> None:
         """Write the maps of all images. This comes before the part, so that a part that exists has its maps."""

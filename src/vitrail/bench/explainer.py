@@ -54,15 +54,19 @@ class ExplainedBatch:
     forwards: list[float]
     memory: list[float]
 
-    def to_half(self, patch_grid: tuple[int, int] | None) -> Tensor:
-        """Return the maps in half precision on the patch grid, each scaled to [0, 1], or [-1, 1] if signed.
 
-        Finer maps are averaged over each patch.
-        """
-        scaled = normalise(self.grid.float(), self.signed)
-        if patch_grid is not None and scaled.shape[-2] > patch_grid[0]:
-            scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), patch_grid).reshape(*scaled.shape[:2], *patch_grid)
-        return scaled.half().cpu()
+def to_half(grid: Tensor, signed: bool, patch_grid: tuple[int, int] | None) -> Tensor:
+    """Maps in half precision on the patch grid, each scaled to [0, 1], or [-1, 1] if signed; on the CPU.
+
+    Args:
+        grid: Maps as the method returned them, shape (B, K, rows, columns); finer ones are averaged over each patch.
+        signed: Whether negative relevance has a meaning.
+        patch_grid: Rows and columns of patches, or None to keep the size.
+    """
+    scaled = normalise(grid.float(), signed)
+    if patch_grid is not None and scaled.shape[-2] > patch_grid[0]:
+        scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), patch_grid).reshape(*scaled.shape[:2], *patch_grid)
+    return scaled.half().cpu()
 
 
 class _PartialExplanation(NamedTuple):
