@@ -157,41 +157,45 @@ def compare(
     from vitrail.scores.evaluator import Evaluator
     from vitrail.scores.presets import Curve, LevelGrid, Preset
 
-    about = describe(model)
-    model_inputs = to_model_inputs(images, about)
+    loaded = describe(model)
+    model_inputs = to_model_inputs(images, loaded)
     pixels = model_inputs.image
     if pixels is None:
         raise InputError("compare needs images: texts are not supported yet")
     if model_inputs.batch > MOST_IMAGES:
         raise InputError(f"{model_inputs.batch} images are too many for a comparison: pass at most {MOST_IMAGES}")
-    structure = read_structure(about.module, model_inputs)
-    chosen, refused = _applicable(structure, about.module, methods)
+    structure = read_structure(loaded.module, model_inputs)
+    chosen, refused = _applicable(structure, loaded.module, methods)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
-        found = explain(about, pixels, methods=[*chosen, *CONTROLS], target="top2", batch_size=batch_size)
-    removal = _removal(about.module, pixels)
+        explanations = explain(loaded, pixels, methods=[*chosen, *CONTROLS], target="top2", batch_size=batch_size)
+    removal = _removal(loaded.module, pixels)
     levels = LevelGrid(PERCENTS)
     curves = (Curve("positive", "morf", removal, levels), Curve("negative", "lerf", removal, levels))
     preset = Preset("compare", "vitrail.compare", curves, "explained", "unit", extras=("srg",))
-    evaluate = Evaluator(about, preset, advance=advance, seed=seed)
-    records = evaluate(pixels, {name: e.maps[:, 0] for name, e in found.items()})
+    evaluate = Evaluator(loaded, preset, advance=advance, seed=seed)
+    records = evaluate(pixels, {name: e.maps[:, 0] for name, e in explanations.items()})
     values = {
         name: MethodValues(
             tuple(f"{i:03d}" for i in range(len(pixels))), _column(records.scores(preset, name), removal)
         )
-        for name in found
+        for name in explanations
     }
     ranking = rank_methods(values, "up", CONTROLS, seed=seed)
     rows = tuple(
         ComparedRow(
-            name, one, _class_similarity(found[name]), _localisation(found[name], masks), _cost(name, structure)
+            name,
+            one,
+            _class_similarity(explanations[name]),
+            _localisation(explanations[name], masks),
+            _cost(name, structure),
         )
         for name, one in ranking.items()
     )
     recommended, reason = _recommend(rows)
     if recommended is not None:
-        remember(about.module, {"method": recommended, "model": about.name, "images": len(pixels)})
-    return MethodComparison(about.name, len(pixels), removal, rows, recommended, reason, refused)
+        remember(loaded.module, {"method": recommended, "model": loaded.name, "images": len(pixels)})
+    return MethodComparison(loaded.name, len(pixels), removal, rows, recommended, reason, refused)
 
 
 def _applicable(

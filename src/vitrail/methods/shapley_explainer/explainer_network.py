@@ -125,13 +125,13 @@ def find_tokens_module(model: nn.Module, structure: ModelStructure, images: Tens
         >>> find_tokens_module(model, read_structure(model, ModelInputs((images,))), images)
         ('norm', 32)
     """
-    found: list[tuple[str, int]] = []
+    modules_found: list[tuple[str, int]] = []
     axis = 0 if structure.tokens_first else 1
 
     def hook(name: str) -> object:
         def keep(_: nn.Module, __: object, output: object) -> None:
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[axis] == structure.tokens:
-                found.append((name, int(output.shape[-1])))
+                modules_found.append((name, int(output.shape[-1])))
 
         return keep
 
@@ -143,12 +143,12 @@ def find_tokens_module(model: nn.Module, structure: ModelStructure, images: Tens
     finally:
         for handle in handles:
             handle.remove()
-    if not found:
+    if not modules_found:
         raise NotApplicableError(
             f"no explainer can be trained for {structure.model}: none of its submodules returns its "
             f"{structure.tokens} tokens as one tensor"
         )
-    return found[-1]
+    return modules_found[-1]
 
 
 def normalise_values(values: Tensor, total: Tensor) -> Tensor:

@@ -249,11 +249,11 @@ class _Trainer:
 
 
 def _versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
+    versions = {"torch": str(torch.__version__)}
     try:
-        return {**found, "vitrail": version("vitrail")}
+        return {**versions, "vitrail": version("vitrail")}
     except PackageNotFoundError:  # run from a checkout
-        return found
+        return versions
 
 
 def schedule(progress: float, warmup: float = 0.05) -> float:

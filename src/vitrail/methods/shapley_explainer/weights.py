@@ -80,15 +80,15 @@ def float_hash(model: nn.Module) -> str:
     Raises:
         WeightsError: The weights have no plain bytes.
     """
-    own = WeightsHash(model).hexdigest()
-    if own is None:
+    digest = WeightsHash(model).hexdigest()
+    if digest is None:
         raise WeightsError(f"the weights of {type(model).__name__} cannot be hashed: use a model with plain weights")
     tensors = [*model.parameters(), *model.buffers()]
     if all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
-        return own
-    if model not in _float_hashes or _float_hashes[model][0] != own:
+        return digest
+    if model not in _float_hashes or _float_hashes[model][0] != digest:
         copy = trainable_copy(model)  # a name, because the hash does not keep its model alive
-        _float_hashes[model] = (own, WeightsHash(copy).hexdigest() or "")
+        _float_hashes[model] = (digest, WeightsHash(copy).hexdigest() or "")
     return _float_hashes[model][1]
 
 
