@@ -9,11 +9,12 @@ lower bound of a gradient method).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from internals import MODES, forget_recordings, in_mode, measure_structure
+from internals import MODES, forget_recordings, in_mode, measure_structure, promised_copy
 from measuring import (
     BARE,
     BASE,
@@ -135,9 +136,19 @@ def explaining(model: nn.Module, images: Tensor, methods: Sequence[str], mode: s
 
 def measure(case: CallCase, run: Run, model: nn.Module, images: Tensor) -> tuple[Rows, dict[str, str]]:
     """Rows of one model and shape, and why calls failed."""
+    with ExitStack() as stack:
+        promised = stack.enter_context(promised_copy(model)) if "unchanged" in case.modes else model
+        return _measure(case, run, model, promised, images)
+
+
+def _measure(
+    case: CallCase, run: Run, model: nn.Module, promised: nn.Module, images: Tensor
+) -> tuple[Rows, dict[str, str]]:
     timer, bare = run.timer(case.repeats), bare_passes(model, images)
     named: Calls = {
-        f"{label}, {mode}" if mode else label: explaining(model, images, methods, mode)
+        f"{label}, {mode}" if mode else label: explaining(
+            promised if mode == "unchanged" else model, images, methods, mode
+        )
         for label, methods in case.calls.items() for mode in case.modes
     }  # fmt: skip
     groups: list[Calls] = [named]
@@ -148,6 +159,7 @@ def measure(case: CallCase, run: Run, model: nn.Module, images: Tensor) -> tuple
     for group in groups:
         if case.alone:
             forget_recordings(model)
+            forget_recordings(promised)
         found, own_failed = timer.compare({**bare, **group})
         add_ratios(found, {key: f"bare {key}" for key in BARE.values()})
         rows, failed = {**rows, **found}, {**failed, **own_failed}
