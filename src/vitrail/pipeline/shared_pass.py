@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.capture.confirm import examine, require_agreement
 from vitrail.capture.early_replay import EarlyReplay
 from vitrail.capture.forward import ForwardPass, check_finite, forward_only, forward_pass, without_ends
 from vitrail.capture.inputs import ModelInputs
@@ -21,7 +22,7 @@ from vitrail.capture.recorded_forward import recorded_pass
 from vitrail.capture.trace import Needs, Trace
 from vitrail.capture.window_positions import Places, stitched_layout
 from vitrail.capture.window_positions import stitch as join_windows
-from vitrail.errors import InputError, ModelError
+from vitrail.errors import InputError, ModelError, StructureDiffersError
 from vitrail.fast import recordings
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
 from vitrail.methods.postprocess import to_maps
@@ -154,16 +155,18 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     needs = [one.method.needed(one.options) for one in methods]
     # Methods that only need the model's output, or take passes of their own, need no capture; how the head of a model
     # of texts reads its tokens is measured in the pass.
-    alone = not any(needs) and (not by_trace or (model_inputs.image is not None and bool(structure.layers)))
+    alone = not any(needs) and not by_trace and not (structure.masked and structure.kind == "plain")
     with ExitStack() as stack:
         shared = None
         if not by_trace and not callable(target):
             shared = recorded_pass(about.module, model_inputs, structure, needs)
         if shared is None:
-            open_pass = forward_only if alone else partial(_forward, stack, needs)
+            open_pass = forward_only if alone else partial(_forward, stack, needs, callable(target))
             shared = open_pass(about.module, model_inputs, structure)
         logits = class_logits(about.module, shared.output)
         aimed = _aimed(target, classes, shared.output, model_inputs.batch, about.classes, logits)
+        examine(shared, () if aimed.values is None else aimed.values.unbind(1))
+        require_agreement(shared)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
         # is one with a graph, which would stay in memory.
         again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
@@ -179,12 +182,14 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             seen=shared if again else None,
             shared=shared if by_trace else None,
         )
-        agnostic = run.stitched(shared.trace()) if by_trace else None
+        agnostic = _traces(shared, aimed, run, any(one.round is None for one in methods))
         for one in by_trace:
-            if one.round is None and one.method.class_specific:
-                relevance[one.label] = [_timed(one, agnostic, probe.of(k), own, parts, run) for k in range(aimed.count)]
+            if one.round is None and (one.method.class_specific or len(agnostic) > 1):
+                relevance[one.label] = [
+                    _timed(one, agnostic[k % len(agnostic)], probe.of(k), own, parts, run) for k in range(aimed.count)
+                ]
             elif one.round is None:
-                relevance[one.label] = [_timed(one, agnostic, probe, own, parts, run)] * aimed.count
+                relevance[one.label] = [_timed(one, agnostic[0], probe, own, parts, run)] * aimed.count
                 parts[one.label] *= aimed.count
         probe.propagations.clear()
         rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(one.round for one in by_trace) if r]
@@ -196,14 +201,37 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
                 if one.round == (score, cut):
                     relevance[one.label].append(_timed(one, trace, probe.of(k), own, parts, run))
         probe.propagations.clear()
+        require_agreement(shared)
         if not recordings.recording():
             check_finite(about.module, shared.logits)
     for one in methods:
         if one.method.takes == "probe":
-            relevance[one.label] = list(_timed(one, None, probe, own, parts, run).unbind(1))
+            found = _timed(one, None, probe, own, parts, run).unbind(1)
+            seen = [agnostic[k % len(agnostic)] for k in range(aimed.count)] if agnostic else []
+            relevance[one.label] = [_limited(r, seen[k]) for k, r in enumerate(found)] if seen else list(found)
     joined = {label: torch.stack(r, 1) for label, r in relevance.items()}
     maps = _finish(methods, joined, run.shown(structure), model_inputs)
     return ComputedBatch(maps, aimed.classes, aimed.groups, shared.logits, own, parts)
+
+
+def _traces(shared: ForwardPass, aimed: ResolvedTarget, run: PassSettings, wanted: bool) -> list[Trace]:
+    """The pass without gradients: one for all targets, or one for each where they are functions of the output.
+
+    How the tokens are read, and which of them can be read at all, depends on such a function.
+    """
+    if not wanted or not shared.blocks:
+        return []
+    if aimed.values is None or not shared.structure.layers:
+        return [run.stitched(shared.trace())]
+    return [run.stitched(shared.trace(read=aimed.values[:, k])) for k in range(aimed.count)]
+
+
+def _limited(relevance: Tensor, trace: Trace) -> Tensor:
+    """No relevance for tokens that the target cannot depend on; relevance of tokens has shape (b, S)."""
+    if trace.valid is None or relevance.dim() != 2:
+        return relevance
+    valid = trace.patches(trace.valid)
+    return relevance.masked_fill(~valid, 0.0) if valid.shape == relevance.shape else relevance
 
 
 def _aimed(
@@ -216,16 +244,24 @@ def _aimed(
 
 
 def _forward(
-    stack: ExitStack, needs: list[Needs], model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure
+    stack: ExitStack,
+    needs: list[Needs],
+    whole_graph: bool,
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
 ) -> ForwardPass:
     """The shared pass; what the model returns if it ends earlier is left out where its last layers do not allow it."""
+    settings: dict[str, Any] = {"confirm": True, "whole_graph": whole_graph}
     try:
-        return stack.enter_context(forward_pass(model, model_inputs, structure, needs))
+        return stack.enter_context(forward_pass(model, model_inputs, structure, needs, **settings))
+    except StructureDiffersError:
+        raise
     except (RuntimeError, ModelError, InputError):
         # The rest of a model that puts tokens back on a grid may remember how many images there were.
         if not any("ended" in need for need in needs):
             raise
-    return stack.enter_context(forward_pass(model, model_inputs, structure, without_ends(needs)))
+    return stack.enter_context(forward_pass(model, model_inputs, structure, without_ends(needs), **settings))
 
 
 def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:
@@ -260,6 +296,7 @@ def _timed(
     given = own_probe if trace is None else ProbedTrace.of(trace, own_probe, notes)
     with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
         relevance = job.method.apply(given, job.options)
+        relevance = relevance if trace is None else _limited(relevance, trace)
     own[job.label] += perf_counter() - began
     if notes is not None:
         parts[job.label].append(notes)
