@@ -13,16 +13,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.forward import ForwardPass
 from vitrail.capture.inputs import any_output, logits_of
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import rows_are_probabilities
 from vitrail.capture.program import Program
-from vitrail.capture.structure import ANY_PROGRAM
-from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import ANY_PROGRAM, is_measured_now
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import upstream_of
 from vitrail.errors import StructureDiffersError
-from vitrail.fast import recordings
 
 #: Most programs for which a structure is known to hold.
 MAX_PROGRAMS = 32
@@ -46,9 +46,7 @@ def examine(shared: ForwardPass, targets: Sequence[Tensor] = ()) -> None:
         evidence.differs("the order of the patches", moved)
     scores = logits_of(shared.output)
     if scores is not None and structure.outputs != "sigmoid":
-        evidence.differs(
-            "the kind of output", rows_are_probabilities(scores) != (structure.outputs == "probabilities")
-        )
+        evidence.differs("the kind of output", rows_are_probabilities(scores) != (structure.outputs == "probabilities"))
     if not targets and structure.calls != len(structure.layers):
         targets = [any_output(shared.output)]
     for target in targets:
@@ -67,7 +65,7 @@ def require_agreement(shared: ForwardPass) -> None:
         StructureDiffersError: It differs; the message says in what.
     """
     evidence = shared.evidence
-    if evidence is None or recordings.recording():
+    if evidence is None or fast.recording():
         return
     noted, evidence.disagreements = evidence.disagreements, []
     found = [reason for reason, value in noted if value is True]
@@ -87,15 +85,17 @@ def program_differs(structure: ModelStructure, program: Program) -> bool | Tenso
     """Whether a pass called other functions than those for which the structure is known to hold."""
     known = structure.programs
     sums = torch.stack([one.reshape(()) for one in program.indices]) if program.indices else None
-    if ANY_PROGRAM in known:
+    if is_measured_now(structure):
         while len(known) > MAX_PROGRAMS:
             known.pop(next(key for key in known if key != ANY_PROGRAM))
         known[program.value] = sums
-        known.pop(ANY_PROGRAM, None)
         return False
     if program.value not in known:
         return True
     expected = known[program.value]
     if sums is None or expected is None:
         return (sums is None) != (expected is None)
-    return sums.shape != expected.shape or (sums != expected.to(sums.device)).any()
+    if sums.shape != expected.shape:
+        return True
+    other: Tensor = (sums != expected.to(sums.device)).any()
+    return other

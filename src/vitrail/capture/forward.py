@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.attention import AttentionMode, Edit, Gate, GraphGap
 from vitrail.capture.attention_reach import reachable_tokens
 from vitrail.capture.attention_storage import resolve_products, some_weight
@@ -26,7 +27,6 @@ from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError, TargetError
-from vitrail.fast import recordings
 from vitrail.fast.split_products import split_products
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
@@ -115,45 +115,14 @@ class ForwardPass:
             cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
             read: Without a target: the scores whose readout is measured, shape (b,); None for the output.
         """
-        blocks = list(self.blocks)
-        last = ("dZ", len(self.blocks) - 1)
-        skipped = frozenset() if self.ended is None else self.ended.alone
-        wanted = {
-            "dA": lambda i: i not in skipped,
-            "dZ": lambda i: blocks[i].products is not None or ("dZ", i) == last,
-        }
-        nodes = {key: node for key, node in self.nodes.items() if wanted.get(key[0], lambda _: not cut)(key[1])}
-        at_last: Tensor | None = None
-        if target is not None and set(nodes) - {last}:
+        blocks, at_last = list(self.blocks), None
+        if target is not None and set(self._nodes_of(cut)) - {self._last}:
             if not target.requires_grad:
                 raise TargetError(
                     "the target does not depend on the model's attention, so it has no gradient: "
                     "it must be computed from the model's output without detaching it"
                 )
-            self.gate.closed = cut
-            found = torch.autograd.grad(target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True)
-            self.gate.closed = False
-            for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
-                if kind == "dA" and gradient is None:
-                    self._differs("which attention layers the score depends on", True)
-                value = torch.zeros_like(node) if gradient is None else gradient
-                if (kind, index) == last:
-                    at_last = value
-                if kind == "dZ":
-                    products = blocks[index].products
-                    if isinstance(products, RowwiseProducts):
-                        blocks[index] = blocks[index].having(products=products.with_gradient(value))
-                    continue
-                value = value.to(self.dtype)
-                if self.structure.tokens_first and kind in ("dX", "dY"):
-                    value = value.transpose(0, 1)
-                if kind == "dQ":
-                    value = split_heads(value, len(target), self.structure.heads_first)
-                if kind == "dY" and self.features_of is not None:
-                    value = self.features_of(value)
-                if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
-                    value = torch.nn.functional.pad(value, (self.structure.pool_skips, 0))
-                blocks[index] = blocks[index].having(**{kind: value})
+            at_last = self._add_gradients(blocks, target, keep_graph, cut)
         if not self.structure.layers:
             readout = torch.ones(1, device=self.device)
             return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=self.valid)
@@ -165,6 +134,52 @@ class ForwardPass:
             blocks = [_unpadded(block, valid) for block in blocks]
             readout = _among(readout, valid)
         return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=valid)
+
+    @property
+    def _last(self) -> tuple[str, int]:
+        """The node at the last attention's output."""
+        return ("dZ", len(self.blocks) - 1)
+
+    def _nodes_of(self, cut: bool) -> dict[tuple[str, int], Tensor]:
+        """The nodes at which gradients are needed."""
+        skipped = frozenset[int]() if self.ended is None else self.ended.alone
+        found = {}
+        for (kind, i), node in self.nodes.items():
+            others = {"dA": i not in skipped, "dZ": self.blocks[i].products is not None or ("dZ", i) == self._last}
+            if others.get(kind, not cut):
+                found[kind, i] = node
+        return found
+
+    def _add_gradients(self, blocks: list[Block], target: Tensor, keep_graph: bool, cut: bool) -> Tensor | None:
+        """Put the gradients of a target into blocks; returns that at the last attention's output."""
+        nodes, at_last = self._nodes_of(cut), None
+        self.gate.closed = cut
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True
+        )
+        self.gate.closed = False
+        for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
+            if kind == "dA" and gradient is None:
+                self._differs("which attention layers the score depends on", True)
+            value = torch.zeros_like(node) if gradient is None else gradient
+            if (kind, index) == self._last:
+                at_last = value
+            if kind == "dZ":
+                products = blocks[index].products
+                if isinstance(products, RowwiseProducts):
+                    blocks[index] = blocks[index].having(products=products.with_gradient(value))
+                continue
+            value = value.to(self.dtype)
+            if self.structure.tokens_first and kind in ("dX", "dY"):
+                value = value.transpose(0, 1)
+            if kind == "dQ":
+                value = split_heads(value, len(target), self.structure.heads_first)
+            if kind == "dY" and self.features_of is not None:
+                value = self.features_of(value)
+            if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
+                value = torch.nn.functional.pad(value, (self.structure.pool_skips, 0))
+            blocks[index] = blocks[index].having(**{kind: value})
+        return at_last
 
     def _differs(self, reason: str, value: bool | Tensor) -> None:
         if self.evidence is not None:
@@ -212,7 +227,7 @@ class ForwardPass:
         layers = self.structure.layers
         skipped = self.structure.pool_skips
         reached = reachable_tokens(rows, self.allowed, [o.pool for o in layers], skipped, self.structure.tokens)
-        if reached is None or (not recordings.recording() and bool(reached.all())):
+        if reached is None or (not fast.recording() and bool(reached.all())):
             return self.valid
         return reached if self.valid is None else reached & self.valid
 

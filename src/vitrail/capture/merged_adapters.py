@@ -15,9 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.fast import recordings
-from vitrail.fast.known_model import recall, remember
-from vitrail.fast.module_walk import modules_of, once, tensors_of
+from vitrail import fast
 
 #: Modules an adapted layer may be made of.
 _PLAIN = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
@@ -53,7 +51,7 @@ def merged_linears(model: nn.Module) -> Iterator[None]:
                 continue
             found = _effective(module)
             if found is not None:
-                recordings.keep(*found)
+                fast.keep(*found)
                 module.__dict__["forward"] = _linear(*found)
                 changed.append(module)
         yield
@@ -71,10 +69,10 @@ def _linear(weight: Tensor, bias: Tensor) -> Any:
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
     """Modules made of linear layers alone that hold more parameters than one linear layer; the outermost of them."""
-    modules = [(id(module), type(module)) for module in modules_of(model)]
-    kept: tuple[Any, list[nn.Module]] | None = recall(model, "adapted layers")
+    modules = [(id(module), type(module)) for module in fast.modules_of(model)]
+    kept: tuple[Any, list[nn.Module]] | None = fast.recall(model, "adapted layers")
     if kept is None or kept[0] != modules:
-        kept = remember(model, "adapted layers", (modules, _search(model)))
+        kept = fast.remember(model, "adapted layers", (modules, _search(model)))
     assert kept is not None
     return kept[1]
 
@@ -106,18 +104,18 @@ def _effective(module: nn.Module) -> _Weights | None:
 
     What is known from an earlier call is compared with the layer itself on one random row, in each call.
     """
-    return once("adapter", module, _confirmed)
+    return fast.call_cache("adapter", module, _confirmed)
 
 
 def _confirmed(module: nn.Module) -> _Weights | None:
-    tensors = tensors_of(modules_of(module))
+    tensors = fast.tensors_of(fast.modules_of(module))
     state = (
         tuple((id(t), t._version if not t.is_inference() else 0) for t in tensors),  # noqa: SLF001
         tuple(sorted((k, str(v)) for k, v in vars(module).items() if isinstance(v, bool | int | float | str | list))),
     )
-    kept: tuple[Any, _Weights | None] | None = recall(module, "adapters")
+    kept: tuple[Any, _Weights | None] | None = fast.recall(module, "adapters")
     if kept is None or kept[0] != state or not _holds(module, kept[1]):
-        kept = remember(module, "adapters", (state, _measure(module)))
+        kept = fast.remember(module, "adapters", (state, _measure(module)))
     assert kept is not None
     return kept[1]
 
@@ -128,7 +126,7 @@ def _holds(module: nn.Module, weights: _Weights | None) -> bool:
     A layer that is no such map runs as it is, so there is nothing to confirm. While a pass is recorded nothing is read
     from the device: the same call has run the pass before.
     """
-    if weights is None or recordings.recording():
+    if weights is None or fast.recording():
         return True
     weight, bias = weights
     row = torch.randn(1, weight.shape[1], generator=torch.Generator().manual_seed(7)).to(weight)

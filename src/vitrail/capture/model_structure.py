@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import Tensor
 
@@ -102,7 +103,7 @@ class ModelStructure:
     given: Layout = field(default_factory=Layout)
     owners: Tensor | None = field(default=None, compare=False, repr=False)
     overlapping: bool = False
-    programs: dict[int, Tensor | None] = field(default_factory=dict, compare=False, repr=False)
+    programs: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_facts(self, other: ModelStructure) -> bool:
         """Whether another measurement found the same; the numbers of its checks may differ."""

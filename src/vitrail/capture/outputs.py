@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import any_output, logits_of
 from vitrail.capture.operators import NORM
 from vitrail.capture.recogniser import FOLD, MATMUL, SAME
-from vitrail.fast.known_model import recall, remember
 
 #: Functions that select or average tokens: an output made by one of them is a feature vector.
 _POOLING = {
@@ -43,12 +43,12 @@ def output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
     """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
     kind = _output_kind(model, output, makers)
     scores = logits_of(output)
-    remember(model, "outputs", (kind, None if scores is None else int(scores.shape[1])))
+    fast.remember(model, "outputs", (kind, None if scores is None else int(scores.shape[1])))
     return kind
 
 
 def _known_kind(model: nn.Module) -> str | None:
-    known: tuple[str, int | None] | None = recall(model, "outputs")
+    known: tuple[str, int | None] | None = fast.recall(model, "outputs")
     return None if known is None else known[0]
 
 
@@ -113,7 +113,7 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
 
 def output_count(model: nn.Module) -> int | None:
     """Number of class scores of a model whose structure was read, or None."""
-    known: tuple[str, int | None] | None = recall(model, "outputs")
+    known: tuple[str, int | None] | None = fast.recall(model, "outputs")
     return None if known is None else known[1]
 
 

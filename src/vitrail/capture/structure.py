@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of, unwrap
@@ -28,13 +29,11 @@ from vitrail.capture.structure_checks import (
 )
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, ModelError, TargetError
-from vitrail.fast import split_products
-from vitrail.fast.known_model import forget_module, recall, remember
 from vitrail.fast.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
-#: Stands among the programs of a structure that was just measured: whatever the next pass does confirms it.
+#: Stands among the programs of a structure for the call in which it was measured, whose passes confirm it.
 ANY_PROGRAM = 0
 
 
@@ -69,20 +68,20 @@ def read_structure(
             layout,
             callable(target),
         )
-        known: ModelStructure | None = recall(model, "structure", key)
+        known: ModelStructure | None = fast.recall(model, "structure", key)
         if known is not None and not fresh:
             return known
         measured = _measure(model, model_inputs, layout or Layout(), target)
         if known is not None and known.same_facts(measured):
             measured.programs.update(known.programs)
-        measured.programs[ANY_PROGRAM] = None
-        remember(model, "structure", measured, key)
+        measured.programs[ANY_PROGRAM] = fast.current_call()
+        fast.remember(model, "structure", measured, key)
         return measured
 
 
 def is_measured_now(structure: ModelStructure) -> bool:
-    """Whether no pass has used a structure since it was measured."""
-    return ANY_PROGRAM in structure.programs
+    """Whether a structure was measured in the call under way."""
+    return structure.programs.get(ANY_PROGRAM, ANY_PROGRAM) is fast.current_call()
 
 
 def forget(model: Any) -> None:
@@ -102,7 +101,7 @@ def forget(model: Any) -> None:
         >>> vitrail.forget(model)
     """
     module = model if isinstance(model, nn.Module) else model.module
-    forget_module(unwrap(module))
+    fast.forget_module(unwrap(module))
 
 
 def _version(model: nn.Module) -> int:
@@ -120,7 +119,7 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     cuda = torch.backends.cuda
     switches: tuple[Any, ...] = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
     kernels = tuple(switch() for switch in switches)
-    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, split_products.switched_on())
+    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, fast.split_products_enabled())
     return (cast, kernels, exact, torch.are_deterministic_algorithms_enabled())
 
 

@@ -55,7 +55,8 @@ def order_differs(values: Tensor, leaf: Tensor, owners: Tensor, overlapping: boo
     sums = torch.stack([counted & other, counted, inside.expand_as(silent)]).double().flatten(2)
     by_token = torch.zeros(*sums.shape[:2], n, dtype=torch.float64, device=leaf.device)
     moved, seen, known = by_token.index_add_(2, place.flatten(), sums)
-    return ((moved > 0.5 * seen) | ((known > 0) & (seen == 0))).any()
+    other_order: Tensor = ((moved > 0.5 * seen) | ((known > 0) & (seen == 0))).any()
+    return other_order
 
 
 def _base(like: Tensor) -> int:

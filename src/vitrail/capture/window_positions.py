@@ -13,13 +13,13 @@ from math import isqrt
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import ALL, Block, Trace
 from vitrail.errors import NotApplicableError
-from vitrail.fast.known_model import recall, remember
 
 Places = tuple[Tensor, ...]
 
@@ -32,7 +32,7 @@ def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStr
     Returns:
         For each block, indices into the patches of its grid, shape (windows, rows); −1 where a window is padded.
     """
-    known: tuple[ModelStructure, Places] | None = recall(model, "window positions", model_inputs.shape)
+    known: tuple[ModelStructure, Places] | None = fast.recall(model, "window positions", model_inputs.shape)
     if known is None or known[0] is not structure:
         image = model_inputs.image
         assert image is not None
@@ -44,7 +44,7 @@ def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStr
             model, one.swap(first, noise), structure, [{"Y": ALL, "stream": ALL, "value_path": ALL}]
         ) as seen:
             places = tuple(_places(block, structure) for block in seen.trace().blocks)
-        known = remember(model, "window positions", (structure, places), model_inputs.shape)
+        known = fast.remember(model, "window positions", (structure, places), model_inputs.shape)
     assert known is not None
     return known[1]
 

@@ -116,7 +116,7 @@ def forget_module(model: nn.Module) -> None:
             _store.models.pop(module, None)
         for listener in _store.listeners:
             listener(model)
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 

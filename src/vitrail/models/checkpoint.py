@@ -12,9 +12,8 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.errors import WeightsError
-from vitrail.fast.known_model import recall, remember
-from vitrail.fast.module_walk import weights_of, weights_state
 
 _WRAPPER_KEYS = ("state_dict", "model_state_dict", "model", "model_ema", "module", "net")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -142,7 +141,7 @@ class WeightsHash:
 
     def __init__(self, model: nn.Module) -> None:
         self._model: ref[nn.Module] | None = ref(model)
-        self._state = weights_state(model)
+        self._state = fast.weights_state(model)
         self._sample = _sample(model)
         self._digest: str | None = None
 
@@ -150,18 +149,18 @@ class WeightsHash:
         """The hash in hexadecimal digits, or None if it cannot be computed any more."""
         model = None if self._model is None else self._model()
         if self._digest is None and model is not None and self._is_unchanged(model):
-            known: tuple[Any, Tensor, str] | None = recall(model, "weights hash")
+            known: tuple[Any, Tensor, str] | None = fast.recall(model, "weights hash")
             if known is None or known[0] != self._state or not known[1].equal(self._sample):
                 try:
                     known = (self._state, self._sample, _sha256(model))
                 except (RuntimeError, TypeError):  # tensors without plain bytes, such as quantised ones
                     return None
-                remember(model, "weights hash", known)
+                fast.remember(model, "weights hash", known)
             self._digest = known[2]
         return self._digest
 
     def _is_unchanged(self, model: nn.Module) -> bool:
-        return weights_state(model) == self._state and _sample(model).equal(self._sample)
+        return fast.weights_state(model) == self._state and _sample(model).equal(self._sample)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_model": None, "_state": None, "_sample": None, "_digest": self.hexdigest()}
@@ -176,10 +175,10 @@ def _sample(model: nn.Module) -> Tensor:
 
     On a GPU the norm of each tensor, by one kernel for all; on the CPU values at equal distances, which are faster.
     """
-    tensors = [t.detach() for t in weights_of(model) if t.is_floating_point() and t.numel() and not t.is_meta]
+    tensors = [t.detach() for t in fast.weights_of(model) if t.is_floating_point() and t.numel() and not t.is_meta]
     try:
         if tensors and all(t.is_cuda for t in tensors):
-            return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])
+            return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])  # noqa: SLF001
         picked = [t.reshape(-1)[:: max(1, t.numel() // _SAMPLES)].float() for t in tensors if not t.is_sparse]
         return torch.cat([one.nan_to_num() for one in picked]) if picked else torch.zeros(0)
     except (RuntimeError, NotImplementedError):  # tensors of a kind that has no such values

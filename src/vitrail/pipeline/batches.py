@@ -1,4 +1,4 @@
-"""Explanations of a batch of inputs, and how inputs are split into batches and explanations joined."""
+"""Run a request in batches: split the inputs, explain each batch, and join the explanations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
-from vitrail.errors import OptionError
+from vitrail.errors import OptionError, StructureDiffersError
 from vitrail.inputs.targets import Target, target_labels
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explanation import Explanation, number_groups_alike
+from vitrail.pipeline.prepared_model import measured_again
 from vitrail.pipeline.recorded_batch import recorded_batch
-from vitrail.pipeline.shared_pass import BatchJob, compute_batch
+from vitrail.pipeline.shared_pass import BatchJob, ComputedBatch, compute_batch
 
 
 def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
@@ -37,28 +38,51 @@ def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) ->
 
 def explain_batch(job: BatchJob) -> dict[str, Explanation]:
     """Run all methods on one batch; on a GPU by a recorded pass where there is one."""
-    early = job.settings.early
-    started = early.started if early is not None and early.started is not None else perf_counter()
-    computed = recorded_batch(job)
-    if computed is None:
-        computed = compute_batch(job)
-    spent = perf_counter() - started - sum(computed.own.values())
-    structure = job.settings.shown(job.structure)
+    started = perf_counter()
+    try:
+        job, computed = _confirmed(job)
+    except StructureDiffersError:
+        # What differs between the inputs of a batch is found for each of them alone.
+        if job.prepared.inputs.batch == 1 or callable(job.target):
+            raise
+        pieces = [
+            explain_batch(replace(job, prepared=job.prepared.with_inputs(piece), target=target))
+            for piece, target in split_inputs(job.prepared.inputs, job.target, 1)
+        ]
+        if any(len({piece[one.label].grid.shape for piece in pieces}) > 1 for one in job.methods):
+            raise
+        return {one.label: join_batches([piece[one.label] for piece in pieces]) for one in job.methods}
+    spent = perf_counter() - started - sum(computed.method_seconds.values())
+    prepared = job.prepared
     common: dict[str, Any] = {
         "targets": computed.classes, "groups": computed.groups, "logits": computed.logits,
         "target_labels": target_labels(job.target),
-        "model": job.about.name, "classes": job.about.classes,
-        "images": job.model_inputs.image, "structure": dict(structure.rows()),
-        "preprocess": job.about.preprocess if isinstance(job.about.preprocess, Preprocess) else None,
+        "model": prepared.loaded.name, "classes": prepared.loaded.classes,
+        "images": prepared.inputs.image, "structure": dict(prepared.shown_structure.rows()),
+        "preprocess": prepared.loaded.preprocess if isinstance(prepared.loaded.preprocess, Preprocess) else None,
     }  # fmt: skip
     return {
         one.label: Explanation(
             method=one.label, title=one.method.title, maps=maps, grid=grid, constant=constant, options=one.options,
-            signed=one.method.is_signed(one.options), seconds=spent + computed.own[one.label],
-            intermediates=_merge(computed.parts[one.label]), **common,
+            signed=one.method.is_signed(one.options), seconds=spent + computed.method_seconds[one.label],
+            intermediates=_merge(computed.intermediates[one.label]), **common,
         )
         for one, (maps, grid, constant) in zip(job.methods, computed.maps, strict=True)
     }  # fmt: skip
+
+
+def _confirmed(job: BatchJob) -> tuple[BatchJob, ComputedBatch]:
+    """The results, with the job whose structure they confirm: where the known one does not hold, it is measured again.
+
+    Raises:
+        StructureDiffersError: The structure that was just measured does not hold for the whole batch.
+    """
+    try:
+        return job, recorded_batch(job) or compute_batch(job)
+    except StructureDiffersError:
+        stitch = job.prepared.window_positions is not None
+        again = replace(job, prepared=measured_again(job.prepared, job.target, job.methods, stitch))
+        return again, compute_batch(again)
 
 
 def join_batches(pieces: list[Explanation]) -> Explanation:
