@@ -12,10 +12,10 @@ from vitrail.fast.recordings import count as count_recordings
 from vitrail.fast.recordings import forget as forget_recordings
 from vitrail.fast.recordings import keep, log_reason, recordable, recording
 from vitrail.fast.recordings import run as run_recorded
-from vitrail.fast.split_products import split_products
+from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
 from vitrail.fast.switches import plain as fast_paths_disabled
-from vitrail.fast.unchanged import current_call, one_call, unchanged
+from vitrail.fast.unchanged import changed, current_call, one_call, unchanged
 
 on_forget(forget_recordings)
 
@@ -23,6 +23,7 @@ __all__ = [
     "TABLES",
     "cached_per_call",
     "call_cache",
+    "changed",
     "count_recordings",
     "current_call",
     "fast_paths_disabled",
@@ -39,10 +40,10 @@ __all__ = [
     "remember",
     "run_recorded",
     "sizes",
-    "split_products",
     "split_products_enabled",
     "tensors_of",
     "unchanged",
     "weights_of",
     "weights_state",
+    "with_split_products",
 ]
