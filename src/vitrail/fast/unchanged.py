@@ -47,9 +47,9 @@ def one_call() -> Iterator[None]:
         _call.state = outer
 
 
-def current_call() -> object | None:
+def current_call() -> State | None:
     """An object that stands for the call that this thread is in, or None outside of one."""
-    return _calls.promise
+    return _call.state
 
 
 @contextmanager
