@@ -363,6 +363,8 @@ class Probe:
                 "gradient instead"
             )
         if value.dim() == 4:
+            if self.structure.layers:
+                check_feature_order(self.model, self.model_inputs, self.structure, 0, (value.shape[1], value.shape[2]))
             return value.permute(0, 3, 1, 2)
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
         layout = self.structure.layout

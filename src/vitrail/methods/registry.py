@@ -179,6 +179,12 @@ class Method:
         attention = self.applies.reads == "attention"
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+        if self.applies.reads == "features" and structure.members > 1:
+            raise NotApplicableError(
+                f"{self.name} does not apply to {structure.model}: {structure.members} encoders side by side compute "
+                "its output, as in an ensemble, and this method reads the features of one; explain one of them, or use "
+                "rise, occlusion or an input gradient"
+            )
         kind = kind_of(structure)
         reason = self.reason_against(kind)
         if reason is not None:
