@@ -21,9 +21,7 @@ def main() -> int:
     """Run all changes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu", help="cpu, cuda, …")
-    parser.add_argument(
-        "--calls", type=int, default=4, help="explanations before the change, so that passes are recorded"
-    )
+    parser.add_argument("--calls", type=int, default=4, help="calls before the change, so that passes are recorded")
     parser.add_argument("--only", default="", help="changes whose name holds this text")
     parser.add_argument("--alone", action="store_true", help="also each method in calls of its own, as users call it")
     chosen = parser.parse_args()

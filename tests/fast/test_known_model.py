@@ -55,7 +55,7 @@ def test_threads_share_the_store():
                 known_model.remember(model, "structure", i, (start, i % 40))
                 known_model.recall(model, "structure", (start, i % 7))
                 known_model.sizes()
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - any error fails the test
             errors.append(error)
 
     threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
