@@ -309,7 +309,8 @@ def forward_pass(
     whole_graph = whole_graph or (confirm and structure.calls != len(layers))
     leaf = None
     if start is not None and (from_pixels or whole_graph or any(kind in by_call for kind in _FROM_THE_INPUT)):
-        leaf = start.detach().clone().requires_grad_()
+        with torch.inference_mode(False):
+            leaf = start.detach().clone().requires_grad_()
         model_inputs = model_inputs.swap(start, leaf)
     program = Program(model_inputs.tensors) if confirm else None
     mode = AttentionMode(
