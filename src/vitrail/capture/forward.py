@@ -27,7 +27,6 @@ from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError, TargetError
-from vitrail.fast.split_products import split_products
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
@@ -249,8 +248,19 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure: As read from it.
     """
     device = model_inputs.tensors[0].device
-    with frozen(model), torch.no_grad(), split_products(device):
+    with frozen(model), torch.no_grad(), fast.with_split_products(device):
         output = run_model(model, model_inputs)
+    return output_pass(model, model_inputs, structure, output)
+
+
+def output_pass(
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
+    output: Any,
+    evidence: PassEvidence | None = None,
+) -> ForwardPass:
+    """A forward pass of which nothing but the output, and what confirms the structure, is known."""
     return ForwardPass(
         output,
         class_logits(model, output),
@@ -259,9 +269,10 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure,
         structure.layers[-1].size[0] if structure.layers else 0,
         method_dtype(model),
-        device,
+        model_inputs.tensors[0].device,
         Gate(),
         model_inputs.valid,
+        evidence=evidence,
     )
 
 
@@ -327,7 +338,7 @@ def forward_pass(
     )  # fmt: skip
     device = model_inputs.tensors[0].device
     with frozen(model):
-        with split_products(device), mode:
+        with fast.with_split_products(device), mode:
             output = run_model(model, model_inputs)
         torch.set_grad_enabled(True)  # where the pass built a graph at its ends alone
         evidence = None if program is None else PassEvidence(program, mode.values, leaf)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.removal import (
@@ -27,7 +28,6 @@ from vitrail.capture.removal import (
     mask_tokens,
 )
 from vitrail.errors import ModelError, NotApplicableError, OptionError
-from vitrail.fast.split_products import split_products
 from vitrail.methods.probe import Probe
 
 #: Side of a patch, in pixels, of models without one grid.
@@ -122,7 +122,7 @@ class CoalitionGame:
         removal = self.removal
         if removal == "tokens" and not bool(kept.any()) and not self._supports_empty:
             removal = "fill"  # the model averages its patches, so it needs at least one
-        with frozen(self.probe.model), torch.no_grad(), split_products(kept.device):
+        with frozen(self.probe.model), torch.no_grad(), fast.with_split_products(kept.device):
             output = self._output(removal, kept, owner)
             values = self.probe.scorer(output, owner, self.probe.score)
         self.probe.advance(len(kept))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
-from vitrail.fast.switches import plain
+from vitrail.fast import fast_paths_disabled
 from vitrail.methods._blocks import blocks_needed, chosen_block
 from vitrail.methods._masks import FeatureMasks, agglomerate, joined, mean_similarity, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
@@ -212,7 +212,7 @@ def _debiased(
     def difference(M: Tensor, Z: Tensor) -> Tensor:
         hidden = (1 - M) * Z
         pair = ((image * M + hidden).to(image.dtype), (image + hidden).to(image.dtype))
-        if 2 * len(M) <= probe.most and not plain():  # one forward pass for both
+        if 2 * len(M) <= probe.most and not fast_paths_disabled():  # one forward pass for both
             behind, before_mask = probe.scores(torch.cat(pair), i).chunk(2)
         else:
             behind, before_mask = (probe.scores(images, i) for images in pair)
