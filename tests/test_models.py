@@ -10,7 +10,8 @@ from torch import nn
 
 import vitrail
 from vitrail.capture.forward import forward_pass
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL, TENSOR_KINDS
 from vitrail.errors import MapWarning

@@ -14,8 +14,9 @@ from vitrail.capture.attention import AttentionMode, Edit, Gate
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
 from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.inputs import any_output, logits_of
 from vitrail.capture.operators import NORM
+from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.recogniser import FOLD, MATMUL, SAME
 
 #: Functions that select or average tokens: an output made by one of them is a feature vector.
@@ -44,23 +44,41 @@ def maker(makers: Makers, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
 def output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
     """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
     kind = _output_kind(model, output, makers)
-    _kinds[model] = kind
-    scores = logits_of(output)
+    scores = logits_of(output, stated_count(model))
     _counts[model] = None if scores is None else int(scores.shape[1])
+    remember_kind(model, kind)
     return kind
 
 
+def remember_kind(model: nn.Module, kind: str) -> None:
+    """Note what the part of the output that is read in this call holds, for `class_logits`."""
+    _kinds[model] = kind
+
+
+def stated_count(model: nn.Module) -> int | None:
+    """Number of classes that a model states: ``num_classes``, or ``num_labels`` of its config.
+
+    Example:
+        >>> from vitrail.testing import tiny_vit
+        >>> stated_count(tiny_vit()), stated_count(nn.Identity())
+        (5, None)
+    """
+    stated = getattr(model, "num_classes", None)
+    stated = getattr(getattr(model, "config", None), "num_labels", None) if stated is None else stated
+    return stated if isinstance(stated, int) and stated >= 0 else None
+
+
 def _output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
-    scores = logits_of(output)
+    stated = stated_count(model)
+    scores = logits_of(output, stated)
     if scores is None:
         return "scores"
-    found = maker(makers, any_output(output))
+    found = maker(makers, scores)
     func, args = found if found is not None else (None, ())
     if func in _SIGMOID and scores.shape[1] > 0:
         return "sigmoid"
     if is_probabilities(scores):
         return "probabilities"
-    stated = getattr(model, "num_classes", getattr(getattr(model, "config", None), "num_labels", None))
     if stated == scores.shape[1] or not isinstance(output, Tensor):
         return "scores"
     projected = func in MATMUL and any(isinstance(a, nn.Parameter) and a.dim() == 2 for a in args)
@@ -96,7 +114,7 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
         >>> class_logits(nn.Identity(), torch.tensor([[0.25, 0.75]])).softmax(1)
         tensor([[0.2500, 0.7500]])
     """
-    scores = logits_of(output)
+    scores = logits_of(output, stated_count(unwrap(model)))
     kind = _kinds.get(model)
     kind = _kinds.get(unwrap(model)) if kind is None else kind
     if kind is None:

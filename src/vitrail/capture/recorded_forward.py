@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import class_logits, output_count
 from vitrail.capture.trace import Needs
 from vitrail.fast import recordings

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
-from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
 from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
 from vitrail.capture.model_structure import AttentionLayer, ModelStructure
-from vitrail.capture.outputs import output_kind
+from vitrail.capture.output_tensors import any_output
+from vitrail.capture.outputs import output_kind, remember_kind
 from vitrail.capture.residual import ResidualStream
 from vitrail.capture.structure_checks import (
     ALL_CALLS,
@@ -55,6 +56,8 @@ def read_structure(
         known = _known.setdefault(model, {})
         key = (
             model_inputs.shape,
+            model_inputs.signature,
+            model_inputs.reading,
             tuple((t.dtype, t.device) for t in model_inputs.tensors),
             _version(model),
             _arithmetic(model_inputs.tensors),
@@ -65,6 +68,7 @@ def read_structure(
             if len(known) >= 32:
                 known.clear()
             known[key] = _measure(model, model_inputs.select(slice(0, 1)), layout or Layout(), target)
+        remember_kind(model, known[key].outputs)
         return known[key]
 
 

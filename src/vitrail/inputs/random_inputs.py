@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output, logits_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import run_model
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import ModelError, NotApplicableError, OptionError
 from vitrail.fast.split_products import split_products
@@ -153,9 +153,11 @@ class CoalitionGame:
             self._runs[removal] = CoalitionGame._shortened
             self._empty = bool(probe.structure.layout.prefix)
         elif removal == "tokens":
-            dropper = TokenDropper(probe.model, probe.images, probe.structure.layout)
+            dropper = TokenDropper(probe.model, probe.model_inputs, probe.structure.layout)
             self._empty = dropper.supports_empty
-            self._runs[removal] = lambda game, kept, owner: dropper(game.probe.images[owner], _indices(kept))
+            self._runs[removal] = lambda game, kept, owner: dropper(
+                game.probe.fed(game.probe.images[owner], owner), _indices(kept)
+            )
         elif removal == "mask" and self.text:
             if "attention_mask" not in signature(probe.model.forward).parameters:
                 raise NotApplicableError(f"{probe.structure.model} takes no attention_mask: use removal='fill'")
@@ -190,7 +192,7 @@ class CoalitionGame:
 
     def _shortened(self, kept: Tensor, owner: Tensor) -> Any:
         """Texts without the tokens of absent players."""
-        inputs = _picked(self.probe.model_inputs, owner)
+        inputs = self.probe.model_inputs.take(owner)
         words = inputs.words
         assert words is not None
         prefix = self.probe.structure.layout.prefix or 0
@@ -199,15 +201,13 @@ class CoalitionGame:
         present = present if valid is None else present & valid
         index = _indices(present)
 
-        def cut(value: Any) -> Any:
-            same = isinstance(value, Tensor) and value.shape[:2] == words.shape
-            return value.gather(1, index) if same else value
+        def cut(tensor: Tensor) -> Tensor:
+            return tensor.gather(1, index) if tensor.shape == words.shape else tensor
 
-        fewer = replace(inputs, args=tuple(map(cut, inputs.args)), kwargs={k: cut(v) for k, v in inputs.kwargs.items()})
-        return run_model(self.probe.model, fewer)
+        return run_model(self.probe.model, inputs.changed(cut))
 
     def _text_masked(self, kept: Tensor, owner: Tensor) -> Any:
-        inputs = _picked(self.probe.model_inputs, owner)
+        inputs = self.probe.model_inputs.take(owner)
         words = inputs.words
         assert words is not None
         prefix = self.probe.structure.layout.prefix or 0
@@ -240,13 +240,3 @@ class CoalitionGame:
 def _indices(kept: Tensor) -> Tensor:
     """Indices of the kept patches of each row, which has equally many of them: (N, S) to (N, m)."""
     return kept.nonzero()[:, 1].view(len(kept), -1)
-
-
-def _picked(inputs: ModelInputs, owner: Tensor) -> ModelInputs:
-    """Some of the texts by index, any of them as often as it is named."""
-    batch = inputs.batch
-
-    def index(value: Any) -> Any:
-        return value[owner] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
-
-    return ModelInputs(tuple(map(index, inputs.args)), {k: index(v) for k, v in inputs.kwargs.items()})

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from functools import partial
 from time import perf_counter
 from typing import Any, overload
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -17,9 +18,11 @@ from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import OutputChoice, OutputReading
+from vitrail.capture.score_function import doubt_about_scores, score_function
 from vitrail.capture.structure import read_structure
 from vitrail.capture.window_positions import find_places
-from vitrail.errors import MapWarning, NotApplicableError, OptionError, TargetError
+from vitrail.errors import GuessWarning, MapWarning, NotApplicableError, OptionError, TargetError
 from vitrail.fast.module_walk import looks_once
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.inputs.targets import Target, similarity, target_count
@@ -52,7 +55,8 @@ def explain(
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
-    tokenizer: Any = ...,
+    tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
+    scores: str | None = ...,
     **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
@@ -64,7 +68,8 @@ def explain(
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
-    tokenizer: Any = ...,
+    tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
+    scores: str | None = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -89,6 +94,10 @@ def explain(
     progress: Progress = None,
     advance: Callable[[int], None] = lambda _: None,
     tokenizer: Any = None,
+    roles: Mapping[str, str] | None = None,
+    of: str | None = None,
+    output: OutputChoice = None,
+    scores: str | None = None,
     **options: Any,
 ) -> Explanation | Explanations:
     """Compute relevance maps for a model's output.
@@ -129,6 +138,16 @@ def explain(
         tokenizer: For texts: the model's fast Hugging Face tokenizer, or `vitrail.text.TokenizerSettings`, which
             also say how token scores become word scores and how long texts are split. The result's ``text`` has a
             score for each word.
+        roles: What tensors of the inputs are, by name, where that was not found out: "image", "video", "patches",
+            "spectrogram", "series", "tokens", "positions", "mask", "shared" (by all examples) or "other". ``vitrail
+            doctor`` shows what was found.
+        of: Name of the tensor that is explained, where the inputs have several images or texts. By default the first
+            image in the order of forward's parameters; without images the first video, and so on in the order of
+            ``roles``.
+        output: Which part of the model's output holds the class scores, where there are several: a name, an index, or a
+            function of the output. A target that is a function gets this part.
+        scores: What turns the scores into probabilities: "softmax", "sigmoid" (several labels an image) or "identity"
+            (a regression). By default what the model states, see ``scores`` of the result.
         **options: Options of ``method``.
 
     Returns:
@@ -143,7 +162,9 @@ def explain(
     """
     requested = requested_methods(method, methods, options)
     usual = batch_size is None and layout is None and smooth is None and tokenizer is None and not (keep or stitch)
-    early = early_replay(model, requested, target, tensor_inputs(inputs)) if usual else None
+    reading = OutputReading(output, scores)
+    usual = usual and roles is None and of is None and reading == OutputReading()
+    early = early_replay(model, requested, target, tensor_inputs(inputs, model)) if usual else None
     _check_arguments(method, target, batch_size, keep)
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
     if smoothing is not None and keep:
@@ -165,6 +186,7 @@ def explain(
 
         def run_texts(ready: Mapping[str, Tensor], aimed: Target) -> Explanations:
             given = {"target": aimed, "layout": layout, "keep": keep, "progress": progress, "advance": advance}
+            given |= {"output": output, "scores": scores}
             return explain(about, ready, methods=requested, **given)  # type: ignore[no-any-return,call-overload]
 
         settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
@@ -176,7 +198,7 @@ def explain(
         found = _finished(found, TextSource(about, texts, settings, predict, again), check, advance)
         return Explanations(found) if methods is not None else found[jobs[0].label]
     ready = None if early is None else early.inputs_for(about.module)
-    model_inputs = to_model_inputs(inputs, about) if ready is None else ready
+    model_inputs = to_model_inputs(inputs, about, roles, of, reading) if ready is None else ready
     if usual and early is None:
         early = early_replay(model, requested, target, model_inputs)
     structure = read_structure(about.module, model_inputs, layout, target if callable(target) else None)
@@ -199,11 +221,13 @@ def explain(
                 for piece, aimed in split_inputs(model_inputs, target, batch_size)
             ]
             found = {one.label: join_batches([piece[one.label] for piece in pieces]) for one in jobs}
+    _warn_about_scores(about.module, structure, model_inputs, target, found[jobs[0].label].logits)
     found = _with_provenance(found, inputs, about)
+    call_reading = {"roles": roles, "of": of, "output": output, "scores": scores}
     again = partial(
         _explain_again,
         about,
-        {"layout": layout, "batch_size": batch_size, "stitch": stitch}
+        {"layout": layout, "batch_size": batch_size, "stitch": stitch, **call_reading}
         | ({} if smoothing is None else smoothing.settings()),
     )
     source = MapSource(about, model_inputs, structure, target if callable(target) else None, again)
@@ -310,6 +334,22 @@ def _check_methods(
         # What a method needs is not found either where the model's numbers are not finite.
         check_finite(about.module, forward_only(about.module, model_inputs, structure).logits)
         raise
+
+
+_looked_at: WeakSet[nn.Module] = WeakSet()
+
+
+def _warn_about_scores(
+    model: nn.Module, structure: ModelStructure, model_inputs: ModelInputs, target: Target, logits: Tensor | None
+) -> None:
+    """Warn, once a model, if its scores may not be those of a softmax; with a GPU this waits for the results."""
+    if logits is None or callable(target) or model in _looked_at:
+        return
+    _looked_at.add(model)
+    function = score_function(model, structure.outputs, model_inputs.reading.scores, int(logits.shape[1]))
+    doubt = doubt_about_scores(model, function, logits)
+    if doubt is not None:
+        warnings.warn(doubt, GuessWarning, stacklevel=4)
 
 
 def _warn(found: Mapping[str, Explanation]) -> None:

@@ -46,6 +46,7 @@ def explain_batch(job: BatchJob) -> dict[str, Explanation]:
     structure = job.settings.shown(job.structure)
     common: dict[str, Any] = {
         "targets": computed.classes, "groups": computed.groups, "logits": computed.logits,
+        "scores": computed.scores,
         "target_labels": target_labels(job.target),
         "model": job.about.name, "classes": job.about.classes,
         "images": job.model_inputs.image, "structure": dict(structure.rows()),

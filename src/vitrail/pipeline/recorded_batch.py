@@ -14,6 +14,7 @@ from vitrail.capture.early_replay import class_tensor
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import output_count
 from vitrail.capture.recorded_forward import pays
+from vitrail.capture.score_function import score_function
 from vitrail.fast import recordings
 from vitrail.inputs.targets import resolve_target, top_count
 from vitrail.pipeline.shared_pass import BatchJob, ComputedBatch, ResultFlags, compute_batch
@@ -43,7 +44,18 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
         tensors = [*tensors, class_tensor(rows, tensors[0].device)]
     rest = [value for value in (*model_inputs.args, *model_inputs.kwargs.values()) if not isinstance(value, Tensor)]
     methods = tuple((one.label, one.method.compute, repr(one.options)) for one in job.methods)
-    key = (id(structure), target if not named else "classes", run.most, methods, tuple(model_inputs.kwargs), repr(rest))
+    count = output_count(about.module)
+    scores = score_function(about.module, structure.outputs, model_inputs.reading.scores, count).name
+    key = (
+        id(structure),
+        target if not named else "classes",
+        run.most,
+        methods,
+        tuple(model_inputs.kwargs),
+        repr(rest),
+        scores,
+        model_inputs.signature,
+    )
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ModelStructure]]:
         own, evaluated = model_inputs, list[int]()
@@ -69,7 +81,9 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
         run.advance(evaluated)
     labels = [one.label for one in job.methods]
     triples = list(zip(maps[::3], maps[1::3], maps[2::3], strict=True))
-    return ComputedBatch(triples, classes, (), logits, dict.fromkeys(labels, 0.0), {label: [] for label in labels})
+    return ComputedBatch(
+        triples, classes, (), logits, dict.fromkeys(labels, 0.0), {label: [] for label in labels}, scores
+    )
 
 
 def _obstacle(job: BatchJob) -> str | None:
@@ -82,6 +96,8 @@ def _obstacle(job: BatchJob) -> str | None:
         return "attention of windows is stitched"
     if callable(job.target):
         return "the target is a function"
+    if job.model_inputs.reading.output is not None:
+        return "a part of the output is chosen"
     if not pays(job.structure, job.model_inputs.batch, some_weight(job.about.module).dtype):
         return "computing takes much longer than launching"
     if output_count(job.about.module) is None:

@@ -18,6 +18,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recorded_forward import recorded_pass
+from vitrail.capture.score_function import score_function
 from vitrail.capture.trace import Needs, Trace
 from vitrail.capture.window_positions import Places, stitched_layout
 from vitrail.capture.window_positions import stitch as join_windows
@@ -124,6 +125,7 @@ class ComputedBatch:
         logits: What the model said, shape (b, C), or None.
         own: Seconds of each method.
         parts: Notes of each method.
+        scores: What turns the logits into probabilities.
     """
 
     maps: list[tuple[Tensor, Tensor, Tensor]]
@@ -132,6 +134,7 @@ class ComputedBatch:
     logits: Tensor | None
     own: dict[str, float]
     parts: dict[str, list[dict[str, Any]]]
+    scores: str = "softmax"
 
 
 def most_images(structure: ModelStructure, device: torch.device) -> int:
@@ -163,7 +166,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             open_pass = forward_only if alone else partial(_forward, stack, needs)
             shared = open_pass(about.module, model_inputs, structure)
         logits = class_logits(about.module, shared.output)
-        aimed = _aimed(target, classes, shared.output, model_inputs.batch, about.classes, logits)
+        scores = score_function(about.module, structure.outputs, model_inputs.reading.scores, _count(logits)).name
+        aimed = _aimed(target, classes, shared.output, model_inputs.batch, about.classes, logits, scores)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
         # is one with a graph, which would stay in memory.
         again = not by_trace and not torch.is_autocast_enabled(model_inputs.tensors[0].device.type)
@@ -203,16 +207,26 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             relevance[one.label] = list(_timed(one, None, probe, own, parts, run).unbind(1))
     joined = {label: torch.stack(r, 1) for label, r in relevance.items()}
     maps = _finish(methods, joined, run.shown(structure), model_inputs)
-    return ComputedBatch(maps, aimed.classes, aimed.groups, shared.logits, own, parts)
+    return ComputedBatch(maps, aimed.classes, aimed.groups, shared.logits, own, parts, aimed.scores)
+
+
+def _count(logits: Tensor | None) -> int | None:
+    return None if logits is None else int(logits.shape[1])
 
 
 def _aimed(
-    target: Target, classes: Tensor | None, output: Any, batch: int, names: Sequence[str] | None, logits: Tensor | None
+    target: Target,
+    classes: Tensor | None,
+    output: Any,
+    batch: int,
+    names: Sequence[str] | None,
+    logits: Tensor | None,
+    scores: str,
 ) -> ResolvedTarget:
     """The target for a batch; where its classes are known already, nothing is read from the device."""
     if classes is not None:
-        return ResolvedTarget(classes, None, logits)
-    return resolve_target(target, logits, batch, names, output)
+        return ResolvedTarget(classes, None, logits, scores=scores)
+    return resolve_target(target, logits, batch, names, output, scores)
 
 
 def _forward(
@@ -238,7 +252,7 @@ def _scorer(model: nn.Module, aimed: ResolvedTarget, target: Target) -> Scorer:
         assert aimed.classes is not None
         logits = class_logits(model, output)
         assert logits is not None
-        return class_scores(logits, kind, aimed.groups).gather(1, aimed.classes[owner])
+        return class_scores(logits, kind, aimed.groups, aimed.scores).gather(1, aimed.classes[owner])
 
     return score
 

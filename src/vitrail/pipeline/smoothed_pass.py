@@ -12,6 +12,7 @@ from torch import Tensor
 from vitrail.capture.forward import check_finite, forward_only
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.score_function import score_function
 from vitrail.errors import NotApplicableError
 from vitrail.inputs.targets import ResolvedTarget, Target, resolve_target
 from vitrail.methods.postprocess import to_maps
@@ -73,7 +74,10 @@ def _resolve(
     check_finite(about.module, logits)
     if callable(target):
         return ResolvedTarget(None, None, logits)
-    return resolve_target(target, logits, model_inputs.batch, about.classes, outputs[0].output)
+    scores = score_function(
+        about.module, structure.outputs, model_inputs.reading.scores, None if logits is None else logits.shape[1]
+    ).name
+    return resolve_target(target, logits, model_inputs.batch, about.classes, outputs[0].output, scores)
 
 
 def _add(total: Tensor, grid: Tensor, group: Sequence[tuple[int, slice]], copies: Sequence[ImageCopy]) -> None:

@@ -11,8 +11,9 @@ from torch import nn
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import VitrailError

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import as_logits
 from vitrail.capture.structure import read_structure
 from vitrail.capture.token_dropping import TokenDropper
