@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.input_roles import InputTensor, describe_tensors, explained_index
 from vitrail.capture.output_tensors import OutputReading
 from vitrail.capture.tensor_tree import map_tensors, named_tensors
 from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailError
-from vitrail.fast import recordings
 
 #: The output of tokenizers that says which tokens they have added.
 SPECIAL_TOKENS = "special_tokens_mask"
@@ -133,7 +133,7 @@ class ModelInputs:
         if self.words is not None and mask.shape != self.words.shape:
             return None
         valid = mask.bool()
-        return valid if recordings.recording() or not bool(valid.all()) else None
+        return valid if fast.recording() or not bool(valid.all()) else None
 
     def embedded(self, rows: Tensor, layer: nn.Module, vectors: Tensor) -> ModelInputs:
         """Some of the texts by index, any of them as often as it is named, with vectors in place of embedded words.

@@ -16,7 +16,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import GuessWarning, InputError
 from vitrail.inputs.call_arguments import call_arguments, is_record
-from vitrail.inputs.input_description import describe_inputs, open_questions
+from vitrail.inputs.input_description import describe_inputs
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
 
@@ -84,27 +84,6 @@ def _check_roles(roles: Any, of: Any) -> None:
         raise InputError(f"roles={roles!r} must be a dict from names of tensors to roles, as {{'input_ids': 'shared'}}")
     if of is not None and not isinstance(of, str):
         raise InputError(f"of={of!r} must be the name of the tensor that is explained")
-
-
-def tensor_inputs(inputs: Inputs, model: Any) -> ModelInputs | None:
-    """Inputs that are tensors and numbers, as they are; None for others, and for those that must be looked at first.
-
-    These are tensors without a batch axis, and calls in which names and shapes do not say what is per example.
-    """
-    model = model.module if isinstance(model, LoadedModel) else model
-    if not isinstance(model, nn.Module):
-        return None
-    if type(inputs) is Tensor:
-        images = inputs.is_floating_point() and inputs.dim() == 4
-        words = not inputs.is_floating_point() and inputs.dim() == 2
-        return ModelInputs((inputs,)) if images or words else None
-    if isinstance(inputs, Mapping) and all(
-        type(v) in (Tensor, bool, int, float, str, type(None)) for v in inputs.values()
-    ):
-        model_inputs = call_arguments(inputs, model)
-        unclear = not model_inputs.kwargs or not model_inputs.tensors or open_questions(model_inputs)
-        return None if unclear else model_inputs
-    return None
 
 
 #: Main inputs of Hugging Face models that are sequences of numbers, without channels, height and width.

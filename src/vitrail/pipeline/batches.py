@@ -1,4 +1,4 @@
-"""Explanations of a batch of inputs, and how inputs are split into batches and explanations joined."""
+"""Run a request in batches: split the inputs, explain each batch, and join the explanations."""
 
 from __future__ import annotations
 
@@ -37,26 +37,25 @@ def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) ->
 
 def explain_batch(job: BatchJob) -> dict[str, Explanation]:
     """Run all methods on one batch; on a GPU by a recorded pass where there is one."""
-    early = job.settings.early
-    started = early.started if early is not None and early.started is not None else perf_counter()
+    started = perf_counter()
     computed = recorded_batch(job)
     if computed is None:
         computed = compute_batch(job)
-    spent = perf_counter() - started - sum(computed.own.values())
-    structure = job.settings.shown(job.structure)
+    spent = perf_counter() - started - sum(computed.method_seconds.values())
+    prepared = job.prepared
     common: dict[str, Any] = {
         "targets": computed.classes, "groups": computed.groups, "logits": computed.logits,
-        "scores": computed.scores,
+        "scores": prepared.scores,
         "target_labels": target_labels(job.target),
-        "model": job.about.name, "classes": job.about.classes,
-        "images": job.model_inputs.image, "structure": dict(structure.rows()),
-        "preprocess": job.about.preprocess if isinstance(job.about.preprocess, Preprocess) else None,
+        "model": prepared.loaded.name, "classes": prepared.loaded.classes,
+        "images": prepared.inputs.image, "structure": dict(prepared.shown_structure.rows()),
+        "preprocess": prepared.loaded.preprocess if isinstance(prepared.loaded.preprocess, Preprocess) else None,
     }  # fmt: skip
     return {
         one.label: Explanation(
             method=one.label, title=one.method.title, maps=maps, grid=grid, constant=constant, options=one.options,
-            signed=one.method.is_signed(one.options), seconds=spent + computed.own[one.label],
-            intermediates=_merge(computed.parts[one.label]), **common,
+            signed=one.method.is_signed(one.options), seconds=spent + computed.method_seconds[one.label],
+            intermediates=_merge(computed.intermediates[one.label]), **common,
         )
         for one, (maps, grid, constant) in zip(job.methods, computed.maps, strict=True)
     }  # fmt: skip
