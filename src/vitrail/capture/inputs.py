@@ -96,9 +96,14 @@ class ModelInputs:
         return int(first.shape[0])
 
     @property
-    def kind(self) -> str:
-        """Role of what is explained, for messages."""
-        return "input" if self.explained is None else self.description[self.explained].role
+    def what(self) -> str:
+        """What is explained, as the end of a message about a method that needs something else."""
+        if self.explained is None:
+            return "nothing is explained here"
+        one = self.description[self.explained]
+        names = {"tokens": "a text", "patches": "flattened patches", "other": "numbers of an unknown kind"}
+        what = names.get(one.role, f"a {one.role}")
+        return f"what is explained here is {what} ({one.name}): use a method of another family, or of= or roles="
 
     @property
     def image(self) -> Tensor | None:
@@ -120,6 +125,12 @@ class ModelInputs:
     def patches(self) -> Tensor | None:
         """Flattened patches, shape (b, n, values), of models that take these instead of images, or None."""
         return self.having("patches")
+
+    @property
+    def numbers(self) -> Tensor | None:
+        """What is explained where it is made of numbers, so that a graph can start at it; None for tokens."""
+        found = None if self.explained is None else self.tensors[self.explained]
+        return found if found is not None and found.is_floating_point() else None
 
     @property
     def valid(self) -> Tensor | None:
@@ -232,15 +243,19 @@ class ModelInputs:
             new = new + (own - own.detach()) if own.requires_grad else new.clone()
             return new if rest is None else (new, *rest)
 
-        handle = layer.register_forward_hook(put)
+        # Encoders and decoders may hold copies of the layer that share its weight.
+        shared = getattr(layer, "weight", None)
+        layers = {layer, *(m for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is shared)}
+        handles = [one.register_forward_hook(put) for one in layers]
         try:
             result = model(*self.args, **self.kwargs)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         if not used:
             raise NotApplicableError(
-                f"this method changes the vectors of words, and {type(model).__name__} did not pass its tokens "
-                "through the layer of get_input_embeddings() in this call"
+                f"this method changes the vectors of words, and no layer with the weight of "
+                f"{type(model).__name__}.get_input_embeddings() was called with these tokens"
             )
         return self.reading.read(result)
 

@@ -129,6 +129,10 @@ def _measure(
             # The graph starts at the pixels, so that only attention over the image is part of it.
             leaf = image.detach().clone().requires_grad_()
             model_inputs = model_inputs.swap(image, leaf)
+        elif model_inputs.numbers is not None:
+            # Videos, spectrograms and series: the graph starts there as well, and the order of tokens is counted.
+            start = model_inputs.numbers
+            model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
         with mode:
             output = run_model(model, model_inputs)
         outputs = output_kind(model, output, mode.makers)

@@ -175,7 +175,7 @@ def attnlrp(
     "relevance",
     cite="vukadin2024abslrp",
     signed=True,
-    applies=Applies(excluded={"text": "it is defined on pixels, and a text has none"}),
+    applies=Applies(excluded={"text": "it is defined on pixels, and the tokens lie on no grid of image patches"}),
     cost=lrp_pass,
 )
 def abslrp(trace: ProbedTrace) -> Tensor:

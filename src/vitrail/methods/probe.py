@@ -98,7 +98,7 @@ class Probe:
         """The images as the model takes them, shape (b, channels, height, width)."""
         image = self.model_inputs.image
         if image is None:
-            raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
+            raise NotApplicableError(f"this method changes the pixels of images, and {self.model_inputs.what}")
         return image.detach()
 
     @property
