@@ -50,8 +50,8 @@ from torch import Tensor
 
 import vitrail
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.removal import TokenDropper
 from vitrail.capture.structure import read_structure
-from vitrail.capture.token_dropping import TokenDropper
 from vitrail.data import ImageNet, MaskFolder, Scenes
 from vitrail.errors import VitrailError
 from vitrail.inputs.targets import SCORES

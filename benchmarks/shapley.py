@@ -36,9 +36,8 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.data import ImageNet
 from vitrail.methods import shapley
-from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import FADE, PairedRegression
-from vitrail.methods.coalitions import CoalitionGame, grid_cells, patch_grid
+from vitrail.methods.coalitions import CoalitionGame, draw_pairs, grid_cells, patch_grid
 from vitrail.methods.probe import Probe
 from vitrail.methods.rise import RandomMasks
 from vitrail.models.loaded import LoadedModel, describe

@@ -29,7 +29,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.methods.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
-from vitrail.methods.shapley_explainer.coalition_masking import CoalitionMasking, split_patches
+from vitrail.methods.shapley_explainer.partial_images import PartialImages, split_patches
 from vitrail.models import LoadedModel, Preprocess
 from vitrail.pipeline.provenance import versions
 
@@ -138,12 +138,12 @@ def train(
 
 
 def permutation_values(
-    masking: CoalitionMasking, model: torch.nn.Module, images: Tensor, classes: Tensor, permutations: int, rows: int
+    partial: PartialImages, model: torch.nn.Module, images: Tensor, classes: Tensor, permutations: int, rows: int
 ) -> Tensor:
     """Marginal contributions of the patches in random permutations and their reverses.
 
     Args:
-        masking: How patches are hidden.
+        partial: Predictions for images with some patches kept.
         model: Whose probabilities are the game.
         images: Shape (b, channels, height, width).
         classes: Classes of each image, shape (b, K).
@@ -153,7 +153,7 @@ def permutation_values(
     Returns:
         Shape (permutations, b, K, S); antithetic pairs are neighbours.
     """
-    b, players, device = len(images), masking.players, images.device
+    b, players, device = len(images), partial.players, images.device
     generator = torch.Generator(device).manual_seed(1)
     chunk = max(2, rows // b // 2 * 2)
     found = []
@@ -163,11 +163,11 @@ def permutation_values(
         order = torch.stack([order, order.flip(-1)], 1).view(-1, players)
         owner = torch.arange(b, device=device).repeat(count)
         marginals = torch.zeros(count * b, players, classes.shape[1], device=device)
-        before = masking.empty(model, images)[classes[owner]]
+        before = partial.empty(model, images)[classes[owner]]
         for t in range(1, players + 1):
             keep = order[:, :t].sort(1).values
             after = torch.cat([
-                masking.probabilities(model, images[owner[i : i + rows]], keep[i : i + rows])
+                partial.probabilities(model, images[owner[i : i + rows]], keep[i : i + rows])
                 for i in range(0, len(keep), rows)
             ]).gather(1, classes[owner])  # fmt: skip
             marginals[torch.arange(len(order), device=device), order[:, t - 1]] = after - before
@@ -211,20 +211,20 @@ def evaluate(
     name: str, loaded: LoadedModel, run: TrainedRun, images: Tensor, permutations: int, out: Path, rows: int
 ) -> dict[str, Any]:
     """Compare the explainer and other methods with sampled Shapley values of the two most probable classes."""
-    device, model, masking = images.device, loaded.module, run.masking
-    facts: dict[str, Any] = {"images": len(images), "permutations": permutations, "players": masking.players}
-    facts["kl_by_visible_share"] = surrogate_fidelity(masking, model, run.surrogate, images)
-    classes = masking.probabilities(model, images).topk(2).indices
+    device, model, partial = images.device, loaded.module, run.partial_images
+    facts: dict[str, Any] = {"images": len(images), "permutations": permutations, "players": partial.players}
+    facts["kl_by_visible_share"] = surrogate_fidelity(partial, model, run.surrogate, images)
+    classes = partial.probabilities(model, images).topk(2).indices
     spec = f"vit_shapley:weights={out / f'vit_shapley-{name}.safetensors'}"
     maps, facts["seconds_per_image"] = {}, {}
     for key in ("vit_shapley", *OTHERS):
         method = spec if key == "vit_shapley" else key
-        explained(loaded, images, method, classes, masking.grid)  # warm-up
-        maps[key], seconds = timed(lambda m=method: explained(loaded, images, m, classes, masking.grid), device)
+        explained(loaded, images, method, classes, partial.grid)  # warm-up
+        maps[key], seconds = timed(lambda m=method: explained(loaded, images, m, classes, partial.grid), device)
         facts["seconds_per_image"][key] = seconds / len(images)
     for game, player_model in (("surrogate", run.surrogate), ("model", model)):
         samples, seconds = timed(
-            lambda m=player_model: permutation_values(masking, m, images, classes, permutations, rows),
+            lambda m=player_model: permutation_values(partial, m, images, classes, permutations, rows),
             device,  # type: ignore[misc]
         )
         reference = samples.mean(0)
@@ -246,18 +246,18 @@ def evaluate(
 
 
 def surrogate_fidelity(
-    masking: CoalitionMasking, model: torch.nn.Module, surrogate: torch.nn.Module, images: Tensor
+    partial: PartialImages, model: torch.nn.Module, surrogate: torch.nn.Module, images: Tensor
 ) -> dict[str, dict[str, float]]:
     """By share of visible patches, the KL divergence from the model's whole-image prediction, of both models."""
     generator = torch.Generator(images.device).manual_seed(2)
-    whole = masking.probabilities(model, images)
+    whole = partial.probabilities(model, images)
     found = {}
     for share in (0.1, 0.25, 0.5, 0.75, 0.9):
-        keep, _ = split_patches(len(images), masking.players, round(share * masking.players), generator)
+        keep, _ = split_patches(len(images), partial.players, round(share * partial.players), generator)
         found[str(share)] = {
             key: float((whole * (whole.clamp_min(1e-9).log() - p.clamp_min(1e-9).log())).sum(1).mean())
-            for key, p in (("model", masking.probabilities(model, images, keep)),
-                           ("surrogate", masking.probabilities(surrogate, images, keep)))
+            for key, p in (("model", partial.probabilities(model, images, keep)),
+                           ("surrogate", partial.probabilities(surrogate, images, keep)))
         }  # fmt: skip
     return found
 

@@ -104,6 +104,8 @@ class ForwardPass:
                 value = value.to(self.dtype)
                 if self.structure.tokens_first and kind in ("dX", "dY"):
                     value = value.transpose(0, 1)
+                if self.structure.kind == "plain" and kind in ("dX", "dY"):
+                    value = _tokens_in_a_row(value, self.structure.tokens)
                 if kind == "dQ":
                     value = split_heads(value, len(target), self.structure.heads_first)
                 if kind == "dY" and self.features_of is not None:
@@ -220,6 +222,8 @@ def forward_pass(
             block.pool = layer.pool
             if structure.tokens_first:
                 _batch_first(block, structure.tokens)
+            if structure.kind == "plain":
+                block.change(_STREAM, lambda t: _tokens_in_a_row(t, structure.tokens))
             if layer.pool and structure.pool_skips:
                 _pad_keys(block, structure.pool_skips)
             if isinstance(block.products, RowwiseProducts):
@@ -360,6 +364,12 @@ def _pad_keys(block: Block, skipped: int) -> None:
     """Give an attention pool that leaves out the first tokens zero attention to them."""
     block.change(("A", "A_mean"), lambda t: torch.nn.functional.pad(t, (skipped, 0)))
     block.change(("K", "V"), lambda t: torch.nn.functional.pad(t, (0, 0, skipped, 0)))
+
+
+def _tokens_in_a_row(tensor: Tensor, tokens: int) -> Tensor:
+    """A residual stream that lies on the grid of its tokens, shape (b, rows, columns, d), as (b, n, d)."""
+    on_grid = tensor.dim() == 4 and tensor.shape[1] * tensor.shape[2] == tokens
+    return tensor.flatten(1, 2) if on_grid else tensor
 
 
 def _batch_first(block: Block, tokens: int) -> None:

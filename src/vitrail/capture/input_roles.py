@@ -56,7 +56,16 @@ class InputTensor:
         """The last part of the name, which libraries give a meaning to."""
         return self.name.rpartition(".")[2]
 
+    @property
+    def packed(self) -> bool:
+        """Whether the patches of all examples lie in one long row, without a batch axis."""
+        return self.axes[:1] == ("patches",)
+
     def __str__(self) -> str:
+        if self.packed:
+            return (
+                f"{self.role} ({', '.join(self.axes)}), those of all examples in one row; known by its {self.known_by}"
+            )
         owner = "one of each example" if self.per_example else "shared by all examples"
         return f"{self.role} ({', '.join(self.axes)}), {owner}; known by its {self.known_by}"
 

@@ -166,26 +166,37 @@ class ModelInputs:
         return self._of_examples(rows, images)
 
     def _of_examples(self, rows: slice | Tensor, explained: Tensor | None = None) -> ModelInputs:
-        self._check_packed(rows)
-
         def cut(index: int, tensor: Tensor) -> Tensor:
             if explained is not None and index == self.explained:
                 return explained
+            if self.description[index].packed:
+                return self._cut_packed(index, tensor, rows)
             return tensor[rows] if self.description[index].per_example else tensor
 
         special = None if self.special is None else self.special[rows]
         return replace(self._each(cut), special=special)
 
-    def _check_packed(self, rows: slice | Tensor) -> None:
-        """Refuse to split or repeat examples whose patches lie in one long row, without a batch axis."""
-        packed = next((one for one in self.description if one.axes[:1] == ("patches",)), None)
-        same = isinstance(rows, slice) and rows.indices(self.batch) == (0, self.batch, 1)
-        alone = self.batch == 1 and (not isinstance(rows, Tensor) or len(rows) == 1)
-        if packed is not None and not same and not alone:
+    def _cut_packed(self, index: int, tensor: Tensor, rows: slice | Tensor) -> Tensor:
+        """Patches of some examples, where those of all lie in one long row, image by image.
+
+        Raises:
+            NotApplicableError: It is not known which of them belong to which example.
+        """
+        name = self.description[index].name
+        grid = self.called("video_grid_thw" if "video" in name else "image_grid_thw")
+        batch = self.batch
+        if grid is None or grid.shape != (batch, 3) or int(grid.prod(1).sum()) != len(tensor):
+            whole = isinstance(rows, slice) and rows.indices(batch) == (0, batch, 1)
+            if whole or (batch == 1 and (isinstance(rows, slice) or len(rows) == 1)):
+                return tensor
             raise NotApplicableError(
-                f"{packed.name} holds the patches of all examples in one row, without a batch axis, so examples cannot "
-                "be split or repeated: explain one example at a time, with an attention, gradient or relevance method"
+                f"{name} holds the patches of all examples in one row, and which belong to which example is unknown "
+                f"(image_grid_thw has no single row for each of {batch} examples): explain one example at a time, with "
+                "an attention, gradient or relevance method"
             )
+        parts = torch.split(tensor, grid.prod(1).tolist())
+        chosen = list(range(batch))[rows] if isinstance(rows, slice) else rows.tolist()
+        return torch.cat([parts[i] for i in chosen])
 
     def swap(self, old: Tensor, new: Tensor) -> ModelInputs:
         """The same with one tensor in place of another."""

@@ -350,7 +350,8 @@ class ResidualStream:
         if not any(id(a) in self._branch for a in touched):
             touched = [a for group in args if isinstance(group, list | tuple) for a in group if isinstance(a, Tensor)]
             if not any(id(a) in self._branch for a in touched):
-                if isinstance(result, Tensor) and not self._is_scaled_stream(func, args, result):
+                same = any(result is a for a in args)  # as Tensor.to returns, where nothing is to be changed
+                if isinstance(result, Tensor) and not same and not self._is_scaled_stream(func, args, result):
                     self._fresh[id(result)] = result
                 return
         if self._block is not None:

@@ -240,6 +240,9 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
         return "mixed"
     if any(s[0] != 1 for s in shapes):
         return "windowed"
+    widest = max(shapes, key=lambda s: s[2])
+    if any(s[2] == s[3] < widest[2] and s[1] * s[2] == widest[1] * widest[2] for s in shapes):
+        return "windowed"  # its windows were folded into the axis of the heads
     if len(pools) > 1:
         return "class-attention"
     pool = len(shapes) > 1 and shapes[-1][2] <= max(8, tokens // 16) and shapes[-1][2] < shapes[-1][3]

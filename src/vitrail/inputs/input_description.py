@@ -15,7 +15,7 @@ from vitrail.inputs.input_effects import SHARED_BY_ALL, measure_effects
 #: Number of axes of roles that have a fixed one.
 _AXES = {"image": 4, "video": 5, "patches": 3, "tokens": 2}
 #: Names of tensors that go with the images of their own example.
-_OF_IMAGES = ("pixel_", "spatial_shapes", "image_sizes", "patch_")
+_OF_IMAGES = ("pixel_", "spatial_shapes", "image_sizes", "image_grid", "video_grid", "patch_")
 
 
 def describe_inputs(

@@ -11,6 +11,7 @@ from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.tensor_tree import named_tensors
+from vitrail.errors import VitrailError
 
 PER_EXAMPLE, SHARED_BY_ALL = "per example", "shared"
 _log = logging.getLogger(__name__)
@@ -42,7 +43,10 @@ def measure_effects(model: nn.Module, model_inputs: ModelInputs, questions: list
     device = model_inputs.tensors[0].device
     rows = torch.tensor([0, min(1, model_inputs.batch - 1)], device=device)
     effects: dict[int, str] = {}
-    pair = model_inputs.take(rows)
+    try:
+        pair = model_inputs.take(rows)
+    except VitrailError:
+        return effects  # its examples cannot be taken apart
     base = _outputs(model, pair)
     for index in questions if base else ():
         tensor = pair.tensors[index]

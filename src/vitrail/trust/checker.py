@@ -10,9 +10,9 @@ from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSettings
 from vitrail.trust.image_check import ImageCheckRun
+from vitrail.trust.input_removal import DEFAULT_GRID, PatchRemoval, WordRemoval
 from vitrail.trust.map_check import MapChecks
-from vitrail.trust.removal import DEFAULT_GRID, PatchRemoval
-from vitrail.trust.text_check import TextCheckRun, WordRemoval
+from vitrail.trust.text_check import TextCheckRun
 
 
 def check_maps(

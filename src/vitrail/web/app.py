@@ -17,6 +17,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
 from vitrail import fast
+from vitrail.viz.colormap import colour_tables
 from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
 from vitrail.web.events import cancel_abandoned_jobs
@@ -61,6 +62,7 @@ def make_app(
     app.include_router(health_router)
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
+    app.state.templates.env.globals["colour_tables"] = colour_tables()
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
     app.add_api_route("/", _page, include_in_schema=False, response_class=HTMLResponse)
     app.add_api_route("/r/{job}", _permalink, include_in_schema=False, response_class=HTMLResponse)

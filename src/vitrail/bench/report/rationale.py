@@ -67,11 +67,11 @@ def read_rationale_results(path: str | Path) -> tuple[dict[str, Any], list[Ratio
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
         results = [
             RationaleResult(
-                own["method"],
-                {kind: {int(k): _interval(v) for k, v in own[kind].items()} for kind in AVERAGES if kind in own},
-                {name: _interval(own[name]) for name in OTHER_SCORES if name in own},
+                row["method"],
+                {kind: {int(k): _interval(v) for k, v in row[kind].items()} for kind in AVERAGES if kind in row},
+                {name: _interval(row[name]) for name in OTHER_SCORES if name in row},
             )
-            for own in raw["rows"]
+            for row in raw["rows"]
         ]
         assert results
         assert all(one.f1.get("macro_f1_at") for one in results)

@@ -8,7 +8,7 @@ import torch
 import vitrail
 from tests.capture.own_vit import OwnViT
 from tests.scores.score_helpers import batch, count_forwards, removed_mask
-from vitrail.capture.token_dropping import TokenDropper
+from vitrail.capture.removal import TokenDropper
 from vitrail.errors import NotApplicableError
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import find_presets

@@ -1,27 +1,28 @@
-"""Token dropping: remove patches by removing their tokens, inside an unmodified model.
+"""Remove patches from images or tokens from texts: for Shapley values, scores, checks and comparisons.
 
-A removed token attends to nothing and is attended by nothing, so no fill is needed. At a fraction f of S patches,
-``S - round(S * f)`` patch tokens and all other tokens (CLS, registers) enter the first block, each with its own
-position embedding.
+Patches or tokens are removed in one of three ways:
 
-The place is found from the model's computation, not from module names: the tensor to which the first attention branch
-is added is the residual stream, and tokens are removed from the output of the call that made it. Two trial passes on
-one image check that the model supports this. It must run with one patch fewer, which models with positions inside the
-attention, or with merged windows, do not; and its output must not change when the patches are permuted. Other models
-raise `NotApplicableError`.
+- "tokens": `TokenDropper` removes the tokens of patches before the first block; `drop_tokens` shortens a text. Fewer
+  tokens make the forward pass cheaper, and no fill is needed.
+- "mask": no token attends to them, in any block: `attention_without`, or the attention mask of a text, `mask_tokens`.
+- "fill": `fill_patches` replaces their pixels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from inspect import signature
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention import AttentionMode
+from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
@@ -30,11 +31,114 @@ from vitrail.capture.output_tensors import any_output
 from vitrail.capture.structure import read_structure
 from vitrail.errors import ModelError, NotApplicableError
 
+REMOVALS = ("tokens", "mask", "fill")
+
 _FORWARD_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
 
 
+def kept_mask(keep: Tensor, count: int) -> Tensor:
+    """Turn indices of kept patches, shape (b, m), into a mask, shape (b, count).
+
+    Example:
+        >>> kept_mask(torch.tensor([[0, 2]]), 4)
+        tensor([[ True, False,  True, False]])
+    """
+    return torch.zeros(len(keep), count, dtype=torch.bool, device=keep.device).scatter(1, keep, True)
+
+
+def kept_indices(kept: Tensor) -> Tensor:
+    """Turn a mask whose rows keep equally many patches, shape (b, S), into indices, shape (b, m).
+
+    Example:
+        >>> kept_indices(torch.tensor([[True, False, True, False]]))
+        tensor([[0, 2]])
+    """
+    return kept.nonzero()[:, 1].view(len(kept), -1)
+
+
+def fill_patches(images: Tensor, kept: Tensor, grid: tuple[int, int], fill: Tensor | float = 0.0) -> Tensor:
+    """Replace the pixels of patches that are not kept.
+
+    Args:
+        images: Shape (b, channels, height, width).
+        kept: Which patches are kept, shape (b, rows · columns).
+        grid: Rows and columns of patches.
+        fill: The replacement: a number in the model's normalised space (0 is the mean colour), or images.
+
+    Example:
+        >>> fill_patches(torch.ones(1, 1, 2, 4), torch.tensor([[True, False]]), (1, 2))[0, 0]
+        tensor([[1., 1., 0., 0.],
+                [1., 1., 0., 0.]])
+    """
+    down, across = (
+        torch.arange(n, device=kept.device) * cells // n for n, cells in zip(images.shape[2:], grid, strict=True)
+    )
+    pixels = kept.view(-1, 1, *grid)[:, :, down][..., across]
+    return torch.where(pixels, images, fill)
+
+
+def attention_without(model: nn.Module, inputs: ModelInputs, structure: ModelStructure, kept: Tensor) -> Any:
+    """Run a model whose tokens do not attend to the patches that are not kept.
+
+    Args:
+        model: The model.
+        inputs: A batch of b images.
+        structure: Structure of the model.
+        kept: Which patches are kept, shape (b, S).
+
+    Raises:
+        ModelError: An attention layer of the model is not between all tokens of an image.
+    """
+    tokens = torch.tensor(structure.layout.patch_tokens(structure.tokens), device=kept.device)
+    present = torch.ones(len(kept), structure.tokens, dtype=torch.bool, device=kept.device)
+    present[:, tokens[tokens >= 0]] = kept[:, tokens >= 0]
+
+    def edit(A: Tensor) -> Tensor:
+        if A.dim() != 4 or A.shape[0] != len(present):
+            raise ModelError(f"the attention of {structure.model} has shape {tuple(A.shape)}, not (b, H, m, n)")
+        masked = A * present[:, None, None, present.shape[1] - A.shape[-1] :]
+        return masked / masked.sum(-1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
+
+    edits = dict.fromkeys(range(len(structure.layers)), edit)
+    with forward_pass(model, inputs, structure, [{}], edits) as one:
+        return one.output
+
+
+def all_tokens(kept: Tensor, prefix: int, tokens: int) -> Tensor:
+    """Extend a mask of the tokens of a text after its prefix, shape (b, S), to all tokens; the others are kept."""
+    return F.pad(kept, (prefix, tokens - prefix - kept.shape[1]), value=True)
+
+
+def drop_tokens(inputs: ModelInputs, kept: Tensor) -> ModelInputs:
+    """Shorten texts to the tokens that are kept, equally many in each; ``kept`` has shape (b, tokens)."""
+    index = kept_indices(kept if inputs.valid is None else kept & inputs.valid)
+
+    def shorten(tensor: Tensor) -> Tensor:
+        return tensor.gather(1, index) if tensor.shape == kept.shape else tensor
+
+    return inputs.changed(shorten)
+
+
+def mask_tokens(model: nn.Module, inputs: ModelInputs, kept: Tensor) -> ModelInputs:
+    """Remove tokens of texts by the attention mask; ``kept`` has shape (b, tokens).
+
+    Raises:
+        NotApplicableError: The model has no attention mask.
+    """
+    if "attention_mask" not in signature(model.forward).parameters:
+        raise NotApplicableError(f"{type(model).__name__} takes no attention_mask: use removal='fill'")
+    mask = inputs.kwargs.get("attention_mask", torch.ones_like(kept, dtype=torch.long))
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask * kept.to(mask)})
+
+
 class TokenDropper:
-    """Runs an unmodified model on some of an image's patches.
+    """Runs an unmodified model on some of an image's patches, by removing the tokens of the others.
+
+    At a fraction f of S patches, ``S - round(S * f)`` patch tokens and all other tokens (CLS, registers) enter the
+    first block, each with its own position embedding. The tensor to which the first attention branch is added is the
+    residual stream, and tokens are removed from the output of the call that returned it. Two trial passes on one image
+    check that the model supports this: it must run with one patch fewer, which models with positions inside the
+    attention or with merged windows do not, and its output must not change when the patches are permuted.
 
     Args:
         model: The user's model; it is not changed.
@@ -77,6 +181,17 @@ class TokenDropper:
         if isinstance(readout, tuple):
             return all(i < self.prefix for i in readout)
         return self.prefix > 0 and readout not in ("mean", "cls+mean")
+
+    @classmethod
+    def or_none(
+        cls, model: nn.Module, images: Tensor | ModelInputs, grid: tuple[int, int] | None = None
+    ) -> TokenDropper | None:
+        """The dropper of a model, or None if the model does not support it or has patches of another grid."""
+        try:
+            dropper = cls(model, images)
+        except NotApplicableError:
+            return None
+        return dropper if grid in (None, dropper.grid) else None
 
     def __call__(self, images: Tensor | ModelInputs, keep: Tensor) -> Any:
         """Run the model on some patches of each image.
@@ -123,7 +238,7 @@ class TokenDropper:
             )
 
     def _find_call(self, model_inputs: ModelInputs) -> int:
-        """Index of the call that makes the residual stream; of several that return it, the last one that works."""
+        """Index of the call that makes the residual stream; if several do, the last one that works."""
         call = self.structure.layers[0].call
         attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
         recorded = _CallResults()

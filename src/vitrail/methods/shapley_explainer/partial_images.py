@@ -1,30 +1,29 @@
-"""Random coalitions of patches, and a model's predictions on them."""
+"""Random sets of patches, and a model's predictions for images from which all other patches are removed."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import as_logits
+from vitrail.capture.removal import TokenDropper, fill_patches, kept_mask
 from vitrail.capture.structure import read_structure
-from vitrail.capture.token_dropping import TokenDropper
 from vitrail.errors import NotApplicableError, OptionError, TargetError
 
-#: How patches that are not in a coalition are hidden from a model.
-MASKINGS = {
+#: How patches are removed.
+PATCH_REMOVALS = {
     "tokens": "their tokens are removed before the first block",
     "fill": "their pixels are set to 0 in the model's normalised space, the mean colour",
 }
 
 
 def kernel_sizes(players: int, count: int, generator: torch.Generator) -> list[int]:
-    """Draw coalition sizes from the Shapley kernel, stratified, so that the sizes of one call differ.
+    """Draw sizes of sets of patches from the Shapley kernel, stratified, so that the sizes of one call differ.
 
     The kernel gives a size m of 1 … S − 1 a probability proportional to 1 / (m (S − m)).
 
@@ -43,7 +42,7 @@ def kernel_sizes(players: int, count: int, generator: torch.Generator) -> list[i
 
 
 def uniform_sizes(players: int, count: int, generator: torch.Generator) -> list[int]:
-    """Draw coalition sizes uniformly from 0 … S, stratified.
+    """Draw sizes of sets of patches uniformly from 0 … S, stratified.
 
     Example:
         >>> uniform_sizes(16, 4, torch.Generator().manual_seed(0))
@@ -61,7 +60,7 @@ def _stratified(probability: Tensor, first: int, count: int, generator: torch.Ge
 
 
 def split_patches(images: int, players: int, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Draw a coalition of one size for each image, and its complement, as sorted indices.
+    """Draw a set of patches of one size for each image, and its complement, as sorted indices.
 
     Returns:
         Shapes (images, size) and (images, players − size).
@@ -74,42 +73,32 @@ def split_patches(images: int, players: int, size: int, generator: torch.Generat
     return order[:, :size].sort(1).values, order[:, size:].sort(1).values
 
 
-def membership(keep: Tensor, players: int) -> Tensor:
-    """Turn indices of patches, shape (b, m), into zeros and ones, shape (b, players).
-
-    Example:
-        >>> membership(torch.tensor([[0, 2]]), 4)
-        tensor([[1., 0., 1., 0.]])
-    """
-    return torch.zeros(len(keep), players, device=keep.device).scatter(1, keep, 1.0)
-
-
-class CoalitionMasking:
-    """Hides patches from a model, or from copies of it with other weights.
+class PartialImages:
+    """Predictions of a model, or of copies with other weights, for images of which only some patches are left.
 
     Args:
         model: The model to explain.
         images: Any valid input, shape (b, channels, height, width), on the model's device.
-        kind: A key of ``MASKINGS``, or "auto": remove tokens where the model works without any patch, else fill.
+        removal: A key of ``PATCH_REMOVALS``, or "auto": "tokens" if the model works without any patch, else "fill".
 
     Attributes:
-        kind: How patches are hidden.
+        removal: How patches are removed.
         structure: Structure of the model.
 
     Raises:
-        NotApplicableError: The model has no grid of patches, or its tokens cannot be removed and ``kind`` is "tokens".
+        NotApplicableError: The model has no grid of patches, or ``removal`` is "tokens" and it does not support it.
 
     Example:
         >>> from vitrail.testing import tiny_vit
         >>> model, images = tiny_vit(), torch.randn(2, 3, 32, 32)
-        >>> masking = CoalitionMasking(model, images)
-        >>> masking.kind, masking.players, masking.logits(model, images, torch.tensor([[0, 5], [3, 4]])).shape
+        >>> partial = PartialImages(model, images)
+        >>> partial.removal, partial.players, partial.logits(model, images, torch.tensor([[0, 5], [3, 4]])).shape
         ('tokens', 16, torch.Size([2, 5]))
     """
 
-    def __init__(self, model: nn.Module, images: Tensor, kind: str = "auto") -> None:
-        if kind not in ("auto", *MASKINGS):
-            raise OptionError(f"masking={kind!r} is not one of 'auto', {', '.join(map(repr, MASKINGS))}")
+    def __init__(self, model: nn.Module, images: Tensor, removal: str = "auto") -> None:
+        if removal not in ("auto", *PATCH_REMOVALS):
+            raise OptionError(f"removal={removal!r} is not one of 'auto', {', '.join(map(repr, PATCH_REMOVALS))}")
         self.structure: ModelStructure = read_structure(model, ModelInputs((images[:1],)).onto(model))
         layout = self.structure.layout
         if self.structure.kind != "plain" or layout.grid is None or layout.area is not None:
@@ -118,10 +107,18 @@ class CoalitionMasking:
                 "grid that covers the image; use rise, occlusion or vit_cx"
             )
         self.grid = layout.grid
-        self.kind, self._dropper = kind, None
-        if kind != "fill":
-            self._dropper = self._find_dropper(model, images, required=kind == "tokens")
-            self.kind = "fill" if self._dropper is None else "tokens"
+        self._dropper = None
+        if removal == "tokens":
+            self._dropper = TokenDropper(model, images[:1])
+        elif removal == "auto":
+            self._dropper = TokenDropper.or_none(model, images[:1])
+        if self._dropper is not None and not self._dropper.supports_empty:
+            if removal == "tokens":
+                raise NotApplicableError(
+                    f"{self.structure.model} averages its patches, so it cannot predict without any: use removal='fill'"
+                )
+            self._dropper = None
+        self.removal = "fill" if self._dropper is None else "tokens"
         if self.classes_of(model, images[:1]) < 2:
             raise TargetError(f"{self.structure.model} has a single output: an explainer needs two classes or more")
 
@@ -136,12 +133,12 @@ class CoalitionMasking:
             return int(self._scores(model(images)).shape[1])
 
     def logits(self, model: nn.Module, images: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Class logits of images of which only some patches are visible, with gradients if they are enabled.
+        """Class logits of images with some patches kept, with gradients if they are enabled.
 
         Args:
             model: The model to explain or a copy of it.
             images: Normalised for the model, shape (b, channels, height, width).
-            keep: Indices of the visible patches, shape (b, m); None for all.
+            keep: Indices of the kept patches, shape (b, m); None for all.
 
         Returns:
             Shape (b, classes).
@@ -152,11 +149,10 @@ class CoalitionMasking:
             with self._dropper.dropping(keep):
                 output = model(images)
             return self._scores(output)
-        visible = membership(keep, self.players).view(-1, 1, *self.grid).to(images.dtype)
-        return self._scores(model(images * F.interpolate(visible, images.shape[-2:], mode="nearest")))
+        return self._scores(model(fill_patches(images, kept_mask(keep, self.players), self.grid)))
 
     def probabilities(self, model: nn.Module, images: Tensor, keep: Tensor | None = None) -> Tensor:
-        """Class probabilities of partly visible images, without gradients, shape (b, classes)."""
+        """Class probabilities of images with some patches kept, without gradients, shape (b, classes)."""
         with torch.no_grad():
             return self.logits(model, images, keep).float().softmax(-1)
 
@@ -166,25 +162,9 @@ class CoalitionMasking:
         return self.probabilities(model, images[:1], keep)[0]
 
     def _scores(self, output: Any) -> Tensor:
-        found = as_logits(logits_of(output), self.structure.outputs)
-        if found is None or self.structure.outputs == "features":
+        logits = as_logits(logits_of(output), self.structure.outputs)
+        if logits is None or self.structure.outputs == "features":
             raise TargetError(
                 f"{self.structure.model} returns no class scores: an explainer is trained on predicted classes"
             )
-        return found
-
-    @staticmethod
-    def _find_dropper(model: nn.Module, images: Tensor, required: bool) -> TokenDropper | None:
-        try:
-            dropper = TokenDropper(model, images[:1])
-        except NotApplicableError:
-            if required:
-                raise
-            return None
-        if dropper.supports_empty:
-            return dropper
-        if required:
-            raise NotApplicableError(
-                f"{dropper.structure.model} averages its patches, so it predicts nothing without any: masking='fill'"
-            )
-        return None
+        return logits
