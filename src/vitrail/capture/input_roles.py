@@ -139,7 +139,8 @@ def describe_tensors(named: Sequence[tuple[str, Tensor]], of: str | None = None)
     for i, ((name, tensor), (role, by)) in enumerate(zip(named, found, strict=True)):
         own = not packed[i] and tensor.dim() > 0 and int(tensor.shape[0]) == rows
         shown = role if own or role not in EXPLAINED or i == main or packed[i] else SHARED
-        described.append(InputTensor(name, shown, axes_of(shown, tensor, packed[i]), own, by))
+        known_by = by if shown == role else "shape"
+        described.append(InputTensor(name, shown, axes_of(shown, tensor, packed[i]), own, known_by))
     return tuple(described)
 
 

@@ -59,8 +59,8 @@ def stated_count(model: nn.Module) -> int | None:
     """Number of classes that a model states: ``num_classes``, or ``num_labels`` of its config.
 
     Example:
-        >>> from vitrail.testing import tiny_vit
-        >>> stated_count(tiny_vit()), stated_count(nn.Identity())
+        >>> from types import SimpleNamespace
+        >>> stated_count(SimpleNamespace(num_classes=5)), stated_count(nn.Identity())
         (5, None)
     """
     stated = getattr(model, "num_classes", None)

@@ -252,7 +252,8 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
     if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
         return "pyramid"
-    if any(c.beside for c in calls) or verify.first_break(calls) is not None:
+    # What was beside the first of them is attention over other inputs, which it does not depend on.
+    if any(c.beside for c in calls[1:]) or verify.first_break(calls) is not None:
         return "parallel"
     return "plain"
 

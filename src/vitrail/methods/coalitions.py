@@ -26,7 +26,7 @@ from vitrail.capture.removal import (
     kept_indices,
     mask_tokens,
 )
-from vitrail.errors import ModelError, NotApplicableError, OptionError
+from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError
 from vitrail.fast.split_products import split_products
 from vitrail.methods.probe import Probe
 
@@ -150,8 +150,12 @@ class CoalitionGame:
             _ = probe.inputs  # raises for models that do not accept word embeddings
         elif self.text and removal == "mask":
             self._masked_text(kept, owner)
-        elif removal == "tokens" and not self.text:
+            self._try(removal, torch.zeros_like(kept), owner)
+        elif self.text:
+            self._try(removal, torch.ones_like(kept).cumsum(1) == 1, owner)
+        elif removal == "tokens":
             self.dropper = TokenDropper(probe.model, probe.model_inputs, probe.structure.layout)
+            self._try(removal, kept.expand(2, -1), owner.expand(2))
         elif removal == "mask":
             if probe.structure.kind != "plain" or probe.structure.layout.grid is None:
                 raise NotApplicableError(
@@ -161,6 +165,19 @@ class CoalitionGame:
                 self._output(removal, kept, owner)
             except ModelError as error:
                 raise NotApplicableError(f"{error}; use removal='fill'") from error
+
+    def _try(self, removal: str, kept: Tensor, owner: Tensor) -> None:
+        """Run a model of several inputs without some tokens: others may depend on their number."""
+        if {one.role for one in self.probe.model_inputs.description} <= {
+            "tokens",
+            "mask",
+        } or self.probe.model_inputs.only_image:
+            return
+        try:
+            with frozen(self.probe.model), torch.no_grad():
+                self._output(removal, kept, owner)
+        except (ModelError, InputError) as error:
+            raise NotApplicableError(f"{error}; use removal='fill'") from error
 
     @property
     def _prefix(self) -> int:
