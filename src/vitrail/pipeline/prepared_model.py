@@ -11,6 +11,7 @@ from vitrail.capture.forward import check_finite, forward_only
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import OutputReading
 from vitrail.capture.outputs import output_count
 from vitrail.capture.score_function import score_function
 from vitrail.capture.structure import is_measured_now, read_structure
@@ -110,7 +111,8 @@ def measured_again(prepared: PreparedModel, target: Target, jobs: Sequence[Metho
 def _checked(prepared: PreparedModel, target: Target, jobs: Sequence[MethodJob], stitch: bool) -> PreparedModel:
     """The prepared model, if target and methods apply to it."""
     structure = prepared.structure
-    _check_outputs(structure, prepared.loaded, target)
+    if prepared.inputs.reading == OutputReading():
+        _check_outputs(structure, prepared.loaded, target)
     stitch = stitch and structure.kind == "windowed"
     count, stated = output_count(prepared.module), prepared.inputs.reading.scores
     prepared = replace(prepared, scores=score_function(prepared.module, structure.outputs, stated, count).name)
@@ -125,7 +127,7 @@ def _check_outputs(structure: ModelStructure, loaded: LoadedModel, target: Targe
     if structure.outputs == "features" and not callable(target) and not loaded.classes:
         raise TargetError(
             f"{structure.model} returns features, not class scores: it has no classification head; pass "
-            "target=function, from its output to one number per image"
+            "target=function, from its output to one number per image, or scores='softmax' if they are class scores"
         )
 
 
