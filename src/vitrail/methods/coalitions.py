@@ -27,7 +27,7 @@ from vitrail.capture.removal import (
     kept_indices,
     mask_tokens,
 )
-from vitrail.errors import ModelError, NotApplicableError, OptionError
+from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError
 from vitrail.methods.probe import Probe
 
 #: Side of a patch, in pixels, of models without one grid.
@@ -150,8 +150,12 @@ class CoalitionGame:
             _ = probe.inputs  # raises for models that do not accept word embeddings
         elif self.text and removal == "mask":
             self._masked_text(kept, owner)
-        elif removal == "tokens" and not self.text:
-            self.dropper = TokenDropper(probe.model, probe.images, probe.structure.layout)
+            self._try(removal, torch.zeros_like(kept), owner)
+        elif self.text:
+            self._try(removal, torch.ones_like(kept).cumsum(1) == 1, owner)
+        elif removal == "tokens":
+            self.dropper = TokenDropper(probe.model, probe.model_inputs, probe.structure.layout)
+            self._try(removal, kept.expand(2, -1), owner.expand(2))
         elif removal == "mask":
             if probe.structure.kind != "plain" or probe.structure.layout.grid is None:
                 raise NotApplicableError(
@@ -161,6 +165,19 @@ class CoalitionGame:
                 self._output(removal, kept, owner)
             except ModelError as error:
                 raise NotApplicableError(f"{error}; use removal='fill'") from error
+
+    def _try(self, removal: str, kept: Tensor, owner: Tensor) -> None:
+        """Run a model of several inputs without some tokens: others may depend on their number."""
+        if {one.role for one in self.probe.model_inputs.description} <= {
+            "tokens",
+            "mask",
+        } or self.probe.model_inputs.only_image:
+            return
+        try:
+            with frozen(self.probe.model), torch.no_grad():
+                self._output(removal, kept, owner)
+        except (ModelError, InputError) as error:
+            raise NotApplicableError(f"{error}; use removal='fill'") from error
 
     @property
     def _prefix(self) -> int:
@@ -178,16 +195,16 @@ class CoalitionGame:
         if self.text and removal == "mask":
             return run_model(probe.model, self._masked_text(kept, owner))
         if self.text:
-            inputs = _picked(probe.model_inputs, owner)
+            inputs = probe.model_inputs.take(owner)
             assert inputs.words is not None
             return run_model(probe.model, drop_tokens(inputs, all_tokens(kept, self._prefix, inputs.words.shape[1])))
         if removal == "mask":
             return attention_without(probe.model, probe.fed(probe.images[owner], owner), probe.structure, kept)
         assert self.dropper is not None
-        return self.dropper(probe.images[owner], kept_indices(kept))
+        return self.dropper(probe.fed(probe.images[owner], owner), kept_indices(kept))
 
     def _masked_text(self, kept: Tensor, owner: Tensor) -> ModelInputs:
-        inputs = _picked(self.probe.model_inputs, owner)
+        inputs = self.probe.model_inputs.take(owner)
         assert inputs.words is not None
         return mask_tokens(self.probe.model, inputs, all_tokens(kept, self._prefix, inputs.words.shape[1]))
 
@@ -196,16 +213,6 @@ class CoalitionGame:
         if not self.text:
             return fill_patches(given, kept, patch_grid(self.probe), self.fill)
         return torch.where(all_tokens(kept, self._prefix, given.shape[1])[..., None], given, self.fill)
-
-
-def _picked(inputs: ModelInputs, owner: Tensor) -> ModelInputs:
-    """Some of the texts by index, any of them as often as it is named."""
-    batch = inputs.batch
-
-    def index(value: Any) -> Any:
-        return value[owner] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
-
-    return ModelInputs(tuple(map(index, inputs.args)), {k: index(v) for k, v in inputs.kwargs.items()})
 
 
 @dataclass(frozen=True)

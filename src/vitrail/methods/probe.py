@@ -15,9 +15,10 @@ from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass, output_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, fields_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import fields_of
 from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.recorded_forward import recorded_scores
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
@@ -113,7 +114,7 @@ class Probe:
         """The images as the model takes them, shape (b, channels, height, width)."""
         image = self.model_inputs.image
         if image is None:
-            raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
+            raise NotApplicableError(f"this method changes the pixels of images, and {self.model_inputs.what}")
         return image.detach()
 
     @property

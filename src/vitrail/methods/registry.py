@@ -159,7 +159,7 @@ class Method:
         if kind == "Swin" and self.applies.reads == "attention":
             return "attends inside windows, so no attention matrix connects all its patches"
         if kind == "text" and self.applies.reads != "attention" and not self.applies.text:
-            return "a text has no pixels and no grid"
+            return "the tokens lie on no grid of image patches, as in a text, audio or a video"
         return None
 
     def check(

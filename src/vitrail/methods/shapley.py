@@ -112,7 +112,7 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
         return [(tuple(range(probe.batch)), grid_cells(patch_grid(probe), cell))]
     words, valid, prefix = probe.model_inputs.words, probe.model_inputs.valid, probe.structure.layout.prefix or 0
     if words is None:
-        raise NotApplicableError("shapley needs images, or texts given as input_ids of shape (b, n)")
+        raise NotApplicableError(f"shapley removes patches of images or tokens of texts, and {probe.model_inputs.what}")
     present = torch.ones_like(words, dtype=torch.bool) if valid is None else valid
     special = probe.model_inputs.special
     if special is not None:  # they stay, as the prefix does
@@ -145,9 +145,20 @@ def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
             if prior != PRIOR:
                 raise
         else:
-            return _one_pass(probe, method, options)
+            found = _one_pass(probe, method, options)
+            words = probe.model_inputs.words
+            if words is None or found.shape[-1] == words.shape[1] - (probe.structure.layout.prefix or 0):
+                return found
+            if prior != PRIOR:
+                raise NotApplicableError(
+                    f"prior={prior!r} has {found.shape[-1]} tokens for {words.shape[1]} words, since the model adds "
+                    "tokens of other inputs: use prior='uniform'"
+                )
     if probe.model_inputs.image is None:
-        assert probe.model_inputs.words is not None
+        if probe.model_inputs.words is None:
+            raise NotApplicableError(
+                f"shapley removes patches of images or tokens of texts, and {probe.model_inputs.what}"
+            )
         patches = probe.model_inputs.words.shape[1] - (probe.structure.layout.prefix or 0)
     else:
         patches = patch_grid(probe)[0] * patch_grid(probe)[1]

@@ -57,7 +57,10 @@ def k_means(points: Tensor, clusters: int, seed: int) -> Tensor:
     score="prob",
     variants={"quick": {"masks": 64}, "preview": {"masks": 256}, "config": {"masks": 2048, "ratio": 0.25}},
     applies=Applies(
-        excluded={"text": "a text has too few tokens to sample", "pool": "an attention pool has no residual stream"}
+        excluded={
+            "text": "the tokens lie on no grid of image patches",
+            "pool": "an attention pool has no residual stream",
+        }
     ),
     cost=forward_passes(lambda options, _: 1 + number(options, "masks")),
 )

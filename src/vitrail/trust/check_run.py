@@ -95,6 +95,7 @@ class CheckRun(ABC):
         self.image, self.k, self.budget = settings.image, settings.k, settings.budget
         self.seed, self.tests = settings.seed, settings.tests
         self.targets, self.groups, self.classes = first.targets, first.groups, first.classes
+        self.scores = first.scores
         whole = self._evaluate(torch.arange(remove.count, device=remove.device)[None])
         self.probability = float(self._shown(whole))
         self.controls = {name: self._curves(values[None], False)[0][0] for name, values in self._control_maps().items()}

@@ -65,7 +65,7 @@ class ImageCheckRun(CheckRun):
         logits = class_logits(self.source.loaded.module, output)
         if logits is None:
             raise ModelError("the model returned no class scores for an image with removed patches")
-        scores = class_scores(logits.double(), "logprob", self.groups)
+        scores = class_scores(logits.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k]])
 
     def _noisy(self) -> Tensor:

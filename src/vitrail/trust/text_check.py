@@ -58,7 +58,7 @@ class TextCheckRun(CheckRun):
         return {"length of words": torch.tensor([float(len(word)) for word in self.words], dtype=torch.float64)}
 
     def _score(self, output: Tensor) -> Tensor:
-        scores = class_scores(output.double(), "logprob", self.groups)
+        scores = class_scores(output.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k].to(scores.device)])
 
     def _noisy(self) -> None:
