@@ -93,7 +93,7 @@ def class_outputs(classes: Sequence[str] | None, count: int | None) -> dict[int,
 
     Args:
         classes: Class names of the data set.
-        count: Number of outputs of the model: VOC's 20 or 21 classes; ImageNet's 1,000, of which several stand for a
+        count: Number of outputs of the model: VOC's 20 or 21 classes; ImageNet's 1,000, several of which map to a
             class of VOC; or the number of classes of any other data set.
 
     Raises:

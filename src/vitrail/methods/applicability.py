@@ -1,4 +1,4 @@
-"""The applicability table of the documentation, as the registry has it."""
+"""The applicability table of the documentation, generated from the registry."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from vitrail.methods.registry import METHODS, MODEL_KINDS
 
 #: The families, in the order they are listed in.
 FAMILIES = ("attention", "gradient", "path", "relevance", "input", "perturbation", "trained", "control")
-#: What stands before and after the table in a page.
+#: Marks before and after the table in a page.
 MARKS = ("<!-- applicability -->", "<!-- /applicability -->")
 
 

@@ -43,7 +43,7 @@ class Situation:
         fits: Whether a method is considered.
         best: Sort key of the methods, the lowest is the first.
         keys: Lines whose numbers are shown.
-        why: What was looked for, in words.
+        why: The criterion, in words.
     """
 
     title: str
@@ -191,11 +191,11 @@ def replaced(page: str, mark: str, content: str) -> str:
 
 
 def renewed_page(page: str, name: str) -> str:
-    """The page of a method with its card made anew."""
+    """The page of a method with an updated card."""
     return replaced(page, "card", card_table(method_card(name)))
 
 
 def renewed_index(page: str) -> str:
-    """The list of methods with recommendations, cards and rules made anew."""
+    """The list of methods with updated recommendations, cards and rules."""
     page = replaced(page, "recommendations", recommendations())
     return replaced(replaced(page, "cards", cards_table()), "card rules", rules_table())

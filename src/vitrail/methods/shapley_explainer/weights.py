@@ -87,7 +87,7 @@ def float_hash(model: nn.Module) -> str:
     if all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
         return digest
     if model not in _float_hashes or _float_hashes[model][0] != digest:
-        copy = trainable_copy(model)  # a name, because the hash does not keep its model alive
+        copy = trainable_copy(model)  # a variable, because the hash does not keep its model alive
         _float_hashes[model] = (digest, WeightsHash(copy).hexdigest() or "")
     return _float_hashes[model][1]
 
