@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.bench.batch import ProtocolScores, ScoreBatch, distinct_classes
 from vitrail.bench.context import BenchContext, open_context
 from vitrail.bench.explainer import Explainer, error_line, to_half
@@ -92,7 +93,8 @@ class Chunk:
         if context.any_model(self.model).weights_hash != self.weights_hash:
             name = context.plan.models[self.model].name
             raise WeightsError(f"{name} has other weights on this machine than on the one that started the run")
-        with matmul_precision(context.plan.matmul):
+        module = context.any_model(self.model).loaded.module
+        with fast.unchanged(module), matmul_precision(context.plan.matmul):
             if context.plan.reads_texts:
                 texts = TextChunkRunner(context, self.model, self.dataset, self.methods, self.key)
                 texts.run(self.indices)

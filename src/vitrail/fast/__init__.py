@@ -11,13 +11,14 @@ from vitrail.fast.recordings import count as count_recordings
 from vitrail.fast.recordings import forget as forget_recordings
 from vitrail.fast.recordings import keep, log_reason, recordable, recording
 from vitrail.fast.recordings import run as run_recorded
-from vitrail.fast.split_products import split_products
+from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
 from vitrail.fast.switches import plain as fast_paths_disabled
-from vitrail.fast.unchanged import one_call, unchanged
+from vitrail.fast.unchanged import changed, one_call, unchanged
 
 __all__ = [
     "cached_per_call",
+    "changed",
     "count_recordings",
     "fast_paths_disabled",
     "forget_recordings",
@@ -28,10 +29,10 @@ __all__ = [
     "recordable",
     "recording",
     "run_recorded",
-    "split_products",
     "split_products_enabled",
     "tensors_of",
     "unchanged",
     "weights_of",
     "weights_state",
+    "with_split_products",
 ]

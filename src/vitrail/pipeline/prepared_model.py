@@ -58,8 +58,8 @@ class PreparedModel:
 
 def unwrapped_model(model: nn.Module | LoadedModel, preprocess: Transform | None) -> LoadedModel:
     """The model inside wrappers, with its preprocessing, or the one that was given."""
-    loaded = describe(model if isinstance(model, LoadedModel) else unwrap(model))
-    return replace(loaded, module=unwrap(loaded.module), preprocess=preprocess or loaded.preprocess)
+    loaded = replace(model, module=unwrap(model.module)) if isinstance(model, LoadedModel) else describe(unwrap(model))
+    return loaded if preprocess is None else replace(loaded, preprocess=preprocess)
 
 
 def embedded_target(loaded: LoadedModel, target: Target) -> Target:

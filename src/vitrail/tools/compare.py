@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.removal import TokenDropper
@@ -153,10 +154,6 @@ def compare(
         >>> sorted(row.method for row in found.rows)
         ['centre', 'gradsam', 'random', 'transformer_mm']
     """
-    from vitrail.scores.comparison import MethodValues, rank_methods
-    from vitrail.scores.evaluator import Evaluator
-    from vitrail.scores.presets import Curve, LevelGrid, Preset
-
     loaded = describe(model)
     model_inputs = to_model_inputs(images, loaded)
     pixels = model_inputs.image
@@ -164,6 +161,25 @@ def compare(
         raise InputError("compare needs images: texts are not supported yet")
     if model_inputs.batch > MOST_IMAGES:
         raise InputError(f"{model_inputs.batch} images are too many for a comparison: pass at most {MOST_IMAGES}")
+    with fast.unchanged(loaded.module):
+        return _compare(loaded, model_inputs, pixels, methods, masks, batch_size, seed, advance)
+
+
+def _compare(
+    loaded: LoadedModel,
+    model_inputs: ModelInputs,
+    pixels: Tensor,
+    methods: Sequence[str] | None,
+    masks: NDArray[Any] | Tensor | None,
+    batch_size: int,
+    seed: int,
+    advance: Callable[[int], None],
+) -> MethodComparison:
+    """Explain the images, remove patches in the order of each map, and rank the methods."""
+    from vitrail.scores.comparison import MethodValues, rank_methods
+    from vitrail.scores.evaluator import Evaluator
+    from vitrail.scores.presets import Curve, LevelGrid, Preset
+
     structure = read_structure(loaded.module, model_inputs)
     chosen, refused = _applicable(structure, loaded.module, methods)
     with warnings.catch_warnings():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vitrail import fast
 from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSettings
@@ -52,4 +53,5 @@ def check_maps(
         grid = source.structure.layout.grid or DEFAULT_GRID
         remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
         run = ImageCheckRun(source, first, settings, remove)
-    return MapChecks({name: run(explanation) for name, explanation in explanations.items()})
+    with fast.unchanged(source.loaded.module):
+        return MapChecks({name: run(explanation) for name, explanation in explanations.items()})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -16,6 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
+from vitrail import fast
 from vitrail.viz.colormap import colour_tables
 from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
@@ -79,7 +80,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     server: ServerState = app.state.server
     server.open()
     abandoned = asyncio.create_task(cancel_abandoned_jobs(server))
-    yield
+    with ExitStack() as promises:
+        for served in server.models.values():  # the server alone uses its models
+            promises.enter_context(fast.unchanged(served.loaded.module))
+        yield
     abandoned.cancel()
     server.close()
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.errors import DataError, ModelError, OptionError
 from vitrail.methods.shapley_explainer.explainer_network import ShapleyExplainer, build_explainer, explainer_loss
@@ -119,7 +120,7 @@ def train_explainer(
     if path.suffix != ".safetensors":
         raise OptionError(f"{path.name!r} must be a safetensors file: end its name in .safetensors")
     model = unwrap(loaded.module)
-    with frozen(model):
+    with fast.unchanged(model), frozen(model):
         return _Trainer(model, loaded, images, path, settings, checkpoint_steps, advance).run()
 
 
