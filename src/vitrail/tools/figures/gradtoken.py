@@ -17,7 +17,19 @@ from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.scores.segmentation import SegmentationScores, score_segmentation
 from vitrail.tools.figures.method_columns import comparison, draw_comparison
-from vitrail.tools.figures.panels import (
+from vitrail.tools.figures.prepare import (
+    check_integer,
+    explain_images,
+    explain_with_intermediates,
+    input_image,
+    resolve_targets,
+    select_methods,
+    to_grid,
+)
+from vitrail.tools.figures.registry import Progress, register_figure
+from vitrail.tools.figures.scene_inputs import scenes_with_masks, trained_on_scenes
+from vitrail.viz.colormap import overlay
+from vitrail.viz.panels import (
     CHART_COLOURS,
     INK,
     QUIET,
@@ -32,18 +44,6 @@ from vitrail.tools.figures.panels import (
     style_chart,
     wrap_text,
 )
-from vitrail.tools.figures.prepare import (
-    check_integer,
-    explain_images,
-    explain_with_intermediates,
-    input_image,
-    resolve_targets,
-    select_methods,
-    to_grid,
-)
-from vitrail.tools.figures.registry import Progress, register_figure
-from vitrail.tools.figures.scene_inputs import scenes_with_masks, trained_on_scenes
-from vitrail.viz.colormap import overlay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitrail.errors import InputError, require
 from vitrail.methods.postprocess import is_constant, normalise, upsample
 from vitrail.viz.colormap import Array, colourise, colours, overlay
+from vitrail.viz.types import ExplanationLike
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,11 +28,11 @@ CELL, GAP, LINE, MARGIN = 1.2, 0.06, 0.14, 0.08
 #: Width of a rotated label of up to three lines, and of a colour bar with its tick labels, in inches.
 LABEL_WIDTH, BAR_WIDTH = 0.36, 0.55
 #: Largest height or width of a figure, in inches.
-MAX_SIZE = 60
+MAX_SIZE = 100
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Create a figure of 200 dots per inch, without a window; width and height are in inches."""
+def new_figure(width: float, height: float, dpi: int = 200) -> Figure:
+    """Create a figure without a window; width and height are in inches."""
     require("matplotlib", "plot", "draw figures")
     from vitrail.viz.notebook_figure import NotebookFigure
 
@@ -40,7 +41,7 @@ def new_figure(width: float, height: float) -> Figure:
             f"the figure would be {width:.0f}×{height:.0f} inches, at most {MAX_SIZE} are allowed: "
             "pass fewer images or classes"
         )
-    return NotebookFigure(figsize=(width, height), dpi=200, facecolor="white")
+    return NotebookFigure(figsize=(width, height), dpi=dpi, facecolor="white")
 
 
 def add_grid(
@@ -148,7 +149,7 @@ def colour_map(relevance: Tensor, scale: float | None = None) -> Array:
     return colourise((normalise(grid) if scale is None else grid / (scale or 1)).numpy(), False)
 
 
-def colour_bar(axes: Any, signed: bool, names: Sequence[str] = (), half: bool = False) -> None:
+def colour_bar(axes: Any, signed: bool, names: Sequence[str] = (), *, half: bool = False, offset: float = 0.0) -> None:
     """Draw a colour bar right of axes.
 
     Args:
@@ -156,18 +157,26 @@ def colour_bar(axes: Any, signed: bool, names: Sequence[str] = (), half: bool = 
         signed: Whether it is that of signed maps.
         names: Names of its ticks from low to high.
         half: Leave room for the other kind: the bar of signed maps stands below that of unsigned ones.
+        offset: Distance from its place right of the axes, as a share of their width.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap
 
+    bottom, height = (0.0 if signed else 0.57, 0.43) if half else (0.0, 1.0)
+    box = axes.get_position()
+    place = (box.x1 + (0.07 + offset) * box.width, box.y0 + bottom * box.height, 0.07 * box.width, height * box.height)
     mappable = ScalarMappable(cmap=ListedColormap(list(colours(signed))))
-    bar = axes.figure.colorbar(
-        mappable, cax=axes.inset_axes((1.07, 0.57 if half and not signed else 0, 0.07, 0.43 if half else 1))
-    )
+    bar = axes.figure.colorbar(mappable, cax=axes.figure.add_axes(place, label="bar"))
     ticks = names or (("against", "0", "for") if signed else ("low", "high"))
     bar.set_ticks([i / (len(ticks) - 1) for i in range(len(ticks))], labels=ticks, fontsize=SMALL - 0.5)
     bar.ax.tick_params(length=2, width=0.5, pad=2)
     bar.outline.set_linewidth(0.4)
+
+
+def method_heading(explanation: ExplanationLike) -> str:
+    """The method's title, with its variant on a second line."""
+    variant = explanation.method.partition(":")[2]
+    return f"{explanation.title}\n{variant}" if variant else explanation.title
 
 
 def style_chart(axes: Any, title: str = "", x: str = "", y: str = "") -> Any:
