@@ -115,7 +115,7 @@ class CoalitionGame:
         for size in sorted(set(sizes.tolist())):
             which = (sizes == size).nonzero()[:, 0]
             pairs = (torch.arange(rows)[:, None] * count + which).flatten()
-            yield from pairs.split(self.probe.most)
+            yield from pairs.split(self.probe.max_batch)
 
     def _scores(self, kept: Tensor, owner: Tensor) -> Tensor:
         """Scores of inputs with some patches present, shape (N, K)."""

@@ -171,7 +171,7 @@ def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: in
     spread = sigma * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))
     totals = [torch.zeros_like(images) for _ in range(probe.count)]
     generator = torch.Generator().manual_seed(seed)
-    each = max(1, probe.most // len(images))
+    each = max(1, probe.max_batch // len(images))
     for start in range(0, samples, each):
         count = min(each, samples - start)
         noise = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(count)]).to(images)

@@ -212,7 +212,7 @@ def _debiased(
     def difference(M: Tensor, Z: Tensor) -> Tensor:
         hidden = (1 - M) * Z
         pair = ((image * M + hidden).to(image.dtype), (image + hidden).to(image.dtype))
-        if 2 * len(M) <= probe.most and not plain():  # one forward pass for both
+        if 2 * len(M) <= probe.max_batch and not plain():  # one forward pass for both
             behind, before_mask = probe.scores(torch.cat(pair), i).chunk(2)
         else:
             behind, before_mask = (probe.scores(images, i) for images in pair)
