@@ -47,6 +47,11 @@ def one_call() -> Iterator[None]:
         _call.state = outer
 
 
+def current_call() -> State | None:
+    """An object that stands for the call that this thread is in, or None outside of one."""
+    return _call.state
+
+
 @contextmanager
 def unchanged(model: nn.Module) -> Iterator[None]:
     """Promise that a model does not change in a block, so that a recorded pass is confirmed once in it.

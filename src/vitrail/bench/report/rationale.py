@@ -2,7 +2,7 @@
 
 The file is JSON with ``rows``, one for each method: its name under ``method``; under ``macro_f1_at`` (mean over
 reviews) and ``micro_f1_at`` (pooled counts) the F1 at each k, as a number or as ``value``, ``low`` and ``high``; other
-scores, such as ``auprc``, with ``mean``, ``low`` and ``high``. ``benchmarks/movies.py`` writes it.
+scores, such as ``auprc``, with ``mean``, ``low`` and ``high``. ``studies/movies.py`` writes it.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def read_rationale_results(path: str | Path) -> tuple[dict[str, Any], list[Ratio
         assert all(one.f1.get("macro_f1_at") for one in results)
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise DataError(
-            f"{path} has no token-F1 of methods: pass a file that benchmarks/movies.py wrote with --out"
+            f"{path} has no token-F1 of methods: pass a file that studies/movies.py wrote with --out"
         ) from error
     results.sort(key=lambda one: (one.control, -one.mean_f1))
     return raw.get("manifest", {}), results
