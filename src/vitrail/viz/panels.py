@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from vitrail.errors import InputError, require
@@ -76,8 +77,9 @@ def add_axes(grid: GridSpec) -> Any:
 
 
 def image_grid(
-    rows: int, columns: int, aspect: float, *, cell: float = CELL, lines: int = 1, below: float = 0.0
-) -> tuple[Figure, Any]:
+    rows: int, columns: int, aspect: float, *, cell: float = CELL, lines: int = 1, below: float = 0.0,
+    labels: bool = False,
+) -> tuple[Figure, Any]:  # fmt: skip
     """Create a figure of images of equal size.
 
     Args:
@@ -87,16 +89,21 @@ def image_grid(
         cell: Width of an image, in inches.
         lines: Lines of text above the images of each row; 0 for one line above the first row.
         below: Height of what is drawn below the images, in inches.
+        labels: Leave room for labels of the second column.
 
     Returns:
         The figure, and its axes, shape (rows, columns).
     """
-    gap, top = GAP + lines * LINE, MARGIN + max(lines, 1) * LINE
-    width = MARGIN + LABEL_WIDTH + columns * (cell + GAP) + BAR_WIDTH
+    gap, top, left = GAP + lines * LINE, MARGIN + max(lines, 1) * LINE, MARGIN + LABEL_WIDTH
+    second = left + cell + GAP + (LABEL_WIDTH if labels else 0)
+    width = second + (columns - 1) * (cell + GAP) + BAR_WIDTH
     figure = new_figure(width, top + rows * (cell * aspect + gap) - gap + MARGIN + below)
-    return figure, add_axes(
-        add_grid(figure, rows, columns, (cell, cell * aspect), MARGIN + LABEL_WIDTH, top, (GAP, gap))
-    )
+    size, gaps = (cell, cell * aspect), (GAP, gap)
+    grids = [
+        add_grid(figure, rows, 1, size, left, top, gaps),
+        add_grid(figure, rows, columns - 1, size, second, top, gaps),
+    ]
+    return figure, np.concatenate([add_axes(grid) for grid in grids], 1)
 
 
 def show(axes: Any, pixels: Array, title: str = "", *, label: str = "", caption: str = "", note: str = "") -> None:
@@ -194,9 +201,9 @@ def style_chart(axes: Any, title: str = "", x: str = "", y: str = "") -> Any:
     return axes
 
 
-def annotate(axes: Any, x: float, y: float, text: str) -> None:
-    """Write a value above a point of a chart."""
-    axes.annotate(text, (x, y), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=SMALL, color=INK)
+def annotate(axes: Any, x: float, y: float, text: str, points: float = 2) -> None:
+    """Write a value some points above a position of a chart."""
+    axes.annotate(text, (x, y), xytext=(0, points), textcoords="offset points", ha="center", fontsize=SMALL, color=INK)
 
 
 def wrap_text(text: str, width: float, size: float = SMALL, lines: int = 2) -> str:

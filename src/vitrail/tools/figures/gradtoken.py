@@ -234,7 +234,7 @@ def _draw_curves(figure: Figure, curves: Sequence[SegmentationScores], threshold
         axes.plot(range(total), values, color=colour, linewidth=1.2, marker="o", markersize=2.5)
         best = int(torch.tensor(values).argmax())
         axes.plot(best, values[best], "o", ms=5, mfc="none", mec=INK, mew=0.7)
-        annotate(axes, best, values[best] + 0.02 * (max(values) - min(values)), f"{values[best]:.1f}")
+        annotate(axes, best, values[best], f"{values[best]:.1f}", points=5)
         axes.margins(x=0.08, y=0.25)
         axes.set_xticks([total - d for d in shown], [str(d) for d in shown])
     rule = "the best of ten thresholds" if threshold == "best" else "their mean as threshold"

@@ -145,7 +145,7 @@ def draw_masks(
     """
     explanations = explain_vit_cx(loaded, images, targets, progress, 1, method)
     aspect = images.shape[2] / images.shape[3]
-    figure, axes = image_grid(3 * len(explanations), 1 + MAPS_PER_ROW, aspect)
+    figure, axes = image_grid(3 * len(explanations), 1 + MAPS_PER_ROW, aspect, labels=True)
     for i, e in enumerate(explanations):
         attention_row, feature_row, mask_row = axes[3 * i : 3 * i + 3, 1:]
         show(axes[3 * i + 1, 0], input_image(e), "Input", label=wrap_text(e.label(0, 0), CELL * aspect, lines=3))
