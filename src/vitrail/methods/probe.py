@@ -85,7 +85,7 @@ class Probe:
         groups: Groups of classes among the targets.
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Index of the current target, for methods that handle targets one by one.
-        most: Most images in one forward pass.
+        max_batch: Maximum number of images in one forward pass.
         seen: The pass over the inputs as they are, where there was one that methods may read off again.
         shared: The pass whose trace a method reads, with its graph.
         notes: Where a method puts intermediate results, or None where they are not kept.
@@ -102,7 +102,7 @@ class Probe:
     groups: tuple[ClassGroup, ...] = ()
     score: str = "prob"
     k: int = 0
-    most: int = 32
+    max_batch: int = 32
     seen: ForwardPass | None = None
     shared: ForwardPass | None = None
     notes: dict[str, list[Any]] | None = None
@@ -163,9 +163,9 @@ class Probe:
             self.notes.setdefault(name, []).append(value)
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """``count`` images in pieces of at most ``most``."""
-        for start in range(0, count, self.most):
-            yield slice(start, min(start + self.most, count))
+        """``count`` images in pieces of at most ``max_batch``."""
+        for start in range(0, count, self.max_batch):
+            yield slice(start, min(start + self.max_batch, count))
 
     # -- changed images ----------------------------------------------------------------------------------------
 

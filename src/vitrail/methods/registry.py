@@ -66,7 +66,7 @@ class Method:
         class_specific: Whether the map depends on the class.
         takes: "trace" or "probe", see ``compute``.
         needs: What the shared pass must keep, or a function from the options to that.
-        score: What is differentiated or evaluated unless the option ``score`` says otherwise: "logit", "prob" or
+        score: What is differentiated or evaluated unless the option ``score`` is set: "logit", "prob" or
             "logprob"; None for methods without such an option.
         detach_attention: Whether its gradients do not pass through attention.
         signed: Whether negative relevance has a meaning, or a function from the options to that.
@@ -109,12 +109,12 @@ class Method:
 
     @property
     def quick(self) -> Mapping[str, Any]:
-        """Options for a rough result in a fraction of the time; none where the method is fast anyway."""
+        """Options for a rough result in a fraction of the time; empty if the method is fast."""
         return self.variants.get("quick", {})
 
     @property
     def preview(self) -> Mapping[str, Any]:
-        """Options for a result that is good enough to look at; the defaults where the method is fast anyway."""
+        """Options for a preview of good quality; the defaults if the method is fast."""
         return self.variants.get("preview", self.quick)
 
     @property
@@ -149,7 +149,7 @@ class Method:
         return self.signed(**options) if callable(self.signed) else self.signed
 
     def apply(self, given: Any, options: Mapping[str, Any]) -> Tensor:
-        """Compute the relevance from a `Trace` or a `Probe`, whichever the method takes."""
+        """Compute the relevance from a `Trace` or a `Probe`, as the method requires."""
         return self.compute(given, **{k: v for k, v in options.items() if k != "score"})
 
     def reason_against(self, kind: str) -> str | None:
@@ -221,7 +221,7 @@ class Method:
 
 
 def kind_of(structure: ModelStructure) -> str:
-    """A model's kind among ``MODEL_KINDS``; every model that is no plain encoder counts as Swin."""
+    """A model's kind among ``MODEL_KINDS``; every model that is not a plain encoder counts as Swin."""
     if structure.kind != "plain":
         return "Swin"
     layout = structure.layout
@@ -322,7 +322,7 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
 
 
 def choose(option: str, value: object, allowed: Iterable[object]) -> None:
-    """Refuse an option's value that is not one of a few.
+    """Raise an error if an option is not one of the given values.
 
     Example:
         >>> choose("heads", "max", ["relu", "mean"])
@@ -336,7 +336,7 @@ def choose(option: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def within(option: str, index: int, count: int, what: str) -> None:
-    """Refuse an index that is not one of ``count`` things; negative ones count from the end.
+    """Raise an error if an index is not below ``count``; negative indices count from the end.
 
     Example:
         >>> within("layer", 12, 12, "blocks")
@@ -349,7 +349,7 @@ def within(option: str, index: int, count: int, what: str) -> None:
 
 
 def check_whole_numbers(least: int, **values: int) -> None:
-    """Refuse options that must be whole numbers, of at least so much.
+    """Raise an error if an option is not an integer of at least a minimum.
 
     Example:
         >>> check_whole_numbers(1, masks=0)

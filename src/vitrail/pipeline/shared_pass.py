@@ -147,7 +147,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         reusable = not by_trace and not torch.is_autocast_enabled(inputs.tensors[0].device.type)
         probe = Probe(
             module, inputs, structure, _scorer(module, resolved, job.target), resolved.count, resolved.classes,
-            resolved.groups, most=job.settings.max_batch, seen=shared if reusable else None,
+            resolved.groups, max_batch=job.settings.max_batch, seen=shared if reusable else None,
             shared=shared if by_trace else None,
         )  # fmt: skip
         without_backward = [one for one in by_trace if one.round is None]
