@@ -9,6 +9,7 @@ torch.Size([1, 1, 32, 32])
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import forget
 from vitrail.fast import unchanged
 from vitrail.inputs.targets import contrast, similarity
 from vitrail.methods.plugins import load_plugins
@@ -38,6 +39,7 @@ __all__ = [
     "compare",
     "contrast",
     "explain",
+    "forget",
     "load",
     "methods",
     "similarity",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -25,6 +28,7 @@ class Replay:
     def __init__(self, compute: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
         self.compute, self.inputs, self.replays = compute, [t.clone() for t in inputs], 0
         self.size = 1
+        self.confirmed_in: Any = None
         self.results: list[Tensor] = []
 
     def replay(self, inputs: Sequence[Tensor]) -> Any:
@@ -81,7 +85,7 @@ def test_recordings_serve_other_images_and_classes(graphs: list[Replay], monkeyp
     assert [one.replays for one in graphs] == [2]
 
 
-def test_a_recording_is_not_used_where_it_may_differ(graphs: list[Replay]) -> None:
+def test_recordings_are_not_used_with_hooks_or_autocast(graphs: list[Replay]) -> None:
     model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
 
     def replayed() -> bool:
@@ -93,15 +97,113 @@ def test_a_recording_is_not_used_where_it_may_differ(graphs: list[Replay]) -> No
     assert not replayed()
     handle.remove()
     assert replayed()
-    model.blocks[0].factor = 0.5  # an attribute that a forward function may read
-    assert [replayed() for _ in range(2)] == [False, True]
-    with torch.no_grad():
-        next(model.parameters()).mul_(1.1)
-    assert [replayed() for _ in range(2)] == [False, True]
     with torch.autocast("cpu", torch.bfloat16):
         assert not replayed()
     with pytest.raises(vitrail.errors.TargetError, match="class 77"):
         vitrail.explain(model, images, "rollout", target=77)
+
+
+class FixedReplay(Replay):
+    """A stand-in that returns the results of the recording whatever became of the model, as a GPU does."""
+
+    def __init__(self, compute: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        super().__init__(compute, inputs)
+        self.fixed = compute(self.inputs)
+
+    def replay(self, _: Sequence[Tensor]) -> Any:
+        self.replays += 1
+        results, extra = self.fixed
+        self.results = [t.clone() for t in results]
+        return self.results, extra
+
+
+@pytest.fixture
+def fixed_graphs(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
+    """Record on the CPU, by `FixedReplay`."""
+
+    def record(compute: Callable[..., Any], inputs: Sequence[Tensor]) -> Replay:
+        graphs.append(FixedReplay(compute, inputs))
+        return graphs[-1]
+
+    monkeypatch.setattr(recordings, "_record", record)
+    return graphs
+
+
+FACTOR = {"value": 1.0}
+
+
+class Scaled(nn.Module):
+    """A model whose output depends on a global variable, a numpy array and a nested setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_vit(depth=2)
+        self.array = np.ones(2)
+        self.settings = {"nested": [SimpleNamespace(scale=1.0)]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = FACTOR["value"] * float(self.array[1]) * self.settings["nested"][0].scale  # type: ignore[attr-defined]
+        return self.inner(x) * scale
+
+
+def _write_data(model: Scaled) -> None:
+    model.inner.head.weight.data.mul_(-1)
+
+
+def _write_array(model: Scaled) -> None:
+    model.array[1] = -1
+
+
+def _write_setting(model: Scaled) -> None:
+    model.settings["nested"][0].scale = -2.0  # type: ignore[attr-defined]
+
+
+def _replace_forward(model: Scaled) -> None:
+    inner = model.inner
+    model.forward = lambda x: -inner(x)  # type: ignore[method-assign]
+
+
+def _swap_activation(model: Scaled) -> None:
+    model.inner.blocks[0].mlp[1] = nn.ReLU()
+
+
+@pytest.mark.parametrize("change", [_write_data, _write_array, _write_setting, _replace_forward, _swap_activation])
+@pytest.mark.parametrize("method", ["gradtoken", "rollout", "attnlrp"])
+def test_a_recording_of_a_changed_model_is_dropped(change, method, fixed_graphs: list[Replay]) -> None:
+    model, images = Scaled(), torch.randn(1, 3, 32, 32)
+    for _ in range(3):
+        vitrail.explain(model, images, method, target=0)
+    assert [one.replays for one in fixed_graphs] == [2]
+    change(model)
+    fresh = copy.deepcopy(model)
+    if change is _replace_forward:
+        _replace_forward(fresh)
+    found = vitrail.explain(model, images, method, target=0)
+    expected = vitrail.explain(fresh, images, method, target=0)
+    assert torch.allclose(found.grid, expected.grid, rtol=0, atol=1e-6 * float(expected.grid.abs().max()))
+    assert torch.allclose(found.logits, expected.logits, atol=1e-6)
+
+
+def test_a_promise_spares_the_comparison_after_the_first_replay(
+    fixed_graphs: list[Replay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitrail.capture import recorded_forward
+
+    compared: list[int] = []
+    compare = recorded_forward.same_to_rounding
+    monkeypatch.setattr(recorded_forward, "same_to_rounding", lambda *a: compared.append(1) or compare(*a))
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+    for _ in range(3):
+        vitrail.explain(model, images, "gradtoken", target=0)
+    assert len(compared) == 2
+    with vitrail.unchanged(model):
+        for _ in range(3):
+            vitrail.explain(model, images, "gradtoken", target=0)
+    assert len(compared) == 3
+    model.head.weight.data.mul_(-1)
+    with vitrail.unchanged(model):  # the promise begins here: what was recorded before is compared once
+        found = vitrail.explain(model, images, "gradtoken", target=0)
+    assert torch.allclose(found.logits, model(images), atol=1e-5)
 
 
 def test_recordings_give_their_memory_back(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +218,7 @@ def test_recordings_give_their_memory_back(graphs: list[Replay], monkeypatch: py
 
     monkeypatch.setattr(graphs[0], "replay", no_memory)
     assert torch.equal(vitrail.explain(model, images, "rollout", target=0).maps, expected)
-    assert set(recordings._known[model].values()) == {recordings.AGAIN}
+    assert set(recordings._passes[model].values()) == {recordings.RUNS_AFTER_DROPPED}
     monkeypatch.setattr("vitrail.pipeline.recorded_batch.compute_batch", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         vitrail.explain(model, images, "gradtoken", target=0)
@@ -157,7 +259,7 @@ def test_replayed_maps_are_those_of_the_plain_path(method: str, monkeypatch: pyt
             plain.setenv("VITRAIL_PLAIN", "1")
             slow = vitrail.explain(model, images, method, target=target)
         assert torch.allclose(fast.grid, slow.grid, rtol=1e-10, atol=1e-10 * float(slow.grid.abs().max()))
-    kept = recordings._known[model].values()
+    kept = recordings._passes[model].values()
     assert any(isinstance(one, recordings._Recording) for one in kept)
 
 
@@ -175,7 +277,7 @@ def test_a_model_that_waits_for_its_results_is_not_recorded() -> None:
     images = torch.randn(1, 3, 32, 32, device="cuda")
     maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(3)]
     assert torch.equal(maps[0], maps[2])
-    assert set(recordings._known[model].values()) == {recordings.NEVER}
+    assert set(recordings._passes[model].values()) == {recordings.NOT_RECORDABLE}
     torch.randn(2, device="cuda")  # a recording that failed leaves the generator usable
     free = torch.cuda.memory_reserved()
     torch.empty(2**28, device="cuda").sum().item()

@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 
 from vitrail.fast.module_walk import has_hooks, weights_of
 from vitrail.fast.switches import plain
-from vitrail.fast.unchanged import Promise, promise_of
+from vitrail.fast.unchanged import State, state_of
 
 Extra = TypeVar("Extra")
 #: From inputs to result tensors, and whatever does not depend on the values of the inputs.
@@ -80,7 +80,7 @@ class _Recording(Generic[Extra]):
     size: int
     finished: torch.cuda.Event
     kept: list[Tensor]
-    confirmed_in: Promise | None = None
+    confirmed_in: State | None = None
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
         """Results for other inputs."""
@@ -263,12 +263,12 @@ def _run(
     if not isinstance(known, _Recording):
         return compute(inputs)
     results, extra = known.replay(inputs)
-    promise = promise_of(model)
-    if promise is None or known.confirmed_in is not promise:
+    state = state_of(model)
+    if state is None or known.confirmed_in is not state:
         if not bool(confirm(results)):
             _drop_out_of_date(model, passes, key)
             return compute(inputs)
-        known.confirmed_in = promise
+        known.confirmed_in = state
     return results, extra
 
 

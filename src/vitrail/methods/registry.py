@@ -133,8 +133,8 @@ class Method:
 
     def needed(self, options: Mapping[str, Any]) -> Needs:
         """What the shared pass must keep for these options."""
-        own = {k: v for k, v in options.items() if k != "score"}
-        return self.needs(**own) if callable(self.needs) else self.needs
+        without_score = {k: v for k, v in options.items() if k != "score"}
+        return self.needs(**without_score) if callable(self.needs) else self.needs
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether maps computed with these options have a sign."""
