@@ -15,8 +15,9 @@ from torch.func import functional_call
 from vitrail import fast
 from vitrail.capture.forward import PassEvidence
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output, logits_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.capture.program import Program
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
@@ -191,14 +192,13 @@ def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
     if not _precisions(model):
         return run_model(model, model_inputs)
     half = {name: t for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in HALF}
-    wide = ModelInputs(
-        tuple(map(_widened, model_inputs.args)), {k: _widened(v) for k, v in model_inputs.kwargs.items()}
-    )
-    return functional_call(model, {name: t.detach().float() for name, t in half.items()}, wide.args, dict(wide.kwargs))
+    wide = model_inputs.changed(_widened)
+    single = {name: t.detach().float() for name, t in half.items()}
+    return wide.reading.read(functional_call(model, single, wide.args, dict(wide.kwargs)))
 
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def attnlrp(
     "relevance",
     cite="vukadin2024abslrp",
     signed=True,
-    applies=Applies(excluded={"text": "it is defined on pixels, and a text has none"}),
+    applies=Applies(excluded={"text": "it is defined on pixels, and the tokens lie on no grid of image patches"}),
     rules=lambda **_: ABSLRP,
     cost=lrp_pass,
 )

@@ -15,9 +15,10 @@ from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass, output_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, fields_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import fields_of
 from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.recorded_forward import recorded_scores
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
@@ -88,7 +89,7 @@ class Probe:
         groups: Groups of classes among the targets.
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Index of the current target, for methods that handle targets one by one.
-        most: Most images in one forward pass.
+        max_batch: Maximum number of images in one forward pass.
         seen: The pass over the inputs as they are, where there was one that methods may read off again.
         shared: The pass whose trace a method reads, with its graph.
         notes: Where a method puts intermediate results, or None where they are not kept.
@@ -105,7 +106,7 @@ class Probe:
     groups: tuple[ClassGroup, ...] = ()
     score: str = "prob"
     k: int = 0
-    most: int = 32
+    max_batch: int = 32
     seen: ForwardPass | None = None
     shared: ForwardPass | None = None
     notes: dict[str, list[Any]] | None = None
@@ -117,7 +118,7 @@ class Probe:
         """The images as the model takes them, shape (b, channels, height, width)."""
         image = self.model_inputs.image
         if image is None:
-            raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
+            raise NotApplicableError(f"this method changes the pixels of images, and {self.model_inputs.what}")
         return image.detach()
 
     @property
@@ -166,9 +167,9 @@ class Probe:
             self.notes.setdefault(name, []).append(value)
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """``count`` images in pieces of at most ``most``."""
-        for start in range(0, count, self.most):
-            yield slice(start, min(start + self.most, count))
+        """``count`` images in pieces of at most ``max_batch``."""
+        for start in range(0, count, self.max_batch):
+            yield slice(start, min(start + self.max_batch, count))
 
     # -- changed images ----------------------------------------------------------------------------------------
 
@@ -383,6 +384,8 @@ class Probe:
                 "gradient instead"
             )
         if value.dim() == 4:
+            if self.structure.layers:
+                check_feature_order(self.model, self.model_inputs, self.structure, 0, (value.shape[1], value.shape[2]))
             return value.permute(0, 3, 1, 2)
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
         layout = self.structure.layout

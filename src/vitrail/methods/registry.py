@@ -66,7 +66,7 @@ class Method:
         class_specific: Whether the map depends on the class.
         takes: "trace" or "probe", see ``compute``.
         needs: What the shared pass must keep, or a function from the options to that.
-        score: What is differentiated or evaluated unless the option ``score`` says otherwise: "logit", "prob" or
+        score: What is differentiated or evaluated unless the option ``score`` is set: "logit", "prob" or
             "logprob"; None for methods without such an option.
         detach_attention: Whether its gradients do not pass through attention.
         signed: Whether negative relevance has a meaning, or a function from the options to that.
@@ -111,12 +111,12 @@ class Method:
 
     @property
     def quick(self) -> Mapping[str, Any]:
-        """Options for a rough result in a fraction of the time; none where the method is fast anyway."""
+        """Options for a rough result in a fraction of the time; empty if the method is fast."""
         return self.variants.get("quick", {})
 
     @property
     def preview(self) -> Mapping[str, Any]:
-        """Options for a result that is good enough to look at; the defaults where the method is fast anyway."""
+        """Options for a preview of good quality; the defaults if the method is fast."""
         return self.variants.get("preview", self.quick)
 
     @property
@@ -151,7 +151,7 @@ class Method:
         return self.signed(**options) if callable(self.signed) else self.signed
 
     def apply(self, given: Any, options: Mapping[str, Any]) -> Tensor:
-        """Compute the relevance from a `Trace` or a `Probe`, whichever the method takes."""
+        """Compute the relevance from a `Trace` or a `Probe`, as the method requires."""
         return self.compute(given, **{k: v for k, v in options.items() if k != "score"})
 
     def reason_against(self, kind: str) -> str | None:
@@ -161,7 +161,7 @@ class Method:
         if kind == "Swin" and self.applies.reads == "attention":
             return "attends inside windows, so no attention matrix connects all its patches"
         if kind == "text" and self.applies.reads != "attention" and not self.applies.text:
-            return "a text has no pixels and no grid"
+            return "the tokens lie on no grid of image patches, as in a text, audio or a video"
         return None
 
     def check(
@@ -189,6 +189,12 @@ class Method:
         attention = self.applies.reads == "attention"
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+        if self.applies.reads == "features" and structure.members > 1:
+            raise NotApplicableError(
+                f"{self.name} does not apply to {structure.model}: {structure.members} encoders side by side compute "
+                "its output, as in an ensemble, and this method reads the features of one; explain one of them, or use "
+                "rise, occlusion or an input gradient"
+            )
         kind = kind_of(structure)
         reason = self.reason_against(kind)
         if reason is not None:
@@ -217,7 +223,7 @@ class Method:
 
 
 def kind_of(structure: ModelStructure) -> str:
-    """A model's kind among ``MODEL_KINDS``; every model that is no plain encoder counts as Swin."""
+    """A model's kind among ``MODEL_KINDS``; every model that is not a plain encoder counts as Swin."""
     if structure.kind != "plain":
         return "Swin"
     layout = structure.layout
@@ -318,7 +324,7 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
 
 
 def choose(option: str, value: object, allowed: Iterable[object]) -> None:
-    """Refuse an option's value that is not one of a few.
+    """Raise an error if an option is not one of the given values.
 
     Example:
         >>> choose("heads", "max", ["relu", "mean"])
@@ -332,7 +338,7 @@ def choose(option: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def within(option: str, index: int, count: int, what: str) -> None:
-    """Refuse an index that is not one of ``count`` things; negative ones count from the end.
+    """Raise an error if an index is not below ``count``; negative indices count from the end.
 
     Example:
         >>> within("layer", 12, 12, "blocks")
@@ -345,7 +351,7 @@ def within(option: str, index: int, count: int, what: str) -> None:
 
 
 def check_whole_numbers(least: int, **values: int) -> None:
-    """Refuse options that must be whole numbers, of at least so much.
+    """Raise an error if an option is not an integer of at least a minimum.
 
     Example:
         >>> check_whole_numbers(1, masks=0)
