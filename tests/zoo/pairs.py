@@ -29,7 +29,9 @@ def pixels(count: int) -> Tensor:
     return torch.randn(count, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(3))
 
 
-def build(model: str, config: str, inputs: dict[str, Tensor], target: Any, shared: tuple[str, ...], **options: Any) -> Subject:
+def build(
+    model: str, config: str, inputs: dict[str, Tensor], target: Any, shared: tuple[str, ...], **options: Any
+) -> Subject:
     import transformers
 
     torch.manual_seed(0)

@@ -48,7 +48,9 @@ DETECTOR = {
     "num_queries": 5, "num_labels": 4,
 }  # fmt: skip
 #: Methods on pixels say what it is that has none.
-NO_VIDEO, NO_SOUND, NO_SERIES = ({"gradient_x_input": f"explained here is a {w}"} for w in ("video", "spectrogram", "series"))
+NO_VIDEO, NO_SOUND, NO_SERIES = (
+    {"gradient_x_input": f"explained here is a {w}"} for w in ("video", "spectrogram", "series")
+)
 CHAIN = ("rollout", "transformer_mm")
 ANY = ("gradient_x_input",)
 ENTRIES = [

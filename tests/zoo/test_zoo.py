@@ -13,9 +13,7 @@ from tests.zoo.entry import Entry, Subject
 from tests.zoo.known_answers import TESTS
 from vitrail.errors import GuessWarning, MapWarning, VitrailError
 
-ENTRIES = [
-    entry for group in (images, timm_images, texts, pairs, sequences, own_models) for entry in group.ENTRIES
-]
+ENTRIES = [entry for group in (images, timm_images, texts, pairs, sequences, own_models) for entry in group.ENTRIES]
 
 
 def run_check(entry: Entry, subject: Subject, check: str) -> None:

@@ -35,7 +35,9 @@ OTHER_SUMS = {
 #: The class to explain where the map of class 3 is constant with one of the methods.
 TARGETS = {"esm": 2, "ibert": 2, "mobilebert": 2, "roformer": 1, "xlm-roberta-xl": 2}
 #: Methods of causal models that do not know the position of the target.
-FUTURE = {f"cut_future:{m}": "the target's position is not known to the method" for m in ("rollout", "gradtoken", "leadlight")}
+FUTURE = {
+    f"cut_future:{m}": "the target's position is not known to the method" for m in ("rollout", "gradtoken", "leadlight")
+}
 
 
 def entry(name: str, tests: tuple[str, ...], pending: Mapping[str, str]) -> Entry:

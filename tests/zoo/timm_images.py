@@ -26,7 +26,11 @@ def subject(name: str, patch: int, size: tuple[int, int], options: Mapping[str, 
 
 
 def plain(
-    name: str, patch: int = 16, size: tuple[int, int] = (64, 64), label: str = "", methods: tuple[str, ...] = METHODS,
+    name: str,
+    patch: int = 16,
+    size: tuple[int, int] = (64, 64),
+    label: str = "",
+    methods: tuple[str, ...] = METHODS,
     **options: Any,
 ) -> Entry:
     options = NARROW | {"img_size": size} | options
@@ -81,16 +85,39 @@ ENTRIES = [
     other("convit_tiny", "attention", img_size=64, **NARROW),
     other("xcit_nano_12_p8_224", "attention", depth=2),
     other("cait_xxs24_224", "class-attention", img_size=64, depth=2),
-    other("crossvit_tiny_240", "class-attention", size=240, depth=[[1, 1, 0], [1, 1, 0], [1, 1, 0]],
-          pending={"plant_patch": "the mean of two heads inside another module is taken for features"}),
+    other(
+        "crossvit_tiny_240",
+        "class-attention",
+        size=240,
+        depth=[[1, 1, 0], [1, 1, 0], [1, 1, 0]],
+        pending={"plant_patch": "the mean of two heads inside another module is taken for features"},
+    ),
     other("pit_ti_224", PYRAMID, img_size=64, depth=(1, 1, 1)),
     other("levit_128s", PYRAMID, size=224),
     other("pvt_v2_b0", PYRAMID, depths=(1, 1, 1, 1)),
-    other("swin_tiny_patch4_window7_224", WINDOWS, img_size=64, window_size=4, embed_dim=24, depths=(2, 2), num_heads=(2, 4)),
-    other("swinv2_tiny_window8_256", WINDOWS, img_size=64, window_size=4, embed_dim=24, depths=(2, 2), num_heads=(2, 4)),
+    other(
+        "swin_tiny_patch4_window7_224",
+        WINDOWS,
+        img_size=64,
+        window_size=4,
+        embed_dim=24,
+        depths=(2, 2),
+        num_heads=(2, 4),
+    ),
+    other(
+        "swinv2_tiny_window8_256", WINDOWS, img_size=64, window_size=4, embed_dim=24, depths=(2, 2), num_heads=(2, 4)
+    ),
     other("hiera_tiny_224", WINDOWS, img_size=64, embed_dim=24, stages=(1, 1, 1, 1)),
-    other("samvit_base_patch16_224", WINDOWS, img_size=64, embed_dim=32, depth=2, num_heads=4, window_size=2,
-          global_attn_indexes=(1,)),
+    other(
+        "samvit_base_patch16_224",
+        WINDOWS,
+        img_size=64,
+        embed_dim=32,
+        depth=2,
+        num_heads=4,
+        window_size=2,
+        global_attn_indexes=(1,),
+    ),
     other("nest_tiny", WINDOWS, img_size=64),
     other("mobilevit_xxs", WINDOWS),
     other("mixer_s32_224", NONE, img_size=64),

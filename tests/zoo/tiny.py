@@ -50,9 +50,7 @@ def add_noise(model: nn.Module) -> nn.Module:
 def tiny(library: str, task: str, name: str, model: str = "", target: int | None = None) -> Subject:
     """A tiny model of a family with two inputs; texts are padded."""
     module = table()
-    family = next(
-        f for f in module.families(library) if (f.task, f.name) == (task, name) and model in (f.model, "")
-    )
+    family = next(f for f in module.families(library) if (f.task, f.name) == (task, name) and model in (f.model, ""))
     built = module.build(family)
     add_noise(built.module)
     inputs: Any = built.padded or built.inputs
