@@ -84,6 +84,8 @@ def _reason_not_recorded(job: BatchJob) -> str | None:
         return "attention of windows is stitched"
     if callable(job.target):
         return "the target is a function"
+    if job.prepared.structure.order_by_image:
+        return "the order of the tokens depends on the image"
     dtype = some_weight(job.prepared.module).dtype
     if not worth_recording(job.prepared.structure, job.prepared.inputs.batch, dtype):
         return "computing takes much longer than launching"
