@@ -33,6 +33,8 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torc
 
 def worth_recording(structure: ModelStructure, batch: int, dtype: torch.dtype) -> bool:
     """Whether launching a pass over this many inputs takes a good part of its time."""
+    if structure.order_by_image:  # each image needs the places of its own tokens
+        return False
     tokens = max((layer.size[1] for layer in structure.layers), default=0)
     return batch * tokens * structure.width <= MOST_NUMBERS[dtype in (torch.bfloat16, torch.float16)]
 

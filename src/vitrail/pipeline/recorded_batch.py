@@ -86,6 +86,8 @@ def _reason_not_recorded(job: BatchJob) -> str | None:
         return "attention of windows is stitched"
     if callable(job.target):
         return "the target is a function"
+    if job.prepared.structure.order_by_image:
+        return "the order of the tokens depends on the image"
     if job.prepared.inputs.reading.output is not None:
         return "a part of the output is chosen"
     dtype = some_weight(job.prepared.module).dtype
