@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import vitrail
+from vitrail.errors import StructureDiffersError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models import describe
 from vitrail.models.plain_vit import PlainViT
@@ -80,7 +81,7 @@ def audio():
 
 CASES = {
     "clip rollout": (clip, "rollout"), "clip occlusion": (clip, "occlusion"), "clip attnlrp": (clip, "attnlrp"),
-    "siglip2 leadlight": (siglip2, "leadlight"), "vilt leadlight": (vilt, "leadlight"),
+    "siglip2 leadlight": (siglip2, "leadlight"),
     "vilt occlusion": (vilt, "occlusion"), "visual_bert leadlight": (visual_bert, "leadlight"),
     "visual_bert integrated_gradients": (visual_bert, "integrated_gradients"),
     "t5 integrated_gradients": (t5, "integrated_gradients"), "video leadlight": (video, "leadlight"),
@@ -100,6 +101,12 @@ def test_a_batch_has_the_maps_of_its_examples(case):
         alone = vitrail.explain(model, one.args[0] if one.args else one.kwargs, method, target=1, **options).grid
         assert torch.allclose(together[i], alone[0], atol=1e-5)
     assert not torch.allclose(together[0], together[1], atol=1e-5)
+
+
+def test_patches_in_a_random_order_are_refused_for_that_reason():
+    model, given = vilt()
+    with pytest.raises(StructureDiffersError, match="the order of the patches"):
+        vitrail.explain(model, given, "leadlight", target=1)
 
 
 def test_a_stream_on_a_grid_is_the_same_as_in_a_row():
