@@ -28,7 +28,6 @@ from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError, TargetError
-from vitrail.fast.split_products import split_products
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
@@ -253,8 +252,19 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure: As read from it.
     """
     device = model_inputs.tensors[0].device
-    with frozen(model), torch.no_grad(), split_products(device):
+    with frozen(model), torch.no_grad(), fast.with_split_products(device):
         output = run_model(model, model_inputs)
+    return output_pass(model, model_inputs, structure, output)
+
+
+def output_pass(
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
+    output: Any,
+    evidence: PassEvidence | None = None,
+) -> ForwardPass:
+    """A forward pass of which nothing but the output, and what confirms the structure, is known."""
     return ForwardPass(
         output,
         class_logits(model, output),
@@ -263,9 +273,10 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure,
         structure.layers[-1].size[0] if structure.layers else 0,
         method_dtype(model),
-        device,
+        model_inputs.tensors[0].device,
         Gate(),
         model_inputs.valid,
+        evidence=evidence,
     )
 
 
@@ -294,6 +305,7 @@ def forward_pass(
             they depend on.
     """
     layers = structure.layers
+    confirm = confirm and not fast.recording()  # the same call has run the pass before
     if not layers:
         with _feature_pass(model, model_inputs, structure) as found:
             yield found
@@ -312,7 +324,8 @@ def forward_pass(
     whole_graph = whole_graph or (confirm and structure.calls != len(layers))
     leaf = None
     if start is not None and (from_pixels or whole_graph or any(kind in by_call for kind in _FROM_THE_INPUT)):
-        leaf = start.detach().clone().requires_grad_()
+        with torch.inference_mode(False):
+            leaf = start.detach().clone().requires_grad_()
         model_inputs = model_inputs.swap(start, leaf)
     program = Program(model_inputs.tensors) if confirm else None
     mode = AttentionMode(
@@ -329,7 +342,7 @@ def forward_pass(
     )  # fmt: skip
     device = model_inputs.tensors[0].device
     with frozen(model):
-        with split_products(device), mode:
+        with fast.with_split_products(device), mode:
             output = run_model(model, model_inputs)
         torch.set_grad_enabled(True)  # where the pass built a graph at its ends alone
         evidence = None if program is None else PassEvidence(program, mode.values, leaf)

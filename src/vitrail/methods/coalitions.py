@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.removal import (
@@ -27,10 +28,9 @@ from vitrail.capture.removal import (
     mask_tokens,
 )
 from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError
-from vitrail.fast.split_products import split_products
 from vitrail.methods.probe import Probe
 
-#: Side of a patch, in pixels, of models without one grid.
+#: Side of a patch in pixels, for models without one grid.
 PATCH = 16
 #: Strata of the sizes up to half of the players.
 STRATA = 16
@@ -38,7 +38,7 @@ GOLDEN = (sqrt(5) - 1) / 2
 
 
 def patch_grid(probe: Probe) -> tuple[int, int]:
-    """Rows and columns of the patches of an image; of models without one grid, patches of 16 pixels."""
+    """Rows and columns of the patches of an image; for models without one grid, patches of 16 pixels."""
     height, width = int(probe.images.shape[2]), int(probe.images.shape[3])
     return probe.structure.layout.grid or (ceil(height / PATCH), ceil(width / PATCH))
 
@@ -115,14 +115,14 @@ class CoalitionGame:
         for size in sorted(set(sizes.tolist())):
             which = (sizes == size).nonzero()[:, 0]
             pairs = (torch.arange(rows)[:, None] * count + which).flatten()
-            yield from pairs.split(self.probe.most)
+            yield from pairs.split(self.probe.max_batch)
 
     def _scores(self, kept: Tensor, owner: Tensor) -> Tensor:
         """Scores of inputs with some patches present, shape (N, K)."""
         removal = self.removal
         if removal == "tokens" and not bool(kept.any()) and not self._supports_empty:
             removal = "fill"  # the model averages its patches, so it needs at least one
-        with frozen(self.probe.model), torch.no_grad(), split_products(kept.device):
+        with frozen(self.probe.model), torch.no_grad(), fast.with_split_products(kept.device):
             output = self._output(removal, kept, owner)
             values = self.probe.scorer(output, owner, self.probe.score)
         self.probe.advance(len(kept))
@@ -235,20 +235,20 @@ class CoalitionPairs:
         return len(self.present)
 
     def first(self, count: int) -> CoalitionPairs:
-        """The first pairs, which are stratified as all of them are."""
+        """The first pairs; they are stratified in the same proportions."""
         complete = self.complete and count >= len(self)
         return CoalitionPairs(self.present[:count], self.stratum[:count], self.mass, complete)
 
     @property
     def weights(self) -> Tensor:
-        """Weight of each pair, shape (M,), of mean one: what its stratum should have, by what it has."""
+        """Weight of each pair, shape (M,), with mean one: expected share of its stratum divided by its actual share."""
         counts = self.stratum.bincount(minlength=len(self.mass)).clamp_min(1)
         weights = (self.mass / counts)[self.stratum]
         return weights / weights.mean()
 
 
 def draw_pairs(players: int, count: int, seed: int) -> CoalitionPairs:
-    """Draw pairs of complementary coalitions; all of them, where there are no more than asked for.
+    """Draw pairs of complementary coalitions, or all pairs if there are at most ``count``.
 
     Args:
         players: Number of players, at least 2.
@@ -266,7 +266,7 @@ def draw_pairs(players: int, count: int, seed: int) -> CoalitionPairs:
     size = torch.arange(1, half + 1, dtype=torch.float64)
     kernel = 1 / (size * (players - size))
     if players % 2 == 0:
-        kernel[-1] /= 2  # coalitions of half of the players are their own complements' size
+        kernel[-1] /= 2  # a coalition of half of the players has as many players as its complement
     kernel /= kernel.sum()
     if players <= 32 and 2 ** (players - 1) - 1 <= count:
         return _all_pairs(players, kernel)

@@ -20,7 +20,7 @@ from vitrail.methods.probe import Probe, ProbedTrace
 from vitrail.methods.registry import Applies, Method, check_whole_numbers, choose, find, register
 
 ESTIMATORS = ("regression", "permutation")
-#: The prior unless another is asked for; models it does not apply to get ``UNIFORM``.
+#: The default prior; models that it does not apply to use ``UNIFORM``.
 PRIOR = "grad_rollout"
 #: The prior that gives all players equal shares.
 UNIFORM = "uniform"
@@ -115,7 +115,7 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
         raise NotApplicableError(f"shapley removes patches of images or tokens of texts, and {probe.model_inputs.what}")
     present = torch.ones_like(words, dtype=torch.bool) if valid is None else valid
     special = probe.model_inputs.special
-    if special is not None:  # they stay, as the prefix does
+    if special is not None:  # special tokens are always present, as is the prefix
         present = present & ~special
     if not bool(present[:, prefix:].any(1).all()):
         raise InputError("a text has no tokens beside special ones and padding: pass texts with words")
@@ -265,12 +265,12 @@ def _permutations(
 
 
 def _rounds(pairs: int, tolerance: float | None) -> list[int]:
-    """Numbers of pairs after which the standard error is looked at."""
+    """Numbers of pairs after which the standard error is checked."""
     return [pairs] if tolerance is None else [*range(ROUND, pairs, ROUND), pairs]
 
 
 def _trivial(total: Tensor, players: int) -> tuple[ShapleyEstimate, Tensor]:
-    """The whole effect for a single player."""
+    """The estimate of a single player, which has the whole effect."""
     values = total[..., None].expand(-1, -1, players)
     return ShapleyEstimate(values, torch.zeros_like(values)), torch.full((len(total),), 2)
 

@@ -102,7 +102,7 @@ def tis(probe: Probe, *, masks: int = 1024, ratio: float = 0.5, removal: str | N
 
 
 def _activations(probe: Probe) -> Tensor:
-    """What every block adds up to, as one map of patches for each channel, shape (b, blocks · d, S)."""
+    """Output of every block as one map of patches for each channel, shape (b, blocks · d, S)."""
     if probe.seen is not None and probe.seen.blocks:
         outputs = [_output(block) for block in probe.seen.blocks]
     else:

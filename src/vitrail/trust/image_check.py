@@ -20,7 +20,7 @@ from vitrail.trust.null import moved_maps
 
 
 def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) -> Tensor:
-    """A map as relevance of patches, shape (rows, columns): as the method computed it where it did, else pixel means.
+    """A map as relevance of patches, shape (rows, columns): the method's grid if it has this size, else pixel means.
 
     Args:
         explanation: A `vitrail.Explanation`.

@@ -35,7 +35,7 @@ class TextCheckRun(CheckRun):
             )
         self.words = remove.words
         self.text = source.texts[settings.image]
-        # A text may turn on one word, which every tenth order removes among a tenth of the words.
+        # One word may decide a text, and a random order has it in the first tenth in one case of ten.
         budget = replace(settings.budget, levels=(*settings.budget.levels, 1 / remove.count))
         settings = replace(settings, budget=budget)
         self.text_source = source
