@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -190,8 +190,11 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         rounds = [(k, r) for k in range(aimed.count) for r in dict.fromkeys(one.round for one in by_trace) if r]
         for k, (score, cut) in rounds:
             last = (k, (score, cut)) == rounds[-1]
-            keep_graph = not last or shared.ended is not None
+            others = max(one.method.others(one.options) for one in by_trace if one.round == (score, cut))
+            keep_graph = not last or shared.ended is not None or others > 0
             trace = run.stitched(shared.trace(aimed.scalar(k, score), keep_graph=keep_graph, cut=cut))
+            other_scores = aimed.others(k, score, others)
+            trace = replace(trace, other_classes=partial(_other_traces, shared, other_scores, cut, run))
             for one in by_trace:
                 if one.round == (score, cut):
                     relevance[one.label].append(_timed(one, trace, probe.of(k), own, parts, run))
@@ -204,6 +207,16 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     joined = {label: torch.stack(r, 1) for label, r in relevance.items()}
     maps = _finish(methods, joined, run.shown(structure), model_inputs)
     return ComputedBatch(maps, aimed.classes, aimed.groups, shared.logits, own, parts)
+
+
+def _other_traces(
+    shared: ForwardPass, scores: Sequence[Tensor], cut: bool, run: PassSettings, count: int
+) -> Iterator[Trace]:
+    """Traces with the gradients of other scores, one at a time, so that no more than one is in memory."""
+    for score in scores[:count]:
+        with torch.enable_grad():  # methods run without
+            trace = shared.trace(score, keep_graph=True, cut=cut)
+        yield run.stitched(trace)
 
 
 def _aimed(

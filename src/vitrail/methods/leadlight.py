@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,12 +12,18 @@ from torch.nn.functional import normalize
 from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
-from vitrail.methods.registry import METHODS, choose, register
+from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.registry import METHODS, check_whole_numbers, choose, register
 
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
-VARIANTS = {"fast": {"source": "last", "score": "logit"}, "attention": {"spread": "attention", "rounds": 1}}
+OBJECT = {"others": 0, "score": "prob"}
+VARIANTS = {
+    "object": OBJECT,
+    "fast": {"source": "last", "others": 0},
+    "attention": {"spread": "attention", "rounds": 1, **OBJECT},
+}
 
 
 def _needs(source: str, spread: str, **_: object) -> Needs:
@@ -29,19 +35,51 @@ def _needs(source: str, spread: str, **_: object) -> Needs:
     return {**needs, **({"K": ALL} if spread == "keys" else {"attention_mean": slice(0, -1)})}
 
 
-@register("leadlight", "Leadlight", "gradient", cite="vitrail", needs=_needs, score="prob", variants=VARIANTS)
-def leadlight(
-    trace: Trace, *, source: str = "vtranm", spread: str = "keys", power: float = 4, rounds: int = 2, mix: float = 0.75
-) -> Tensor:
-    """Relevance of the patches, mixed with its average over patches with similar keys.
+def _others(others: int, **_: object) -> int:
+    check_whole_numbers(0, others=others)
+    return others
 
-    R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
-    one; R and R' are scaled to a maximum of one and mixed.
+
+def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
+    """A backward pass, which counts as two forward passes, for each other class."""
+    return Cost(0, 2.0 * number(options, "others") * targets)
+
+
+@register(
+    "leadlight",
+    "Leadlight",
+    "gradient",
+    cite="vitrail",
+    needs=_needs,
+    score="logit",
+    other_classes=_others,
+    variants=VARIANTS,
+    cost=_cost,
+)
+def leadlight(
+    trace: Trace,
+    *,
+    source: str = "vtranm",
+    others: int = 8,
+    contrast: float = 1.0,
+    spread: str = "keys",
+    power: float = 4,
+    rounds: int = 2,
+    mix: float = 0.75,
+) -> Tensor:
+    """Relevance of the patches beyond that for other classes, mixed with its average over patches with similar keys.
+
+    R = r·(r̂ / mean of r̂ over the class and other classes), where r̂ is the relevance r for a class, scaled to sum to
+    one. R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
+    one. R and R' are scaled to a maximum of one and mixed.
 
     Args:
         trace: The pass, with gradients.
-        source: Where the relevance R comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
+        source: Where the relevance r comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
+        others: Number of other classes, likeliest first, that the class is compared with; each takes a further backward
+            pass. With 0, or for a model with a single output, R = r: the map of the object, hardly of the class.
+        contrast: Exponent of the ratio.
         spread: What W is made of: "keys" of the upper half of the blocks, those of each block scaled to unit length; or
             "attention", its mean between patches over the blocks below the last, without the lower quarter.
         power: Exponent of the cosine; a higher one spreads over fewer patches.
@@ -51,9 +89,14 @@ def leadlight(
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
-    if not 0 <= mix <= 1 or not power > 0 or rounds < 1:
-        raise OptionError(f"expected mix from 0 to 1, power > 0 and rounds ≥ 1, got {mix=}, {power=} and {rounds=}")
-    R = averaged = _scaled(_source(trace, source))
+    if not 0 <= mix <= 1 or not power > 0 or rounds < 1 or contrast < 0:
+        raise OptionError(
+            f"expected mix from 0 to 1, power > 0, rounds ≥ 1 and contrast ≥ 0, got {mix=}, {power=}, {rounds=} and "
+            f"{contrast=}"
+        )
+    r = _source(trace, source)
+    rest = [_source(other, source) for other in trace.other_classes(others)] if others else []
+    R = averaged = _scaled(r * _distinction(r, rest) ** contrast if rest else r)
     spread_once = _by_keys(trace, power) if spread == "keys" else _by_attention(trace)
     for _ in range(rounds):
         averaged = spread_once(averaged)
@@ -67,6 +110,16 @@ def _source(trace: Trace, source: str) -> Tensor:
         attention = trace.blocks[-1].attention
         return trace.patches(attention.weighted_rows(trace.readout.expand(attention.size[0], -1)).mean(1))
     return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
+
+
+def _distinction(relevance: Tensor, rest: Sequence[Tensor]) -> Tensor:
+    """Ratio of a class's share of relevance at each patch to the mean share over it and other classes, shape (b, S).
+
+    It is 1 everywhere if all classes have the same relevance up to scale.
+    """
+    shares = torch.stack([relevance, *rest])
+    shares = shares / shares.sum(-1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
+    return shares[0] / shares.mean(0).clamp_min(torch.finfo(shares.dtype).tiny)
 
 
 def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:

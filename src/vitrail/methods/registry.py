@@ -67,6 +67,8 @@ class Method:
         needs: What the shared pass must keep, or a function from the options to that.
         score: What is differentiated or evaluated unless the option ``score`` says otherwise: "logit", "prob" or
             "logprob"; None for methods without such an option.
+        other_classes: Of how many other classes, likeliest first, it reads gradients too, or a function from the
+            options to that; each takes a further backward pass.
         detach_attention: Whether its gradients do not pass through attention.
         signed: Whether negative relevance has a meaning, or a function from the options to that.
         variants: Named sets of options. "quick" is a rough result in a fraction of the time, "preview" one good enough
@@ -89,6 +91,7 @@ class Method:
     takes: str = "trace"
     needs: Needs | Callable[..., Needs] = field(default_factory=dict)
     score: str | None = None
+    other_classes: int | Callable[..., int] = 0
     detach_attention: bool = False
     signed: bool | Callable[..., bool] = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -135,6 +138,11 @@ class Method:
         """What the shared pass must keep for these options."""
         own = {k: v for k, v in options.items() if k != "score"}
         return self.needs(**own) if callable(self.needs) else self.needs
+
+    def others(self, options: Mapping[str, Any]) -> int:
+        """Of how many other classes it reads gradients with these options."""
+        own = {k: v for k, v in options.items() if k != "score"}
+        return self.other_classes(**own) if callable(self.other_classes) else self.other_classes
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether maps computed with these options have a sign."""

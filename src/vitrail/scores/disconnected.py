@@ -45,7 +45,8 @@ class DisconnectedGrid(nn.Module):
         _check(model)
         if n < 1 or (cell is not None and not 0 <= cell < n * n):
             raise OptionError(f"cell={cell} is not a cell of a grid of {n} × {n}: choose 0 to {n * n - 1}, or None")
-        self.model: Any = model
+        self.model: Any
+        self.add_module("model", model)
         self.n, self.cell = n, cell
         rows, columns = self.model.patch_embed.grid_size
         owner = torch.arange(n * n).view(n, n).repeat_interleave(rows, 0).repeat_interleave(columns, 1).flatten()

@@ -59,7 +59,7 @@ def score_road(
     values: dict[str, Tensor] = {}
     for order in ("morf", "lerf"):
         for level in levels:
-            low, high = removed_ranks(int(pixels * level / 100), pixels, order)  # type: ignore[arg-type]
+            low, high = removed_ranks(int(pixels * level / 100), pixels, order)
             removed = ((ranked.ranks >= low) & (ranked.ranks < high)).view(maps.shape).to(images.device)
             imputed = impute(images, removed, noise=0) + noise_image * removed[:, None]
             found = predict(imputed).double().cpu()
