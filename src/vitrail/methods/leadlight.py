@@ -18,10 +18,11 @@ from vitrail.methods.registry import METHODS, check_whole_numbers, choose, regis
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
-OBJECT = {"others": 0, "score": "prob"}
+#: The second form of the method, which shows the object more than the class.
+OBJECT = {"others": 0, "shift": False, "score": "prob"}
 VARIANTS = {
     "object": OBJECT,
-    "fast": {"source": "last", "others": 0},
+    "fast": {"source": "last", "others": 0, "shift": False},
     "attention": {"spread": "attention", "rounds": 1, **OBJECT},
 }
 
@@ -65,13 +66,14 @@ def leadlight(
     spread: str = "keys",
     power: float = 4,
     rounds: int = 2,
+    shift: bool = True,
     mix: float = 0.75,
 ) -> Tensor:
     """Relevance of the patches beyond that for other classes, mixed with its average over patches with similar keys.
 
     R = r·(r̂ / mean of r̂ over the class and other classes), where r̂ is the relevance r for a class, scaled to sum to
     one. R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
-    one. R and R' are scaled to a maximum of one and mixed.
+    one. The smallest value of R' is subtracted from it. R and R' are scaled to a maximum of one and mixed.
 
     Args:
         trace: The pass, with gradients.
@@ -84,6 +86,7 @@ def leadlight(
             "attention", its mean between patches over the blocks below the last, without the lower quarter.
         power: Exponent of the cosine; a higher one spreads over fewer patches.
         rounds: How often W is applied.
+        shift: Subtract from R' its smallest value: averages over patches are positive everywhere.
         mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone).
 
     Returns:
@@ -100,6 +103,8 @@ def leadlight(
     spread_once = _by_keys(trace, power) if spread == "keys" else _by_attention(trace)
     for _ in range(rounds):
         averaged = spread_once(averaged)
+    if shift:
+        averaged = _shifted(trace, averaged)
     trace.note("source", R)
     trace.note("spread", averaged)
     return (1 - mix) * R + mix * _scaled(averaged)
@@ -167,6 +172,14 @@ def _by_attention(trace: Trace) -> Callable[[Tensor], Tensor]:
         return trace.patches(sum_columns(below, u)[:, 0]) / len(below)
 
     return spread
+
+
+def _shifted(trace: Trace, relevance: Tensor) -> Tensor:
+    """Relevance with a minimum of zero, padding left out."""
+    if trace.valid is None:
+        return relevance - relevance.amin(-1, keepdim=True)
+    valid = trace.patches(trace.valid)
+    return (relevance - relevance.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)) * valid
 
 
 def _scaled(relevance: Tensor) -> Tensor:
