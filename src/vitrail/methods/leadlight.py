@@ -18,12 +18,13 @@ from vitrail.methods.registry import METHODS, check_whole_numbers, choose, regis
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
-#: The second form of the method, which shows the object more than the class.
+#: Settings of the form that shows the object more than the class.
 OBJECT = {"others": 0, "shift": False, "score": "prob"}
 VARIANTS = {
     "object": OBJECT,
-    "fast": {"source": "last", "others": 0, "shift": False},
-    "attention": {"spread": "attention", "rounds": 1, **OBJECT},
+    "class": {"others": 8, "shift": True, "score": "logit"},
+    "fast": {"source": "last", "score": "logit"},
+    "attention": {"spread": "attention", "rounds": 1},
 }
 
 
@@ -52,7 +53,7 @@ def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
     "gradient",
     cite="vitrail",
     needs=_needs,
-    score="logit",
+    score="prob",
     other_classes=_others,
     variants=VARIANTS,
     cost=_cost,
@@ -61,26 +62,26 @@ def leadlight(
     trace: Trace,
     *,
     source: str = "vtranm",
-    others: int = 8,
+    others: int = 0,
     contrast: float = 1.0,
     spread: str = "keys",
     power: float = 4,
     rounds: int = 2,
-    shift: bool = True,
+    shift: bool = False,
     mix: float = 0.75,
 ) -> Tensor:
-    """Relevance of the patches beyond that for other classes, mixed with its average over patches with similar keys.
+    """Relevance of the patches, mixed with its average over patches with similar keys.
 
-    R = r·(r̂ / mean of r̂ over the class and other classes), where r̂ is the relevance r for a class, scaled to sum to
-    one. R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
-    one. The smallest value of R' is subtracted from it. R and R' are scaled to a maximum of one and mixed.
+    R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
+    one; R and R' are scaled to a maximum of one and mixed. R is the relevance r for the class; compared with other
+    classes it is r·(r̂ / mean of r̂ over the class and the others), where r̂ is r scaled to sum to one.
 
     Args:
         trace: The pass, with gradients.
         source: Where the relevance r comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
         others: Number of other classes, likeliest first, that the class is compared with; each takes a further backward
-            pass. With 0, or for a model with a single output, R = r: the map of the object, hardly of the class.
+            pass. With 0, or for a model with a single output, R = r.
         contrast: Exponent of the ratio.
         spread: What W is made of: "keys" of the upper half of the blocks, those of each block scaled to unit length; or
             "attention", its mean between patches over the blocks below the last, without the lower quarter.
