@@ -38,6 +38,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.data import ImageNet, MaskFolder, Scenes
+from vitrail.data.image_grids import draw_grids
 from vitrail.errors import DataWarning, MapWarning, NotApplicableError
 from vitrail.methods.postprocess import upsample
 from vitrail.models.preprocess import Preprocess
@@ -55,7 +56,7 @@ from vitrail.scores import (
     score_selectivity,
 )
 from vitrail.scores.disconnected import DisconnectedGrid
-from vitrail.scores.grid_pointing import compose_grids, draw_grids, score_grid_pointing
+from vitrail.scores.grid_pointing import compose_grids, score_grid_pointing
 from vitrail.scores.infidelity import patch_effects, score_infidelity
 from vitrail.scores.monotonicity import score_monotonicity
 from vitrail.scores.road import score_road
@@ -304,7 +305,7 @@ def run(args: argparse.Namespace) -> None:
         flat = {f"{score}|{method}": own for score, by in values.items() for method, own in by.items()}
         np.savez_compressed(args.out / f"{name}-{args.half}.npz", **{k: np.float32(v) for k, v in flat.items()})
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-        for method in METHODS:
+        for method in args.methods:
             cells = [
                 f"{score} {100 * rows[method]['mean'][0]:.1f}"
                 for score, rows in result["scores"].items()

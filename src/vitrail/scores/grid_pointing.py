@@ -2,8 +2,8 @@
 
 A grid joins n × n images of different classes, each of which the model classifies with confidence. The map of a class
 should put its positive relevance into the cell of that class; a class-agnostic map reaches 1/n² on average
-[bohle2021convolutional, rao2022towards]. `vitrail.scores.disconnected` has the two settings in which cells cannot
-influence each other.
+[bohle2021convolutional, rao2022towards]. `vitrail.data.draw_grids` chooses the images; `vitrail.scores.disconnected`
+has the two settings in which cells cannot influence each other.
 """
 
 from __future__ import annotations
@@ -12,56 +12,17 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from vitrail.errors import DataError, InputError, OptionError
+from vitrail.errors import InputError, OptionError
 from vitrail.scores.pointing import energy_pointing_game, pointing_game
 from vitrail.scores.segmentation import sanitise_maps
 from vitrail.scores.statistics import SampleScores
 
 #: Limits of AggAtt's bins of maps ordered by localisation, from the best map (0) to the worst (1).
 AGGATT_BINS = (0.0, 0.02, 0.05, 0.5, 0.95, 0.98, 1.0)
-
-
-def draw_grids(labels: ArrayLike, count: int, n: int = 2, seed: int = 0) -> NDArray[np.int64]:
-    """Draw the images of grids: every image is used about equally often, and a grid has n² different classes.
-
-    Args:
-        labels: Class of each eligible image, shape (N,).
-        count: Number of grids.
-        n: Cells in a row and in a column.
-        seed: Seed of the order.
-
-    Returns:
-        Positions in ``labels``, shape (count, n²), the cells row by row.
-
-    Raises:
-        DataError: There are fewer than n² classes.
-
-    Example:
-        >>> draw_grids([7, 7, 8, 9, 5], 2).shape
-        (2, 4)
-    """
-    classes = np.asarray(labels)
-    if len(set(classes.tolist())) < n * n:
-        raise DataError(
-            f"a grid of {n} × {n} cells needs {n * n} different classes, the {len(classes)} eligible images have "
-            f"{len(set(classes.tolist()))}: give more images or lower the confidence that is required"
-        )
-    generator = np.random.default_rng(seed)
-    used = np.zeros(len(classes), dtype=np.int64)
-    grids = np.empty((count, n * n), dtype=np.int64)
-    for grid in grids:
-        # The least used images first, in random order, skipping classes the grid already has.
-        order = np.lexsort((generator.random(len(classes)), used))
-        _, first = np.unique(classes[order], return_index=True)
-        grid[:] = generator.permutation(order[np.sort(first)[: n * n]])
-        used[grid] += 1
-    return grids
 
 
 def compose_grids(images: Tensor, n: int = 2, size: tuple[int, int] | None = None) -> Tensor:
