@@ -102,8 +102,11 @@ def replica(
     maps = []
     for image, start in enumerate(starts):
         if others:
+            among = [classes, *likeliest_others(pass_, classes, others)]
+            probabilities = [float(pass_.logits[image].detach().softmax(-1)[int(place[image])]) for place in among]
             shares = [one[image] / one[image].sum() for one in compared]
-            start = start * (shares[0] / (sum(shares) / len(shares))) ** contrast  # noqa: PLW2901
+            weighted = [share * p / sum(probabilities) for share, p in zip(shares, probabilities, strict=True)]
+            start = start * (shares[0] / sum(weighted)) ** contrast  # noqa: PLW2901
         R = over_max(start)
         W = attention(pass_, image) if power is None else affinity(pass_, image, power)
         spread = R

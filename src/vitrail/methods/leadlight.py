@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
 OBJECT = {"others": 0, "shift": False, "score": "prob"}
 VARIANTS = {
     "object": OBJECT,
-    "class": {"others": 8, "shift": True, "score": "logit"},
+    "class": {"others": 8, "shift": True},
     "fast": {"source": "last", "score": "logit"},
     "attention": {"spread": "attention", "rounds": 1},
 }
@@ -74,7 +74,8 @@ def leadlight(
 
     R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
     one; R and R' are scaled to a maximum of one and mixed. R is the relevance r for the class; compared with other
-    classes it is r·(r̂ / mean of r̂ over the class and the others), where r̂ is r scaled to sum to one.
+    classes it is r·(r̂ / mean of r̂ over the class and the others), where r̂ is r scaled to sum to one and the mean is
+    weighted by the classes' probabilities.
 
     Args:
         trace: The pass, with gradients.
@@ -99,8 +100,7 @@ def leadlight(
             f"{contrast=}"
         )
     r = _source(trace, source)
-    rest = [_source(other, source) for other in trace.other_classes(others)] if others else []
-    R = averaged = _scaled(r * _distinction(r, rest) ** contrast if rest else r)
+    R = averaged = _scaled(r * _distinction(trace, r, source, others) ** contrast if others else r)
     spread_once = _by_keys(trace, power) if spread == "keys" else _by_attention(trace)
     for _ in range(rounds):
         averaged = spread_once(averaged)
@@ -118,14 +118,27 @@ def _source(trace: Trace, source: str) -> Tensor:
     return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
 
 
-def _distinction(relevance: Tensor, rest: Sequence[Tensor]) -> Tensor:
+def _distinction(trace: Trace, relevance: Tensor, source: str, others: int) -> Tensor:
     """Ratio of a class's share of relevance at each patch to the mean share over it and other classes, shape (b, S).
 
-    It is 1 everywhere if all classes have the same relevance up to scale.
+    The mean is weighted by the probabilities of these classes. The ratio is 1 everywhere if all classes have the same
+    relevance up to scale, if the model is certain of the class, or if there are no other classes.
     """
-    shares = torch.stack([relevance, *rest])
-    shares = shares / shares.sum(-1, keepdim=True).clamp_min(torch.finfo(shares.dtype).tiny)
-    return shares[0] / shares.mean(0).clamp_min(torch.finfo(shares.dtype).tiny)
+    mean, logits = _shares(relevance), [trace.class_logit]
+    shares = [mean]
+    for other in trace.other_classes(others):
+        shares.append(_shares(_source(other, source)))
+        logits.append(other.class_logit)
+    known = [logit for logit in logits if logit is not None]
+    weights = torch.ones_like(torch.stack(shares)[..., :1]) / len(shares)
+    if len(known) == len(shares):
+        weights = torch.stack(known).to(mean).softmax(0)[..., None]
+    mean = (torch.stack(shares) * weights).sum(0)
+    return shares[0] / mean.clamp_min(torch.finfo(mean.dtype).tiny)
+
+
+def _shares(relevance: Tensor) -> Tensor:
+    return relevance / relevance.sum(-1, keepdim=True).clamp_min(torch.finfo(relevance.dtype).tiny)
 
 
 def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:

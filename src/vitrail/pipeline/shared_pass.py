@@ -193,8 +193,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             others = max(one.method.others(one.options) for one in by_trace if one.round == (score, cut))
             keep_graph = not last or shared.ended is not None or others > 0
             trace = run.stitched(shared.trace(aimed.scalar(k, score), keep_graph=keep_graph, cut=cut))
-            other_scores = aimed.others(k, score, others)
-            trace = replace(trace, other_classes=partial(_other_traces, shared, other_scores, cut, run))
+            trace = _with_others(trace, shared, aimed, k, (score, cut), others, run)
             for one in by_trace:
                 if one.round == (score, cut):
                     relevance[one.label].append(_timed(one, trace, probe.of(k), own, parts, run))
@@ -209,14 +208,32 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     return ComputedBatch(maps, aimed.classes, aimed.groups, shared.logits, own, parts)
 
 
-def _other_traces(
-    shared: ForwardPass, scores: Sequence[Tensor], cut: bool, run: PassSettings, count: int
-) -> Iterator[Trace]:
-    """Traces with the gradients of other scores, one at a time, so that no more than one is in memory."""
-    for score in scores[:count]:
-        with torch.enable_grad():  # methods run without
-            trace = shared.trace(score, keep_graph=True, cut=cut)
-        yield run.stitched(trace)
+def _with_others(
+    trace: Trace,
+    shared: ForwardPass,
+    target: ResolvedTarget,
+    k: int,
+    kind: tuple[str, bool],
+    count: int,
+    settings: PassSettings,
+) -> Trace:
+    """A trace from which methods reach those of other classes than the k-th target."""
+    if not count:
+        return trace
+    score, cut = kind
+    scores = target.others(k, score, count)
+    logits: Sequence[Tensor | None] = [None] * len(scores)
+    if target.values is None:
+        logits = [logit.detach() for logit in target.others(k, "logit", count)]
+        trace = replace(trace, class_logit=target.scalar(k, "logit").detach())
+
+    def others(wanted: int) -> Iterator[Trace]:
+        for value, logit in list(zip(scores, logits, strict=True))[:wanted]:
+            with torch.enable_grad():  # methods run without
+                other = shared.trace(value, keep_graph=True, cut=cut)
+            yield replace(settings.stitched(other), class_logit=logit)  # one at a time is in memory
+
+    return replace(trace, other_classes=others)
 
 
 def _aimed(
