@@ -9,6 +9,8 @@ torch.Size([1, 1, 32, 32])
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import forget
+from vitrail.fast import unchanged
 from vitrail.inputs.targets import contrast, similarity
 from vitrail.methods.plugins import load_plugins
 from vitrail.methods.registry import METHODS, Method
@@ -37,9 +39,11 @@ __all__ = [
     "compare",
     "contrast",
     "explain",
+    "forget",
     "load",
     "methods",
     "similarity",
+    "unchanged",
 ]  # fmt: skip
 
 

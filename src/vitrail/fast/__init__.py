@@ -1,1 +1,49 @@
-"""Everything that exists for speed: recorded passes, split products, kernels, compiled models and their switches."""
+"""Everything that exists for speed: recorded passes, split products, kernels, compiled models and their switches.
+
+Other packages use the names of this module and import nothing else of this package. With ``VITRAIL_PLAIN=1`` they
+compute everything by plain torch operations.
+"""
+
+from __future__ import annotations
+
+from vitrail.fast.known_model import TABLES, forget_module, on_forget, recall, remember, sizes
+from vitrail.fast.module_walk import cached_per_call, call_cache, modules_of, tensors_of, weights_of, weights_state
+from vitrail.fast.recordings import count as count_recordings
+from vitrail.fast.recordings import forget as forget_recordings
+from vitrail.fast.recordings import keep, log_reason, recordable, recording
+from vitrail.fast.recordings import run as run_recorded
+from vitrail.fast.split_products import split_products as with_split_products
+from vitrail.fast.split_products import switched_on as split_products_enabled
+from vitrail.fast.switches import plain as fast_paths_disabled
+from vitrail.fast.unchanged import changed, current_call, one_call, unchanged
+
+on_forget(forget_recordings)
+
+__all__ = [
+    "TABLES",
+    "cached_per_call",
+    "call_cache",
+    "changed",
+    "count_recordings",
+    "current_call",
+    "fast_paths_disabled",
+    "forget_module",
+    "forget_recordings",
+    "keep",
+    "log_reason",
+    "modules_of",
+    "on_forget",
+    "one_call",
+    "recall",
+    "recordable",
+    "recording",
+    "remember",
+    "run_recorded",
+    "sizes",
+    "split_products_enabled",
+    "tensors_of",
+    "unchanged",
+    "weights_of",
+    "weights_state",
+    "with_split_products",
+]

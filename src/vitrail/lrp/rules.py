@@ -68,7 +68,7 @@ class RuleSet:
         fused: From queries, keys and values to those with which the ordinary gradient of the fused attention function
             is what the rules give, or None where there are none.
         half: Whether the rules are safe in half precision: nothing they divide by can cancel, so the ranks of a map
-            stay where matrix products take operands in bfloat16 (`benchmarks/precision.py` measures it).
+            stay where matrix products take operands in bfloat16 (`benchmarks/run.py precision` measures it).
     """
 
     name: str

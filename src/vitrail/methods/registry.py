@@ -136,8 +136,8 @@ class Method:
 
     def needed(self, options: Mapping[str, Any]) -> Needs:
         """What the shared pass must keep for these options."""
-        own = {k: v for k, v in options.items() if k != "score"}
-        return self.needs(**own) if callable(self.needs) else self.needs
+        without_score = {k: v for k, v in options.items() if k != "score"}
+        return self.needs(**without_score) if callable(self.needs) else self.needs
 
     def others(self, options: Mapping[str, Any]) -> int:
         """Of how many other classes it reads gradients with these options."""

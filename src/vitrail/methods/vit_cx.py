@@ -58,8 +58,8 @@ def _needs(mode: str, features: str | None, masks: str, block: int | None, **_: 
 def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
     masks = number(options, "random_masks") if options.get("masks") == "random" else size.width
     each = _evaluations_per_mask(options)
-    found = CLUSTERS * masks if options.get("masks") == "clustered" else float(masks)
-    return Cost(1 + masks * each, 2 + found * each)
+    evaluated = CLUSTERS * masks if options.get("masks") == "clustered" else float(masks)
+    return Cost(1 + masks * each, 2 + evaluated * each)
 
 
 def _evaluations_per_mask(options: Mapping[str, Any]) -> int:
@@ -218,7 +218,7 @@ def _debiased(
             behind, before_mask = (probe.scores(images, i) for images in pair)
         return behind - before_mask
 
-    found = []
+    impacts = []
     for _ in range(draws):
         Z = noise(1)[0] if shared else None
         scores = [image.new_zeros(0, probe.count)]
@@ -227,8 +227,8 @@ def _debiased(
             each = noise(len(M)) if Z is None else Z
             change = (difference(M, each) + difference(M, -each)) / 2 if twice else difference(M, each)
             scores.append(change + before)
-        found.append(torch.cat(scores))
-    return torch.stack(found)
+        impacts.append(torch.cat(scores))
+    return torch.stack(impacts)
 
 
 def _map(probe: Probe, i: int, masks: Masks, impact: Tensor, mode: str, coverage: bool) -> Tensor:

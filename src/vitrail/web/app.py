@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -16,6 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
+from vitrail import fast
+from vitrail.viz.colormap import colour_tables
 from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
 from vitrail.web.events import cancel_abandoned_jobs
@@ -60,6 +62,7 @@ def make_app(
     app.include_router(health_router)
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
+    app.state.templates.env.globals["colour_tables"] = colour_tables()
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
     app.add_api_route("/", _page, include_in_schema=False, response_class=HTMLResponse)
     app.add_api_route("/r/{job}", _permalink, include_in_schema=False, response_class=HTMLResponse)
@@ -77,7 +80,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     server: ServerState = app.state.server
     server.open()
     abandoned = asyncio.create_task(cancel_abandoned_jobs(server))
-    yield
+    with ExitStack() as promises:
+        for served in server.models.values():  # the server alone uses its models
+            promises.enter_context(fast.unchanged(served.loaded.module))
+        yield
     abandoned.cancel()
     server.close()
 

@@ -33,7 +33,7 @@ class ExplainerRecord:
         classes: Number of classes.
         size: Height and width of the images.
         grid: Patches per column and per row.
-        masking: How patches were hidden in training.
+        masking: How patches were removed in training.
         tokens_module: Submodule whose tokens the head reads.
         width: Width of these tokens.
         data: What it was trained on.
@@ -80,15 +80,15 @@ def float_hash(model: nn.Module) -> str:
     Raises:
         WeightsError: The weights have no plain bytes.
     """
-    own = WeightsHash(model).hexdigest()
-    if own is None:
+    digest = WeightsHash(model).hexdigest()
+    if digest is None:
         raise WeightsError(f"the weights of {type(model).__name__} cannot be hashed: use a model with plain weights")
     tensors = [*model.parameters(), *model.buffers()]
     if all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
-        return own
-    if model not in _float_hashes or _float_hashes[model][0] != own:
+        return digest
+    if model not in _float_hashes or _float_hashes[model][0] != digest:
         copy = trainable_copy(model)  # a name, because the hash does not keep its model alive
-        _float_hashes[model] = (own, WeightsHash(copy).hexdigest() or "")
+        _float_hashes[model] = (digest, WeightsHash(copy).hexdigest() or "")
     return _float_hashes[model][1]
 
 
@@ -208,7 +208,7 @@ def card(record: ExplainerRecord, path: Path) -> str:
         "SHA-256 of its weights": f"`{record.model_hash}`",
         "classes": record.classes,
         "images": f"{record.size[0]}×{record.size[1]} pixels, {record.grid[0]}×{record.grid[1]} patches",
-        "hidden patches": record.masking,
+        "removed patches": record.masking,
         "data": record.data,
         **{name.replace("_", " "): value for name, value in record.settings.items()},
         **{f"{phase} loss, first and last interval ↓": _ends(losses) for phase, losses in record.losses.items()},
