@@ -54,4 +54,4 @@ def score_monotonicity(
         shown = (ranks >= pixels - round(step * pixels / steps))[:, None]
         found.append(predict(torch.where(shown, images, empty)).double().cpu().gather(1, classes.cpu()[:, None])[:, 0])
     not_falling = (torch.stack(found, 1).diff(dim=1) >= 0).double()
-    return {"monotone": not_falling.amin(1), "rising": not_falling.mean(1), "flat": ranked.flat.cpu()}
+    return {"monotone": not_falling.amin(1), "rising": not_falling.mean(1), "flat": ranked.constant.cpu()}

@@ -66,4 +66,4 @@ def score_road(
             values[f"road_{order}@{level:g}"] = found.gather(1, classes.cpu()[:, None])[:, 0]
     means = {f"road_{o}": torch.stack([values[f"road_{o}@{x:g}"] for x in levels]).mean(0) for o in ("morf", "lerf")}
     combined = (means["road_lerf"] - means["road_morf"]) / 2
-    return {"road": combined, **means, **values, "flat": ranked.flat.cpu()}
+    return {"road": combined, **means, **values, "flat": ranked.constant.cpu()}
