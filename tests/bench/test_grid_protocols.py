@@ -5,12 +5,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-pl = pytest.importorskip("polars")
-
 from tests.bench.bench_helpers import open_store
-from vitrail.bench import LocalEngine
+from vitrail.bench import LocalEngine, PlanError
 from vitrail.data import SCENE_CLASSES, Scenes
-from vitrail.errors import OptionError
 
 PLAN = """
 name = "grids"
@@ -71,5 +68,5 @@ def test_plan_of_all_protocols(images: Path) -> None:
 @pytest.mark.filterwarnings("ignore:imagenet")
 def test_grid_pointing_needs_grids(images: Path) -> None:
     text = PLAN.replace('protocols = ["road", "saco", "monotonicity", "infidelity"]', 'protocols = ["grid_pointing"]')
-    with pytest.raises(OptionError, match="grids of images"):
+    with pytest.raises(PlanError, match="grids of images"):
         open_store(text, images / "runs", images)
