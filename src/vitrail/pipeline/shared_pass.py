@@ -147,7 +147,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         reusable = not by_trace and not torch.is_autocast_enabled(inputs.tensors[0].device.type)
         probe = Probe(
             module, inputs, structure, _scorer(module, resolved, job.target), resolved.count, resolved.classes,
-            resolved.groups, most=job.settings.max_batch, seen=shared if reusable else None,
+            resolved.groups, max_batch=job.settings.max_batch, seen=shared if reusable else None,
             shared=shared if by_trace else None,
         )  # fmt: skip
         without_backward = [one for one in by_trace if one.round is None]
@@ -246,9 +246,11 @@ def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitSta
         if recorded is not None:
             return recorded
     # Methods that only need the model's output, or take passes of their own, need no capture. How the head reads the
-    # tokens, and which tokens it can depend on, is measured in the pass.
-    outputs_alone = all(one.method.applies.reads == "outputs" for one in by_trace)
-    if not any(needs) and outputs_alone and not (structure.masked and structure.kind == "plain"):
+    # tokens, and which tokens it can depend on, is measured in the pass; methods that perturb patches rely on their
+    # order, which is confirmed there.
+    outputs_alone = all(one.method.applies.reads == "outputs" and one in by_trace for one in job.methods)
+    outputs_alone = outputs_alone and not (structure.masked and structure.kind == "plain")
+    if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
     return _captured_forward(stack, needs, callable(job.target), job.prepared)
 
@@ -256,9 +258,10 @@ def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitSta
 def _resolved(job: BatchJob, classes: Tensor | None, output: Any, logits: Tensor | None) -> ResolvedTarget:
     """The target for a batch; where its classes are known already, nothing is read from the device."""
     if classes is not None:
-        return ResolvedTarget(classes, None, logits)
+        return ResolvedTarget(classes, None, logits, scores=job.prepared.scores)
     prepared = job.prepared
-    return resolve_target(job.target, logits, prepared.inputs.batch, prepared.loaded.classes, output)
+    names, batch = prepared.loaded.classes, prepared.inputs.batch
+    return resolve_target(job.target, logits, batch, names, output, prepared.scores)
 
 
 def _captured_forward(stack: ExitStack, needs: list[Needs], whole_graph: bool, prepared: PreparedModel) -> ForwardPass:
@@ -289,7 +292,7 @@ def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Score
         assert resolved.classes is not None
         logits = class_logits(model, output)
         assert logits is not None
-        return class_scores(logits, kind, resolved.groups).gather(1, resolved.classes[owner])
+        return class_scores(logits, kind, resolved.groups, resolved.scores).gather(1, resolved.classes[owner])
 
     return score
 
