@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
@@ -20,12 +21,16 @@ class PatchEffects(NamedTuple):
     """Effects of removing patches.
 
     Attributes:
-        change: x − x̃ summed over channels for each perturbation, shape (B, M, height, width).
-        drop: f(x) − f(x̃), shape (B, M), float64.
+        change: x minus the fill, summed over channels, shape (B, height, width).
+        drop: f(x) − f(x̃) of each perturbation, the patches row by row, shape (B, M), float64.
+        patch: Side of a patch in pixels.
+        cumulative: Whether earlier patches stayed replaced.
     """
 
     change: Tensor
     drop: Tensor
+    patch: int
+    cumulative: bool
 
 
 def patch_effects(
@@ -57,14 +62,13 @@ def patch_effects(
         raise OptionError(f"patch={patch} must divide the height and the width of the images, {height} and {width}")
     chosen, current = classes.cpu()[:, None], images.clone()
     before = predict(images).double().cpu().gather(1, chosen)
-    change, drop = [], []
+    empty, drop = torch.as_tensor(fill).to(images), []
     for top in range(0, height, patch):
         for left in range(0, width, patch):
             current = current if cumulative else images.clone()
-            current[:, :, top : top + patch, left : left + patch] = torch.as_tensor(fill).to(images)
-            change.append((images - current).sum(1))
+            current[:, :, top : top + patch, left : left + patch] = empty
             drop.append((before - predict(current).double().cpu().gather(1, chosen))[:, 0])
-    return PatchEffects(torch.stack(change, 1), torch.stack(drop, 1))
+    return PatchEffects((images - empty).sum(1), torch.stack(drop, 1), patch, cumulative)
 
 
 def score_infidelity(maps: Tensor, effects: PatchEffects) -> dict[str, Tensor]:
@@ -87,11 +91,12 @@ def score_infidelity(maps: Tensor, effects: PatchEffects) -> dict[str, Tensor]:
         >>> found["infidelity"].item() > 0.1, found["infidelity_scaled"].item() < 1e-3
         (True, True)
     """
-    if maps.shape != effects.change[:, 0].shape:
-        raise InputError(f"maps must have shape {tuple(effects.change[:, 0].shape)}, got {tuple(maps.shape)}")
+    if maps.shape != effects.change.shape:
+        raise InputError(f"maps must have shape {tuple(effects.change.shape)}, got {tuple(maps.shape)}")
     finite, constant = sanitise_maps(maps)
-    device = effects.change.device
-    predicted = torch.einsum("bmhw,bhw->bm", effects.change.double(), finite.to(device).double()).cpu()
+    contribution = effects.change.double() * finite.to(effects.change.device).double()
+    predicted = (F.avg_pool2d(contribution[:, None], effects.patch) * effects.patch**2).flatten(1).cpu()
+    predicted = predicted.cumsum(1) if effects.cumulative else predicted
     drop = effects.drop
     square = predicted.square().sum(1)
     factor = (predicted * drop).sum(1) / square.where(square > 0, 1.0)
