@@ -52,16 +52,20 @@ class PropagationCache:
     ) -> ForwardPass | None:
         """Run the forward pass under rules, keep it, and return it as a pass for the model's output.
 
-        Rules change what goes backwards only, so its class scores are the model's own. None where they are not: the
-        model is in half precision, runs under autocast, or has no class scores.
+        Rules change what goes backwards only, so its class scores are the model's own. None where they are not, or
+        where the structure cannot be confirmed by it: the model is in half precision, runs under autocast, masks its
+        attention, attends elsewhere as well, or has no class scores.
         """
         from vitrail.lrp.propagate import propagation
 
-        if torch.is_autocast_enabled(model_inputs.tensors[0].device.type):
+        seen = structure.kind == "plain" and not structure.masked and structure.calls == len(structure.layers)
+        if not seen or model_inputs.image is None or torch.is_autocast_enabled(model_inputs.tensors[0].device.type):
             return None
         found = self.get(rules, lambda: propagation(model, model_inputs, structure, rules))
-        scores = found.scores
-        return None if scores is None else output_pass(model, model_inputs, structure, scores)
+        if found.scores is None or found.evidence is None:
+            return None
+        evidence = found.evidence if rules.gradient else replace(found.evidence, values=None)
+        return output_pass(model, model_inputs, structure, found.scores, evidence)
 
     def clear(self) -> None:
         """Release the graph."""

@@ -79,8 +79,10 @@ class Method:
         evaluations_per_mask: For a method that scores masks: from the options to the number of images evaluated for
             each mask, by which its masks are counted.
         derive: For a method defined by another one: from all options to that method's entry and options.
-        rules: For a method that propagates relevance by one rule set: from the options to the rule set. A call for
-            such methods alone needs no other forward pass than the one under these rules.
+        rules: For a method that propagates relevance by one rule set: from the options to the rule set, or to None
+            where the method reads more of the shared pass than which token each pixel belongs to. A call for such
+            methods alone needs no other forward pass than the one under these rules. Rules that carry no gradient
+            cannot confirm that order either, so their maps must be of pixels.
         check_weights: For a method with weights of its own, trained for one model: a function of the model and the
             options that raises where the weights do not fit; None for all other methods.
     """
@@ -102,7 +104,7 @@ class Method:
     cost: CostFunction = shared_pass
     evaluations_per_mask: Callable[[Mapping[str, Any]], int] | None = None
     derive: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
-    rules: Callable[..., RuleSet] | None = None
+    rules: Callable[..., RuleSet | None] | None = None
     check_weights: Callable[[nn.Module, Mapping[str, Any]], None] | None = None
 
     @property

@@ -23,7 +23,7 @@ from vitrail.capture.window_positions import stitch as join_windows
 from vitrail.errors import InputError, ModelError, StructureDiffersError
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
 from vitrail.methods.postprocess import to_maps
-from vitrail.methods.probe import Probe, ProbedTrace, Scorer
+from vitrail.methods.probe import Probe, ProbedTrace, PropagationCache, Scorer
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.method_job import MethodJob
 from vitrail.pipeline.prepared_model import PreparedModel
@@ -137,7 +137,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     timer = MethodTimer(job)
     by_trace = [one for one in job.methods if one.method.takes == "trace"]
     with ExitStack() as stack:
-        shared = _shared_forward(job, by_trace, stack)
+        propagations = PropagationCache()
+        shared = _shared_forward(job, by_trace, propagations, stack)
         logits = class_logits(module, shared.output)
         resolved = _resolved(job, classes, shared.output, logits)
         examine(shared, () if resolved.values is None else resolved.values.unbind(1))
@@ -148,7 +149,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         probe = Probe(
             module, inputs, structure, _scorer(module, resolved, job.target), resolved.count, resolved.classes,
             resolved.groups, max_batch=job.settings.max_batch, seen=shared if reusable else None,
-            shared=shared if by_trace else None,
+            shared=shared if by_trace else None, propagations=propagations,
         )  # fmt: skip
         without_backward = [one for one in by_trace if one.round is None]
         traces = _traces_without_gradient(job, shared, resolved, by_trace)
@@ -222,6 +223,8 @@ def _traces_without_gradient(
     How the tokens are read, and which of them can be read at all, depends on such a function. Methods that evaluate
     perturbed inputs need to know the latter.
     """
+    if not shared.blocks and any(one.method.rules for one in by_trace):  # a pass under relevance rules
+        return [job.stitched(shared.trace())]
     if not shared.blocks or not (shared.allowed or any(one.round is None for one in by_trace)):
         return []
     if resolved.values is None or not shared.structure.layers:
@@ -237,7 +240,9 @@ def _on_seen_tokens(relevance: Tensor, trace: Trace) -> Tensor:
     return relevance.masked_fill(~valid, 0.0) if valid.shape == relevance.shape else relevance
 
 
-def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitStack) -> ForwardPass:
+def _shared_forward(
+    job: BatchJob, by_trace: Sequence[MethodJob], propagations: PropagationCache, stack: ExitStack
+) -> ForwardPass:
     """The forward pass that all methods share, with what they need of it."""
     module, inputs, structure = job.prepared.module, job.prepared.inputs, job.prepared.structure
     needs = [one.method.needed(one.options) for one in job.methods]
@@ -252,6 +257,12 @@ def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitSta
     outputs_alone = outputs_alone and not (structure.masked and structure.kind == "plain")
     if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
+    tables = [one.method.rule_set(one.options) for one in job.methods]
+    if not any(needs) and tables and tables[0] is not None and all(tables) and not callable(job.target):
+        # A pass under relevance rules gives the output and confirms the structure; the first method goes on with it.
+        found = propagations.output_pass(module, inputs, structure, tables[0])
+        if found is not None:
+            return found
     return _captured_forward(stack, needs, callable(job.target), job.prepared)
 
 
