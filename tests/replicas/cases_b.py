@@ -66,4 +66,9 @@ LEADLIGHT: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "leadlight:source=transformer_mm": lambda p, c: leadlight.replica(p, c, of="transformer_mm"),
     "leadlight:fast": lambda p, c: leadlight.replica(p, c, of="last", score="logit"),
     "leadlight:attention": lambda p, c: leadlight.replica(p, c, power=None, rounds=1),
+    "leadlight:object": leadlight.replica,
+    "leadlight:class": lambda p, c: leadlight.replica(p, c, others=8, shift=True),
+    "leadlight:fast,others=2,contrast=2": lambda p, c: leadlight.replica(
+        p, c, of="last", score="logit", others=2, contrast=2
+    ),
 }

@@ -44,19 +44,25 @@ def closed_form_query_gradient(
     return dQ
 
 
-def head_relevance(pass_: Pass, dQ: Tensor, image: int, h: int) -> Tensor:
+def head_relevance(pass_: Pass, dQ: Tensor, image: int, h: int, similarity: str = "dot") -> Tensor:
     """Dot product of every patch key with the query gradient of each readout token, averaged as the head reads them.
+
+    With "cosine", the cosine of each key with the averaged gradient.
 
     Args:
         pass_: The recorded forward pass.
         dQ: Gradient at the last block's queries, shape b, H, n, dh.
         image: Index into the batch.
         h: Head.
+        similarity: "dot" or "cosine".
 
     Returns:
         Relevance of the patches in this head, shape S, signed.
     """
     K = pass_.blocks[-1].K[image, h, pass_.prefix :].detach()
+    if similarity == "cosine":
+        G = sum(share * dQ[image, h, i] for i, share in enumerate(pass_.r.tolist()))
+        return torch.stack([key @ G / (key.norm() * G.norm()) for key in K])
     M = torch.zeros(K.shape[0], dtype=torch.float64)
     for i, share in enumerate(pass_.r.tolist()):
         if share:
@@ -72,6 +78,7 @@ def replica(
     depth: int = 1,
     score: str = "logit",
     softmax: str = "jacobian",
+    similarity: str = "dot",
 ) -> Tensor:
     """Score the patch keys head by head, propagate through the blocks before the last, join the heads.
 
@@ -85,6 +92,7 @@ def replica(
             blocks nothing is left to gather, and every variant is variant 0.
         score: What is differentiated.
         softmax: "jacobian" by autograd, or "elementwise" by hand.
+        similarity: "dot" or "cosine".
 
     Returns:
         Patch relevance, shape b, S.
@@ -112,7 +120,7 @@ def replica(
                 mean = mean + A[h] / (B * H)
         result = torch.zeros(n - P, dtype=torch.float64)
         for h in range(H):
-            M = head_relevance(pass_, dQ, image, h)
+            M = head_relevance(pass_, dQ, image, h, similarity)
             if gathered and variant == 1:
                 M = pass_.read(product_up) * M
             elif gathered and variant == 2:

@@ -54,6 +54,15 @@ def attention(pass_: Pass, image: int) -> Tensor:
     return mean[pass_.prefix :, pass_.prefix :]
 
 
+def likeliest_others(pass_: Pass, classes: Classes, count: int) -> list[list[int]]:
+    """By rank among the other classes of each image, the class of every image."""
+    places = []
+    for logits, own in zip(pass_.logits.tolist(), list(classes), strict=True):
+        order = sorted(range(len(logits)), key=lambda c: -logits[c])
+        places.append([c for c in order if c != int(own)][:count])
+    return [list(place) for place in zip(*places, strict=True)]
+
+
 def replica(
     pass_: Pass,
     classes: Classes,
@@ -62,6 +71,9 @@ def replica(
     rounds: int = 2,
     mix: float = 0.75,
     score: str = "prob",
+    others: int = 0,
+    contrast: float = 1.0,
+    shift: bool = False,
 ) -> Tensor:
     """Mix a map and its spread version, each over its maximum.
 
@@ -73,21 +85,33 @@ def replica(
         rounds: How often the map is spread.
         mix: Share of the spread map.
         score: What the maps differentiate, "prob" or "logit".
+        others: Number of likeliest other classes that each map is compared with.
+        contrast: Exponent of the comparison.
+        shift: Subtract the smallest value of the spread map.
 
     Returns:
         Patch relevance, shape b, S.
     """
     found = {
-        "vtranm": lambda: vtranm.replica(pass_, classes, variant="af+l", score=score),
-        "transformer_mm": lambda: transformer_mm.replica(pass_, classes, score=score),
-        "last": lambda: last_block(pass_, classes, score),
+        "vtranm": lambda of_classes: vtranm.replica(pass_, of_classes, variant="af+l", score=score),
+        "transformer_mm": lambda of_classes: transformer_mm.replica(pass_, of_classes, score=score),
+        "last": lambda of_classes: last_block(pass_, of_classes, score),
     }
+    starts = found[of](classes)
+    compared = [starts] + [found[of](place) for place in likeliest_others(pass_, classes, others)]
     maps = []
-    for image, start in enumerate(found[of]()):
+    for image, start in enumerate(starts):
+        if others:
+            among = [classes, *likeliest_others(pass_, classes, others)]
+            probabilities = [float(pass_.logits[image].detach().softmax(-1)[int(place[image])]) for place in among]
+            shares = [one[image] / one[image].sum() for one in compared]
+            weighted = [share * p / sum(probabilities) for share, p in zip(shares, probabilities, strict=True)]
+            start = start * (shares[0] / sum(weighted)) ** contrast  # noqa: PLW2901
         R = over_max(start)
         W = attention(pass_, image) if power is None else affinity(pass_, image, power)
         spread = R
         for _ in range(rounds):
             spread = W @ spread
+        spread = spread - spread.min() if shift else spread
         maps.append((1 - mix) * R + mix * over_max(spread))
     return torch.stack(maps)

@@ -69,6 +69,7 @@ CASES = {
     "gradtoken": gradtoken.replica,
     "gradtoken:i": lambda p, c: gradtoken.replica(p, c, heads="mean"),
     **{f"gradtoken:{v},depth=3": lambda p, c, v=v: gradtoken.replica(p, c, variant=v, depth=3) for v in range(1, 5)},
+    "gradtoken:cosine": lambda p, c: gradtoken.replica(p, c, similarity="cosine"),
     "gradtoken:depth=4": lambda p, c: gradtoken.replica(p, c, depth=4),
     "gradtoken:softmax=elementwise": lambda p, c: gradtoken.replica(p, c, softmax="elementwise"),
     "gradtoken:0,heads=mean,softmax=elementwise": lambda p, c: gradtoken.replica(

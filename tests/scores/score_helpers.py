@@ -104,3 +104,10 @@ def slow_segmentation(maps, masks, threshold_of=lambda i: "mean"):
             intersection[c] += (p & q).sum()
             union[c] += (p | q).sum()
     return correct / labelled, (intersection / union).mean()
+
+
+def linear_problem() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Two images of one channel, a map for each, the weights of a linear model of three classes, and two classes."""
+    generator = torch.Generator().manual_seed(0)
+    images, maps = torch.rand(2, 1, 8, 8, generator=generator), torch.rand(2, 8, 8, generator=generator)
+    return images, maps, torch.rand(3, 64, generator=generator) * 2 - 1, torch.tensor([0, 2])

@@ -15,6 +15,7 @@ from torch import Tensor
 from vitrail.bench.context import BenchTextModel
 from vitrail.bench.explainer import ExplainedBatch, Explainer, Reasons
 from vitrail.bench.ground_truth import GroundTruth
+from vitrail.scores.infidelity import PatchEffects
 from vitrail.scores.statistics import Array
 
 
@@ -93,6 +94,7 @@ class ScoreBatch(TargetColumns):
         dataset: Position of the data set in the plan.
         object_maps: By method, the maps of every class of each image, once a protocol has computed them: the pixel
             labels of each image, the maps by image and label, and reasons for missing maps.
+        patch_effects: By target, the effects of removing patches, once a protocol has computed them.
     """
 
     ids: tuple[str, ...]
@@ -109,6 +111,7 @@ class ScoreBatch(TargetColumns):
     object_maps: dict[str, tuple[list[list[int]], dict[tuple[int, int], Tensor], dict[int, str]]] = field(
         default_factory=dict
     )
+    patch_effects: dict[str, PatchEffects] = field(default_factory=dict)
 
     def maps(self, method: str, target: str) -> Tensor:
         """Return one map for each image, shape (B, height, width)."""
@@ -208,7 +211,8 @@ class BenchProtocol:
     Attributes:
         name: Name in plans.
         needs: What a data set must have: "mask", "boxes", "label", "two classes" (images with two known classes),
-            "class masks" (masks that distinguish classes) or "rationale" (texts with marked words).
+            "class masks" (masks that distinguish classes), "grid" (grids of images) or "rationale" (texts with marked
+            words).
         score: Computes the scores.
         targets: What its maps explain, if that is not the plan's targets.
         sparse: See `ProtocolScores`.

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.data import Dataset, Sample
+from vitrail.data import Dataset, ImageGrids, Sample
 from vitrail.data.scene_dataset import SceneDataset, scene_sample
 from vitrail.data.voc import VOC2012
 from vitrail.errors import DataError
@@ -82,6 +82,8 @@ def read_ground_truth(dataset: Dataset, index: int) -> tuple[Sample, dict[int, M
             masks[label][visible] = IGNORE if repeated else 1
         return sample, masks
     sample = dataset[index]
+    if isinstance(dataset, ImageGrids):
+        return sample, dataset.cell_masks(index)
     if isinstance(dataset, VOC2012) and sample.mask is not None:
         void = np.where(sample.mask == IGNORE, IGNORE, 0).astype(np.uint8)
         return sample, {label: np.where(sample.mask == label, np.uint8(1), void) for label in sample.labels}
@@ -157,7 +159,8 @@ def prepare_ground_truth(
     unions = {label: masks.amax(0) for label, masks in single_boxes.items()}
     corners = {label: _mask_corners(masks) for label, masks in single_boxes.items()}
     own_label = -1 if sample.label is None else sample.label
-    labels = _pixel_labels(masks, dataset) if masks else None
+    # Cells of a grid are no masks of objects, and their classes do not fit into a byte.
+    labels = _pixel_labels(masks, dataset) if masks and not isinstance(dataset, ImageGrids) else None
     return GroundTruth(
         sample.id,
         preprocess(sample.image),

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.batch import BenchProtocol, ScoreBatch, ScoresAndReasons
+from vitrail.bench.faithfulness_protocols import FAITHFULNESS_PROTOCOLS
+from vitrail.bench.grid_protocols import GRID_PROTOCOLS
 from vitrail.bench.multiclass_protocols import MULTICLASS_PROTOCOLS, OBJECTS
 from vitrail.bench.text_protocols import TEXT_PROTOCOLS
 from vitrail.capture.outputs import class_logits
@@ -182,6 +184,8 @@ _OWN_PROTOCOLS: dict[str, BenchProtocol] = {
         BenchProtocol("complexity", (), _score_complexity),
         BenchProtocol("sensitivity", (), _score_sensitivity),
         BenchProtocol("sanity", (), _score_sanity),
+        *FAITHFULNESS_PROTOCOLS,
+        *GRID_PROTOCOLS,
         *MULTICLASS_PROTOCOLS,
         *TEXT_PROTOCOLS,
     )

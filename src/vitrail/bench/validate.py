@@ -12,7 +12,7 @@ from vitrail.bench.ground_truth import read_ground_truth
 from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL, class_outputs
 from vitrail.bench.plan import TEXT_DATASETS, Plan, PlanOverrides, PlanProblem, find_plan, parse_plan, plan_error
 from vitrail.bench.protocols import PROTOCOLS
-from vitrail.data import DATASETS, Sample
+from vitrail.data import DATASETS, ImageGrids, Sample
 from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
 from vitrail.methods.plugins import import_modules, load_plugins
@@ -29,7 +29,8 @@ _PLACEHOLDERS: dict[str, Any] = {
 SAMPLES_READ = 4
 #: What a protocol may need of a data set, in words.
 _NEEDS = {"mask": "masks", "boxes": "boxes", "label": "labels", "two classes": "images with two known classes",
-          "class masks": "masks that distinguish classes", "rationale": "marked words"}  # fmt: skip
+          "class masks": "masks that distinguish classes", "grid": "grids of images",
+          "rationale": "marked words"}  # fmt: skip
 
 
 def read_plan(source: str | Path, device: str = "cpu", overrides: PlanOverrides | None = None) -> tuple[Plan, str]:
@@ -178,6 +179,7 @@ def _check_dataset(context: BenchContext, index: int, malformed: frozenset[str])
         "label": any(s.label is not None for s, _ in samples),
         "two classes": any(len(masks) > 1 or len(set(s.labels)) > 1 for s, masks in samples),
         "class masks": any(masks for _, masks in samples),
+        "grid": isinstance(context.images(index).dataset, ImageGrids),
         "rationale": any(s.spans is not None for s, _ in samples),
     }
     for i, name in enumerate(plan.protocols):
@@ -280,7 +282,7 @@ def _check_classes(context: BenchContext, model_index: int, index: int, model: A
     if MULTICLASS_ORIGINAL in protocols and isinstance(model, BenchModel) and not model.preprocess.squash:
         text = f'{MULTICLASS_ORIGINAL} needs maps of whole images, and {name} crops them: add view = "squash"'
         yield PlanProblem(path=("protocols", plan.protocols.index(MULTICLASS_ORIGINAL)), text=text)
-    need_classes = [p for p in protocols if p in PROTOCOLS and "two classes" in PROTOCOLS[p].needs]
+    need_classes = [p for p in protocols if p in PROTOCOLS and {"two classes", "grid"} & set(PROTOCOLS[p].needs)]
     if not context.same_classes(model_index, index) and ("label" in plan.targets or need_classes):
         advice = f"remove {', '.join(need_classes)}" if need_classes else "explain the predicted class"
         text = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -203,6 +203,11 @@ class Trace:
         notes: Where a method puts intermediate results, or None where they are not kept.
         valid: Which tokens are no padding, shape (b, n), or None where all are. Attention and its gradient are zero
             from and to padding, so sums need no care; means do, see ``mean``.
+        class_logit: Logit of the explained class, shape (b,), detached, for methods that read other classes too; None
+            where the target is a function.
+        other_classes: From a number to as many traces of the same pass with the gradients of other classes, likeliest
+            first; fewer where there are not so many. Each costs a backward pass when it is reached. The method must
+            name the number in its registry line.
     """
 
     blocks: tuple[Block, ...]
@@ -212,6 +217,8 @@ class Trace:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     notes: dict[str, list[Tensor]] | None = None
     valid: Tensor | None = None
+    class_logit: Tensor | None = None
+    other_classes: Callable[[int], Iterator[Trace]] = lambda _: iter(())
 
     def note(self, name: str, tensor: Tensor) -> None:
         """Keep an intermediate result; several results under one name are one entry for each block."""

@@ -2,6 +2,7 @@
 
 from vitrail.data.cifar import CIFAR10, CIFAR100
 from vitrail.data.datasets import DATASETS, open_dataset
+from vitrail.data.image_grids import ImageGrids, draw_grids
 from vitrail.data.imagenet import ImageNet
 from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
@@ -22,6 +23,7 @@ __all__ = [
     "VOC_TO_IMAGENET",
     "BaseDataset",
     "Dataset",
+    "ImageGrids",
     "ImageNet",
     "ImageNetSegmentation",
     "MaskFolder",
@@ -30,6 +32,7 @@ __all__ = [
     "Scene",
     "SceneDataset",
     "Scenes",
+    "draw_grids",
     "open_dataset",
     "render",
     "scene_sample",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.cifar import CIFAR10, CIFAR100
+from vitrail.data.image_grids import ImageGrids
 from vitrail.data.imagenet import ImageNet
 from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
@@ -21,8 +22,18 @@ __all__ = ["DATASETS", "open_dataset"]
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     dataset.name: dataset
-    for dataset in (CIFAR10, CIFAR100, ImageNet, ImageNetSegmentation, MaskFolder, Movies, SceneDataset, VOC2012)
-}
+    for dataset in (
+        CIFAR10,
+        CIFAR100,
+        ImageGrids,
+        ImageNet,
+        ImageNetSegmentation,
+        MaskFolder,
+        Movies,
+        SceneDataset,
+        VOC2012,
+    )
+}  # fmt: skip
 """Data set classes by name."""
 
 
@@ -30,7 +41,7 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
     """Open a data set by name.
 
     Args:
-        name: cifar10, cifar100, imagenet, imagenet-segmentation, masks, movies, scenes or voc2012.
+        name: cifar10, cifar100, grids, imagenet, imagenet-segmentation, masks, movies, scenes or voc2012.
         root: Folder, archive or file of the data set; not used for scenes, which are rendered.
         **options: Further arguments of the data set's class, such as ``split``.
 
@@ -46,8 +57,8 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
         >>> open_dataset("mnist", ".")
         Traceback (most recent call last):
         ...
-        vitrail.errors.DataError: unknown data set 'mnist': use one of cifar10, cifar100, imagenet,
-        imagenet-segmentation, masks, movies, scenes, voc2012
+        vitrail.errors.DataError: unknown data set 'mnist': use one of cifar10, cifar100, grids,
+        imagenet, imagenet-segmentation, masks, movies, scenes, voc2012
     """
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}: use one of {', '.join(DATASETS)}")

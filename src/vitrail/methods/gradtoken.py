@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from vitrail.capture.trace import LAST, Block, Needs, Trace
 from vitrail.errors import OptionError
@@ -13,6 +14,7 @@ from vitrail.methods._propagate import sum_columns
 from vitrail.methods.registry import choose, register
 
 SOFTMAX = ("jacobian", "elementwise")
+SIMILARITY = ("dot", "cosine")
 
 
 def _needs(variant: int, depth: int, softmax: str, **_: object) -> Needs:
@@ -28,7 +30,12 @@ def _signed(heads: str, **_: object) -> bool:
     return heads == "mean"
 
 
-VARIANTS = {**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}, "ii": {"heads": "relu"}}
+VARIANTS: dict[str, dict[str, int | str]] = {
+    **{str(v): {"variant": v} for v in range(5)},
+    "i": {"heads": "mean"},
+    "ii": {"heads": "relu"},
+    "cosine": {"similarity": "cosine"},
+}
 
 
 @register(
@@ -42,7 +49,13 @@ VARIANTS = {**{str(v): {"variant": v} for v in range(5)}, "i": {"heads": "mean"}
     variants=VARIANTS,
 )
 def gradtoken(
-    trace: Trace, *, variant: int = 4, heads: str = "relu", depth: int = 1, softmax: str = "jacobian"
+    trace: Trace,
+    *,
+    variant: int = 4,
+    heads: str = "relu",
+    depth: int = 1,
+    softmax: str = "jacobian",
+    similarity: str = "dot",
 ) -> Tensor:
     """Keys of the last block against the gradient at the readout's query, spread over the patches by attention.
 
@@ -55,6 +68,8 @@ def gradtoken(
         depth: First block that takes part, counted from 1; the number of blocks means none does.
         softmax: How the gradient passes the last block's softmax: "jacobian", its derivative, or "elementwise", the
             product of each entry with A (1 − A), the diagonal of the Jacobian.
+        similarity: How keys are compared with the gradient: "dot", their product, in which long keys and heads with
+            large gradients weigh more, or "cosine", the product of both scaled to unit length.
 
     Returns:
         Relevance of patches, shape (b, S); not negative with "relu".
@@ -62,12 +77,16 @@ def gradtoken(
     choose("variant", variant, range(5))
     choose("heads", heads, ("relu", "mean"))
     choose("softmax", softmax, SOFTMAX)
+    choose("similarity", similarity, SIMILARITY)
     total = len(trace.blocks)
     if not 1 <= depth <= total:
         raise OptionError(f"depth={depth} is not a block: this model has blocks 1 to {total}")
     last = trace.blocks[-1]
     G = _query_gradient(trace, last, softmax)
-    M = trace.patches((last.K @ G.unsqueeze(-1)).squeeze(-1))
+    K = last.K
+    if similarity == "cosine":
+        K, G = normalize(K, dim=-1), normalize(G, dim=-1)
+    M = trace.patches((K @ G.unsqueeze(-1)).squeeze(-1))
     spread = _spread(trace, M, variant, depth) if depth < total else M
     if trace.notes is not None:
         trace.note("heads", M)

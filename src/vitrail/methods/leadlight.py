@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,12 +12,20 @@ from torch.nn.functional import normalize
 from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
-from vitrail.methods.registry import METHODS, choose, register
+from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.registry import METHODS, check_whole_numbers, choose, register
 
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
-VARIANTS = {"fast": {"source": "last", "score": "logit"}, "attention": {"spread": "attention", "rounds": 1}}
+#: Settings of the form that shows the object more than the class.
+OBJECT = {"others": 0, "shift": False, "score": "prob"}
+VARIANTS = {
+    "object": OBJECT,
+    "class": {"others": 8, "shift": True},
+    "fast": {"source": "last", "score": "logit"},
+    "attention": {"spread": "attention", "rounds": 1},
+}
 
 
 def _needs(source: str, spread: str, **_: object) -> Needs:
@@ -29,34 +37,75 @@ def _needs(source: str, spread: str, **_: object) -> Needs:
     return {**needs, **({"K": ALL} if spread == "keys" else {"attention_mean": slice(0, -1)})}
 
 
-@register("leadlight", "Leadlight", "gradient", cite="vitrail", needs=_needs, score="prob", variants=VARIANTS)
+def _others(others: int, **_: object) -> int:
+    check_whole_numbers(0, others=others)
+    return others
+
+
+def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
+    """A backward pass, which counts as two forward passes, for each other class."""
+    return Cost(0, 2.0 * number(options, "others") * targets)
+
+
+@register(
+    "leadlight",
+    "Leadlight",
+    "gradient",
+    cite="vitrail",
+    needs=_needs,
+    score="prob",
+    other_classes=_others,
+    variants=VARIANTS,
+    cost=_cost,
+)
 def leadlight(
-    trace: Trace, *, source: str = "vtranm", spread: str = "keys", power: float = 4, rounds: int = 2, mix: float = 0.75
+    trace: Trace,
+    *,
+    source: str = "vtranm",
+    others: int = 0,
+    contrast: float = 1.0,
+    spread: str = "keys",
+    power: float = 4,
+    rounds: int = 2,
+    shift: bool = False,
+    mix: float = 0.75,
 ) -> Tensor:
     """Relevance of the patches, mixed with its average over patches with similar keys.
 
     R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
-    one; R and R' are scaled to a maximum of one and mixed.
+    one; R and R' are scaled to a maximum of one and mixed. R is the relevance r for the class; compared with other
+    classes it is r·(r̂ / mean of r̂ over the class and the others), where r̂ is r scaled to sum to one and the mean is
+    weighted by the classes' probabilities.
 
     Args:
         trace: The pass, with gradients.
-        source: Where the relevance R comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
+        source: Where the relevance r comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
+        others: Number of other classes, likeliest first, that the class is compared with; each takes a further backward
+            pass. With 0, or for a model with a single output, R = r.
+        contrast: Exponent of the ratio.
         spread: What W is made of: "keys" of the upper half of the blocks, those of each block scaled to unit length; or
             "attention", its mean between patches over the blocks below the last, without the lower quarter.
         power: Exponent of the cosine; a higher one spreads over fewer patches.
         rounds: How often W is applied.
+        shift: Subtract from R' its smallest value: averages over patches are positive everywhere.
         mix: Share of R' in the result, from 0 (R alone) to 1 (R' alone).
 
     Returns:
         Relevance of patches, shape (b, S), not negative.
     """
-    if not 0 <= mix <= 1 or not power > 0 or rounds < 1:
-        raise OptionError(f"expected mix from 0 to 1, power > 0 and rounds ≥ 1, got {mix=}, {power=} and {rounds=}")
-    R = averaged = _scaled(_source(trace, source))
+    if not 0 <= mix <= 1 or not power > 0 or rounds < 1 or contrast < 0:
+        raise OptionError(
+            f"expected mix from 0 to 1, power > 0, rounds ≥ 1 and contrast ≥ 0, got {mix=}, {power=}, {rounds=} and "
+            f"{contrast=}"
+        )
+    r = _source(trace, source)
+    R = averaged = _scaled(r * _distinction(trace, r, source, others) ** contrast if others else r)
     spread_once = _by_keys(trace, power) if spread == "keys" else _by_attention(trace)
     for _ in range(rounds):
         averaged = spread_once(averaged)
+    if shift:
+        averaged = _shifted(trace, averaged)
     trace.note("source", R)
     trace.note("spread", averaged)
     return (1 - mix) * R + mix * _scaled(averaged)
@@ -67,6 +116,29 @@ def _source(trace: Trace, source: str) -> Tensor:
         attention = trace.blocks[-1].attention
         return trace.patches(attention.weighted_rows(trace.readout.expand(attention.size[0], -1)).mean(1))
     return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
+
+
+def _distinction(trace: Trace, relevance: Tensor, source: str, others: int) -> Tensor:
+    """Ratio of a class's share of relevance at each patch to the mean share over it and other classes, shape (b, S).
+
+    The mean is weighted by the probabilities of these classes. The ratio is 1 everywhere if all classes have the same
+    relevance up to scale, if the model is certain of the class, or if there are no other classes.
+    """
+    mean, logits = _shares(relevance), [trace.class_logit]
+    shares = [mean]
+    for other in trace.other_classes(others):
+        shares.append(_shares(_source(other, source)))
+        logits.append(other.class_logit)
+    known = [logit for logit in logits if logit is not None]
+    weights = torch.ones_like(torch.stack(shares)[..., :1]) / len(shares)
+    if len(known) == len(shares):
+        weights = torch.stack(known).to(mean).softmax(0)[..., None]
+    mean = (torch.stack(shares) * weights).sum(0)
+    return shares[0] / mean.clamp_min(torch.finfo(mean.dtype).tiny)
+
+
+def _shares(relevance: Tensor) -> Tensor:
+    return relevance / relevance.sum(-1, keepdim=True).clamp_min(torch.finfo(relevance.dtype).tiny)
 
 
 def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
@@ -114,6 +186,14 @@ def _by_attention(trace: Trace) -> Callable[[Tensor], Tensor]:
         return trace.patches(sum_columns(below, u)[:, 0]) / len(below)
 
     return spread
+
+
+def _shifted(trace: Trace, relevance: Tensor) -> Tensor:
+    """Relevance with a minimum of zero, padding left out."""
+    if trace.valid is None:
+        return relevance - relevance.amin(-1, keepdim=True)
+    valid = trace.patches(trace.valid)
+    return (relevance - relevance.masked_fill(~valid, torch.inf).amin(-1, keepdim=True)) * valid
 
 
 def _scaled(relevance: Tensor) -> Tensor:

@@ -68,6 +68,8 @@ class Method:
         needs: What the shared pass must keep, or a function from the options to that.
         score: What is differentiated or evaluated unless the option ``score`` is set: "logit", "prob" or
             "logprob"; None for methods without such an option.
+        other_classes: Of how many other classes, likeliest first, it reads gradients too, or a function from the
+            options to that; each takes a further backward pass.
         detach_attention: Whether its gradients do not pass through attention.
         signed: Whether negative relevance has a meaning, or a function from the options to that.
         variants: Named sets of options. "quick" is a rough result in a fraction of the time, "preview" one good enough
@@ -94,6 +96,7 @@ class Method:
     takes: str = "trace"
     needs: Needs | Callable[..., Needs] = field(default_factory=dict)
     score: str | None = None
+    other_classes: int | Callable[..., int] = 0
     detach_attention: bool = False
     signed: bool | Callable[..., bool] = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -141,6 +144,11 @@ class Method:
         """What the shared pass must keep for these options."""
         without_score = {k: v for k, v in options.items() if k != "score"}
         return self.needs(**without_score) if callable(self.needs) else self.needs
+
+    def others(self, options: Mapping[str, Any]) -> int:
+        """Of how many other classes it reads gradients with these options."""
+        own = {k: v for k, v in options.items() if k != "score"}
+        return self.other_classes(**own) if callable(self.other_classes) else self.other_classes
 
     def rule_set(self, options: Mapping[str, Any]) -> RuleSet | None:
         """The rules by which relevance is propagated with these options; None for other methods."""

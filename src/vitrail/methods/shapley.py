@@ -137,8 +137,13 @@ def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
     if prior != UNIFORM:
         _, method, options = find(prior)
         if method.takes != "trace":
-            known = "a method that reads one pass, such as leadlight or transformer_mm"
+            known = "a method that reads one pass, such as leadlight:object or transformer_mm"
             raise OptionError(f"prior={prior!r} evaluates the model again: give {known}, 'uniform', or None")
+        if method.others(options):
+            raise OptionError(
+                f"prior={prior!r} reads gradients of several classes: give a method that reads those of one, such as "
+                "leadlight:object"
+            )
         try:
             method.check(probe.structure, options)
         except NotApplicableError:

@@ -15,8 +15,19 @@ from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, 
 from vitrail.scores.comparison import ComparedMethod, MethodValues, PairedTest, RankedMethod, compare, rank_methods
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
 from vitrail.scores.curves import AREAS, AreaRule, aopc, deletion_area, find_area, insertion_area, lodds, srg
+from vitrail.scores.disconnected import DisconnectedGrid
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.fills import FILLS, Fill, Normalisation, find_fill
+from vitrail.scores.grid_pointing import (
+    GridPointingScores,
+    aggregate_attributions,
+    cell_masks,
+    compose_grids,
+    score_grid_pointing,
+)
+from vitrail.scores.imputation import impute
+from vitrail.scores.infidelity import PatchEffects, patch_effects, score_infidelity
+from vitrail.scores.monotonicity import score_monotonicity
 from vitrail.scores.overdetermination import OverdeterminationScores, score_overdetermination
 from vitrail.scores.perturbation import CurveKey, ForwardCounts, PerturbationRecords, RecordedCurve
 from vitrail.scores.pointing import (
@@ -49,6 +60,8 @@ from vitrail.scores.registry import (
     find_score,
     register_score,
 )
+from vitrail.scores.road import ROAD_LEVELS, score_road
+from vitrail.scores.saco import saco_coefficient, score_saco
 from vitrail.scores.sanity import (
     RandomisationStep,
     map_similarity,
@@ -90,6 +103,7 @@ __all__ = [
     "PRESETS",
     "QUANTITIES",
     "REGISTERED_SCORES",
+    "ROAD_LEVELS",
     "THRESHOLDS",
     "TOP_WORDS",
     "AgreementScores",
@@ -99,9 +113,11 @@ __all__ = [
     "ComplexityScores",
     "Curve",
     "CurveKey",
+    "DisconnectedGrid",
     "Evaluator",
     "Fill",
     "ForwardCounts",
+    "GridPointingScores",
     "Interval",
     "LevelGrid",
     "MethodValues",
@@ -109,6 +125,7 @@ __all__ = [
     "Normalisation",
     "OverdeterminationScores",
     "PairedTest",
+    "PatchEffects",
     "PerturbationRecords",
     "PointingScores",
     "Preset",
@@ -125,13 +142,16 @@ __all__ = [
     "SelectivityScores",
     "TokenDropper",
     "WsolScores",
+    "aggregate_attributions",
     "aopc",
     "auroc",
     "average_precision",
     "box_iou",
     "box_masks",
+    "cell_masks",
     "class_probability",
     "compare",
+    "compose_grids",
     "comprehensiveness_sufficiency",
     "count_confusions",
     "deletion_area",
@@ -146,6 +166,7 @@ __all__ = [
     "fold_of",
     "gini",
     "holm",
+    "impute",
     "insertion_area",
     "interval",
     "kendall",
@@ -158,6 +179,7 @@ __all__ = [
     "micro_f1",
     "p_value",
     "parameter_randomisation",
+    "patch_effects",
     "patch_means",
     "pearson",
     "pointing_game",
@@ -168,11 +190,17 @@ __all__ = [
     "rank_words",
     "register_score",
     "relevance_rank_accuracy",
+    "saco_coefficient",
     "score_agreement",
     "score_box_pointing",
     "score_complexity",
+    "score_grid_pointing",
+    "score_infidelity",
+    "score_monotonicity",
     "score_overdetermination",
     "score_pointing",
+    "score_road",
+    "score_saco",
     "score_segmentation",
     "score_selectivity",
     "score_sensitivity",

@@ -14,7 +14,8 @@ from vitrail.scores.presets import PRESETS
 #: Names of the package's protocols, which no other score may have.
 RESERVED_NAMES = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "complexity", "sensitivity", "sanity",
-    "multiclass", "multiclass_original", "rationale", "eraser", "explain",
+    "multiclass", "multiclass_original", "rationale", "eraser", "explain", "grid_pointing", "road", "saco",
+    "monotonicity", "infidelity",
 )  # fmt: skip
 DIRECTIONS = ("up", "down", "none")
 #: What a score may need of a data set.

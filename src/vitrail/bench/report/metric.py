@@ -65,6 +65,32 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
         "mass_between": ("Mass, two objects", "up",
                          "share of positive relevance on the target object, of that on both objects", NO_THRESHOLD),
     },
+    "grid_pointing": {
+        "cell_share": ("Grid share", "up", "share of positive relevance in the cell of the class", NO_THRESHOLD),
+        "cell_peak": ("Grid maximum", "up", "maximum of the map in the cell of the class", NO_THRESHOLD),
+        "corners": ("Corners", "none", "share of positive relevance in the four corners", NO_THRESHOLD),
+    },
+    "road": {
+        "road": ("ROAD", "up", "(LeRF − MoRF) / 2 of the class probability, mean of 20, 40, 60 and 80 % imputed",
+                 NO_THRESHOLD),
+        "road_morf": ("ROAD, MoRF", "down", "class probability with the most relevant pixels imputed", NO_THRESHOLD),
+        "road_lerf": ("ROAD, LeRF", "up", "class probability with the least relevant pixels imputed", NO_THRESHOLD),
+    },
+    "saco": {
+        "saco": ("SaCo", "up", "agreement of relevance and effect of ten groups of pixels, from −1 to 1", NO_THRESHOLD),
+    },
+    "monotonicity": {
+        "rising": ("Rising steps", "up", "share of steps that add pixels without a fall of the class probability",
+                   NO_THRESHOLD),
+        "monotone": ("Monotone", "up", "share of images with no fall at any step", NO_THRESHOLD),
+    },
+    "infidelity": {
+        "infidelity_scaled": ("Infidelity, scaled", "down",
+                              "share of the effects of patches that the map, optimally scaled, does not predict",
+                              NO_THRESHOLD),
+        "infidelity": ("Infidelity", "down", "squared error of the map as a prediction of the effects of patches",
+                       NO_THRESHOLD),
+    },
     "complexity": {
         "gini": ("Gini", "none", "Gini index of the patch grid", NO_THRESHOLD),
         "entropy": ("Entropy", "none", "entropy of the patch grid, natural logarithm", NO_THRESHOLD),
@@ -108,6 +134,7 @@ PROTOCOL_METRICS["multiclass_original"] = PROTOCOL_METRICS["multiclass"]
 #: Protocols whose scores are printed in percent.
 PERCENT_PROTOCOLS = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "multiclass", "multiclass_original",
+    "grid_pointing", "road",
 )  # fmt: skip
 #: The protocol whose scores are named after a model's layers, and the similarity of it that is printed.
 SANITY, SANITY_SIMILARITY = "sanity", "spearman"

@@ -39,6 +39,12 @@ DESCRIPTIONS = {
     "wsol": "Weakly supervised object localisation: box of the largest connected component of the thresholded map.",
     "selectivity": "Images with two objects of different classes: does the map of a class highlight its object? "
     "A class-agnostic method is correct half the time.",
+    "grid_pointing": "Grids of images of different classes: share of the relevance for a class in its own cell. A "
+    "class-agnostic method has 1/n² on average.",
+    "road": "Class probability after pixels are replaced by noisy linear imputation, which hides the removed shape.",
+    "saco": "Whether groups of pixels with more relevance have more effect when removed; uses the map's values.",
+    "monotonicity": "Pixels are added to an empty image, least relevant first, in 20 steps.",
+    "infidelity": "The map as a linear prediction of how the class probability changes when a patch is removed.",
     "complexity": "Number of patches that carry the relevance. A property of maps alone: neither direction is better.",
     "sensitivity": "Change of the map under small changes of the image.",
     "sanity": "Similarity of a map to the original while the weights are randomised from the head down, cumulatively. "

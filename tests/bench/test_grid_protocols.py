@@ -1,0 +1,72 @@
+"""The grid pointing game and the faithfulness protocols as parts of a plan."""
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.bench.bench_helpers import open_store
+from vitrail.bench import LocalEngine, PlanError
+from vitrail.data import SCENE_CLASSES, Scenes
+
+PLAN = """
+name = "grids"
+models = ["scenes"]
+methods = ["rollout", "leadlight:class"]
+controls = false
+protocols = ["grid_pointing", "road", "saco", "monotonicity", "infidelity"]
+view = "squash"
+
+[[dataset]]
+name = "grids"
+root = "images"
+options = { count = 1, size = 64 }
+protocols = ["grid_pointing"]
+
+[[dataset]]
+name = "imagenet"
+root = "images"
+limit = 1
+protocols = ["road", "saco", "monotonicity", "infidelity"]
+"""
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """Scenes of one object as a folder in the layout of ImageNet."""
+    lines = ["index,wnid,name"]
+    lines += [f"{label},n{label:08d},{name}" for label, name in enumerate(SCENE_CLASSES)]
+    scenes, found = Scenes("test", objects=1, count=24), set()
+    for i in range(24):
+        label = scenes[i].classes[0]
+        if label not in found:
+            found.add(label)
+            path = tmp_path / "images" / "val" / f"n{label:08d}" / f"scene{i}.JPEG"
+            path.parent.mkdir(parents=True)
+            Image.fromarray(scenes[i].image).save(path, quality=95)
+    (tmp_path / "images" / "classes.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+@pytest.mark.filterwarnings("ignore:imagenet")
+def test_plan_of_all_protocols(images: Path) -> None:
+    store = open_store(PLAN, images / "runs", images)
+    LocalEngine(1).run(store.missing())
+    table = store.merge()
+    assert table["error"].drop_nulls().to_list() == []
+    value = {(row["method"], row["score"]): row["value"] for row in table.iter_rows(named=True)}
+    assert value["rollout", "cell_share"] == pytest.approx(0.25)  # the same map for the class of every cell
+    assert value["leadlight:class", "cell_share"] != pytest.approx(0.25, abs=1e-6)
+    for method in ("rollout", "leadlight:class"):
+        combined = (value[method, "road_lerf"] - value[method, "road_morf"]) / 2
+        assert value[method, "road"] == pytest.approx(combined)
+        assert -1 <= value[method, "saco"] <= 1
+        assert 0 <= value[method, "rising"] <= 1
+        assert 0 <= value[method, "infidelity_scaled"] <= 1
+
+
+@pytest.mark.filterwarnings("ignore:imagenet")
+def test_grid_pointing_needs_grids(images: Path) -> None:
+    text = PLAN.replace('protocols = ["road", "saco", "monotonicity", "infidelity"]', 'protocols = ["grid_pointing"]')
+    with pytest.raises(PlanError, match="grids of images"):
+        open_store(text, images / "runs", images)
