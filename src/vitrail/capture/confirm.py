@@ -50,6 +50,8 @@ def examine(shared: ForwardPass, targets: Sequence[Tensor] = ()) -> None:
     if not targets and structure.calls != len(structure.layers):
         targets = [any_output(shared.output)]
     for target in targets:
+        if not target.requires_grad:  # the gradient of such a target is refused with its own reason
+            continue
         reached = upstream_of(target, evidence.outputs)
         layers = {layer.call for layer in structure.layers}
         if evidence.outputs and reached != layers & set(evidence.outputs):

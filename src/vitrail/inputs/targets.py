@@ -119,7 +119,7 @@ def class_scores(logits: Tensor, score: str, groups: Sequence[ClassGroup] = (), 
     """
     if score not in SCORES:
         raise OptionError(f"score={score!r} is not one of {', '.join(map(repr, SCORES))}")
-    if groups and scores != "softmax":
+    if scores != "softmax" and any(len(group.classes) > 1 for group in groups):
         raise TargetError(
             f"a group of classes adds the probabilities of classes that exclude each other, and those of this model do "
             f"not (scores={scores!r}): pass target=function, or scores='softmax' if they do"
