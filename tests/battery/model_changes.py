@@ -120,7 +120,7 @@ class ChangedViT(nn.Module):
         x = self.embed(images).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls.expand(len(x), -1, -1), x], 1) + self.position
         patches = x[:, 1:][:, self.order]
-        if ORDER != list(range(SIDE * SIDE)):
+        if list(range(SIDE * SIDE)) != ORDER:
             patches = patches[:, ORDER]
         if self.table is not None:
             patches = patches[:, list(self.table)]

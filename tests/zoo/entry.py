@@ -71,5 +71,5 @@ class Entry:
 
     @property
     def expectation(self) -> str:
-        """"right", "refused" or "warned": the strongest statement that is made of this model."""
+        """ "right", "refused" or "warned": the strongest statement that is made of this model."""
         return "right" if self.tests else "refused" if self.refused else "warned"

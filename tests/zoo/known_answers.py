@@ -22,7 +22,9 @@ from vitrail.errors import GuessWarning, MapWarning
 #: Largest difference of equal maps, and of equal scores, by precision of the model.
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-5}
 #: Names of weights and buffers that tell positions apart.
-POSITIONS = re.compile(r"pos_?emb|position|rel_pos|rel_emb|relative_|inv_freq|periods|rope|rotary|pos_drop", re.IGNORECASE)
+POSITIONS = re.compile(
+    r"pos_?emb|position|rel_pos|rel_emb|relative_|inv_freq|periods|rope|rotary|pos_drop", re.IGNORECASE
+)
 
 
 def maps(subject: Subject, methods: Sequence[str], inputs: Any = None) -> dict[str, Tensor]:

@@ -29,7 +29,9 @@ def pixels(count: int) -> Tensor:
     return torch.randn(count, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(3))
 
 
-def build(model: str, config: str, inputs: dict[str, Tensor], target: Any, shared: tuple[str, ...], **options: Any) -> Subject:
+def build(
+    model: str, config: str, inputs: dict[str, Tensor], target: Any, shared: tuple[str, ...], **options: Any
+) -> Subject:
     import transformers
 
     torch.manual_seed(0)
@@ -65,7 +67,8 @@ ENTRIES = [
     Entry("hf:CLIPModel", partial(contrastive, "CLIPModel", "CLIPConfig", projection_dim=16), ("permute_examples",),
           CHAIN, slow=False),
     Entry("hf:CLIPModel, three texts", partial(contrastive, "CLIPModel", "CLIPConfig", 3, projection_dim=16),
-          ("permute_examples",), CHAIN),
+          ("permute_examples",), CHAIN,
+          pending={"permute_examples:occlusion": "as many texts as images: they are taken for rows of the images"}),
     Entry("hf:SiglipModel", partial(contrastive, "SiglipModel", "SiglipConfig"), ("permute_examples",), CHAIN,
           slow=False),
     Entry("hf:ChineseCLIPModel", partial(contrastive, "ChineseCLIPModel", "ChineseCLIPConfig", projection_dim=16),

@@ -21,9 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def table() -> ModuleType:
-    """The module that builds them, which is beside the sweep."""
-    folder = next(f for f in (ROOT / "studies", ROOT / "benchmarks") if (f / "tiny_families.py").is_file())
-    sys.path.insert(0, str(folder))
+    """The module that builds them, which is beside the sweep over families."""
+    sys.path.insert(0, str(ROOT / "studies"))
     try:
         import tiny_families
     finally:
@@ -50,9 +49,7 @@ def add_noise(model: nn.Module) -> nn.Module:
 def tiny(library: str, task: str, name: str, model: str = "", target: int | None = None) -> Subject:
     """A tiny model of a family with two inputs; texts are padded."""
     module = table()
-    family = next(
-        f for f in module.families(library) if (f.task, f.name) == (task, name) and model in (f.model, "")
-    )
+    family = next(f for f in module.families(library) if (f.task, f.name) == (task, name) and model in (f.model, ""))
     built = module.build(family)
     add_noise(built.module)
     inputs: Any = built.padded or built.inputs
