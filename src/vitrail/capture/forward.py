@@ -16,8 +16,9 @@ from vitrail.capture.attention_reach import reachable_tokens
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
 from vitrail.capture.model_structure import UNCHAINED_KINDS, AttentionLayer, ModelStructure
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.program import Program
 from vitrail.capture.readout import measured_readout, token_reach
@@ -27,7 +28,6 @@ from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError, TargetError
-from vitrail.fast.split_products import split_products
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
@@ -172,6 +172,8 @@ class ForwardPass:
             value = value.to(self.dtype)
             if self.structure.tokens_first and kind in ("dX", "dY"):
                 value = value.transpose(0, 1)
+            if self.structure.kind == "plain" and kind in ("dX", "dY"):
+                value = _tokens_in_a_row(value, self.structure.tokens)
             if kind == "dQ":
                 value = split_heads(value, len(target), self.structure.heads_first)
             if kind == "dY" and self.features_of is not None:
@@ -249,8 +251,19 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure: As read from it.
     """
     device = model_inputs.tensors[0].device
-    with frozen(model), torch.no_grad(), split_products(device):
+    with frozen(model), torch.no_grad(), fast.with_split_products(device):
         output = run_model(model, model_inputs)
+    return output_pass(model, model_inputs, structure, output)
+
+
+def output_pass(
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
+    output: Any,
+    evidence: PassEvidence | None = None,
+) -> ForwardPass:
+    """A forward pass of which nothing but the output, and what confirms the structure, is known."""
     return ForwardPass(
         output,
         class_logits(model, output),
@@ -259,9 +272,10 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure,
         structure.layers[-1].size[0] if structure.layers else 0,
         method_dtype(model),
-        device,
+        model_inputs.tensors[0].device,
         Gate(),
         model_inputs.valid,
+        evidence=evidence,
     )
 
 
@@ -290,6 +304,7 @@ def forward_pass(
             they depend on.
     """
     layers = structure.layers
+    confirm = confirm and not fast.recording()  # the same call has run the pass before
     if not layers:
         with _feature_pass(model, model_inputs, structure) as found:
             yield found
@@ -308,7 +323,8 @@ def forward_pass(
     whole_graph = whole_graph or (confirm and structure.calls != len(layers))
     leaf = None
     if start is not None and (from_pixels or whole_graph or any(kind in by_call for kind in _FROM_THE_INPUT)):
-        leaf = start.detach().clone().requires_grad_()
+        with torch.inference_mode(False):
+            leaf = start.detach().clone().requires_grad_()
         model_inputs = model_inputs.swap(start, leaf)
     program = Program(model_inputs.tensors) if confirm else None
     mode = AttentionMode(
@@ -325,7 +341,7 @@ def forward_pass(
     )  # fmt: skip
     device = model_inputs.tensors[0].device
     with frozen(model):
-        with split_products(device), mode:
+        with fast.with_split_products(device), mode:
             output = run_model(model, model_inputs)
         torch.set_grad_enabled(True)  # where the pass built a graph at its ends alone
         evidence = None if program is None else PassEvidence(program, mode.values, leaf)
@@ -340,6 +356,8 @@ def forward_pass(
             block.pool = layer.pool
             if structure.tokens_first:
                 _batch_first(block, structure.tokens)
+            if structure.kind == "plain":
+                block.change(_STREAM, lambda t: _tokens_in_a_row(t, structure.tokens))
             if layer.pool and structure.pool_skips:
                 _pad_keys(block, structure.pool_skips)
             blocks.append(block)
@@ -499,6 +517,12 @@ def _pad_keys(block: Block, skipped: int) -> None:
     """Give an attention pool that leaves out the first tokens zero attention to them."""
     block.change(("A", "A_mean"), lambda t: torch.nn.functional.pad(t, (skipped, 0)))
     block.change(("K", "V"), lambda t: torch.nn.functional.pad(t, (0, 0, skipped, 0)))
+
+
+def _tokens_in_a_row(tensor: Tensor, tokens: int) -> Tensor:
+    """A residual stream that lies on the grid of its tokens, shape (b, rows, columns, d), as (b, n, d)."""
+    on_grid = tensor.dim() == 4 and tensor.shape[1] * tensor.shape[2] == tokens
+    return tensor.flatten(1, 2) if on_grid else tensor
 
 
 def _batch_first(block: Block, tokens: int) -> None:

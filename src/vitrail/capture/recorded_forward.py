@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, logits_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.outputs import class_logits, output_count
+from vitrail.capture.output_tensors import logits_of
+from vitrail.capture.outputs import class_logits, output_count, stated_count
 from vitrail.capture.trace import Needs
 
 #: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
@@ -85,13 +86,13 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], ModelStructure]:
         with frozen(model), torch.no_grad(), fast.with_split_products(given[0].device):
-            scores = logits_of(model(given[0]))
+            scores = logits_of(model(given[0]), stated_count(model))
         assert scores is not None
         return [scores], structure  # keeps the structure alive so that its id is not reused
 
     def confirm(results: list[Tensor]) -> Tensor:
         with frozen(model, merge=False), torch.no_grad():
-            return same_to_rounding(results[0], logits_of(model(padded)))
+            return same_to_rounding(results[0], logits_of(model(padded), stated_count(model)))
 
     padded = torch.cat([images, images[-1:].expand(filled - count, -1, -1, -1)]) if filled > count else images
     padded = padded.contiguous()
@@ -124,12 +125,12 @@ def recorded_pass(
         swapped = model_inputs.swap(image, given[0])
         if any(needs):
             with forward_pass(model, swapped, structure, needs) as one, torch.no_grad():
-                return _tensors_of(one)
-        return _tensors_of(forward_only(model, swapped, structure))
+                return _tensors_of(one, stated_count(model))
+        return _tensors_of(forward_only(model, swapped, structure), stated_count(model))
 
     def confirm(results: list[Tensor]) -> Tensor:
         with frozen(model, merge=False), torch.no_grad():
-            return same_to_rounding(results[0], logits_of(run_model(model, model_inputs)))
+            return same_to_rounding(results[0], logits_of(run_model(model, model_inputs), stated_count(model)))
 
     asked = tuple(tuple((kind, where.start, where.stop) for kind, where in need.items()) for need in needs)
     key = ("pass", id(structure), asked)
@@ -141,9 +142,9 @@ def recorded_pass(
     return replace(one, output=scores, logits=class_logits(model, scores), blocks=blocks)
 
 
-def _tensors_of(one: ForwardPass) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
+def _tensors_of(one: ForwardPass, count: int | None) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
     """Class scores and all tensors of the blocks; and the pass, with the block and name of each tensor."""
-    scores = logits_of(one.output)
+    scores = logits_of(one.output, count)
     assert scores is not None
     held = [
         (i, name, t) for i, block in enumerate(one.blocks) for name, t in vars(block).items() if isinstance(t, Tensor)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.attention import AttentionMode, Call, Gate
 from vitrail.capture.trace import Block
 from vitrail.errors import ModelError
@@ -46,7 +48,16 @@ class Check:
 
 def direction(like: Tensor, seed: int = 0) -> Tensor:
     """A fixed random direction in the shape of a tensor: no single output, token or channel decides alone."""
-    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).to(like)
+    found = _direction(tuple(like.shape), like.dtype, like.device, seed)
+    fast.keep(found)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _direction(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    """Kept, because copying it to a GPU makes the GPU wait."""
+    with torch.inference_mode(False):
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> list[Tensor | None]:

@@ -6,6 +6,7 @@ compute everything by plain torch operations.
 
 from __future__ import annotations
 
+from vitrail.fast.kernels import faster, kernel
 from vitrail.fast.known_model import TABLES, forget_module, on_forget, recall, remember, sizes
 from vitrail.fast.module_walk import cached_per_call, call_cache, modules_of, tensors_of, weights_of, weights_state
 from vitrail.fast.recordings import count as count_recordings
@@ -14,7 +15,7 @@ from vitrail.fast.recordings import keep, log_reason, recordable, recording
 from vitrail.fast.recordings import run as run_recorded
 from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
-from vitrail.fast.switches import plain as fast_paths_disabled
+from vitrail.fast.switches import fast_paths_disabled
 from vitrail.fast.unchanged import changed, current_call, one_call, unchanged
 
 on_forget(forget_recordings)
@@ -27,9 +28,11 @@ __all__ = [
     "count_recordings",
     "current_call",
     "fast_paths_disabled",
+    "faster",
     "forget_module",
     "forget_recordings",
     "keep",
+    "kernel",
     "log_reason",
     "modules_of",
     "on_forget",

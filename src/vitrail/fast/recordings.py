@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from vitrail.fast.module_walk import has_hooks, weights_of
-from vitrail.fast.switches import plain
+from vitrail.fast.switches import fast_paths_disabled
 from vitrail.fast.unchanged import State, state_of
 
 Extra = TypeVar("Extra")
@@ -174,7 +174,7 @@ def log_reason(reason: str) -> None:
 def reason_not_recordable(inputs: Sequence[Tensor]) -> str | None:
     """Why no pass over these inputs is recorded, whatever the model; None if passes may be recorded."""
     device = inputs[0].device if inputs else torch.device("cpu")
-    if os.environ.get(SWITCH, "1") == "0" or plain():
+    if os.environ.get(SWITCH, "1") == "0" or fast_paths_disabled():
         return _SWITCHED_OFF
     if device.type not in _DEVICES or any(t.device != device for t in inputs):
         return "the inputs are not on one CUDA device"

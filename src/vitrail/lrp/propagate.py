@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 
+from vitrail import fast
+from vitrail.capture.forward import PassEvidence
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import any_output, logits_of
+from vitrail.capture.program import Program
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
-from vitrail.fast.module_walk import modules_of, tensors_of
-from vitrail.fast.switches import plain
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
 from vitrail.lrp.rules import RuleSet
@@ -67,6 +69,17 @@ class Propagation:
     structure: ModelStructure
     passes: tuple[_Pass, ...]
 
+    @property
+    def scores(self) -> Tensor | None:
+        """The class scores in the model's output, shape (b, C), without a graph; None where it has none."""
+        found = [one.logits for one in self.passes if one.logits is not None]
+        return torch.cat(found) if len(found) == len(self.passes) else None
+
+    @property
+    def evidence(self) -> PassEvidence | None:
+        """What the pass shows of the structure; None where the batch was divided or the precision changed."""
+        return self.passes[0].evidence if len(self.passes) == 1 else None
+
     def relevances(self, start: Start, want: frozenset[str]) -> Relevances:
         """Propagate relevance in one backward pass.
 
@@ -87,11 +100,13 @@ class Propagation:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward: what the mode saw, the scores in its graph, and the image it starts at."""
+    """One forward: what the mode saw, the scores in its graph, the image it starts at, class scores and evidence."""
 
     mode: RelevanceMode
     scores: Tensor
     image: Tensor | None
+    logits: Tensor | None = None
+    evidence: PassEvidence | None = None
 
 
 def propagation(
@@ -136,10 +151,10 @@ def _run(
         leaf = start.detach().to(torch.promote_types(start.dtype, torch.float32)).requires_grad_()
         model_inputs = model_inputs.swap(start, leaf.clone())
     samples = Samples(model_inputs.batch, structure.tokens_first)
-    options = {"text": start is None, "heads_first": structure.heads_first}
-    mode, scores = None, None
-    if rules.half and not plain() and _precisions(model) == {torch.bfloat16}:
-        mode = RelevanceMode(rules, samples, **options, half=True)
+    options: dict[str, Any] = {"text": start is None, "heads_first": structure.heads_first}
+    mode, scores, logits, program = None, None, None, Program()
+    if rules.supports_bfloat16 and not fast.fast_paths_disabled() and _precisions(model) == {torch.bfloat16}:
+        mode = RelevanceMode(rules, samples, **options, mixed_precision=True)
         try:
             with mode:
                 scores = read(model_inputs.into(model)).float()
@@ -148,9 +163,12 @@ def _run(
         except RuntimeError as error:  # its own code does not take two precisions
             _log.debug("relevance is propagated in single precision: %s", error)
     if mode is None or scores is None:
-        mode = RelevanceMode(rules, samples, **options)
+        program = Program(model_inputs.tensors)
+        mode = RelevanceMode(rules, samples, **options, program=program)
         with mode:
-            scores = read(_single(model, model_inputs))
+            output = _single(model, model_inputs)
+            scores = read(output)
+            logits = None if _precisions(model) else logits_of(output)  # in half precision they are not the model's own
     if len(mode.attention) <= structure.layers[-1].call:
         raise ModelError(
             f"the model attended {len(mode.attention)} times where {structure.layers[-1].call + 1} were expected: "
@@ -158,27 +176,29 @@ def _run(
         )
     if not scores.requires_grad:
         raise ModelError("the model's output does not depend on its input, so no relevance can flow")
-    return _Pass(mode, scores, None if image is None else leaf)
+    if logits is None or image is None:
+        return _Pass(mode, scores, None if image is None else leaf)
+    first = mode.first_values if structure.layers[0].call == 0 and structure.owners is not None else None
+    return _Pass(mode, scores, leaf, logits.detach(), PassEvidence(program, first, leaf))
 
 
 def _precisions(model: nn.Module) -> set[torch.dtype]:
     """The half precisions among a model's tensors."""
-    return {t.dtype for t in tensors_of(modules_of(model))} & set(HALF)
+    return {t.dtype for t in fast.tensors_of(fast.modules_of(model))} & set(HALF)
 
 
 def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
     """What the model says; one in half precision says it in single, for its numbers cannot hold relevance."""
     if not _precisions(model):
-        return model_inputs.into(model)
+        return run_model(model, model_inputs)
     half = {name: t for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in HALF}
-    wide = ModelInputs(
-        tuple(map(_widened, model_inputs.args)), {k: _widened(v) for k, v in model_inputs.kwargs.items()}
-    )
-    return functional_call(model, {name: t.detach().float() for name, t in half.items()}, wide.args, dict(wide.kwargs))
+    wide = model_inputs.changed(_widened)
+    single = {name: t.detach().float() for name, t in half.items()}
+    return wide.reading.read(functional_call(model, single, wide.args, dict(wide.kwargs)))
 
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 @dataclass(frozen=True)
@@ -202,7 +222,7 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     if "totals" not in want:
         streams = streams[:1]
     if any(not mode.attention[o.call].requires_grad for o in attention):
-        if mode.half and "softmax" not in mode.rules.rules:
+        if mode.mixed_precision and "softmax" not in mode.rules.rules:
             raise NotApplicableError(
                 f"{structure.model} is in half precision, where {mode.rules.name} does not compute the relevance of "
                 "attention itself; use a float32 model, or set VITRAIL_PLAIN=1"

@@ -43,7 +43,8 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
     others = [value for value in (*inputs.args, *inputs.kwargs.values()) if not isinstance(value, Tensor)]
     methods = tuple((one.label, one.method.compute, repr(one.options)) for one in job.methods)
     asked = target if not named else "classes"
-    key = (id(structure), asked, settings.max_batch, methods, tuple(inputs.kwargs), repr(others))
+    read = (prepared.scores, inputs.signature)
+    key = (id(structure), asked, settings.max_batch, methods, tuple(inputs.kwargs), repr(others), read)
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ModelStructure]]:
         swapped, evaluated = inputs, list[int]()
@@ -84,6 +85,8 @@ def _reason_not_recorded(job: BatchJob) -> str | None:
         return "attention of windows is stitched"
     if callable(job.target):
         return "the target is a function"
+    if job.prepared.inputs.reading.output is not None:
+        return "a part of the output is chosen"
     dtype = some_weight(job.prepared.module).dtype
     if not worth_recording(job.prepared.structure, job.prepared.inputs.batch, dtype):
         return "computing takes much longer than launching"
