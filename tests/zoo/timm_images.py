@@ -117,7 +117,6 @@ ENTRIES = [
         num_heads=4,
         window_size=2,
         global_attn_indexes=(1,),
-        pending={"refused": "windows among global attention are taken for fewer tokens"},
     ),
     other("nest_tiny", WINDOWS, img_size=64),
     other("mobilevit_xxs", WINDOWS),
