@@ -186,7 +186,7 @@ def test_patches_in_one_row_are_split_by_their_grid():
     patches = torch.arange(7.0)[:, None].expand(7, 4)
     call = ModelInputs((), {"input_ids": torch.ones(2, 5).long(), "pixel_values": patches, "image_grid_thw": grid})
     assert call.select(slice(1, 2)).kwargs["pixel_values"][:, 0].tolist() == [4, 5, 6]
-    assert call.take(torch.tensor([1, 1])).kwargs["pixel_values"][:, 0].tolist() == [4, 5, 6, 4, 5, 6]
+    assert call.indexed(torch.tensor([1, 1])).kwargs["pixel_values"][:, 0].tolist() == [4, 5, 6, 4, 5, 6]
     unknown = ModelInputs((), {"input_ids": torch.ones(2, 5).long(), "pixel_values": patches})
     with pytest.raises(NotApplicableError, match="one example at a time"):
         unknown.select(slice(1, 2))

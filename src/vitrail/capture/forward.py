@@ -215,7 +215,8 @@ class ForwardPass:
         reach = token_reach(gradient)
         if self.evidence is not None and layout.grid is None and self.structure.given.prefix is None:
             first = (reach[:, 0] > 0).all() & (reach[:, 1:] == 0).all()
-            if not self.structure.causal:  # the prefix of a text is the one token that is read
+            # The prefix of a text is the one token that is read; the query of an attention pool is no token.
+            if not self.structure.causal and not self.structure.pooled:
                 self._differs("which token of the text is read", first != (layout.prefix == 1))
         pooled = self.structure.pooled
         return measured_readout(reach, readout, layout, None if pooled else self.valid, pooled)

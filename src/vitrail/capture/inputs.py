@@ -151,13 +151,13 @@ class ModelInputs:
 
         The words themselves stay: models find padding, positions and the last token of a text by them.
         """
-        return replace(self.take(rows), embeddings=(layer, vectors))
+        return replace(self.indexed(rows), embeddings=(layer, vectors))
 
     def select(self, rows: slice) -> ModelInputs:
         """Some of the examples; what is shared by all of them stays whole."""
         return self._of_examples(rows)
 
-    def take(self, rows: Tensor) -> ModelInputs:
+    def indexed(self, rows: Tensor) -> ModelInputs:
         """Some of the examples by index, any of them as often as it is named."""
         return self._of_examples(rows)
 

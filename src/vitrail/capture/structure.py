@@ -28,6 +28,7 @@ from vitrail.capture.structure_checks import (
     check_pool,
     check_stream,
 )
+from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, ModelError, TargetError
 from vitrail.fast.module_walk import modules_of, weights_state
@@ -254,6 +255,7 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
         base, layout=layout, tokens=tokens, notes=tuple(notes), owners=owners,
         overlapping=one.shared >= verify.OVERLAP,
     )  # fmt: skip
+    base = replace(base, order_by_image=_order_by_image(one, base))
     streams = {i: X for i, X in mode.stream.entering.items() if i in live} if mode.stream is not None else {}
     first = streams.get(live[0])
     base = replace(base, tokens_first=first is not None and first.shape[0] == tokens and first.shape[1] == 1)
@@ -268,6 +270,20 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     base, folding = check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
     return replace(base, checks=tuple(checks))
+
+
+def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
+    """Whether the tokens of a random image stand in another order than those of the first one."""
+    image = one.model_inputs.image
+    if base.owners is None or image is None:
+        return False
+    leaf = torch.randn(image.shape, generator=torch.Generator().manual_seed(2)).to(image).requires_grad_()
+    mode = AttentionMode({}, 1, values_of=base.layers[0].call, masks=False)
+    with mode:
+        run_model(one.model, one.model_inputs.swap(image, leaf))
+    if len(mode.calls) != base.calls or mode.values is None:
+        return True
+    return bool(order_differs(mode.values, leaf, base.owners, base.overlapping))
 
 
 def _masks(calls: Sequence[Call]) -> tuple[bool, bool]:

@@ -44,7 +44,7 @@ def measure_effects(model: nn.Module, model_inputs: ModelInputs, questions: list
     rows = torch.tensor([0, min(1, model_inputs.batch - 1)], device=device)
     effects: dict[int, str] = {}
     try:
-        pair = model_inputs.take(rows)
+        pair = model_inputs.indexed(rows)
     except VitrailError:
         return effects  # its examples cannot be taken apart
     base = _outputs(model, pair)

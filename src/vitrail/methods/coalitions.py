@@ -195,7 +195,7 @@ class CoalitionGame:
         if self.text and removal == "mask":
             return run_model(probe.model, self._masked_text(kept, owner))
         if self.text:
-            inputs = probe.model_inputs.take(owner)
+            inputs = probe.model_inputs.indexed(owner)
             assert inputs.words is not None
             return run_model(probe.model, drop_tokens(inputs, all_tokens(kept, self._prefix, inputs.words.shape[1])))
         if removal == "mask":
@@ -204,7 +204,7 @@ class CoalitionGame:
         return self.dropper(probe.fed(probe.images[owner], owner), kept_indices(kept))
 
     def _masked_text(self, kept: Tensor, owner: Tensor) -> ModelInputs:
-        inputs = self.probe.model_inputs.take(owner)
+        inputs = self.probe.model_inputs.indexed(owner)
         assert inputs.words is not None
         return mask_tokens(self.probe.model, inputs, all_tokens(kept, self._prefix, inputs.words.shape[1]))
 
