@@ -51,6 +51,7 @@ OTHER_TEST_FILES = {
     "cli/test_failures.py": "errors of all commands",
     "cli/test_weights.py": "one option of several commands",
     "fast/test_recorded_texts.py": "recordings of text models",
+    "inputs/test_library_models.py": "models of libraries with several inputs",
     "lrp/test_half_precision.py": "all rules in half precision",
     "methods/test_perturbation.py": "all perturbation methods",
     "models/test_embedded.py": "the weights in the package",
