@@ -8,9 +8,19 @@ from tests.zoo.entry import INPUT_METHODS, Entry
 from tests.zoo.tiny import tiny
 
 #: Plain vision transformers of transformers: library, family, class where a family has several.
-PLAIN = """
-    beit clip data2vec-vision dinov2 dinov2_with_registers ijepa metaclip_2 siglip timm_wrapper vit vit_msn
-""".split()
+PLAIN = [
+    "beit",
+    "clip",
+    "data2vec-vision",
+    "dinov2",
+    "dinov2_with_registers",
+    "ijepa",
+    "metaclip_2",
+    "siglip",
+    "timm_wrapper",
+    "vit",
+    "vit_msn",
+]
 #: Why methods on attention do not apply.
 WINDOWS = "attends inside windows"
 PYRAMID = "changes its number of tokens"

@@ -1,4 +1,4 @@
-"""Tests with a known answer for any model: each takes a subject and methods and raises AssertionError where one is wrong.
+"""Tests with a known answer for any model: each takes a subject and methods and fails where a map is wrong.
 
 Tolerances are shares of the range of a map.
 """
@@ -34,12 +34,17 @@ def maps(subject: Subject, methods: Sequence[str], inputs: Any = None) -> dict[s
         warnings.simplefilter("ignore", GuessWarning)
         given = subject.inputs if inputs is None else inputs
         found = vitrail.explain(subject.model, given, methods=list(methods), target=subject.target, **subject.options)
-    return {name: e.grid[:, 0].detach() for name, e in found.items()}
+    shown = {name: e.grid[:, 0].detach() for name, e in found.items()}
+    assert any(values.any() for values in shown.values()), "the maps of all methods are zero"
+    return shown
 
 
 def assert_close(found: Tensor, expected: Tensor, what: str) -> None:
     """Fail unless two maps agree, in shares of the range of the expected values."""
     assert found.shape == expected.shape, f"{what}: shape {tuple(found.shape)}, expected {tuple(expected.shape)}"
+    if not expected.any():  # a method may find no evidence; `maps` fails where no method does
+        assert not found.any(), f"{what}: {float(found.abs().max()):.2g}, expected zero"
+        return
     extent = float(expected.max() - expected.min())
     assert extent > 1e-6 * float(expected.abs().max()), f"{what}: the expected map is constant"
     difference = float((found - expected).abs().max()) / extent

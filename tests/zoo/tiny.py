@@ -21,9 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @cache
 def table() -> ModuleType:
-    """The module that builds them, which is beside the sweep."""
-    folder = next(f for f in (ROOT / "studies", ROOT / "benchmarks") if (f / "tiny_families.py").is_file())
-    sys.path.insert(0, str(folder))
+    """The module that builds them, which is beside the sweep over families."""
+    sys.path.insert(0, str(ROOT / "studies"))
     try:
         import tiny_families
     finally:
