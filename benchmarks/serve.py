@@ -10,6 +10,9 @@ measured. Time and number of requests are bounded.
 
     python benchmarks/serve.py --new images --out benchmarks/results/serve-cpu.json
 
+With ``--flood``, one client keeps as many long jobs queued as the server takes, of forty. Another measures a default
+map and a check, each of a new image. Measurements with and without the flood alternate; the file has their ratios.
+
 On a machine that also does other work, response times say little. Give ``--source`` several times, with folders of
 source code: their servers are measured in turns, and the file has their ratios.
 """
@@ -28,6 +31,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from io import BytesIO
@@ -41,6 +46,8 @@ from PIL import Image
 
 FAST_METHODS = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
 SLOW_METHOD = "rise:masks=64"
+#: A long method of the client that floods, and how many such jobs it starts.
+FLOOD_METHOD, FLOOD_JOBS = "rise:masks=9999", 40
 SAMPLES = ["scene-1", "scene-2", "pair-1", "pair-2", "scene-3", "scene-4"]
 #: One for all clients: creating it takes longer than a request.
 CONTEXT = ssl.create_default_context()
@@ -176,29 +183,36 @@ async def simulate_users(url: str, count: int, seconds: float, new: str, slow: b
     return users
 
 
-def run(count: int, seconds: float, threads: int, new: str, source: Path | None = None) -> dict[str, Any]:
-    """Start a server, run the load test, and stop the server."""
+@contextmanager
+def started_server(threads: int, queue: int, source: Path | None = None) -> Iterator[tuple[Any, str]]:
+    """Start a server with the scenes model; yield its process and its URL, and stop it at the end."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     if source is not None:
         environment["PYTHONPATH"] = str(source)
-    command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--queue", str(4 * count)]
+    command = [sys.executable, "-m", "vitrail", "serve", "--port", "0", "--queue", str(queue)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:  # noqa: S603
         try:
             assert server.stdout is not None
             line = server.stdout.readline()
             found = re.search(r"http://\S+:\d+", line)
             assert found is not None, line
-            url = found[0]
-            asyncio.run(simulate_users(url, 2, 2.0, new))  # warm-up
-            (alone,) = asyncio.run(simulate_users(url, 1, min(10.0, seconds / 4), new, slow=False))
-            before, cpu_before = memory(server.pid), cpu_seconds(server.pid)
-            users = asyncio.run(simulate_users(url, count, seconds, new))
-            elapsed = time.monotonic() - min(user.started for user in users)
-            after, cpu_after = memory(server.pid), cpu_seconds(server.pid)
-            killed = kill_client(url)
+            yield server, found[0]
         finally:
             server.send_signal(signal.SIGINT)
-            code = server.wait(30)
+            server.wait(30)
+
+
+def run(count: int, seconds: float, threads: int, new: str, source: Path | None = None) -> dict[str, Any]:
+    """Start a server, run the load test, and stop the server."""
+    with started_server(threads, 4 * count, source) as (server, url):
+        asyncio.run(simulate_users(url, 2, 2.0, new))  # warm-up
+        (alone,) = asyncio.run(simulate_users(url, 1, min(10.0, seconds / 4), new, slow=False))
+        before, cpu_before = memory(server.pid), cpu_seconds(server.pid)
+        users = asyncio.run(simulate_users(url, count, seconds, new))
+        elapsed = time.monotonic() - min(user.started for user in users)
+        after, cpu_after = memory(server.pid), cpu_seconds(server.pid)
+        killed = kill_client(url)
+    code = server.returncode
     times = sorted(s for user in users for s in user.seconds)
     outcomes: Counter[str] = sum((user.outcomes for user in users), Counter())
     served = [len(user.seconds) for user in users if not user.slow]
@@ -217,6 +231,82 @@ def run(count: int, seconds: float, threads: int, new: str, source: Path | None 
         "fairness": {"served_min": min(served), "served_max": max(served), "users": len(served)},
         "memory_mb": {"before": round(before), "after": round(after)}, "killed_client": killed, "exit_code": code,
     }  # fmt: skip
+
+
+async def flood(url: str, jobs: int, is_full: asyncio.Event) -> None:
+    """Keep long jobs queued from one client until cancelled; at most eight are accepted at a time."""
+    async with httpx.AsyncClient(base_url=url, timeout=120, verify=CONTEXT) as client:
+        await client.get("/")
+        sample = {"model": "scenes", "sample": "scene-1"}
+        picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
+        body = {"model": "scenes", "picture": picture, "targets": [0]}
+        accepted: list[str] = []
+        try:
+            while True:
+                for _ in range(jobs - len(accepted)):
+                    methods = [f"{FLOOD_METHOD},seed={len(accepted)}"]
+                    response = await client.post("/api/explain", json={**body, "methods": methods})
+                    if response.status_code == 503:
+                        is_full.set()
+                        break
+                    accepted.append(response.json()["id"])
+                for job in accepted:  # a client that asks for its job keeps it alive
+                    await client.get(f"/api/jobs/{job}")
+                await asyncio.sleep(2.0)
+        finally:
+            for job in accepted:
+                await client.delete(f"/api/jobs/{job}")
+
+
+async def time_requests(url: str, first: int, maps: int) -> dict[str, list[float]]:
+    """Seconds of default maps and of one check, each of a new image, by one client."""
+    user = User(first, slow=False)
+    found: dict[str, list[float]] = {"map": [], "check": []}
+    async with httpx.AsyncClient(base_url=url, timeout=600, verify=CONTEXT) as client:
+        await client.get("/")
+        for turn, path in enumerate(["explain"] * maps + ["check"]):
+            file = {"file": ("image.png", new_image(first, turn))}
+            picture = await store_image(user, client, "/api/pictures", files=file)
+            body = {"model": "scenes", "picture": picture, "methods": ["leadlight"], "targets": [turn % 12]}
+            start = time.monotonic()
+            response = await client.post(f"/api/{path}?wait=true", json=body)
+            assert response.json()["state"] == "done", response.text
+            found["map" if path == "explain" else path].append(time.monotonic() - start)
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def time_flood(url: str, rounds: int, jobs: int, maps: int) -> dict[str, Any]:
+    """Alternate between measurements without and with a flood of long jobs by another client."""
+    await time_requests(url, 999, 3)  # warm-up
+    alone: dict[str, list[float]] = {"map": [], "check": []}
+    flooded: dict[str, list[float]] = {"map": [], "check": []}
+    for turn in range(rounds):
+        for name, seconds in (await time_requests(url, 1000 + turn, maps)).items():
+            alone[name] += seconds
+        is_full = asyncio.Event()
+        task = asyncio.create_task(flood(url, jobs, is_full))
+        await asyncio.wait_for(is_full.wait(), 60)
+        await asyncio.sleep(1.0)
+        for name, seconds in (await time_requests(url, 2000 + turn, maps)).items():
+            flooded[name] += seconds
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(1.0)
+    results: dict[str, Any] = {"flood_jobs": jobs, "flood_method": FLOOD_METHOD, "rounds": rounds}
+    for name, goal in ("map", 2.0), ("check", 3.0):
+        results[name] = {
+            "count": len(alone[name]), "alone_median_s": round(median(alone[name]), 4),
+            "flood_median_s": round(median(flooded[name]), 4), "flood_max_s": round(max(flooded[name]), 4),
+            "ratio": round(median(flooded[name]) / median(alone[name]), 2), "goal": goal,
+        }  # fmt: skip
+    return results
+
+
+def run_flood(threads: int, rounds: int, source: Path | None = None) -> dict[str, Any]:
+    """Start a server, measure what a flood of long jobs costs another client, and stop the server."""
+    with started_server(threads, 128, source) as (_, url):
+        return {"flood": asyncio.run(time_flood(url, rounds, FLOOD_JOBS, 10))}
 
 
 def compare(measured: list[dict[str, Any]], count: int) -> dict[str, Any]:
@@ -242,13 +332,17 @@ def main() -> None:
     parser.add_argument("--source", type=Path, action="append", help="folder of source code to measure, in turns")
     parser.add_argument("--rounds", type=int, default=1, help="measurements of each source")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--flood", action="store_true", help="measure one client while another floods the server")
     args = parser.parse_args()
     load = os.getloadavg()[0]
     seconds, sources = min(args.seconds, 600.0), args.source or [None]
-    measured = [
-        run(args.users, seconds, args.threads, args.new, source) for _ in range(args.rounds) for source in sources
-    ]
-    results = measured[-1] if len(measured) == 1 else compare(measured, len(sources))
+    if args.flood:
+        measured = [run_flood(args.threads, args.rounds, source) for source in sources]
+    else:
+        measured = [
+            run(args.users, seconds, args.threads, args.new, source) for _ in range(args.rounds) for source in sources
+        ]
+    results = measured[-1] if len(measured) == 1 or args.flood else compare(measured, len(sources))
     names = ("vitrail", "torch", "fastapi", "starlette", "uvicorn", "pillow", "numpy")
     manifest = {
         "python": platform.python_version(), "machine": platform.machine(), "system": platform.system(),

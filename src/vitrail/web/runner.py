@@ -36,7 +36,7 @@ class JobRunner:
     Args:
         job: The job.
         methods: Its methods.
-        queue: The queue whose short steps run between two batches of a long method.
+        queue: The queue whose other clients run between two batches of a long method.
         limits: How much time one method, and all together, may take.
         batches: Maps that are already computed, and those that are computed together with other jobs.
         checks: Maps that are already checked.
@@ -60,11 +60,11 @@ class JobRunner:
         others = sorted((m for m in needed if not m.shares_pass), key=lambda m: m.evaluations)
         steps = [self._map_step(methods) for methods in ([shared] if shared else []) + [[m] for m in others]]
         if self.job.kind == "check":
-            steps += [Step(lambda m=m: self._check_maps(m), can_interleave=False) for m in self.methods]  # type: ignore[misc]
+            steps += [self._long_step(lambda m=m: self._check_maps(m)) for m in self.methods]  # type: ignore[misc]
         if self.job.kind == "curves":
             for levels in level_passes(self.job.steps):
                 steps += [
-                    Step(lambda m=m, levels=levels: self._compute_curves(m, levels), can_interleave=False)  # type: ignore[misc]
+                    self._long_step(lambda m=m, levels=levels: self._compute_curves(m, levels))  # type: ignore[misc]
                     for m in self.methods
                 ]
         return steps
@@ -92,8 +92,15 @@ class JobRunner:
 
     def _map_step(self, methods: list[RequestedMethod]) -> Step:
         short = all(method.can_interleave for method in methods)
-        is_parallel = not short or self.job.served.parameters >= MIN_PARALLEL_PARAMETERS
-        return Step(lambda: self._compute_maps(methods), short, is_parallel, self.batches.group(self.job, methods))
+        group = self.batches.group(self.job, methods)
+        return Step(lambda: self._compute_maps(methods), short, self._is_parallel, group)
+
+    def _long_step(self, run: Callable[[], None]) -> Step:
+        return Step(run, can_interleave=False, is_parallel=self._is_parallel)
+
+    @property
+    def _is_parallel(self) -> bool:
+        return self.job.served.parameters >= MIN_PARALLEL_PARAMETERS
 
     # -- items ---------------------------------------------------------------------------------------------------
 
@@ -238,7 +245,7 @@ class JobRunner:
     def _progress(self, items: Sequence[JobItem], total: int, is_long: bool, done: int = 0) -> Callable[[int], None]:
         """Build the function called after each batch: it reports progress, and raises if the job must stop.
 
-        In a long method it also runs short steps of other clients; their time is not counted. The time left follows
+        In a long method it also lets other clients run; their time is not counted. The time left follows
         from the images evaluated so far.
         """
         last_update, seconds, start, first = 0.0, 0.0, monotonic(), done
@@ -257,7 +264,7 @@ class JobRunner:
                     item.result["seconds_left"] = max(0.0, seconds * (total - done) / max(1, done - first))
                 self.job.notify(*items)
             if is_long:
-                self.queue.run_short_steps()
+                self.queue.between_batches(self.job.served.has_own_copies)
                 self._check_cancelled()
             start = monotonic()
 
