@@ -52,7 +52,7 @@ def test_check_runs_by_itself_and_marks_maps_no_better_than_chance(visit, screen
         page.wait_for_selector(CHECKED.format(name))
     assert page.inner_text(CHECKED.format("random")) == "no better than chance"
     assert "chance" in page.get_attribute(".map-card[data-method=random]", "class")
-    assert page.inner_text(CHECKED.format("leadlight")) == "passes the check"
+    assert page.inner_text(CHECKED.format("leadlight")) == "faithful"
     assert re.search(r"Removing the 10 % most relevant patches \w+ \w+ from", page.inner_text("#check"))
     page.click(".map-card[data-method=random] .map")
     wait_for(page, "document.querySelector('#main-map canvas').dataset.shows === 'random'")

@@ -86,6 +86,12 @@ class Job:
         return self.state in FINISHED
 
     @property
+    def target_name(self) -> str:
+        """The explained class, or "A rather than B" for the difference of two."""
+        first = self.served.class_name((self.targets or [0])[0])
+        return first if self.contrast is None else f"{first} rather than {self.served.class_name(self.contrast)}"
+
+    @property
     def size(self) -> int:
         """Approximate memory in bytes: tensors, and encoded maps."""
         kept = (t for e in self.explanations.values() for t in (e.maps, e.grid, e.images, e.logits) if t is not None)

@@ -327,7 +327,9 @@ async def job_file(request: Request, job: str, name: str) -> Response:
     file = find_file(found, name)
 
     def create() -> bytes:
-        return server.draw(lambda: file.create(found)) if file.uses_matplotlib else file.create(found)
+        if file.uses_matplotlib:
+            return server.draw(lambda: file.create(found, server.check_cache))
+        return file.create(found, server.check_cache)
 
     try:
         data = await asyncio.wrap_future(server.run_in_background(client_of(request), create))

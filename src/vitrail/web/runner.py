@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic, thread_time
 from typing import Any
@@ -13,13 +13,14 @@ from vitrail.errors import VitrailError
 from vitrail.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
+from vitrail.trust.map_check import MapCheck
 from vitrail.web.cache import CheckCache, to_cpu
 from vitrail.web.curve_levels import curve_preset, level_passes, merge_levels
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import MIN_PARALLEL_PARAMETERS, Limits
-from vitrail.web.map_checks import check_evaluations, check_map, target_of
+from vitrail.web.map_checks import check_evaluations, check_json, check_map, target_of
 from vitrail.web.queue import JobCancelled, Queue, Step, log
 from vitrail.web.request_batch import MapBatches, explain_inputs
 from vitrail.web.validation import RequestedMethod
@@ -79,7 +80,7 @@ class JobRunner:
             return False
         return all(self.cache.get(job, method, targets) is not None for method in self.methods)
 
-    def _find_checks(self) -> dict[tuple[str, int], Mapping[str, Any]]:
+    def _find_checks(self) -> dict[tuple[str, int], MapCheck]:
         """The known checks by method and target; kept, since others may displace them before the job runs."""
         pairs = [(method, target) for method in self.methods for target in self.job.targets or ()]
         found = ((m.label, target, self.checks.get(self.job, m, target)) for m, target in pairs)
@@ -184,7 +185,7 @@ class JobRunner:
                 continue
             known = self._known_checks.get((item.method, item.target)) or self.checks.get(self.job, method, item.target)
             if known is not None:
-                item.result, item.state, item.progress, item.seconds = {"check": known}, "done", 1.0, None
+                item.result, item.state, item.progress, item.seconds = {"check": check_json(known)}, "done", 1.0, None
                 self.job.notify(item)
                 continue
             advance = self._progress([item], check_evaluations(self.job), is_long=True)
@@ -193,7 +194,7 @@ class JobRunner:
                 k = (self.job.targets or []).index(item.target)
                 check = check_map(self.job, self.job.explanations[item.method], k, advance)
                 self.checks.put(self.job, method, item.target, check)
-                item.result = {"check": check}
+                item.result = {"check": check_json(check)}
             except JobCancelled:
                 raise
             except Exception as error:  # noqa: BLE001 - as for maps
@@ -209,7 +210,10 @@ class JobRunner:
             images = self.job.served.model_inputs(self.job.raw_input).image
         images = None if images is None else images.cpu()
         # Their source keeps the inputs of the model, which may be those of a batch.
-        self.job.explanations |= {label: replace(e, images=images, source=None) for label, e in explanations.items()}
+        given: dict[str, Any] = {"images": images, "source": None}
+        if self.job.contrast is not None:
+            given["target_labels"] = (self.job.target_name,)
+        self.job.explanations |= {label: replace(e, **given) for label, e in explanations.items()}
 
     def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
         return explain_inputs(self.job.served, [self.job.raw_input], methods, target_of(self.job), advance)

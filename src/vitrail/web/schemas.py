@@ -123,6 +123,29 @@ class WordScore(BaseModel):
     seen: bool
 
 
+class RemovalResult(BaseModel):
+    """The output for the whole input, without the marked patches or words, and without as many others (mean)."""
+
+    share: float
+    whole: float
+    marked: float
+    elsewhere: float
+    is_probability: bool
+    unit: str
+
+
+class CorrelationResult(BaseModel):
+    """Rank correlation of a map with another one, and whether it lies in the good range."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    test: str
+    compared_with: str = Field(alias="with")
+    value: float
+    good: bool
+    range: str
+
+
 class CheckResult(BaseModel):
     """What the check of a map found: the verdict, what it means, and the result in three sentences."""
 
@@ -132,6 +155,8 @@ class CheckResult(BaseModel):
     failures: list[str]
     p_value: float
     sentences: list[str]
+    removal: RemovalResult
+    correlations: list[CorrelationResult]
 
 
 class ItemResponse(BaseModel):

@@ -6,14 +6,6 @@ import { formatSeconds } from "./maps.js";
 
 const find = (id) => document.getElementById(id);
 
-/** Short names of the verdicts for cards. */
-export const VERDICT_LABELS = {
-  faithful: "passes the check",
-  "no better than chance": "no better than chance",
-  unstable: "unstable",
-  "not class-specific": "not class-specific",
-};
-
 /** The verdict of a check as a badge, or "" while there is none. */
 export function verdictBadge(item) {
   if (!item?.check) return "";
@@ -21,7 +13,7 @@ export function verdictBadge(item) {
   return el(
     "span",
     { class: passed ? "verdict passed" : "verdict failed", title: sentence(meaning), data: { verdict } },
-    VERDICT_LABELS[verdict] ?? verdict,
+    verdict,
   );
 }
 
@@ -69,7 +61,7 @@ export class AboutMap {
     if (better) {
       const show = el("button", { type: "button", class: "secondary" }, `Show ${methodTitle(better)}`);
       show.addEventListener("click", () => this.on.focus(better.spec));
-      parts.push(el("p", { class: "row" }, `${methodTitle(better)} passes the check on this image.`, show));
+      parts.push(el("p", { class: "row" }, `The map of ${methodTitle(better)} is faithful on this image.`, show));
     }
     const drawnKey = JSON.stringify([method.spec, parts.map((part) => part.textContent)]);
     if (this.check.drawnKey !== drawnKey) {

@@ -343,7 +343,16 @@ export class ImagePanel {
     const heading = view === "matrix" ? tableHeadline(this.classes) : headline(this.classes, shown, contrast);
     this.views.show(this.scene, { heading, model: this.model, classes: this.classes, keys });
     if (this.views.name === "maps") this.#drawMaps(methods, keys);
+    else this.#checkTable(keys);
     this.#drawStatus(methods, heading);
+  }
+
+  /** Check the maps of a table: those of the first model, then those of the second. */
+  #checkTable(keys) {
+    const ready = this.jobs.finished(this.methods.specs, keys);
+    this.checks.update(ready, keys, this.jobs.idle);
+    const { done, total } = this.checks.progress(ready, keys);
+    if (this.views.name === "models") this.views.other.check(this.checks.enabled && done === total);
   }
 
   #drawMaps(methods, keys) {
