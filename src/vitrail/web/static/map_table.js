@@ -46,7 +46,7 @@ export class MapTable {
         const cell = this.cells.get(`${row.key} ${column.key}`);
         const shown = content.cell(row, column);
         ready += this.#drawCell(cell, shown, content.style);
-        checked += Boolean(shown.check);
+        checked += Boolean(shown.check?.check ?? shown.check?.error ?? (shown.map ? null : shown.note));
         if (shown.map) signs.add(shown.map.signed);
       }
     this.#drawLegends(signs, content.style);
@@ -106,7 +106,8 @@ export class MapTable {
     setText(note, text ?? (map ? "" : (state ?? "")));
     if (verdict.drawn !== check) {
       verdict.drawn = check;
-      verdict.replaceChildren(verdictBadge(check));
+      const running = check?.state === "running" ? `checking, ${Math.round(100 * (check.progress ?? 0))}\u00a0%` : "";
+      verdict.replaceChildren(verdictBadge(check) || (check?.error ? "not checked" : running));
     }
     if (!image) return false;
     resizeCanvas(canvas, size, CELL_SIZE);
