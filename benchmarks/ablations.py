@@ -24,7 +24,7 @@ import torch.nn.functional as F
 import vitrail
 import vitrail.errors
 from vitrail.data import MaskFolder
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import SegmentationScores, interval, mean_ratio, score_segmentation
 
 BLOCKS = 12

@@ -54,15 +54,15 @@ from vitrail.capture.structure import read_structure
 from vitrail.capture.token_dropping import TokenDropper
 from vitrail.data import ImageNet, MaskFolder, Scenes
 from vitrail.errors import VitrailError
+from vitrail.inputs.targets import SCORES
 from vitrail.methods.cost import size_of
 from vitrail.methods.registry import METHODS, find
-from vitrail.provenance import versions
+from vitrail.methods.shapley_explainer.weights import load_explainer
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import Evaluator, SegmentationScores, find_presets, score_segmentation
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
 from vitrail.scores.sensitivity import RADIUS, noise_samples
-from vitrail.shapley_explainer.weights import load_explainer
-from vitrail.targets import SCORES
 
 ROOT = Path(__file__).resolve().parents[1]
 #: Names of the models in the tables, and those of their weights.

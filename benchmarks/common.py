@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vitrail.methods.registry import METHODS
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 #: Attention and gradient methods, which share one forward pass.
 SHARED_PASS_METHODS = [m.name for m in METHODS.values() if m.family in ("attention", "gradient")]

@@ -25,10 +25,10 @@ from PIL import Image
 from trust import CHOICE, load
 
 import vitrail
-from vitrail.compare import MOST_IMAGES
 from vitrail.data import MaskFolder
 from vitrail.errors import MapWarning
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
+from vitrail.tools.compare import MOST_IMAGES
 
 MODELS = ("vit_tiny_patch16_224", "vit_small_patch14_dinov2")
 

@@ -43,7 +43,7 @@ from vitrail.bench.explainer import Explainer
 from vitrail.bench.parts import ScoreRows
 from vitrail.bench.results_store import ResultsStore
 from vitrail.bench.run import open_run
-from vitrail.explanation import versions
+from vitrail.pipeline.explanation import versions
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import find_presets
 

@@ -39,10 +39,10 @@ from masked_images import (
 from torch import Tensor
 
 import vitrail
+from vitrail.bench.papers import find_table
 from vitrail.data import Dataset
 from vitrail.errors import MapWarning
 from vitrail.models import LoadedModel
-from vitrail.papers import find_table
 from vitrail.scores import SegmentationScores, SelectivityScores, score_segmentation, score_selectivity
 
 IGNORE = 255

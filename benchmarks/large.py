@@ -24,7 +24,7 @@ from common import Timer, add_ratios, bare_passes, save_speed, speed_parser
 from torch import Tensor
 
 import vitrail
-from vitrail.capture import row_choice
+from vitrail.capture import attention_storage
 from vitrail.capture.structure import forget
 
 METHODS = ["leadlight", "transformer_mm", "vtranm", "gradtoken"]
@@ -36,13 +36,13 @@ PRECISIONS = {"float32": torch.float32, "tf32": torch.float32, "bfloat16": torch
 @contextmanager
 def way(name: str) -> Iterator[None]:
     """Compute row by row whatever the size, or keep matrices."""
-    before = row_choice.ROWWISE_FROM, row_choice.mean_is_smaller
+    before = attention_storage.ROWWISE_FROM, attention_storage.mean_is_smaller
     os.environ["VITRAIL_PLAIN"] = "1" if name == "plain" else "0"
-    row_choice.ROWWISE_FROM, row_choice.mean_is_smaller = {"half": 0, "other": 0}, lambda *_: False
+    attention_storage.ROWWISE_FROM, attention_storage.mean_is_smaller = {"half": 0, "other": 0}, lambda *_: False
     try:
         yield
     finally:
-        row_choice.ROWWISE_FROM, row_choice.mean_is_smaller = before
+        attention_storage.ROWWISE_FROM, attention_storage.mean_is_smaller = before
         del os.environ["VITRAIL_PLAIN"]
 
 

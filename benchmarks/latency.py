@@ -30,7 +30,7 @@ from common import SINGLE_PASS_METHODS, Timer, bare_passes, save_speed, speed_pa
 from torch import Tensor
 
 import vitrail
-from vitrail.capture import cuda_graphs
+from vitrail.fast import recordings
 
 SIX = ["raw_attention", "rollout", "gradcam", "transformer_mm", "vtranm", "gradtoken"]
 SINGLE = ["raw_attention", "rollout", "gradtoken", "gradcam", "transformer_mm", "vtranm", "leadlight", "legrad",
@@ -104,7 +104,7 @@ def measure_same(args: argparse.Namespace) -> list[dict[str, Any]]:
                 for label, explanation in slow.items():
                     span = explanation.grid.abs().amax().clamp_min(1e-300)
                     differences.append(float((fast[label].grid - explanation.grid).abs().amax() / span))
-            recorded = [r for r in cuda_graphs._known.get(model, {}).values() if not isinstance(r, int)]  # noqa: SLF001
+            recorded = [r for r in recordings._known.get(model, {}).values() if not isinstance(r, int)]  # noqa: SLF001
             row = {"method": name, "dtype": str(dtype), "differences": differences, "recordings": len(recorded),
                    "MiB": round(recorded[-1].size / 2**20) if recorded else None}  # fmt: skip
             found.append(row)
@@ -208,7 +208,7 @@ def measure_half(args: argparse.Namespace) -> dict[str, Any]:
     for label, names in groups.items():
         together = {**calls, label: partial(vitrail.explain, model, images, methods=names, target=0)}
         together[f"{label}, plain"] = on_plain_path(together[label])
-        cuda_graphs._known.clear()  # noqa: SLF001 - recordings of other methods, which would share the memory
+        recordings._known.clear()  # noqa: SLF001 - recordings of other methods, which would share the memory
         found |= over(timer.compare(working(together)), ("F", "F+B", "F+Bx"))
     return found
 
@@ -252,7 +252,7 @@ def main() -> None:
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.basicConfig(level=logging.WARNING)
-    logging.getLogger(cuda_graphs.__name__).setLevel(logging.DEBUG)
+    logging.getLogger(recordings.__name__).setLevel(logging.DEBUG)
     torch.manual_seed(0)
     measures = {"same": measure_same, "single": measure_single, "perturbation": measure_perturbation,
                 "half": measure_half}  # fmt: skip

@@ -56,7 +56,7 @@ import vitrail
 from vitrail.data import ImageNet, MaskFolder, Sample, Scenes
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import (
     Curve,
     Evaluator,

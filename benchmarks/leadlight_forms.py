@@ -21,12 +21,12 @@ from vitrail.capture.forward import forward_pass
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL, Trace
-from vitrail.inputs import to_model_inputs
+from vitrail.inputs.targets import resolve_target
+from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods._propagate import rows
+from vitrail.methods.postprocess import upsample
 from vitrail.methods.registry import METHODS
 from vitrail.models import LoadedModel
-from vitrail.postprocess import upsample
-from vitrail.targets import resolve_target
 
 #: Methods whose maps, each scaled to a maximum of one, are added up as the source. "last" is the last block's map.
 SOURCES = {

@@ -16,7 +16,7 @@ import vitrail
 from vitrail.data import Dataset, open_dataset
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 TINY = ("vit_tiny_patch16_224", "deit_tiny_patch16_224")
 

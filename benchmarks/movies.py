@@ -26,7 +26,7 @@ import vitrail
 from vitrail.data import Movies
 from vitrail.errors import MapWarning
 from vitrail.methods.registry import METHODS, find
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import (
     TOP_WORDS,
     RationaleScores,
@@ -40,7 +40,7 @@ from vitrail.scores import (
     word_average_precision,
 )
 from vitrail.text import BERT_VARIANTS, TokenizerSettings
-from vitrail.text.windows import predict_texts
+from vitrail.text.prediction import predict_texts
 
 #: Scores with one value per review, and whether higher is better.
 SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 import vitrail
 from vitrail.data import Scenes
 from vitrail.errors import MapWarning
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 BATCH = 50
 

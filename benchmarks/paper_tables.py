@@ -30,7 +30,7 @@ import torch
 import vitrail
 import vitrail.errors
 from vitrail.data import open_dataset
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import PRESETS, Evaluator, PerturbationRecords, interval
 
 TINY = "timm:vit_tiny_patch16_224"

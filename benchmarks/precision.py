@@ -25,7 +25,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.data import ImageNet
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 #: By name: precision of the model, of float32 matrix products on a GPU, and ``VITRAIL_PLAIN``.
 PRECISIONS: dict[str, tuple[torch.dtype, str, str]] = {

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 PLAN = """
 name = "cluster"

@@ -32,13 +32,13 @@ from tiny_families import CLASSES, END, PAD, PIXELS, VOCABULARY, Family, build, 
 from torch import nn
 
 import vitrail
-from vitrail.capture import cuda_graphs, split_products
 from vitrail.errors import VitrailError
-from vitrail.explanation import versions
+from vitrail.fast import recordings, split_products
+from vitrail.pipeline.explanation import versions
 
 METHODS = ("rollout", "gradtoken", "leadlight", "vtranm", "attnlrp", "transformer_attribution", "occlusion")
 #: What the comparison switches off.
-OFF = {cuda_graphs.SWITCH: "0", split_products.SWITCH: "0"}
+OFF = {recordings.SWITCH: "0", split_products.SWITCH: "0"}
 #: Differences above this are reported as wrong.
 TOLERANCE = 1e-4
 TIMM = (
@@ -99,7 +99,7 @@ class Reasons(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
-        logger = logging.getLogger(cuda_graphs.__name__)
+        logger = logging.getLogger(recordings.__name__)
         logger.addHandler(self)
         logger.setLevel(logging.DEBUG)
         logger.propagate = False
@@ -117,7 +117,7 @@ class Reasons(logging.Handler):
 
 def compare(model: nn.Module, family: Family, given: Any, method: str, device: str, reasons: Reasons) -> dict[str, Any]:
     """Maps with and without recordings."""
-    differences, before, keys = [], recordings(model), len(cuda_graphs._known.get(model, {}))  # noqa: SLF001
+    differences, before, keys = [], recordings(model), len(recordings._known.get(model, {}))  # noqa: SLF001
     reasons.found.clear()
     for number in range(4):
         inputs, target = inputs_of(family, given, number, device), number % CLASSES
@@ -134,7 +134,7 @@ def compare(model: nn.Module, family: Family, given: Any, method: str, device: s
         differences.append(float((fast.grid - slow.grid).abs().amax() / span))
     row: dict[str, Any] = {"difference": max(differences), "recorded": recordings(model) > before}
     if not row["recorded"]:
-        new = len(cuda_graphs._known.get(model, {})) - keys  # noqa: SLF001
+        new = len(recordings._known.get(model, {})) - keys  # noqa: SLF001
         unknown = f"{new} keys in 4 calls: none came again" if new > 1 else "unknown"
         row["reason"] = reasons.found[-1] if reasons.found else unknown
     return row
@@ -142,7 +142,7 @@ def compare(model: nn.Module, family: Family, given: Any, method: str, device: s
 
 def recordings(model: nn.Module) -> int:
     """How many passes of a model are recorded."""
-    known = cuda_graphs._known.get(model, {}).values()  # noqa: SLF001
+    known = recordings._known.get(model, {}).values()  # noqa: SLF001
     return sum(not isinstance(one, int) for one in known)
 
 

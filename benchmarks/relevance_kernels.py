@@ -27,7 +27,7 @@ import torch
 from common import Timer, save_speed, speed_parser
 
 import vitrail
-from vitrail.capture import kernel_attempt
+from vitrail.fast import kernel_runs
 
 METHODS = ["lrp", "partial_lrp", "transformer_attribution", "conservative_lrp", "attnlrp", "abslrp"]
 
@@ -114,7 +114,7 @@ def main() -> None:
     for name in args.methods:
         results["time"][name] = measure(args, name)
         save_speed(args, results)  # after each method, so that an interrupted run keeps its results
-    print("failed:", kernel_attempt._failed or "none", flush=True)  # noqa: SLF001
+    print("failed:", kernel_runs._failed or "none", flush=True)  # noqa: SLF001
 
 
 if __name__ == "__main__":

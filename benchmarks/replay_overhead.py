@@ -28,9 +28,9 @@ from common import Timer, device_name, save_json
 from torch import Tensor
 
 import vitrail
-from vitrail.capture import cuda_graphs
-from vitrail.provenance import versions
-from vitrail.shared_pass import ResultFlags
+from vitrail.fast import recordings
+from vitrail.pipeline.provenance import versions
+from vitrail.pipeline.shared_pass import ResultFlags
 
 METHODS = ("gradtoken", "raw_attention", "transformer_mm")
 
@@ -53,10 +53,10 @@ class CopiedResults:
 
 def record_on_cpu() -> None:
     """Record passes by `CopiedResults`."""
-    cuda_graphs._record = cuda_graphs._Recording = CopiedResults  # type: ignore[assignment,misc]  # noqa: SLF001
-    cuda_graphs._bound = lambda *_: None  # noqa: SLF001
-    cuda_graphs._drawn = lambda _: 0  # noqa: SLF001
-    cuda_graphs._DEVICES = ("cpu",)  # noqa: SLF001
+    recordings._record = recordings._Recording = CopiedResults  # type: ignore[assignment,misc]  # noqa: SLF001
+    recordings._bound = lambda *_: None  # noqa: SLF001
+    recordings._drawn = lambda _: 0  # noqa: SLF001
+    recordings._DEVICES = ("cpu",)  # noqa: SLF001
 
 
 class Marks:
@@ -64,7 +64,7 @@ class Marks:
 
     def __init__(self) -> None:
         self.times: dict[str, float] = {}
-        kind, wait = cuda_graphs._Recording, ResultFlags.wait  # noqa: SLF001
+        kind, wait = recordings._Recording, ResultFlags.wait  # noqa: SLF001
         replay = kind.replay
 
         def marked_replay(recording: Any, inputs: Sequence[Tensor]) -> Any:
@@ -100,7 +100,7 @@ def median_ms(values: Sequence[float]) -> float:
 
 def last_recording(model: torch.nn.Module) -> Any:
     """The recording that was used last, or None."""
-    known = cuda_graphs._known.get(model, {}).values()  # noqa: SLF001
+    known = recordings._known.get(model, {}).values()  # noqa: SLF001
     return next((one for one in reversed(list(known)) if not isinstance(one, int)), None)
 
 

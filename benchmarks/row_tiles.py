@@ -16,8 +16,9 @@ import torch
 from common import Timer, save_speed, speed_parser
 from torch import Tensor
 
-from vitrail.capture import row_kernels, row_products
+from vitrail.capture import row_products
 from vitrail.capture.row_products import RowwiseProducts
+from vitrail.fast import row_kernels
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "tf32": torch.float32, "float32": torch.float32}
 #: Block sizes of queries and keys, warps, pipeline stages, by bytes of a number.

@@ -18,7 +18,7 @@ from torch import nn
 import vitrail
 from vitrail.capture import structure as structures
 from vitrail.capture.inputs import ModelInputs
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 
 MODELS = {"vit_tiny_patch16_224": 224, "vit_base_patch16_224": 224, "vit_small_patch14_reg4_dinov2": 518}
 

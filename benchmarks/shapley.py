@@ -32,18 +32,18 @@ import torch
 from torch import Tensor
 
 import vitrail
-from vitrail.capture.coalitions import CoalitionGame, grid_cells, patch_grid
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.probe import Probe
 from vitrail.capture.structure import read_structure
 from vitrail.data import ImageNet
 from vitrail.methods import shapley
 from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import FADE, PairedRegression
+from vitrail.methods.coalitions import CoalitionGame, grid_cells, patch_grid
+from vitrail.methods.probe import Probe
 from vitrail.methods.rise import RandomMasks
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import Evaluator, difference, find_presets, interval, p_value
 
 MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "vit_small_patch14_dinov2")

@@ -28,8 +28,8 @@ from common import Timer, bare_passes, save_speed, speed_parser
 from torch import Tensor
 
 import vitrail
-from vitrail.capture import split_products
-from vitrail.capture.split_products import SWITCH, split_linear
+from vitrail.fast import split_products
+from vitrail.fast.split_products import SWITCH, split_linear
 from vitrail.scores.agreement import spearman
 
 SHAPES = [(768, 2304), (768, 768), (768, 3072), (3072, 768), (192, 768)]

@@ -28,7 +28,7 @@ from torch import Tensor
 import vitrail
 from vitrail.data import MaskFolder, Scenes
 from vitrail.errors import MapWarning
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import auroc
 from vitrail.trust import VERDICTS, patch_values
 

@@ -28,10 +28,10 @@ from common import device_name, save_json
 from torch import Tensor
 
 import vitrail
+from vitrail.methods.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
+from vitrail.methods.shapley_explainer.coalition_masking import CoalitionMasking, split_patches
 from vitrail.models import LoadedModel, Preprocess
-from vitrail.provenance import versions
-from vitrail.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
-from vitrail.shapley_explainer.coalition_masking import CoalitionMasking, split_patches
+from vitrail.pipeline.provenance import versions
 
 MODELS = ["scenes", "cifar10"]
 #: Seconds of training of the surrogate and of the explainer.

@@ -42,10 +42,10 @@ from masked_images import (
 )
 
 import vitrail
+from vitrail.bench.papers import find_table
 from vitrail.data import Dataset
 from vitrail.errors import MapWarning
 from vitrail.models import LoadedModel
-from vitrail.papers import find_table
 from vitrail.scores import (
     Evaluator,
     OverdeterminationScores,

@@ -29,7 +29,7 @@ from vitrail.bench.ground_truth import GroundTruth, prepare_ground_truth
 from vitrail.data import ImageNet
 from vitrail.errors import DataWarning, MapWarning
 from vitrail.methods.registry import METHODS
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores import (
     BoxPointingScores,
     PointingScores,

@@ -27,9 +27,9 @@ import show
 
 from vitrail.bench.plan import CONTROLS, Plan
 from vitrail.bench.protocols import protocol_targets
+from vitrail.bench.report.metric import MetricInfo, protocol_metrics
+from vitrail.bench.report.values import method_scores, metric_values
 from vitrail.errors import DataError
-from vitrail.report.metric import MetricInfo, protocol_metrics
-from vitrail.report.values import method_scores, metric_values
 from vitrail.scores.comparison import MethodValues, RankedMethod, paired_tests, rank_methods
 
 HERE = Path(__file__).resolve().parent

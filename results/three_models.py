@@ -67,8 +67,8 @@ def csv_rows(runs: Sequence[Path], leave_out: Sequence[str] = ()) -> Iterator[di
     import polars as pl
 
     from vitrail.bench.plan import CONTROLS
-    from vitrail.report.metric import protocol_metrics
-    from vitrail.report.values import method_scores, metric_values
+    from vitrail.bench.report.metric import protocol_metrics
+    from vitrail.bench.report.values import method_scores, metric_values
     from vitrail.scores.comparison import rank_methods
 
     for model in TITLES:

@@ -26,7 +26,7 @@ from vitrail.bench.plan import PlanError
 from vitrail.bench.results_store import collect_scores, read_results
 from vitrail.bench.run import run_plan
 from vitrail.errors import DataError
-from vitrail.explain import explain
+from vitrail.pipeline.explain import explain
 from vitrail.scores.pointing import box_masks, score_box_pointing
 from vitrail.scores.segmentation import SegmentationScores
 from vitrail.scores.wsol import WsolScores, score_wsol
@@ -141,8 +141,8 @@ def test_command_accepts_the_former_name_of_a_plan(tmp_path):
 
 
 def test_run_made_under_a_former_name_opens_resumes_and_reports(tmp_path):
-    from vitrail.papers import find_table
-    from vitrail.report import Run, write_report
+    from vitrail.bench.papers import find_table
+    from vitrail.bench.report import Run, write_report
 
     text = ONE.replace("SEED", "8").replace("count = 4", "count = 3")
     former = text.replace('name = "one"', 'name = "003_table3"\npaper = "003_table3"')

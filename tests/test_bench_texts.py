@@ -13,11 +13,11 @@ from bench_helpers import open_store
 from texts import BAD, GOOD, text_model
 from vitrail.bench import LocalEngine, PlanError, PlanOverrides, collect_scores, open_run, plans
 from vitrail.bench.dry_run import dry_run_plan
+from vitrail.bench.report import write_report
 from vitrail.bench.results_store import read_results
 from vitrail.data import Movies
 from vitrail.errors import DataError
-from vitrail.explain import explain
-from vitrail.report import write_report
+from vitrail.pipeline.explain import explain
 from vitrail.scores import RationaleScores, class_probability, comprehensiveness_sufficiency, span_mask, token_f1
 from vitrail.text import TokenizerSettings
 

@@ -11,10 +11,10 @@ import vitrail
 from own_vit import OwnViT, twin
 from vitrail.capture import verify
 from vitrail.capture.attention import Call
+from vitrail.capture.explicit_attention import causal_mask, merge_masks
 from vitrail.capture.feature_order import _spread
 from vitrail.capture.forward import check_finite
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.fused import causal_mask, merge_masks
 from vitrail.capture.inputs import ModelInputs, any_output, fields_of, logits_of, run_model
 from vitrail.capture.layout import measured_layout
 from vitrail.capture.outputs import as_logits, maker

@@ -15,11 +15,11 @@ import vitrail
 from datafiles import write_voc
 from score_helpers import IMAGENET_PREPROCESS
 from vitrail import ClassGroup
-from vitrail.class_group import merge_groups
 from vitrail.errors import InputError, TargetError
+from vitrail.inputs.targets import class_scores, resolve_target
 from vitrail.methods import METHODS
+from vitrail.models.class_group import merge_groups
 from vitrail.scores.evaluator import Evaluator
-from vitrail.targets import class_scores, resolve_target
 from vitrail.testing import tiny_vit
 
 IMAGES = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import vitrail
-from vitrail import recommendation
 from vitrail.data import Scenes
 from vitrail.errors import InputError, NotApplicableError, OptionError
+from vitrail.pipeline import recommendation
 from vitrail.testing import tiny_vit
 
-compare_module = importlib.import_module("vitrail.compare")  # the attribute is the function
+compare_module = importlib.import_module("vitrail.tools.compare")  # the attribute is the function
 
 
 @pytest.fixture(autouse=True)

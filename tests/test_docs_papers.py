@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from test_docs_methods import DOCS, ROOT, hook
+from vitrail.bench.papers import find_table, paper_tables
 from vitrail.bench.plan import plans
-from vitrail.figures.registry import FIGURES
 from vitrail.methods import find
-from vitrail.papers import find_table, paper_tables
 from vitrail.scores import PRESETS
+from vitrail.tools.figures.registry import FIGURES
 
 PAGES = {"vtranm": "vtranm", "gradtoken": "gradtoken", "vitcx": "vit_cx"}
 #: Number of tables and figures of each paper.

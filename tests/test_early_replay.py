@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 import vitrail
 from test_fast_paths import Replay, graphs  # noqa: F401
-from vitrail.capture import cuda_graphs
-from vitrail.capture.composite import merged_linears
 from vitrail.capture.early_replay import EarlyReplay
 from vitrail.capture.layout import index_tensor
-from vitrail.capture.module_state import module_state
+from vitrail.capture.merged_adapters import merged_linears
 from vitrail.errors import InputError, MapWarning, ModelError, TargetError
-from vitrail.module_walk import weights_of
+from vitrail.fast import recordings
+from vitrail.fast.module_state import module_state
+from vitrail.fast.module_walk import weights_of
 from vitrail.testing import tiny_vit
 
 
@@ -148,14 +148,14 @@ def test_calls_like_an_earlier_one_are_replayed_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, order = tiny_vit().double(), list[str]()
-    results, look = EarlyReplay.results, cuda_graphs.module_state
+    results, look = EarlyReplay.results, recordings.module_state
     monkeypatch.setattr(
         EarlyReplay,
         "results",
         lambda *given: order.append("asked") or results(*given),  # type: ignore[func-returns-value]
     )
     monkeypatch.setattr(
-        cuda_graphs,
+        recordings,
         "module_state",
         lambda given: order.append("looked") or look(given),  # type: ignore[func-returns-value]
     )
@@ -235,7 +235,7 @@ def test_constant_maps_are_found_where_some_batches_are_not_recorded(
     graphs: list[Replay],  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("vitrail.recorded_batch.pays", lambda _, batch, __: batch == 1)
+    monkeypatch.setattr("vitrail.pipeline.recorded_batch.pays", lambda _, batch, __: batch == 1)
     images = torch.randn(3, 3, 32, 32)
     images[:2] = 0.0
     model = Halved().eval()
@@ -246,13 +246,13 @@ def test_constant_maps_are_found_where_some_batches_are_not_recorded(
 
 
 def test_recordings_keep_what_caches_may_drop() -> None:
-    cuda_graphs._under_way.kept = kept = []
+    recordings._under_way.kept = kept = []
     try:
         index = index_tensor((0, 3), torch.device("cpu"))
         with merged_linears(Adapted().eval()):
             pass
     finally:
-        cuda_graphs._under_way.kept = None
+        recordings._under_way.kept = None
     assert any(one is index for one in kept)
     assert any(one.shape == (4, 4) for one in kept)
 

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import vitrail
-from vitrail.capture import kernel_attempt
-from vitrail.lrp import convolution, entries, rules
+from vitrail.fast import kernel_runs
+from vitrail.lrp import convolution, elementwise, rules
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Linear, Product, Samples
 from vitrail.models.plain_vit import PlainViT
@@ -21,8 +21,9 @@ RELEVANCE = ("lrp", "partial_lrp", "transformer_attribution", "conservative_lrp"
 #: By Triton's interpreter, which runs on the CPU; it must be chosen before Triton is imported.
 INTERPRETED = """
 import torch
-from vitrail.capture import kernel_attempt
-from vitrail.lrp import entries, gradient_entries
+from vitrail.fast import kernel_runs
+from vitrail.lrp import elementwise
+from vitrail.lrp import elementwise_gradients
 from vitrail.lrp.ops import Samples
 
 torch.manual_seed(0)
@@ -87,15 +88,15 @@ used = set()
 
 def noted(compute, *given):
     used.add(compute.__name__)
-    return kernel_attempt.attempt(compute, *given)
+    return kernel_runs.attempt(compute, *given)
 
 
-entries.attempt = gradient_entries.attempt = noted
+elementwise.attempt = elementwise_gradients.attempt = noted
 
 
 def computed(name, given, fused):
-    kernel_attempt.DEVICES = ("cpu",) if fused else ()
-    function = getattr(entries, name, None) or getattr(gradient_entries, name)
+    kernel_runs.DEVICES = ("cpu",) if fused else ()
+    function = getattr(elementwise, name, None) or getattr(elementwise_gradients, name)
     found = function(*(t.clone() if isinstance(t, torch.Tensor) and name == "unit" else t for t in given))
     return [found] if isinstance(found, torch.Tensor) else list(found)
 
@@ -115,7 +116,7 @@ for shape in ((4, 33), (2, 5, 7), (4, 3, 40, 41), (2, 1, 1, 300)):
     if shape == (4, 3, 40, 41):
         half = tensor(*shape).bfloat16()
         assert all(t.dtype == torch.bfloat16 for t in computed("halves", (half,), True))
-assert not kernel_attempt._failed, kernel_attempt._failed
+assert not kernel_runs._failed, kernel_runs._failed
 
 kernels, used = used, set()
 
@@ -125,7 +126,7 @@ from vitrail.models.plain_vit import PlainViT
 
 model, images = PlainViT().eval(), torch.randn(2, 3, 32, 32)
 for method in METHODS:
-    kernel_attempt.DEVICES = ("cpu",)
+    kernel_runs.DEVICES = ("cpu",)
     fused = vitrail.explain(model, images, method, target=1).grid
     os.environ["VITRAIL_PLAIN"] = "1"
     plain = vitrail.explain(model, images, method, target=1).grid
@@ -134,7 +135,7 @@ for method in METHODS:
     model.float()
     error, own = ((t - exact).abs().max() / exact.abs().max() for t in (fused, plain))
     assert error < 3 * own + 1e-6, (method, error, own)
-assert not kernel_attempt._failed, kernel_attempt._failed
+assert not kernel_runs._failed, kernel_runs._failed
 assert used == kernels, kernels ^ used  # every kernel is a part of some method
 print("agree")
 """
@@ -249,30 +250,30 @@ def test_a_kernel_that_fails_is_replaced_and_not_tried_again(monkeypatch, caplog
         raise RuntimeError("no C compiler")
 
     broken.__module__ = "kernels"
-    monkeypatch.setattr(kernel_attempt, "DEVICES", ("cpu",))
-    monkeypatch.setattr(kernel_attempt, "_INSTALLED", True)
-    monkeypatch.setattr(kernel_attempt, "_failed", {})
-    monkeypatch.setattr(entries.entry_kernels, "halves", broken)
+    monkeypatch.setattr(kernel_runs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(kernel_runs, "_INSTALLED", True)
+    monkeypatch.setattr(kernel_runs, "_failed", {})
+    monkeypatch.setattr(elementwise.elementwise_kernels, "halves", broken)
     x = torch.tensor([1.0, -2.0])
     for _ in range(2):
-        one, two = entries.halves(x)
+        one, two = elementwise.halves(x)
         assert torch.equal(one + two, x)
     assert len(tried) == 1
     assert "no C compiler" in caplog.text
-    assert kernel_attempt.can_compile("other kernels")
+    assert kernel_runs.can_compile("other kernels")
 
 
 def test_which_tensors_kernels_take(monkeypatch):
-    monkeypatch.setattr(kernel_attempt, "DEVICES", ("cpu",))
+    monkeypatch.setattr(kernel_runs, "DEVICES", ("cpu",))
     single = torch.ones(2)
-    assert kernel_attempt.takes(single, single.bfloat16())
-    assert not kernel_attempt.takes(single, single.double())
-    assert not kernel_attempt.takes(single[:0])
-    assert kernel_attempt.takes(torch.nn.Parameter(single))
-    assert not kernel_attempt.takes(single.as_subclass(type("Quantised", (torch.Tensor,), {})))
-    assert not kernel_attempt.takes(single.to("meta"))
+    assert kernel_runs.takes(single, single.bfloat16())
+    assert not kernel_runs.takes(single, single.double())
+    assert not kernel_runs.takes(single[:0])
+    assert kernel_runs.takes(torch.nn.Parameter(single))
+    assert not kernel_runs.takes(single.as_subclass(type("Quantised", (torch.Tensor,), {})))
+    assert not kernel_runs.takes(single.to("meta"))
     monkeypatch.setenv("VITRAIL_PLAIN", "1")
-    assert not kernel_attempt.takes(single)
+    assert not kernel_runs.takes(single)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -281,7 +282,7 @@ def test_maps_on_a_gpu_are_those_of_the_plain_path(monkeypatch, method):
     torch.manual_seed(1)
     model, images = PlainViT().eval().cuda(), torch.randn(3, 3, 32, 32, device="cuda")
     fused = vitrail.explain(model, images, method, target=1).grid
-    assert not kernel_attempt._failed
+    assert not kernel_runs._failed
     monkeypatch.setenv("VITRAIL_PLAIN", "1")
     plain = vitrail.explain(model, images, method, target=1).grid
     exact = vitrail.explain(model.double(), images.double(), method, target=1).grid

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import vitrail
+from vitrail.methods.postprocess import normalise
 from vitrail.models.plain_vit import PlainViT
-from vitrail.postprocess import normalise
 from vitrail.testing import quick, tiny_vit
 
 IMAGES = torch.randn(2, 3, 32, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(2))

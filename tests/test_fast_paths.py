@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from vitrail.capture import cuda_graphs
+from vitrail.fast import recordings
+from vitrail.fast.module_walk import modules_of
 from vitrail.methods import METHODS
-from vitrail.module_walk import modules_of
 from vitrail.testing import tiny_vit
 
 RECORDED = [m.name for m in METHODS.values() if m.family in ("attention", "gradient", "relevance")]
@@ -48,16 +48,16 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
         made.append(Replay(compute, inputs))
         return made[-1]
 
-    monkeypatch.setattr(cuda_graphs, "_record", record)
-    monkeypatch.setattr(cuda_graphs, "_Recording", Replay)
-    monkeypatch.setattr(cuda_graphs, "_bound", lambda *_: None)
-    monkeypatch.setattr(cuda_graphs, "_drawn", lambda _: 0)
-    monkeypatch.setattr(cuda_graphs, "_DEVICES", ("cpu",))
+    monkeypatch.setattr(recordings, "_record", record)
+    monkeypatch.setattr(recordings, "_Recording", Replay)
+    monkeypatch.setattr(recordings, "_bound", lambda *_: None)
+    monkeypatch.setattr(recordings, "_drawn", lambda _: 0)
+    monkeypatch.setattr(recordings, "_DEVICES", ("cpu",))
     return made
 
 
 def test_recording_can_be_switched_off(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(cuda_graphs.SWITCH, "0")
+    monkeypatch.setenv(recordings.SWITCH, "0")
     model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
     for _ in range(3):
         vitrail.explain(model, images, "rollout", target=0)
@@ -116,8 +116,8 @@ def test_recordings_give_their_memory_back(graphs: list[Replay], monkeypatch: py
 
     monkeypatch.setattr(graphs[0], "replay", no_memory)
     assert torch.equal(vitrail.explain(model, images, "rollout", target=0).maps, expected)
-    assert set(cuda_graphs._known[model].values()) == {cuda_graphs.AGAIN}
-    monkeypatch.setattr("vitrail.recorded_batch.compute_batch", no_memory)
+    assert set(recordings._known[model].values()) == {recordings.AGAIN}
+    monkeypatch.setattr("vitrail.pipeline.recorded_batch.compute_batch", no_memory)
     with pytest.raises(torch.OutOfMemoryError):
         vitrail.explain(model, images, "gradtoken", target=0)
 
@@ -157,8 +157,8 @@ def test_replayed_maps_are_those_of_the_plain_path(method: str, monkeypatch: pyt
             plain.setenv("VITRAIL_PLAIN", "1")
             slow = vitrail.explain(model, images, method, target=target)
         assert torch.allclose(fast.grid, slow.grid, rtol=1e-10, atol=1e-10 * float(slow.grid.abs().max()))
-    kept = cuda_graphs._known[model].values()
-    assert any(isinstance(one, cuda_graphs._Recording) for one in kept)
+    kept = recordings._known[model].values()
+    assert any(isinstance(one, recordings._Recording) for one in kept)
 
 
 @needs_gpu
@@ -175,7 +175,7 @@ def test_a_model_that_waits_for_its_results_is_not_recorded() -> None:
     images = torch.randn(1, 3, 32, 32, device="cuda")
     maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(3)]
     assert torch.equal(maps[0], maps[2])
-    assert set(cuda_graphs._known[model].values()) == {cuda_graphs.NEVER}
+    assert set(recordings._known[model].values()) == {recordings.NEVER}
     torch.randn(2, device="cuda")  # a recording that failed leaves the generator usable
     free = torch.cuda.memory_reserved()
     torch.empty(2**28, device="cuda").sum().item()

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, OutputError, TargetError
-from vitrail.explain import explain
-from vitrail.figures import FIGURES, Progress, draw, find_figure
-from vitrail.figures.canvas import MAX_SIZE, Canvas, CanvasGrid, wrap_text
-from vitrail.figures.registry import FigureEntry
 from vitrail.models import load
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
+from vitrail.pipeline.explain import explain
 from vitrail.testing import tiny_vit
+from vitrail.tools.figures import FIGURES, Progress, draw, find_figure
+from vitrail.tools.figures.canvas import MAX_SIZE, Canvas, CanvasGrid, wrap_text
+from vitrail.tools.figures.registry import FigureEntry
 
 pytest.importorskip("matplotlib")
 
@@ -178,7 +178,7 @@ def test_masks_can_be_chosen_and_are_validated(about, images):
 
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")  # of an untrained model
 def test_comparisons_show_the_methods_of_the_papers(about, images):
-    from vitrail.figures import gradtoken, vtranm
+    from vitrail.tools.figures import gradtoken, vtranm
 
     baselines = {"gradcam", "lrp", "conservative_lrp", "transformer_attribution", "raw_attention", "rollout", "attcat",
                  "transformer_mm"}  # fmt: skip
@@ -191,7 +191,7 @@ def test_comparisons_show_the_methods_of_the_papers(about, images):
 
 @pytest.mark.parametrize("method", ["vit_cx", "vit_cx:paper"])
 def test_the_noisy_image_is_the_one_that_vit_cx_scored(method, about, images):
-    from vitrail.figures.vitcx_data import masked_with_noise
+    from vitrail.tools.figures.vitcx_data import masked_with_noise
 
     e = explain(about, images[:1], method, target=2, keep=True)
     masks, impact = e.intermediates["masks"][0][0], e.intermediates["impact"][0][0][0]
@@ -207,7 +207,7 @@ def test_the_noisy_image_is_the_one_that_vit_cx_scored(method, about, images):
 
 
 def test_similarity_of_masks_beside_a_convolutional_network(about, images):
-    from vitrail.figures.mask_similarity import convert_images, convolutional_features
+    from vitrail.tools.figures.mask_similarity import convert_images, convolutional_features
 
     torch.manual_seed(0)
     layers = [torch.nn.Conv2d(3, 6, 4, 4), torch.nn.ReLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()]
@@ -259,7 +259,7 @@ def test_progress_is_reported_and_methods_that_do_not_apply_are_left_out(about, 
     draw("gradtoken-7", about, images, methods="gradtoken", progress=progress)
     assert progress.total == progress.done == 2
 
-    from vitrail.figures.prepare import select_methods
+    from vitrail.tools.figures.prepare import select_methods
 
     assert list(select_methods(about, images, None, ("no_such_method", "rollout"))) == ["rollout"]
     with pytest.raises(NotApplicableError, match="none of no_such_method"):

@@ -17,7 +17,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import Block
 from vitrail.errors import NotApplicableError
-from vitrail.lrp import gradient_entries as half
+from vitrail.lrp import elementwise_gradients as half
 from vitrail.lrp import rules
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Linear, Samples
@@ -250,7 +250,8 @@ def test_every_method_of_one_pass_explains_a_bfloat16_model(method):
 
 INTERPRETED = """
 import torch
-from vitrail.lrp import gradient_entries as half, gradient_kernels as half_kernels
+from vitrail.lrp import elementwise_gradients as half
+from vitrail.fast import gradient_kernels as half_kernels
 torch.manual_seed(0)
 for dtype in (torch.float32, torch.bfloat16):
     R, y, x, G, H = (torch.randn(3, 7, 33).to(dtype) for _ in range(5))

@@ -8,9 +8,9 @@ import torch
 
 import vitrail
 from vitrail.errors import InputError, OptionError
-from vitrail.integrations import Attribution
-from vitrail.integrations.captum import convergence_delta
 from vitrail.testing import tiny_vit
+from vitrail.tools.integrations import Attribution
+from vitrail.tools.integrations.captum import convergence_delta
 
 IMAGES = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 STARTS = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(1), dtype=torch.float64)

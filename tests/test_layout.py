@@ -15,7 +15,6 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "vitrail"
 #: File names that occur in several folders, each with the reason.
 REPEATED_FILES = {
     "__init__.py": "packages",
-    "inputs.py": "inputs: what users pass (vitrail) and what a model is called with (capture)",
     "rationale.py": "scores against human rationales, and their report",
     "run.py": "a benchmark run: running it (bench) and reading it (report)",
     "cost.py": "cost: of a method (methods) and of a plan (bench)",
@@ -24,6 +23,8 @@ REPEATED_FILES = {
     "curves.py": "perturbation curves: their computation (scores) and their drawing (report)",
     "demo.py": "a command and the module that it runs",
     "compare.py": "a command and the module that it runs",
+    "progress.py": "progress of a call (pipeline) and of a benchmark run (bench)",
+    "targets.py": "the public module of targets, and their implementation (inputs)",
     "errors.py": "exceptions of the library, and HTTP errors of the web API",
     "explain.py": "a command and the module that it runs",
     "figure.py": "a command and the module that it runs",
@@ -129,6 +130,52 @@ def test_imported_modules_exist():
 
 def test_no_import_cycles():
     assert not cycles(imports())
+
+
+#: Order of the packages: nothing imports what comes later. Explanations check and draw themselves, so checks and
+#: drawing come before the pipeline.
+ORDER = (
+    "errors fast", "models capture", "data inputs lrp", "methods targets", "viz testing", "text", "scores", "trust",
+    "pipeline", "tools bench web ray", "cli",
+)  # fmt: skip
+
+
+def levels() -> dict[str, int]:
+    """Level of each package or loose module: one more than the highest level it imports."""
+    graph: dict[str, set[str]] = defaultdict(set)
+    for module, names in imports().items():
+        own = package(module)
+        if own not in ("", "__main__"):
+            graph[own] |= {package(name) for name in names} - {own, ""}
+
+    @cache
+    def level(name: str) -> int:
+        return 1 + max((level(other) for other in graph[name]), default=0)
+
+    return {name: level(name) for name in list(graph)}
+
+
+def test_packages_import_in_one_direction():
+    place = {name: i for i, names in enumerate(ORDER) for name in names.split()}
+    upward = {
+        (module, name)
+        for module, names in imports().items()
+        for name in names
+        if package(module) not in ("", "__main__") and package(name) != package(module)
+        if package(name) == "" or place[package(name)] >= place[package(module)]
+    }
+    assert not upward
+
+
+def test_package_has_at_most_11_levels_and_20_names():
+    assert max(levels().values()) <= 11
+    names = {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()}
+    assert len(names - {"__init__", "__main__"}) <= 20
+
+
+def test_speed_code_is_used_through_its_package_alone():
+    imported = {name for module, names in imports().items() if package(module) == "fast" for name in names}
+    assert {package(name) for name in imported} <= {"fast", "errors"}
 
 
 def test_command_line_is_imported_by_no_other_package():

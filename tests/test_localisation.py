@@ -20,10 +20,10 @@ from score_helpers import (
     ten_maps,
     ten_masks,
 )
+from vitrail.bench.papers import find_table
 from vitrail.data import Scenes
 from vitrail.data.annotation import read_annotation
 from vitrail.errors import InputError, OptionError
-from vitrail.papers import find_table
 from vitrail.scores.pointing import (
     BoxPointingScores,
     PointingScores,

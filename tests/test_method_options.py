@@ -53,7 +53,7 @@ def test_one_default_method_everywhere():
 
     from vitrail.bench.folder import explain_folder
     from vitrail.cli.explain import explain as command
-    from vitrail.explain import DEFAULT
+    from vitrail.pipeline.explain import DEFAULT
 
     assert signature(vitrail.explain).parameters["method"].default == DEFAULT
     assert signature(command).parameters["method"].default == [DEFAULT]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from vitrail.bench.report.rationale import rationale_html, read_rationale_results
 from vitrail.methods import METHODS
-from vitrail.report.rationale import rationale_html, read_rationale_results
 
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "benchmarks" / "results" / "movies.json"

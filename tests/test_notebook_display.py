@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import vitrail
-from vitrail.diagnose import Diagnosis
 from vitrail.testing import tiny_vit
+from vitrail.tools.diagnose import Diagnosis
 
 
 def test_diagnosis_displays_itself_and_escapes():

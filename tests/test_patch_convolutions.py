@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from vitrail.capture.patch_convolutions import PatchProducts
-from vitrail.scores import fast_passes
-from vitrail.scores.fast_passes import FastPasses
+from vitrail.fast import fast_passes
+from vitrail.fast.fast_passes import FastPasses
+from vitrail.fast.patch_convolutions import PatchProducts
 from vitrail.testing import tiny_vit
 
 

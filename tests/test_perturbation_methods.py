@@ -12,11 +12,11 @@ import vitrail.methods.rise
 import vitrail.methods.scorecam
 import vitrail.methods.vit_cx
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.probe import Probe
 from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.methods._masks import joined, similarity, stretched
 from vitrail.methods.occlusion import occlusion
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import find
 from vitrail.methods.rise import RandomMasks, rise
 from vitrail.methods.scorecam import scorecam

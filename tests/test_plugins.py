@@ -12,9 +12,8 @@ import torch
 
 import vitrail as library
 from test_cli import vitrail
-from vitrail import plugins
 from vitrail.errors import OptionError, PluginWarning
-from vitrail.methods import METHODS, find, register
+from vitrail.methods import METHODS, find, plugins, register
 from vitrail.scores import REGISTERED_SCORES, ScoreInputs, find_score, register_score
 from vitrail.scores.registry import RESERVED_NAMES
 from vitrail.testing import tiny_vit

@@ -15,10 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import vitrail
 from test_fast_paths import Replay, graphs  # noqa: F401
-from vitrail.capture import cuda_graphs
 from vitrail.capture.frozen import frozen
+from vitrail.fast import recordings
+from vitrail.methods.postprocess import _to_token_maps, is_constant, normalise
 from vitrail.methods.rollout import drop_smallest
-from vitrail.postprocess import _to_token_maps, is_constant, normalise
 
 SIZE = {"num_labels": 3, "vocab_size": 40, "pad_token_id": 0}
 BERT = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -109,12 +109,12 @@ def test_texts_of_many_lengths_are_recorded_later(graphs: list[Replay]) -> None:
     def run(key: int) -> int:
         given = [torch.zeros(1)]
         for _ in range(3):
-            cuda_graphs.run(model, key, given, lambda inputs: ([inputs[0]], None))
+            recordings.run(model, key, given, lambda inputs: ([inputs[0]], None))
         return len(graphs)
 
-    few = [run(key) for key in range(cuda_graphs.MANY_PASSES)]
-    assert few == list(range(1, cuda_graphs.MANY_PASSES + 1))
-    many = cuda_graphs.MANY_PASSES
+    few = [run(key) for key in range(recordings.MANY_PASSES)]
+    assert few == list(range(1, recordings.MANY_PASSES + 1))
+    many = recordings.MANY_PASSES
     assert [run(many), run(many), run(many + 1)] == [many, many + 1, many + 1]
 
 
@@ -155,4 +155,4 @@ def test_share_of_dropped_attention_counts_tokens() -> None:
     for matrix, before, count in zip(dropped, M, (6, 4, 1), strict=True):
         assert int((matrix[:count, :count] == 0).sum()) == int(count**2 * 0.5)
         assert torch.equal(matrix[count:], before[count:])
-    assert cuda_graphs.recording() is False
+    assert recordings.recording() is False

@@ -22,19 +22,15 @@ from typer.testing import CliRunner  # noqa: E402
 
 from vitrail.bench.context import open_context  # noqa: E402
 from vitrail.bench.engines.local import LocalEngine  # noqa: E402
+from vitrail.bench.papers import find_table  # noqa: E402
 from vitrail.bench.plan import Plan  # noqa: E402
-from vitrail.bench.results_store import ResultsStore, collect_scores  # noqa: E402
-from vitrail.bench.validate import read_plan  # noqa: E402
-from vitrail.cli.app import app  # noqa: E402
-from vitrail.errors import DataError  # noqa: E402
-from vitrail.papers import find_table  # noqa: E402
-from vitrail.report import Run, find_run, summarise, write_report  # noqa: E402
-from vitrail.report.curves import mean_curves  # noqa: E402
-from vitrail.report.html_report import render_html  # noqa: E402
-from vitrail.report.metric import metric_info, protocol_metrics  # noqa: E402
-from vitrail.report.paper_comparison import best_two, compare_with_paper  # noqa: E402
-from vitrail.report.paper_match import match_models  # noqa: E402
-from vitrail.report.section import (  # noqa: E402
+from vitrail.bench.report import Run, find_run, summarise, write_report  # noqa: E402
+from vitrail.bench.report.curves import mean_curves  # noqa: E402
+from vitrail.bench.report.html_report import render_html  # noqa: E402
+from vitrail.bench.report.metric import metric_info, protocol_metrics  # noqa: E402
+from vitrail.bench.report.paper_comparison import best_two, compare_with_paper  # noqa: E402
+from vitrail.bench.report.paper_match import match_models  # noqa: E402
+from vitrail.bench.report.section import (  # noqa: E402
     TIED,
     WEAK,
     MetricColumn,
@@ -42,7 +38,11 @@ from vitrail.report.section import (  # noqa: E402
     report_sections,
     significance_marks,
 )
-from vitrail.report.values import metric_values  # noqa: E402
+from vitrail.bench.report.values import metric_values  # noqa: E402
+from vitrail.bench.results_store import ResultsStore, collect_scores  # noqa: E402
+from vitrail.bench.validate import read_plan  # noqa: E402
+from vitrail.cli.app import app  # noqa: E402
+from vitrail.errors import DataError  # noqa: E402
 from vitrail.scores.comparison import MethodValues, rank_methods  # noqa: E402
 from vitrail.scores.curves import find_area  # noqa: E402
 from vitrail.scores.presets import find_presets  # noqa: E402

@@ -9,8 +9,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from vitrail.bench.report import write_rationale_report
 from vitrail.errors import DataError
-from vitrail.report import write_rationale_report
 
 
 def test_token_f1_report(tmp_path):

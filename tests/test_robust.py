@@ -10,9 +10,9 @@ from PIL import Image
 
 import vitrail
 from vitrail.errors import GuessWarning, InputError, TargetError
+from vitrail.inputs.targets import class_index
 from vitrail.models import imagenet_classes
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
-from vitrail.targets import class_index
 from vitrail.testing import tiny_vit
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")

@@ -15,10 +15,10 @@ from timm.models.vision_transformer import VisionTransformer
 
 import vitrail
 from texts import text_model
-from vitrail.capture import attention, row_choice, row_products
+from vitrail.capture import attention, attention_storage, row_products
 from vitrail.capture.attention_products import PRODUCT_KINDS, DenseProducts
+from vitrail.capture.explicit_attention import attention_logits, attention_weights, causal_mask
 from vitrail.capture.forward import forward_pass
-from vitrail.capture.fused import attention_logits, attention_weights, causal_mask
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.structure import read_structure
@@ -51,8 +51,8 @@ ROW_METHODS = [
 @pytest.fixture
 def rowwise(monkeypatch):
     """Keep no matrices whatever their size, and compute few rows at a time."""
-    monkeypatch.setattr(row_choice, "ROWWISE_FROM", {"half": 0, "other": 0})
-    monkeypatch.setattr(row_choice, "mean_is_smaller", lambda *_: False)
+    monkeypatch.setattr(attention_storage, "ROWWISE_FROM", {"half": 0, "other": 0})
+    monkeypatch.setattr(attention_storage, "mean_is_smaller", lambda *_: False)
     monkeypatch.setattr(row_products, "PIECE", {"cpu": 500, "cuda": 500})
 
 
@@ -211,19 +211,19 @@ def test_blocks_that_need_matrices_keep_them(rowwise):
     structure = read_structure(model, ModelInputs((images,)))
     everywhere, last = frozenset(range(3)), frozenset({2})
     needed, weight = dict.fromkeys(("attention", "attention_gradient"), everywhere), next(model.parameters())
-    kept = row_choice.resolve_products({**needed, "A": last}, structure, 1, weight)
+    kept = attention_storage.resolve_products({**needed, "A": last}, structure, 1, weight)
     assert kept["rowwise"] == kept["dZ"] == {0, 1}
     assert not set(kept) & set(PRODUCT_KINDS)
-    assert "rowwise" not in row_choice.resolve_products({"attention": last}, structure, 1, weight, last)
+    assert "rowwise" not in attention_storage.resolve_products({"attention": last}, structure, 1, weight, last)
 
 
 def test_means_of_few_tokens_are_kept(monkeypatch):
-    monkeypatch.setattr(row_choice, "ROWWISE_FROM", {"half": 0, "other": 0})
+    monkeypatch.setattr(attention_storage, "ROWWISE_FROM", {"half": 0, "other": 0})
     model, images, last = make("cls"), torch.randn(1, 3, 32, 32, dtype=torch.float64), frozenset({2})
     structure, weight = read_structure(model, ModelInputs((images,))), next(model.parameters())
-    assert "rowwise" not in row_choice.resolve_products({"attention_mean": last}, structure, 1, weight)
+    assert "rowwise" not in attention_storage.resolve_products({"attention_mean": last}, structure, 1, weight)
     long = replace(structure, layers=tuple(replace(o, size=(200, 200)) for o in structure.layers))
-    assert row_choice.resolve_products({"attention_mean": last}, long, 1, weight)["rowwise"] == last
+    assert attention_storage.resolve_products({"attention_mean": last}, long, 1, weight)["rowwise"] == last
 
 
 def test_the_structure_of_large_inputs_is_read_without_matrices(monkeypatch):
@@ -242,7 +242,7 @@ def test_the_structure_of_large_inputs_is_read_without_matrices(monkeypatch):
 
 KERNELS = """
 import torch
-from vitrail.capture.row_kernels import attention_rows
+from vitrail.fast.row_kernels import attention_rows
 for b, H, m, n, dh in ((2, 2, 70, 70, 8), (1, 1, 33, 130, 20)):
     Q, dZ = (torch.randn(b, m, H, dh).transpose(1, 2) for _ in range(2))
     K, V = (torch.randn(b, H, n, dh) for _ in range(2))

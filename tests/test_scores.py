@@ -15,7 +15,6 @@ import vitrail
 import vitrail.scores
 from score_helpers import CONSTANT, SIZE, image_ids, ten_maps, ten_masks
 from vitrail.errors import InputError, OptionError
-from vitrail.integrations import Attribution, as_maps, explain_func
 from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
 from vitrail.scores.pointing import PointingScores, score_pointing
@@ -28,6 +27,7 @@ from vitrail.scores.segmentation import (
 from vitrail.scores.selectivity import SelectivityScores, score_selectivity
 from vitrail.scores.statistics import SampleScores
 from vitrail.testing import tiny_vit
+from vitrail.tools.integrations import Attribution, as_maps, explain_func
 
 
 def test_complexity_follows_the_formulas():

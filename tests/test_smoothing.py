@@ -11,7 +11,7 @@ import torch
 import vitrail
 from vitrail.capture.layout import Area, Layout
 from vitrail.errors import InputError, NotApplicableError, OptionError
-from vitrail.smoothing import FACTORS, Mirror, Smoothing
+from vitrail.pipeline.smoothing import FACTORS, Mirror, Smoothing
 from vitrail.testing import quick, tiny_vit
 
 

@@ -8,11 +8,11 @@ import torch
 from texts import text_model
 from vitrail import Preprocess
 from vitrail.cli.app import main
-from vitrail.diagnose import diagnose
+from vitrail.inputs.random_inputs import random_inputs
 from vitrail.models import LoadedModel
-from vitrail.random_inputs import random_inputs
-from vitrail.speed import FORWARD, FORWARD_BACKWARD, measure_speed, speed_rows
 from vitrail.testing import tiny_vit
+from vitrail.tools.diagnose import diagnose
+from vitrail.tools.speed import FORWARD, FORWARD_BACKWARD, measure_speed, speed_rows
 
 
 def tiny() -> LoadedModel:
@@ -64,7 +64,7 @@ def test_a_model_of_texts_can_be_checked_and_timed() -> None:
 def test_the_command_prints_each_batch_size(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("vitrail.speed.FAMILIES", ("attention",))
+    monkeypatch.setattr("vitrail.tools.speed.FAMILIES", ("attention",))
     monkeypatch.setattr("sys.argv", ["vitrail", "doctor", "--speed", "--batch", "1", "--batch", "2"])
     with pytest.raises(SystemExit) as done:
         main()

@@ -11,15 +11,15 @@ import torch
 import torch.nn.functional as F
 
 import vitrail
-from vitrail.capture import split_products as split
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
+from vitrail.fast import split_products as split
 from vitrail.models.plain_vit import PlainViT
 
 INTERPRETED = """
 import torch
 import torch.nn.functional as F
-from vitrail.capture.split_products import split_linear
+from vitrail.fast.split_products import split_linear
 torch.manual_seed(0)
 x, w, b = torch.randn(3, 5, 70), 0.02 * torch.randn(33, 70), torch.randn(33)
 x[0, 1], x[0, 2], x[1, 0], x[2, 2, 3] = 0, 1e-30 * x[0, 2], 1e25 * x[1, 0], 1e4

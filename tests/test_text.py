@@ -18,9 +18,9 @@ from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods import METHODS
 from vitrail.scores import rationale
 from vitrail.text import TokenizerSettings
+from vitrail.text.prediction import predict_texts
+from vitrail.text.rendering import html, terminal
 from vitrail.text.tokens import encode_texts, load_tokenizer, word_scores
-from vitrail.text.windows import predict_texts
-from vitrail.viz.text import html, terminal
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 

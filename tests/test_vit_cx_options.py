@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import vitrail
+from vitrail.bench.report.mask_counts import count_masks, mask_statistic
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, OptionError
 from vitrail.methods import find
 from vitrail.methods._masks import mean_similarity, similarity, stretched
-from vitrail.report.mask_counts import count_masks, mask_statistic
 from vitrail.scores import OverdeterminationScores, score_overdetermination
 from vitrail.testing import tiny_vit
 
@@ -47,7 +47,7 @@ def test_each_option_changes_the_map_alone():
 def test_feature_maps_are_those_of_the_last_block():
     """In the order of computation: the norm, the attention's branch, its sum with the stream, the block's output."""
     from vitrail.capture.inputs import ModelInputs
-    from vitrail.capture.probe import Probe
+    from vitrail.methods.probe import Probe
 
     model, seen = tiny_vit().double(), {}
     last, images = model.blocks[-1], IMAGES.double()
@@ -148,8 +148,8 @@ def test_impacts_of_vit_cx_are_what_the_score_takes():
 def test_report_sets_the_number_of_masks_beside_the_paper(tmp_path):
     pytest.importorskip("pydantic")
     from bench_helpers import open_store
-    from vitrail.report.paper_comparison import compare_with_paper
-    from vitrail.report.run import Run
+    from vitrail.bench.report.paper_comparison import compare_with_paper
+    from vitrail.bench.report.run import Run
 
     text = """
 name = "masks"

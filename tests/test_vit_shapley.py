@@ -20,18 +20,18 @@ from replicas import vit_shapley as replica
 from test_cli import vitrail as run_command
 from vitrail.data import Scenes
 from vitrail.errors import DataError, InputError, NotApplicableError, OptionError, TargetError, WeightsError
-from vitrail.models import LoadedModel, Preprocess
-from vitrail.shapley_explainer import TrainingImages, TrainingSettings, open_training_images, train_explainer
-from vitrail.shapley_explainer.coalition_masking import (
+from vitrail.methods.shapley_explainer import TrainingImages, TrainingSettings, open_training_images, train_explainer
+from vitrail.methods.shapley_explainer.coalition_masking import (
     CoalitionMasking,
     kernel_sizes,
     membership,
     split_patches,
     uniform_sizes,
 )
-from vitrail.shapley_explainer.explainer_network import explainer_loss, normalise_values, shapley_loss
-from vitrail.shapley_explainer.surrogate import surrogate_loss, trainable_copy
-from vitrail.shapley_explainer.weights import packaged_explainers, read_record
+from vitrail.methods.shapley_explainer.explainer_network import explainer_loss, normalise_values, shapley_loss
+from vitrail.methods.shapley_explainer.surrogate import surrogate_loss, trainable_copy
+from vitrail.methods.shapley_explainer.weights import packaged_explainers, read_record
+from vitrail.models import LoadedModel, Preprocess
 from vitrail.testing import tiny_vit
 
 PIXELS = torch.randn(6, 3, 16, 16, generator=torch.Generator().manual_seed(0))

@@ -9,12 +9,12 @@ import vitrail
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
-from vitrail.capture.swin import find_places, stitch
 from vitrail.capture.trace import ALL
-from vitrail.diagnose import diagnose
+from vitrail.capture.window_positions import find_places, stitch
 from vitrail.errors import NotApplicableError
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
+from vitrail.tools.diagnose import diagnose
 
 WINDOW = 7
 

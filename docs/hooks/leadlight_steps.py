@@ -22,7 +22,7 @@ from vitrail.capture.trace import ALL
 from vitrail.data import Scenes
 from vitrail.methods import METHODS
 from vitrail.methods.leadlight import _affinity
-from vitrail.postprocess import upsample
+from vitrail.methods.postprocess import upsample
 from vitrail.viz.colormap import overlay
 
 PATH = Path(__file__).resolve().parents[1] / "images" / "leadlight-steps.jpg"

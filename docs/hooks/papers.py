@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mkdocs.plugins import get_plugin_logger
 
-from vitrail.papers import PaperMetric, PaperNumber, PaperTable, find_table
+from vitrail.bench.papers import PaperMetric, PaperNumber, PaperTable, find_table
 
 if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig

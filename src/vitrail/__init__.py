@@ -9,17 +9,20 @@ torch.Size([1, 1, 32, 32])
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.class_group import ClassGroup
-from vitrail.compare import MethodComparison, compare
-from vitrail.explain import explain
-from vitrail.explanation import Explanation, Explanations
+from vitrail.inputs.targets import contrast, similarity
+from vitrail.methods.plugins import load_plugins
 from vitrail.methods.registry import METHODS, Method
 from vitrail.models import LoadedModel, load
+from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import Preprocess
-from vitrail.plugins import load_plugins
-from vitrail.targets import contrast, similarity
+from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.tools.compare import MethodComparison, compare
+from vitrail.tools.moved_modules import keep_documented_paths
 
 __version__ = "0.1.0"
+
+keep_documented_paths()
 
 __all__ = [
     "ClassGroup",

@@ -22,8 +22,8 @@ from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
 from vitrail.bench.perturbation_scores import score_perturbation
 from vitrail.bench.protocols import PROTOCOLS, needs_objects
 from vitrail.bench.text_chunk import TextChunkRunner
+from vitrail.capture.attention_storage import some_weight
 from vitrail.capture.outputs import class_logits
-from vitrail.capture.row_choice import some_weight
 from vitrail.errors import OutputError, TargetError, WeightsError
 from vitrail.scores.presets import find_presets
 

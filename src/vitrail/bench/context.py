@@ -25,10 +25,10 @@ from vitrail.capture.structure import read_structure
 from vitrail.data import Dataset, open_dataset
 from vitrail.errors import DataError, DataWarning, InputError, ModelError, VitrailError
 from vitrail.methods import find
+from vitrail.methods.plugins import import_modules
 from vitrail.models import load
 from vitrail.models.loaded import LoadedModel, class_count
 from vitrail.models.preprocess import Preprocess
-from vitrail.plugins import import_modules
 from vitrail.scores import sanity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Preset

@@ -34,8 +34,8 @@ from vitrail.models.catalogue import catalogue_entry
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
 from vitrail.scores.rationale import SHARES
+from vitrail.text.prediction import predict_texts
 from vitrail.text.tokens import max_tokens
-from vitrail.text.windows import predict_texts
 
 #: Images in the timed batch.
 TIMED_IMAGES = 4

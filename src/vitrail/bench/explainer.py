@@ -17,13 +17,13 @@ from vitrail.bench.context import BenchContext, BenchModel
 from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
 from vitrail.bench.method_groups import serves_all_targets
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.probe import Probe
-from vitrail.class_group import ClassGroup
 from vitrail.errors import ModelError, OutputError, VitrailError
-from vitrail.explain import explain
-from vitrail.explanation import Explanation
 from vitrail.methods import find
-from vitrail.postprocess import normalise, to_maps
+from vitrail.methods.postprocess import normalise, to_maps
+from vitrail.methods.probe import Probe
+from vitrail.models.class_group import ClassGroup
+from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation
 
 #: Name of the control whose maps are noise.
 NOISE = "random"

@@ -40,13 +40,13 @@ from vitrail.bench.parts import (
 )
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
 from vitrail.capture.outputs import class_logits
-from vitrail.class_group import ClassGroup, append_groups
 from vitrail.errors import DataError, InputError, WeightsError, require
-from vitrail.explain import DEFAULT
+from vitrail.inputs.targets import resolve_target
 from vitrail.methods import find
+from vitrail.methods.plugins import import_modules
+from vitrail.models.class_group import ClassGroup, append_groups
 from vitrail.models.preprocess import open_image
-from vitrail.plugins import import_modules
-from vitrail.targets import resolve_target
+from vitrail.pipeline.explain import DEFAULT
 
 #: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
 _SETTINGS = ("model", "weights", "methods", "target", "batch")

@@ -27,9 +27,9 @@ from vitrail.bench.parts import read_footer, write_error, write_file
 from vitrail.capture.layout import Area
 from vitrail.errors import InputError, require
 from vitrail.methods import find
+from vitrail.methods.postprocess import normalise, place, upsample
 from vitrail.models.preprocess import Preprocess, open_image
-from vitrail.postprocess import normalise, place, upsample
-from vitrail.saved_files import JPEG_QUALITY, slug
+from vitrail.pipeline.saved_files import JPEG_QUALITY, slug
 from vitrail.viz.colormap import overlay, to_image
 from vitrail.viz.original_overlay import original_overlay
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.batch import BenchProtocol, ScoreBatch, ScoresAndReasons
-from vitrail.class_group import ClassGroup
 from vitrail.data.voc import VOC_CLASSES, VOC_TO_IMAGENET
 from vitrail.errors import DataError, ModelError
+from vitrail.models.class_group import ClassGroup
 from vitrail.scores.segmentation import THRESHOLDS, MultiClassSegmentationScores, RegionCounts, count_confusions
 
 #: Value of the column ``target`` for protocols that explain every object of an image. Part of the file format.

@@ -121,7 +121,7 @@ def _parse_targets(given: Any) -> Any:
 
 
 def _parse_paper(given: Any) -> Any:
-    from vitrail.papers import current_name, paper_tables
+    from vitrail.bench.papers import current_name, paper_tables
 
     name = current_name(given) if isinstance(given, str) else given
     if name is not None and name not in paper_tables():
@@ -217,7 +217,7 @@ class Plan(BaseModel):
         Returns:
             Sixteen hexadecimal digits.
         """
-        from vitrail.papers import former_name
+        from vitrail.bench.papers import former_name
 
         content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights", "dtype"}}})
         content["name"] = former_name(self.name)
@@ -280,7 +280,7 @@ def find_plan(source: str | Path) -> Path:
         >>> find_plan("003_table2").name
         'gradtoken_table2.toml'
     """
-    from vitrail.papers import current_name
+    from vitrail.bench.papers import current_name
 
     path, name = Path(source), current_name(str(source))
     if name in plans():

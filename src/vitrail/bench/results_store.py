@@ -76,7 +76,7 @@ from vitrail.bench.parts import (
 from vitrail.bench.plan import library_versions
 from vitrail.bench.protocols import protocol_targets
 from vitrail.errors import DataError, require
-from vitrail.provenance import versions
+from vitrail.pipeline.provenance import versions
 from vitrail.scores.statistics import SampleScores
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ from vitrail.bench.parts import EXPLAIN, ScoreRows
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.data import Sample
 from vitrail.errors import DataError, OutputError
-from vitrail.explain import explain
+from vitrail.pipeline.explain import explain
 from vitrail.scores.rationale import span_mask
-from vitrail.text.windows import predict_texts
+from vitrail.text.prediction import predict_texts
 
 
 class TextChunkRunner:

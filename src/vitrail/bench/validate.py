@@ -15,9 +15,9 @@ from vitrail.bench.protocols import PROTOCOLS
 from vitrail.data import DATASETS, Sample
 from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
+from vitrail.methods.plugins import import_modules, load_plugins
 from vitrail.models.catalogue import short_name
 from vitrail.models.loading import NO_NETWORK, offline, weights_cached
-from vitrail.plugins import import_modules, load_plugins
 from vitrail.scores.presets import PRESETS, find_presets
 
 #: Values that replace malformed keys, so that the rest of a plan can be checked.

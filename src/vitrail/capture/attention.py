@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention_products import CHECKED_UP_TO, attention_bytes
-from vitrail.capture.fused import attention_logits, attention_weights, causal_mask, flex_logits, unpack
+from vitrail.capture.explicit_attention import attention_logits, attention_weights, causal_mask, flex_logits, unpack
 from vitrail.capture.operators import NORM
 from vitrail.capture.recogniser import (
     ADDED_MATMUL,

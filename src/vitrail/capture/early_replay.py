@@ -22,10 +22,10 @@ from weakref import WeakKeyDictionary, ref
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture import cuda_graphs
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import output_count
-from vitrail.module_walk import addresses, weights_of
+from vitrail.fast import recordings
+from vitrail.fast.module_walk import addresses, weights_of
 
 #: Calls that are remembered for each model.
 MOST_CALLS = 64
@@ -117,10 +117,10 @@ class EarlyReplay:
         if target_class is not None:
             classes = class_tensor(((target_class,),) * model_inputs.batch, known.device)
         inputs += [] if classes is None else [classes]
-        if cuda_graphs.obstacle(inputs) is not None:
+        if recordings.obstacle(inputs) is not None:
             return
         calls.pop(self._call, None)  # `results` puts it back if it was the right one
-        self._results = cuda_graphs.replay(model, known.key, inputs)
+        self._results = recordings.replay(model, known.key, inputs)
         if self._results is not None:
             self._known, self._model_inputs, self.started = known, model_inputs, started
             self._inputs = [(t, _version(t)) for t in inputs]

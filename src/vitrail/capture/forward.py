@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.attention import AttentionMode, Edit, Gate
+from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
@@ -18,12 +19,11 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
-from vitrail.capture.row_choice import resolve_products, some_weight
 from vitrail.capture.row_products import RowwiseProducts
-from vitrail.capture.split_products import split_products
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, TargetError
+from vitrail.fast.split_products import split_products
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
-from vitrail.capture.composite import merged_linears
+from vitrail.capture.merged_adapters import merged_linears
 from vitrail.errors import ModelError
-from vitrail.module_walk import modules_of, weights_of
+from vitrail.fast.module_walk import modules_of, weights_of
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture import cuda_graphs
 from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, logits_of
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits, output_count
-from vitrail.capture.split_products import split_products
 from vitrail.capture.trace import Needs
+from vitrail.fast import recordings
+from vitrail.fast.split_products import split_products
 
 #: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
 #: model is in half precision, in which a GPU computes several times as fast.
@@ -45,7 +45,7 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
     filled = -(-count // MULTIPLE) * MULTIPLE
     if not count or not pays(structure, filled, images.dtype):
         return None
-    if not cuda_graphs.recordable(model, [images]):
+    if not recordings.recordable(model, [images]):
         return None
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], ModelStructure]:
@@ -55,7 +55,7 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
         return [scores], structure  # kept with the recording, lest another structure come to have its id
 
     padded = torch.cat([images, images[-1:].expand(filled - count, -1, -1, -1)]) if filled > count else images
-    (scores,), _ = cuda_graphs.run(model, ("scores", id(structure)), [padded.contiguous()], compute)
+    (scores,), _ = recordings.run(model, ("scores", id(structure)), [padded.contiguous()], compute)
     return scores[:count]
 
 
@@ -77,7 +77,7 @@ def recorded_pass(
         return None
     if not pays(structure, len(image), image.dtype):
         return None
-    if not cuda_graphs.recordable(model, [image]):
+    if not recordings.recordable(model, [image]):
         return None
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
@@ -88,7 +88,7 @@ def recorded_pass(
         return _tensors_of(forward_only(model, own, structure))
 
     asked = tuple(tuple((kind, where.start, where.stop) for kind, where in need.items()) for need in needs)
-    (scores, *kept), (one, places) = cuda_graphs.run(model, ("pass", id(structure), asked), [image], compute)
+    (scores, *kept), (one, places) = recordings.run(model, ("pass", id(structure), asked), [image], compute)
     tensors: dict[int, dict[str, Any]] = {}
     for (index, name), tensor in zip(places, kept, strict=True):
         tensors.setdefault(index, {})[name] = tensor

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.attention_products import AttentionProducts
-from vitrail.capture.cuda_graphs import recording
-from vitrail.capture.fused import attention_logits, attention_weights
+from vitrail.capture.explicit_attention import attention_logits, attention_weights
+from vitrail.fast.recordings import recording
 
 #: Most numbers of a piece of attention that is in memory at a time, by device.
 PIECE = {"cpu": 2**19, "cuda": 2**25}
@@ -159,7 +159,7 @@ class RowwiseProducts(AttentionProducts):
         """The product by a kernel, or None where there is none for this attention."""
         if self.mask is not None or self.causal or self.Q.device.type != "cuda":
             return None
-        from vitrail.capture.row_kernels import supported, try_attention_rows
+        from vitrail.fast.row_kernels import supported, try_attention_rows
 
         read = _read_rows(v)
         if not supported(self.Q, self.K) or (read is not None and len(read) <= 16):
@@ -173,7 +173,7 @@ class RowwiseProducts(AttentionProducts):
         """Ā times vectors as attention whose values are these vectors, or None where no kernel takes them."""
         if self.Q.device.type != "cuda":
             return None
-        from vitrail.capture.row_kernels import attention_columns
+        from vitrail.fast.row_kernels import attention_columns
 
         return attention_columns(self.Q, self.K, u, self.mask, self.causal, self.scale)
 

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture import split_products, verify
+from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
@@ -29,7 +29,8 @@ from vitrail.capture.structure_checks import (
 )
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, TargetError
-from vitrail.module_walk import modules_of, weights_state
+from vitrail.fast import split_products
+from vitrail.fast.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from vitrail.capture.attention_products import AttentionProducts, DenseProducts
 from vitrail.capture.layout import Layout, index_tensor
-from vitrail.capture.plain import plain
 from vitrail.errors import NotApplicableError
+from vitrail.fast.switches import plain
 
 ALL = slice(None)
 LAST = slice(-1, None)

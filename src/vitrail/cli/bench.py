@@ -86,8 +86,8 @@ def bench(
     from vitrail.bench.engines.shard import parse_shard
     from vitrail.bench.plan import PlanError, PlanOverrides
     from vitrail.bench.progress import show_progress
+    from vitrail.bench.report import write_report
     from vitrail.bench.run import make_engine, open_run, run_missing
-    from vitrail.report import write_report
 
     own_shard = parse_shard(shard) if shard else None
     if own_shard is not None and not resume:
@@ -153,7 +153,7 @@ def _print_note(text: str) -> None:
 
 def _print_new_name(plan: str) -> None:
     """Print a note if a plan was given by its former name."""
-    from vitrail.papers import current_name
+    from vitrail.bench.papers import current_name
 
     if current_name(plan) != plan:
         _print_note(f"the plan {plan} is now called {current_name(plan)}")

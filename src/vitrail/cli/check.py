@@ -51,9 +51,9 @@ def check(
 
     For example: `vitrail check cat.jpg -m timm:vit_base_patch16_224 --method leadlight --method rollout`
     """
-    from vitrail.explain import DEFAULT
-    from vitrail.explain import explain as explain_inputs
     from vitrail.models.preprocess import open_image
+    from vitrail.pipeline.explain import DEFAULT
+    from vitrail.pipeline.explain import explain as explain_inputs
 
     if to is not None:
         require("matplotlib", "plot", "draw the figures that --out writes")

@@ -10,7 +10,7 @@ from typing import Any
 
 from vitrail.cli.common import ImportOption, err
 from vitrail.errors import PluginWarning
-from vitrail.plugins import import_modules, load_plugins
+from vitrail.methods.plugins import import_modules, load_plugins
 
 
 class InterruptedCommandError(Exception):

@@ -130,8 +130,8 @@ def parse_targets(loaded: Any, target: list[str] | None) -> Any:
     Returns:
         None, "topN", class indices and groups, or for CLIP models the similarity to the embeddings of the texts.
     """
+    from vitrail.inputs.targets import class_or_group, similarity
     from vitrail.models.sources import embed_texts
-    from vitrail.targets import class_or_group, similarity
 
     if hasattr(loaded.module, "encode_text"):
         if not target:

@@ -35,9 +35,9 @@ def compare(
 
     For example: `vitrail compare photos/ -m timm:vit_base_patch16_224`
     """
-    from vitrail.compare import MOST_IMAGES
-    from vitrail.compare import compare as compare_methods
     from vitrail.models.preprocess import open_image
+    from vitrail.tools.compare import MOST_IMAGES
+    from vitrail.tools.compare import compare as compare_methods
 
     files = [file for path in images for file in (_images_in(path) if path.is_dir() else [path])]
     if not files:

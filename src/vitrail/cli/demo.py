@@ -23,7 +23,7 @@ def demo(
 
 def run_demo(to: Path, methods: list[str] | None, model: str) -> None:
     """Explain the demo scenes and print the paths of the files; None stands for all methods."""
-    from vitrail.demo import DEMO_SCENES, explain_demo_scenes, write_demo
+    from vitrail.tools.demo import DEMO_SCENES, explain_demo_scenes, write_demo
 
     if find_spec("matplotlib") is None:  # found out before, not after, minutes of work
         err.print(

@@ -50,7 +50,7 @@ def doctor(
         for size in batch or ((1,) if device == "cpu" else (1, 8)):
             _print_speed(loaded, size)
         return
-    from vitrail.diagnose import diagnose
+    from vitrail.tools.diagnose import diagnose
 
     with err.status("Running every method on random noise"):
         diagnosis = diagnose(loaded)
@@ -70,8 +70,8 @@ def doctor(
 
 def _print_speed(loaded: LoadedModel, batch: int) -> None:
     """Print what methods cost for a batch, each row as soon as it is measured."""
-    from vitrail.random_inputs import vocabulary_size
-    from vitrail.speed import FORWARD_BACKWARD, speed_rows
+    from vitrail.inputs.random_inputs import vocabulary_size
+    from vitrail.tools.speed import FORWARD_BACKWARD, speed_rows
 
     kind = "image" if vocabulary_size(loaded.module) is None else "text"
     title, width = f"{batch} {kind}{'s' if batch > 1 else ''}", len(FORWARD_BACKWARD)

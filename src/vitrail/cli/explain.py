@@ -122,8 +122,8 @@ def _explain_images(
     images: list[Path], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
     check: bool, smooth: str | None, original: bool,
 ) -> None:  # fmt: skip
-    from vitrail.explain import explain as explain_inputs
     from vitrail.models.preprocess import open_image
+    from vitrail.pipeline.explain import explain as explain_inputs
 
     for path in images:  # report an unreadable file before the model is loaded
         open_image(path)
@@ -177,9 +177,9 @@ def _explain_texts(
     texts: list[str], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
     check: bool,
 ) -> None:  # fmt: skip
-    from vitrail.explain import explain as explain_inputs
+    from vitrail.pipeline.explain import explain as explain_inputs
+    from vitrail.text.rendering import html, terminal
     from vitrail.text.tokens import load_tokenizer
-    from vitrail.viz.text import html, terminal
 
     empty = [i for i, text in enumerate(texts, 1) if not text.strip()]
     if empty:

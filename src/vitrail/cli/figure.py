@@ -23,7 +23,7 @@ from vitrail.cli.common import (
     plain_table,
 )
 from vitrail.errors import InputError, OptionError, OutputError, require
-from vitrail.figures.registry import FIGURES, Progress, draw, find_figure
+from vitrail.tools.figures.registry import FIGURES, Progress, draw, find_figure
 
 #: File types of a figure.
 SUFFIXES = (".png", ".pdf", ".svg")

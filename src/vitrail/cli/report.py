@@ -44,7 +44,7 @@ def report(
 
     For example: `vitrail report runs/1e84f672cc4edef5 --open`
     """
-    from vitrail.report import find_run, write_rationale_report, write_report
+    from vitrail.bench.report import find_run, write_rationale_report, write_report
 
     if run is not None and Path(run).suffix == ".json":
         page = write_rationale_report(run, to)

@@ -57,8 +57,8 @@ def train_explainer(
 
     For example: `vitrail train-explainer -m timm:vit_tiny_patch16_224 --data photos -o tiny.safetensors --device cuda`
     """
-    from vitrail.shapley_explainer import TrainingSettings, open_training_images
-    from vitrail.shapley_explainer import train_explainer as train
+    from vitrail.methods.shapley_explainer import TrainingSettings, open_training_images
+    from vitrail.methods.shapley_explainer import train_explainer as train
 
     settings = TrainingSettings(
         surrogate_steps, explainer_steps, batch, min(4, batch), pairs, surrogate_lr, explainer_lr, seed, masking

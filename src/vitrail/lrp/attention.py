@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.fused import attention_weights, causal_mask, unpack
+from vitrail.capture.explicit_attention import attention_weights, causal_mask, unpack
 from vitrail.capture.recogniser import ADDED_MATMUL, MATMUL, SOFTMAX, einsum_pair, merge_heads, split_heads
 from vitrail.capture.trace import Block
 from vitrail.lrp.handlers import depends, multiply, plain

@@ -31,7 +31,7 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         samples: Where the batch lies.
         text: Whether the graph starts at the embeddings of tokens, a text having no pixels.
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
-        half: Whether matrix products take operands in half precision, see `vitrail.lrp.gradient_entries`.
+        half: Whether matrix products take operands in half precision, see `vitrail.lrp.elementwise_gradients`.
 
     Attributes:
         entering: For each attention call whose branch is added to a stream, that stream: its place in the graph, and

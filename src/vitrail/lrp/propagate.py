@@ -15,13 +15,13 @@ from torch.func import functional_call
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.plain import plain
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
+from vitrail.fast.module_walk import modules_of, tensors_of
+from vitrail.fast.switches import plain
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
 from vitrail.lrp.rules import RuleSet
-from vitrail.module_walk import modules_of, tensors_of
 
 _log = logging.getLogger(__name__)
 #: From the scores, shape (b, C), to the relevance to start with, in their shape.

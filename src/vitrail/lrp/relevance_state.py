@@ -23,7 +23,7 @@ class RelevanceState:
         rules: The rule set.
         samples: Where the batch lies.
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
-        half: Whether matrix products take operands in half precision, see `vitrail.lrp.gradient_entries`.
+        half: Whether matrix products take operands in half precision, see `vitrail.lrp.elementwise_gradients`.
 
     Attributes:
         attention: The attention maps, as nodes of the graph, one entry for each call, shape (b, H, m, n).

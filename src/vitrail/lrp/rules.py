@@ -14,7 +14,7 @@ from functools import cache, partial
 import torch
 from torch import Tensor
 
-from vitrail.lrp.entries import (
+from vitrail.lrp.elementwise import (
     absolute_share,
     halves,
     norm_unit,
@@ -30,7 +30,7 @@ from vitrail.lrp.entries import (
     sum_shares_normalised,
     unit,
 )  # fmt: skip
-from vitrail.lrp.gradient_entries import activation_share, gamma_gradient, gamma_shares, norm_gradient
+from vitrail.lrp.elementwise_gradients import activation_share, gamma_gradient, gamma_shares, norm_gradient
 from vitrail.lrp.ops import (
     EPS,
     Linear,

@@ -11,7 +11,7 @@ from vitrail.methods import input_gradients
 from vitrail.methods import occlusion, rise, scorecam, vit_cx, tis, shapley
 from vitrail.methods import vit_shapley
 from vitrail.methods import controls
-from vitrail.capture.probe import Probe
+from vitrail.methods.probe import Probe
 from vitrail.capture.trace import Trace
 from vitrail.methods.cost import Cost, ModelSize, forward_passes, gradient_passes, lrp_pass, shared_pass
 from vitrail.methods.registry import METHODS, Applies, Method, find, register

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.postprocess import is_constant
+from vitrail.methods.postprocess import is_constant
 
 #: From a number of things to the slices they are worked through in, as ``Probe.pieces``.
 Pieces = Callable[[int], Iterator[slice]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.capture.trace import LAST
 from vitrail.errors import OptionError
+from vitrail.methods.probe import Probe
 
 
 def path_gradient(probe: Probe, steps: int) -> Tensor:

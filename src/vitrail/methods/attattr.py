@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.probe import Probe, ProbedTrace
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import row
 from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.probe import Probe, ProbedTrace
 from vitrail.methods.registry import register, within
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import ALL, Block, Needs
 from vitrail.methods._path_gradient import path_gradient
 from vitrail.methods.cost import gradient_passes
+from vitrail.methods.probe import ProbedTrace
 from vitrail.methods.registry import Applies, choose, register
 
 #: First blocks of the authors' scripts, counted from 0.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import Needs
 from vitrail.methods._blocks import BlockChoice, blocks_needed, chosen_blocks, mean_over_blocks
+from vitrail.methods.probe import ProbedTrace
 from vitrail.methods.registry import Applies, register
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, Method, find, register
 
 

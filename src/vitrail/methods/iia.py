@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.probe import Probe, ProbedTrace
 from vitrail.capture.trace import ALL, LAST
 from vitrail.methods._propagate import row
 from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.probe import Probe, ProbedTrace
 from vitrail.methods.registry import Applies, check_whole_numbers, register
 
 _APPLIES = Applies(excluded={"pool": "an attention pool has no rollout of its own", "text": "it is defined for images"})

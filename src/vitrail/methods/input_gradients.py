@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
 from vitrail.methods.cost import gradient_passes
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, choose, register
 
 REDUCE = ("sum", "abs", "max")

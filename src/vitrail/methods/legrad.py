@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.plain import plain
-from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
+from vitrail.fast.switches import plain
+from vitrail.methods.probe import ProbedTrace
 from vitrail.methods.registry import Applies, choose, register
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import Block, Needs
 from vitrail.errors import OptionError
 from vitrail.lrp import rules
-from vitrail.lrp.entries import positive_rows
+from vitrail.lrp.elementwise import positive_rows
 from vitrail.lrp.rules import ABSLRP, ORIG, OURS, RuleSet, conservative
 from vitrail.methods._propagate import flow, row, rows
 from vitrail.methods.cost import lrp_pass
+from vitrail.methods.probe import ProbedTrace
 from vitrail.methods.registry import Applies, choose, register, within
 
 #: Share of the root mean square by which the stable variants move sums away from zero.

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
 from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, check_whole_numbers, register
 
 #: Side of a patch, in pixels, where a model's own is unknown or changes on the way.

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
+from vitrail.inputs.targets import SCORES
 from vitrail.methods.cost import CostFunction, shared_pass
-from vitrail.plugins import TABLES, load_plugins, refuse_name_clash
-from vitrail.targets import SCORES
+from vitrail.methods.plugins import TABLES, load_plugins, refuse_name_clash
 
 Relevance = Callable[..., Tensor]
 

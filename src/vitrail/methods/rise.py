@@ -8,10 +8,10 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from vitrail.capture.probe import Probe
 from vitrail.errors import OptionError
 from vitrail.methods._masks import interpolation
 from vitrail.methods.cost import forward_passes, number
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, check_whole_numbers, choose, register
 
 PRECISIONS = {"model": None, "bfloat16": torch.bfloat16}

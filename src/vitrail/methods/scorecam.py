@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from vitrail.capture.probe import Probe, feature_needs
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
 from vitrail.methods._blocks import blocks_needed, chosen_block, principal_component
 from vitrail.methods._masks import FeatureMasks, stretched
 from vitrail.methods.cost import forward_passes
+from vitrail.methods.probe import Probe, feature_needs
 from vitrail.methods.registry import Applies, choose, register
 
 SCORINGS = ("vitcx", "official", "softmax")

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.capture.coalitions import CoalitionGame, grid_cells, patch_grid
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import method_dtype
-from vitrail.capture.probe import Probe, ProbedTrace
 from vitrail.errors import InputError, NotApplicableError, OptionError
 from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import PairedRegression, ShapleyEstimate
+from vitrail.methods.coalitions import CoalitionGame, grid_cells, patch_grid
 from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.probe import Probe, ProbedTrace
 from vitrail.methods.registry import Applies, Method, check_whole_numbers, choose, find, register
 
 ESTIMATORS = ("regression", "permutation")

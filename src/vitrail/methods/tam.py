@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from vitrail.capture.probe import ProbedTrace
 from vitrail.capture.trace import ALL, LAST, Needs
 from vitrail.methods._path_gradient import path_gradient
 from vitrail.methods._propagate import row
 from vitrail.methods.cost import gradient_passes
+from vitrail.methods.probe import ProbedTrace
 from vitrail.methods.registry import register
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.capture.coalitions import CoalitionGame, grid_cells, patch_grid
 from vitrail.capture.forward import forward_pass
-from vitrail.capture.probe import Probe
 from vitrail.capture.trace import ALL, Block
 from vitrail.errors import NotApplicableError, OptionError
+from vitrail.methods.coalitions import CoalitionGame, grid_cells, patch_grid
 from vitrail.methods.cost import forward_passes, number
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, check_whole_numbers, register
 
 #: Rounds of k-means at most, and the squared movement of all centres below which it stops.

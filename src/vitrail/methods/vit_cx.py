@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.plain import plain
-from vitrail.capture.probe import Probe, feature_needs
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
+from vitrail.fast.switches import plain
 from vitrail.methods._blocks import blocks_needed, chosen_block
 from vitrail.methods._masks import FeatureMasks, agglomerate, joined, mean_similarity, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
+from vitrail.methods.probe import Probe, feature_needs
 from vitrail.methods.registry import Applies, check_whole_numbers, choose, register
 from vitrail.methods.rise import RandomMasks
 

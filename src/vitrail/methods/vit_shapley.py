@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.probe import Probe
-from vitrail.class_group import membership
 from vitrail.errors import InputError, NotApplicableError, TargetError
 from vitrail.methods.cost import forward_passes
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, register
-from vitrail.shapley_explainer.explainer_network import normalise_values
-from vitrail.shapley_explainer.weights import find_explainer, load_explainer
+from vitrail.methods.shapley_explainer.explainer_network import normalise_values
+from vitrail.methods.shapley_explainer.weights import find_explainer, load_explainer
+from vitrail.models.class_group import membership
 
 
 def _check_weights(model: nn.Module, options: Mapping[str, Any]) -> None:

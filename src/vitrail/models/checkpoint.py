@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import WeightsError
-from vitrail.module_walk import weights_state
+from vitrail.fast.module_walk import weights_state
 
 _WRAPPER_KEYS = ("state_dict", "model_state_dict", "model", "model_ema", "module", "net")
 _PREFIXES = ("module.", "_orig_mod.", "model.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.token_dropping import TokenDropper
-from vitrail.class_group import ClassGroup
+from vitrail.models.class_group import ClassGroup
 from vitrail.scores.fills import TOKENS, Normalisation, find_fill
 from vitrail.scores.perturbation import (
     CurveKey,

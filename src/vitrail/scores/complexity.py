@@ -95,7 +95,7 @@ def score_complexity(maps: Tensor, above: float = RELEVANT_SHARE) -> dict[str, T
     if maps.dim() != 3:
         raise InputError(
             f"maps must have shape (images, height, width), got {tuple(maps.shape)}: "
-            "see vitrail.integrations.as_maps for maps of other libraries"
+            "see vitrail.tools.integrations.as_maps for maps of other libraries"
         )
     finite, constant = sanitise_maps(maps)
     relevance = torch.where(constant, 1.0, finite.double())

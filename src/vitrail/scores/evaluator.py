@@ -26,13 +26,13 @@ from torch import Tensor, nn
 from vitrail.capture.inputs import ModelInputs, fields_of
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.token_dropping import TokenDropper
-from vitrail.class_group import ClassGroup
 from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.fast.compiled_model import CompiledModel
+from vitrail.fast.fast_passes import FastPasses
+from vitrail.models.class_group import ClassGroup
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
 from vitrail.scores.batch_evaluation import BatchEvaluation, MapsByMethod
-from vitrail.scores.compiled_model import CompiledModel
-from vitrail.scores.fast_passes import FastPasses
 from vitrail.scores.fills import TOKENS, Normalisation
 from vitrail.scores.perturbation import PerturbationRecords
 from vitrail.scores.presets import Preset, find_presets

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from vitrail.class_group import ClassGroup, append_groups
 from vitrail.errors import InputError
+from vitrail.models.class_group import ClassGroup, append_groups
 from vitrail.scores.curves import aopc, find_area, lodds, srg
 from vitrail.scores.presets import Curve, MapTarget, Preset
 from vitrail.scores.ranks import RemovalOrder

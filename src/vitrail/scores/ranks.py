@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
-from vitrail.postprocess import is_constant
+from vitrail.methods.postprocess import is_constant
 
 TieOrder = Literal["random", "raster"]
 RemovalOrder = Literal["morf", "lerf"]

@@ -179,9 +179,9 @@ def class_probability(model: Any, tokenizer: Any, batch_size: int = 8) -> ClassP
         tokenizer: Its fast tokenizer, or a `vitrail.text.TokenizerSettings`, which says how long texts are read.
         batch_size: Most windows in one forward pass.
     """
-    from vitrail.targets import class_scores
+    from vitrail.inputs.targets import class_scores
+    from vitrail.text.prediction import predict_texts
     from vitrail.text.tokens import TokenizerSettings
-    from vitrail.text.windows import predict_texts
 
     reading = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
 

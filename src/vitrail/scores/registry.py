@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from vitrail.errors import OptionError
-from vitrail.plugins import TABLES, load_plugins, refuse_name_clash
+from vitrail.methods.plugins import TABLES, load_plugins, refuse_name_clash
 from vitrail.scores.presets import PRESETS
 
 #: Names of the package's protocols, which no other score may have.

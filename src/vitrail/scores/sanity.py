@@ -28,7 +28,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, ModelError, OptionError
-from vitrail.postprocess import is_constant, normalise
+from vitrail.methods.postprocess import is_constant, normalise
 from vitrail.scores.agreement import spearman
 from vitrail.scores.fills import gaussian_kernel
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.errors import InputError
-from vitrail.postprocess import is_constant, normalise
+from vitrail.methods.postprocess import is_constant, normalise
 from vitrail.scores.statistics import Array, SampleScores, mean_ratio
 
 #: Thresholds of the sweep; a pixel is foreground where its relevance exceeds the threshold.

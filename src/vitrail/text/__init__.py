@@ -8,8 +8,8 @@ from vitrail.text.result import WordRelevance
 from vitrail.text.tokens import TokenizerSettings
 
 if TYPE_CHECKING:
-    from vitrail.text.windows import predict_texts
-    from vitrail.viz.text import html, terminal
+    from vitrail.text.prediction import predict_texts
+    from vitrail.text.rendering import html, terminal
 
 __all__ = ["BERT_VARIANTS", "TokenizerSettings", "WordRelevance", "html", "predict_texts", "terminal"]
 
@@ -20,7 +20,7 @@ BERT_VARIANTS = {
 }
 """Methods whose released code treats BERT differently from images, each with the variant that reproduces it."""
 
-_LAZY = {"html": "vitrail.viz.text", "predict_texts": "vitrail.text.windows", "terminal": "vitrail.viz.text"}
+_LAZY = {"html": "rendering", "predict_texts": "prediction", "terminal": "rendering"}
 
 
 def __getattr__(name: str) -> Any:
@@ -28,5 +28,5 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         from importlib import import_module
 
-        return getattr(import_module(_LAZY[name]), name)
+        return getattr(import_module(f"vitrail.text.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from vitrail.postprocess import normalise
+from vitrail.methods.postprocess import normalise
 from vitrail.text.tokens import EncodedText, Span, word_scores, word_spans
 
 

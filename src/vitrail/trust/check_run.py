@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import VitrailError
-from vitrail.map_source import MapSource, TextSource
+from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.methods import find
 from vitrail.methods.cost import ModelSize
 from vitrail.scores.agreement import spearman

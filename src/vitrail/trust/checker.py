@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vitrail.errors import InputError, OptionError
-from vitrail.map_source import MapSource, TextSource
+from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSettings
 from vitrail.trust.image_check import ImageCheckRun
 from vitrail.trust.map_check import MapChecks

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from vitrail.capture.outputs import class_logits
 from vitrail.errors import ModelError
-from vitrail.map_source import MapSource
+from vitrail.inputs.map_source import MapSource
+from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize, size_of
 from vitrail.scores.sensitivity import RADIUS, noise_samples
-from vitrail.targets import class_scores
 from vitrail.trust.check_run import CheckRun, CheckSettings
 from vitrail.trust.null import moved_maps
 from vitrail.trust.removal import PatchRemoval, log_odds

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from vitrail.errors import InputError, OptionError
-from vitrail.map_source import TextSource
+from vitrail.inputs.map_source import TextSource
+from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize
-from vitrail.targets import class_scores
 from vitrail.trust.check_run import SIGNIFICANT, CheckRun, CheckSettings
 from vitrail.trust.null import shifted_orders
 from vitrail.trust.removal import log_odds

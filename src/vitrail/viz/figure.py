@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vitrail.errors import InputError, require
-from vitrail.postprocess import normalise
+from vitrail.methods.postprocess import normalise
 from vitrail.viz.colormap import colourise, colours, overlay
 from vitrail.viz.types import ExplanationLike
 
@@ -144,7 +144,7 @@ def _targets(explanations: Group | Sequence[Group]) -> tuple[list[Group], list[t
     for group in groups:
         first = next(iter(group.values()))
         if first.rgb_images is None:
-            raise InputError("these are explanations of texts: draw them with vitrail.viz.text.figure")
+            raise InputError("these are explanations of texts: draw them with vitrail.text.rendering.figure")
         targets += [(group, b, k) for b in range(first.maps.shape[0]) for k in range(first.maps.shape[1])]
     return groups, targets
 

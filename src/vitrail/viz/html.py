@@ -59,7 +59,7 @@ def _images(section: ImageSection, k: int) -> list[dict[str, str]]:
     """The input image and the map of each method for one target."""
     first = _first(section)
     if first.rgb_images is None:
-        raise InputError("these are explanations of texts: render them with vitrail.viz.text.html")
+        raise InputError("these are explanations of texts: render them with vitrail.text.rendering.html")
     images = [{"data": _png(to_image(first.rgb_images[0])), "title": "Input", "remark": first.model, "alt": "input"}]
     for name, explanation in section.explanations.items():
         remark = "no relevance" if bool(explanation.constant[0, k]) else section.remarks.get((name, k), "")

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     import numpy as np
     from PIL.Image import Image
 
-    from vitrail.text.result import WordRelevance
-
 
 class ExplanationLike(Protocol):
     """The attributes of `vitrail.Explanation` that are drawn."""
@@ -38,7 +36,7 @@ class ExplanationLike(Protocol):
     @property
     def checks(self) -> Mapping[tuple[int, int], Any]: ...
     @property
-    def text(self) -> tuple[WordRelevance, ...] | None: ...
+    def text(self) -> tuple[Any, ...] | None: ...
 
     def label(self, image: int, k: int) -> str: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
 
@@ -15,7 +16,6 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
-from vitrail import __version__
 from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
 from vitrail.web.events import cancel_abandoned_jobs
@@ -52,8 +52,8 @@ def make_app(
     """
     limits = limits or Limits()
     app = FastAPI(
-        title="Vitrail", version=__version__, description=DESCRIPTION, openapi_url="/api/openapi.json", docs_url=None,
-        redoc_url=None, lifespan=_lifespan,
+        title="Vitrail", version=version("vitrail"), description=DESCRIPTION, openapi_url="/api/openapi.json",
+        docs_url=None, redoc_url=None, lifespan=_lifespan,
     )  # fmt: skip
     app.state.server = ServerState(models, limits)
     app.include_router(router)
@@ -88,7 +88,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 def _render(request: Request, job: str, status: int = 200) -> Response:
     client_of(request)  # sets the cookie
     templates: Jinja2Templates = request.app.state.templates
-    page = templates.TemplateResponse(request, PAGE, {"job": job, "version": __version__}, status)
+    page = templates.TemplateResponse(request, PAGE, {"job": job, "version": version("vitrail")}, status)
     page.headers["Cache-Control"] = "no-store"
     return page
 
@@ -106,7 +106,7 @@ async def _permalink(request: Request, job: str) -> Response:
 
 
 async def _help(_: Request) -> Response:
-    return HTMLResponse(help_page(__version__))
+    return HTMLResponse(help_page(version("vitrail")))
 
 
 async def _reference(request: Request) -> Response:

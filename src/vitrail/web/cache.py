@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from vitrail.explanation import Explanation
+from vitrail.pipeline.explanation import Explanation
 from vitrail.trust.map_check import MapCheck
 from vitrail.web.jobs import Job
 from vitrail.web.validation import RequestedMethod

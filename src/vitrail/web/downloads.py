@@ -10,10 +10,10 @@ from io import BytesIO, StringIO
 from typing import Any
 
 from vitrail.errors import require
-from vitrail.explanation import Explanations
 from vitrail.methods import find
-from vitrail.provenance import versions
-from vitrail.saved_files import slug
+from vitrail.pipeline.explanation import Explanations
+from vitrail.pipeline.provenance import versions
+from vitrail.pipeline.saved_files import slug
 from vitrail.web.cache import CheckCache
 from vitrail.web.encoding import replace_non_finite
 from vitrail.web.errors import ApiError, not_found

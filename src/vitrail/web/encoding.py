@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitrail.explanation import Explanation
+from vitrail.pipeline.explanation import Explanation
 from vitrail.viz.map_encoding import encode_map
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel
 
-from vitrail import __version__
 from vitrail.web.state import ServerState
 
 health_router = APIRouter(prefix="/api")
@@ -43,7 +43,7 @@ async def health(request: Request) -> Any:
     """Return whether the server works, how much is queued, and what it keeps in memory."""
     server: ServerState = request.app.state.server
     return {
-        "version": __version__, "uptime_s": round(monotonic() - _START, 1), "memory_bytes": resident_memory(),
+        "version": version("vitrail"), "uptime_s": round(monotonic() - _START, 1), "memory_bytes": resident_memory(),
         "active_jobs": server.active_jobs, "queued_tasks": len(server.queue), "max_queued_tasks": server.queue.total,
         "stores": server.usage(),
     }  # fmt: skip

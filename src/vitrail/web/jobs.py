@@ -11,7 +11,7 @@ from threading import Event, Lock
 from time import monotonic
 from typing import Any
 
-from vitrail.explanation import Explanation
+from vitrail.pipeline.explanation import Explanation
 from vitrail.web.encoding import replace_non_finite
 from vitrail.web.model import ServedModel
 

@@ -8,12 +8,12 @@ from functools import partial
 from typing import Any
 
 from vitrail.capture.frozen import unwrap
-from vitrail.explain import explain
-from vitrail.explanation import Explanation
-from vitrail.map_source import MapSource, TextSource
+from vitrail.inputs.map_source import MapSource, TextSource
+from vitrail.inputs.targets import Target, contrast
 from vitrail.models import LoadedModel
-from vitrail.targets import Target, contrast
-from vitrail.text.windows import predict_texts
+from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation
+from vitrail.text.prediction import predict_texts
 from vitrail.trust.check_run import BUDGETS, SAME, STABLE, TESTS
 from vitrail.trust.checker import check_maps
 from vitrail.trust.map_check import MapCheck

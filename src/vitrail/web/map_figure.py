@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.explanation import Explanations
+from vitrail.pipeline.explanation import Explanations
 from vitrail.trust.map_check import MapCheck
 from vitrail.viz.colormap import colours
 from vitrail.viz.figure import MAX_COLUMNS, gallery

@@ -22,14 +22,14 @@ from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, VitrailError
-from vitrail.explain import DEFAULT
 from vitrail.methods import METHODS, Method
 from vitrail.methods.cost import size_of
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
-from vitrail.saved_files import slug
+from vitrail.pipeline.explain import DEFAULT
+from vitrail.pipeline.saved_files import slug
+from vitrail.text.prediction import predict_texts
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
-from vitrail.text.windows import predict_texts
 from vitrail.viz.map_encoding import encode_map
 from vitrail.web.model_copies import copy_for_checks, copy_modules
 from vitrail.web.references import paper_of

@@ -14,9 +14,9 @@ from torch import Tensor
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
-from vitrail.explain import explain
-from vitrail.explanation import Explanation, Explanations
-from vitrail.targets import Target, class_scores
+from vitrail.inputs.targets import Target, class_scores
+from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.web.cache import BoundedStore, MapCache
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from vitrail.errors import VitrailError
-from vitrail.explanation import Explanation, Explanations
+from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.trust.map_check import MapCheck

@@ -1,0 +1,153 @@
+"""Linear layers with adapters (LoRA, DoRA) as the one linear map they are.
+
+An unmerged adapter adds a second path to a linear layer. What the layer computes is still one affine map, and methods
+that read its weight or propagate relevance through it need that map. While a model is read, such layers run with their
+effective weight, found by passing the unit vectors through them; nothing in the layer itself is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.fast import recordings
+from vitrail.fast.module_walk import modules_of, tensors_of
+
+#: Modules an adapted layer may be made of.
+_PLAIN = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
+_Weights = tuple[Tensor, Tensor]
+_known: WeakKeyDictionary[nn.Module, tuple[Any, _Weights | None]] = WeakKeyDictionary()
+_candidates_of: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
+
+
+@contextmanager
+def merged_linears(model: nn.Module) -> Iterator[None]:
+    """Run linear layers with adapters as one linear map with their effective weight and bias.
+
+    Example:
+        >>> class Adapted(nn.Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.base, self.down, self.up = nn.Linear(4, 4), nn.Linear(4, 1, False), nn.Linear(1, 4, False)
+        ...     def forward(self, x):
+        ...         return self.base(x) + 2 * self.up(self.down(x))
+        >>> layer, x = Adapted().eval(), torch.randn(3, 4)
+        >>> before = layer(x)
+        >>> with merged_linears(layer):
+        ...     bool(torch.allclose(layer(x), before, atol=1e-6)), "forward" in vars(layer)
+        (True, True)
+        >>> "forward" in vars(layer)
+        False
+    """
+    changed: list[nn.Module] = []
+    try:
+        for module in _candidates(model):
+            found = _effective(module)
+            if found is not None:
+                recordings.keep(*found)
+                module.__dict__["forward"] = _linear(*found)
+                changed.append(module)
+        yield
+    finally:
+        for module in changed:
+            module.__dict__.pop("forward", None)
+
+
+def _linear(weight: Tensor, bias: Tensor) -> Any:
+    def forward(x: Tensor, *_: Any, **__: Any) -> Tensor:
+        return F.linear(x, weight.to(x), bias.to(x))
+
+    return forward
+
+
+def _candidates(model: nn.Module) -> list[nn.Module]:
+    """Modules made of linear layers alone that hold more parameters than one linear layer; the outermost of them."""
+    modules = hash(tuple(map(id, modules_of(model))))
+    kept = _candidates_of.get(model)
+    if kept is None or kept[0] != modules:
+        kept = (modules, _search(model))
+        _candidates_of[model] = kept
+    return kept[1]
+
+
+def _search(model: nn.Module) -> list[nn.Module]:
+    found: list[nn.Module] = []
+    inside: set[int] = set()
+    for module in model.modules():
+        if id(module) in inside or isinstance(module, _PLAIN) or "forward" in vars(module):
+            continue
+        linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
+        adapted = isinstance(getattr(module, "base_layer", None), nn.Linear)
+        if not linears or (not adapted and not _all_plain(module)):
+            continue
+        tensors = list(module.parameters())
+        if len(tensors) < 2 + int(linears[0].bias is not None) and not adapted:
+            continue
+        found.append(module)
+        inside.update(id(m) for m in module.modules())
+    return found
+
+
+def _all_plain(module: nn.Module) -> bool:
+    return all(isinstance(m, _PLAIN) for m in module.modules() if m is not module)
+
+
+def _effective(module: nn.Module) -> _Weights | None:
+    """Effective weight and bias of a module if it is an affine map of its last axis, else None; cached by version."""
+    tensors = tensors_of(modules_of(module))
+    state = (
+        tuple((id(t), t._version if not t.is_inference() else 0) for t in tensors),  # noqa: SLF001
+        tuple(sorted((k, str(v)) for k, v in vars(module).items() if isinstance(v, bool | int | float | str | list))),
+    )
+    kept = _known.get(module)
+    if kept is None or kept[0] != state:
+        kept = (state, _measure(module))
+        _known[module] = kept
+    return kept[1]
+
+
+def _measure(module: nn.Module) -> _Weights | None:
+    linear = getattr(module, "base_layer", None)
+    if not isinstance(linear, nn.Linear):
+        linear = next(m for m in module.modules() if isinstance(m, nn.Linear))
+    weight = linear.weight
+    if not weight.is_floating_point():
+        return None
+    width = linear.in_features
+    trial = torch.randn(2, width, generator=torch.Generator().manual_seed(0)).to(weight)
+    trial = torch.cat([trial.new_zeros(1, width), trial, trial.sum(0, keepdim=True)])
+    few = _run(module, trial)
+    tolerance = 1e-2 if weight.dtype in (torch.float16, torch.bfloat16) else 1e-4
+    alone = _run(module, trial[1:2])
+    if few is None or alone is None:
+        return None
+    # A linear layer treats rows one by one; attention that is still almost uniform would pass for linear otherwise.
+    affine = (few[1] + few[2] - few[0] - few[3]).abs().max()
+    mixed = (few[1] - alone[0]).abs().max()
+    if float(torch.maximum(affine, mixed)) > tolerance * float((few - few[0]).abs().max()):
+        return None
+    out = _run(module, torch.cat([torch.eye(width, dtype=weight.dtype, device=weight.device), trial]))
+    if out is None:
+        return None
+    bias = out[width]
+    effective = (out[:width] - bias).mT.contiguous()
+    with torch.no_grad():
+        error = (F.linear(trial, effective, bias) - out[width:]).abs().max()
+    return (effective, bias) if float(error) <= tolerance * float(out.abs().max()) else None
+
+
+def _run(module: nn.Module, rows: Tensor) -> Tensor | None:
+    """The module's result for some rows, or None where it takes or gives something else."""
+    try:
+        with torch.no_grad(), torch.autocast(rows.device.type, enabled=False):
+            out = module(rows[None])
+    except Exception:  # noqa: BLE001 - a module that cannot be called with one tensor is no linear layer
+        return None
+    fits = isinstance(out, Tensor) and out.dim() == 3 and out.shape[:2] == (1, len(rows))
+    return out[0] if fits else None

@@ -1,0 +1,1 @@
+"""Everything that exists for speed: recorded passes, split products, kernels, compiled models and their switches."""

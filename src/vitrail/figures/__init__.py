@@ -1,8 +1,0 @@
-"""The papers' figures, drawn for any model and images."""
-
-# isort: off
-from vitrail.figures import vtranm, gradtoken, vitcx  # the order of the registry
-from vitrail.figures.registry import FIGURES, FigureEntry, Progress, draw, find_figure
-# isort: on
-
-__all__ = ["FIGURES", "FigureEntry", "Progress", "draw", "find_figure", "gradtoken", "vitcx", "vtranm"]

@@ -1,0 +1,1 @@
+"""What the user passed, described: inputs, outputs and targets."""

@@ -1,6 +1,0 @@
-"""Interfaces to Captum, Quantus and pytorch-grad-cam. None of these libraries is imported."""
-
-from vitrail.integrations.captum import Attribution, as_maps
-from vitrail.integrations.quantus import explain_func
-
-__all__ = ["Attribution", "as_maps", "explain_func"]

@@ -1,0 +1,63 @@
+"""The surrogate: a copy of the model, fine-tuned to predict from some of the patches what the model predicts from all.
+
+A model was trained on whole images, so its predictions on parts of them are arbitrary. The surrogate's prediction on a
+coalition approximates the model's expected prediction given these patches, and is the value of the coalition.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.errors import ModelError
+from vitrail.methods.shapley_explainer.coalition_masking import CoalitionMasking, split_patches, uniform_sizes
+
+
+def trainable_copy(model: nn.Module) -> nn.Module:
+    """Copy a model in single precision and evaluation mode, with all floating-point parameters trainable.
+
+    Raises:
+        ModelError: The model cannot be copied.
+    """
+    try:
+        copy = deepcopy(model).float().eval()
+    except (RuntimeError, TypeError, NotImplementedError) as error:
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied ({str(error).splitlines()[0]}): use a model with plain weights"
+        ) from error
+    for parameter in copy.parameters():
+        parameter.requires_grad_(parameter.is_floating_point())
+    return copy
+
+
+def surrogate_loss(
+    masking: CoalitionMasking,
+    model: nn.Module,
+    surrogate: nn.Module,
+    images: Tensor,
+    groups: int,
+    generator: torch.Generator,
+) -> Tensor:
+    """Mean KL divergence of the surrogate's predictions on random coalitions from the model's on whole images.
+
+    Coalition sizes are uniform on 0 … S. Images are split into groups of one size, so that batches have no padding.
+
+    Args:
+        masking: How patches are hidden.
+        model: The model to explain.
+        surrogate: The copy that is trained.
+        images: Shape (b, channels, height, width).
+        groups: Number of coalition sizes.
+        generator: Source of the random numbers.
+    """
+    expected = masking.probabilities(model, images)
+    sizes = uniform_sizes(masking.players, min(groups, len(images)), generator)
+    losses = []
+    for rows, size in zip(torch.arange(len(images), device=images.device).tensor_split(len(sizes)), sizes, strict=True):
+        keep, _ = split_patches(len(rows), masking.players, size, generator)
+        predicted = masking.logits(surrogate, images[rows], keep).float().log_softmax(-1)
+        losses.append(F.kl_div(predicted, expected[rows], reduction="sum"))
+    return torch.stack(losses).sum() / len(images)

@@ -1,0 +1,1 @@
+"""One call of `vitrail.explain`, from its arguments to its result."""
