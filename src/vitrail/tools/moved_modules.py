@@ -36,7 +36,7 @@ def keep_documented_paths() -> None:
     """Make the documented paths importable.
 
     Example:
-        >>> from vitrail.tools.integrations import Attribution
+        >>> from vitrail.integrations import Attribution
         >>> Attribution.__module__
         'vitrail.tools.integrations.captum'
     """
