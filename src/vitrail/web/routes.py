@@ -20,7 +20,7 @@ from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
 from vitrail.web.middleware import COOKIE
 from vitrail.web.model import ServedModel, attention_from
-from vitrail.web.originals import geometry_json
+from vitrail.web.originals import enlargement_notes, geometry_json
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.state import Client, ServerState, StoredImage
 from vitrail.web.validation import check_contrast, check_methods, check_targets
@@ -100,8 +100,11 @@ async def sample_png(request: Request, sample: str, model: Model) -> Response:
 
 
 def _image_json(image: StoredImage, served: ServedModel | None) -> dict[str, Any]:
-    seen = None if served is None else geometry_json(served, image.width, image.height)
-    return {"picture": image.id, "width": image.width, "height": image.height, "notes": list(image.notes),
+    seen, notes = None, list(image.notes)
+    if served is not None:
+        seen = geometry_json(served, image.width, image.height)
+        notes += enlargement_notes(served, image.width, image.height)
+    return {"picture": image.id, "width": image.width, "height": image.height, "notes": notes,
             "geometry": seen}  # fmt: skip
 
 

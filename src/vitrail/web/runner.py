@@ -27,6 +27,8 @@ from vitrail.web.validation import RequestedMethod
 
 #: Minimum time between two progress updates, in seconds.
 PROGRESS_INTERVAL = 0.15
+#: Share of the images after which the time left is reported.
+MIN_SHARE = 0.1
 #: Levels of a curve that are computed before an update.
 LEVELS_PER_UPDATE = 5
 
@@ -249,23 +251,30 @@ class JobRunner:
     def _progress(self, items: Sequence[JobItem], total: int, is_long: bool, done: int = 0) -> Callable[[int], None]:
         """Build the function called after each batch: it reports progress, and raises if the job must stop.
 
-        In a long method it also lets other clients run; their time is not counted. The time left follows
-        from the images evaluated so far.
+        In a long method it also lets other clients run; their time is not counted. The time left follows from the
+        images evaluated since the first batch, which also pays for copies and recordings of the model. It is unknown
+        until a tenth of the images is evaluated.
         """
-        last_update, seconds, start, first = 0.0, 0.0, monotonic(), done
+        last_update, seconds, start = 0.0, 0.0, monotonic()
+        first: tuple[int, float] | None = None
 
         def advance(images: int) -> None:
-            nonlocal done, last_update, seconds, start
+            nonlocal done, last_update, seconds, start, first
             self._check_cancelled()
             done += images
             now = monotonic()
             seconds, self._total_seconds = seconds + now - start, self._total_seconds + now - start
             self._check_time(items[0].method, seconds)
+            if first is None:
+                first = (done, seconds)
+            evaluated = done - first[0]
+            is_known = evaluated >= MIN_SHARE * total
+            left = max(0.0, (seconds - first[1]) * (total - done) / evaluated) if is_known else None
             if now - last_update > PROGRESS_INTERVAL:
                 last_update = now
                 for item in items:
                     item.progress = min(0.99, done / total)
-                    item.result["seconds_left"] = max(0.0, seconds * (total - done) / max(1, done - first))
+                    item.result["seconds_left"] = left
                 self.job.notify(*items)
             if is_long:
                 self.queue.between_batches(self.job.served.has_own_copies)

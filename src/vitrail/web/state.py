@@ -201,9 +201,16 @@ class ServerState:
     def start(self, job: Job, methods: Sequence[RequestedMethod], client: Client) -> Job:
         """Queue a job; if its results are known, it does not wait for those that run a model.
 
+        Returns:
+            The job, or an equal one of the same client that nobody follows at the moment: a page that was reloaded
+            continues with the job that it has started.
+
         Raises:
             ApiError: 503, the queue is full.
         """
+        if (same := self._abandoned(job)) is not None:
+            same.followed_at = monotonic()
+            return same
         runner = JobRunner(job, methods, self.queue, self.limits, self.batches, self.check_cache)
         task = QueuedTask(client.key, deque(runner.steps), lambda problem: self._finish(job, problem))
         with self._lock:
@@ -215,6 +222,16 @@ class ServerState:
                 del self._active[job.id]
             raise
         return job
+
+    def _abandoned(self, job: Job) -> Job | None:
+        """An unfinished job of the same client that asks for the same and that nobody follows."""
+        with self._lock:
+            active = [one for one, _ in self._active.values()]
+        for one in active:
+            is_free = not one.followers and not one.finished and not one.cancelled.is_set()
+            if is_free and one.owners & job.owners and one.request_key == job.request_key:
+                return one
+        return None
 
     def cancel(self, job: Job) -> None:
         """Cancel a job: a queued one at once, a running one after the current batch."""
