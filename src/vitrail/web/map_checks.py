@@ -97,7 +97,7 @@ def check_json(check: MapCheck) -> dict[str, Any]:
     correlations = [
         {"test": test, "with": CORRELATIONS[test].format(other=check.other_class), "value": value,
          "good": value >= STABLE if test in ("noise", "seed") else value <= SAME,
-         "range": f"good from {STABLE:g}" if test in ("noise", "seed") else f"good up to {SAME:g}"}
+         "range": f"{STABLE:g} or more" if test in ("noise", "seed") else f"{SAME:g} or less"}
         for test, value in found.items() if value is not None
     ]  # fmt: skip
     return {

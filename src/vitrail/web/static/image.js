@@ -11,10 +11,13 @@ import { addControls, showClassChoice, showStyle } from "./controls.js";
 import { Curves } from "./curves.js";
 import { hideAlert, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
+import { closeDrawer } from "./drawer.js";
 import { headline, tableHeadline } from "./headline.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { MethodPicker } from "./methods.js";
+import { showRecent } from "./recent.js";
+import { uploadReduced } from "./shrink.js";
 import { addImageSources, addThumbnails, markSample } from "./sources.js";
 import { findFile, keepFile } from "./uploads.js";
 import { TableViews } from "./views.js";
@@ -134,7 +137,7 @@ export class ImagePanel {
       showStyle(this.style);
     }
     if (!known) this.classes.setModel(model);
-    this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
+    this.rejected = this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
     this.views.setModels(models, model, state);
     let loadThumbnails = () => {};
     if (!known) {
@@ -161,10 +164,14 @@ export class ImagePanel {
   async #addSamples() {
     const samples = await api.samples(this.model.id);
     this.firstSample = samples[0]?.id;
-    return addThumbnails(samples, (id) => this.#open({ sample: id }, { push: true }));
+    return addThumbnails(samples, (id) => {
+      closeDrawer();
+      this.#open({ sample: id }, { push: true });
+    });
   }
 
   async upload(file) {
+    closeDrawer();
     await this.#open({ file }, { push: true });
   }
 
@@ -195,9 +202,9 @@ export class ImagePanel {
     const { id } = this.model;
     if (sample) return [await api.useSample(id, sample), { sample }];
     if (file) {
-      const stored = await api.upload(id, file);
-      keepFile(stored.picture, file);
-      return [stored, { file }];
+      const { stored, sent } = await uploadReduced(file, (one) => api.upload(id, one));
+      await keepFile(stored.picture, sent);
+      return [stored, { file: sent }];
     }
     const kept = await findFile(image);
     try {
@@ -240,6 +247,7 @@ export class ImagePanel {
     this.root.classList.remove("empty");
     find("notice").hidden = true;
     markSample(source.sample ?? null);
+    showRecent(find("recent"), (file) => this.upload(file), image.id);
     this.#showNotes([...(stored.notes ?? []), ...(stored.geometry.cropped ? [stored.geometry.text] : [])]);
     if (!isSame || job) {
       this.curves.clear();
@@ -390,6 +398,7 @@ export class ImagePanel {
   #drawStatus(methods, heading) {
     find("question").replaceChildren(...heading.nodes);
     document.title = `${heading.text} Vitrail`;
+    setText(find("intro-class"), this.classes.predicted ? this.classes.name(this.classes.predicted.index) : "its class");
     const itemsOf = (method) => this.keys.map((t) => this.jobs.item(method.spec, t)).filter(Boolean);
     const states = methods.map((method) => combinedState(itemsOf(method)));
     const open = states.filter((state) => state === "running" || state === "queued").length;

@@ -68,11 +68,9 @@ export class MethodPicker {
       el("div", { class: "row" }, fast, defaultOnly),
     );
     root.append(this.collapsible);
-    // On a phone, the open list would push the image off the screen.
-    if (matchMedia("(max-width: 46rem)").matches) this.collapsible.open = false;
   }
 
-  /** Show the methods of a model; keep the selection where the methods apply. */
+  /** Show the methods of a model; keep the selection where the methods apply. Returns those given that do not. */
   setModel(model, specs) {
     this.model = model;
     const applies = (spec) => model.methods.some((m) => m.name === spec.split(":")[0] && m.works);
@@ -80,6 +78,7 @@ export class MethodPicker {
     const kept = [...new Set(requested)].filter(applies);
     this.specs = kept.length ? kept : [model.default];
     this.#draw();
+    return specs ? [...new Set(specs)].filter((spec) => !kept.includes(spec)) : [];
   }
 
   /** The registry entry of a method, with its options as text. */
