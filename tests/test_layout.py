@@ -1,4 +1,4 @@
-"""Layout of the package: no import cycles, one name per class, plain file and function names."""
+"""Layout of the package and of its tests: import order, one name per class, plain names, tests in the same folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1] / "src" / "vitrail"
+TESTS = Path(__file__).resolve().parent
+ROOT = TESTS.parent / "src" / "vitrail"
 
 
 #: File names that occur in several folders, each with the reason.
@@ -31,6 +32,35 @@ REPEATED_FILES = {
     "gradtoken.py": "a method and the figures of its paper",
     "registry.py": "the registry of methods and the registry of figures",
     "vtranm.py": "a method and the figures of its paper",
+}
+
+#: Folders of tests that belong to no package.
+OTHER_TESTS = {
+    "battery": "one set of checks over many models or methods",
+    "replicas": "slow implementations of the methods, written from the papers",
+    "repository": "checks of committed text, results and scripts",
+    "zoo": "models with the expected result of each",
+}
+
+#: Test files that are named after no module of their package, each with the reason.
+OTHER_TEST_FILES = {
+    "bench/report/test_report.py": "the report of a run as a whole",
+    "bench/test_failures.py": "failures in any part of a run",
+    "bench/test_interruption.py": "interrupted and resumed runs",
+    "capture/test_refusals.py": "error messages of all modules",
+    "cli/test_failures.py": "errors of all commands",
+    "cli/test_weights.py": "one option of several commands",
+    "fast/test_recorded_texts.py": "recordings of text models",
+    "lrp/test_half_precision.py": "all rules in half precision",
+    "methods/test_perturbation.py": "all perturbation methods",
+    "models/test_embedded.py": "the weights in the package",
+    "scores/test_localisation.py": "segmentation, pointing and selectivity",
+    "scores/test_scores.py": "complexity, agreement and what all scores share",
+    "text/test_texts.py": "explaining texts as a whole",
+    "web/test_browser.py": "the page in a browser",
+    "web/test_connection.py": "the page in a browser",
+    "web/test_page.py": "the page in a browser",
+    "web/test_page_api.py": "the requests of the page",
 }
 
 #: Words that do not say what a thing is, as names of files, classes and functions.
@@ -209,3 +239,35 @@ def test_names_say_what_things_are(kind):
         (module, name) for module, its_kind, name in names if its_kind == kind and name.lower().strip("_") in UNCLEAR
     ]
     assert not unclear
+
+
+def source_names(folder: str) -> set[str]:
+    """Names of the modules and packages in a folder of the package, without leading underscores."""
+    paths = (ROOT / folder).iterdir()
+    return {p.stem.lstrip("_") for p in paths if p.suffix == ".py" or (p / "__init__.py").is_file()}
+
+
+def package_tests() -> list[Path]:
+    """Test files in the folders of packages, relative to the folder of tests."""
+    paths = [path.relative_to(TESTS) for path in sorted(TESTS.rglob("test_*.py"))]
+    return [path for path in paths if len(path.parts) > 1 and path.parts[0] not in OTHER_TESTS]
+
+
+def test_tests_are_in_the_folder_of_the_package_they_test():
+    folders = {path.parent for path in package_tests()}
+    assert not {folder.as_posix() for folder in folders if not (ROOT / folder / "__init__.py").is_file()}
+    assert {path.name for path in TESTS.glob("test_*.py")} == {"test_layout.py"}
+
+
+def test_test_files_are_named_after_the_module_they_test():
+    other = {
+        path.as_posix()
+        for path in package_tests()
+        if path.stem.removeprefix("test_") not in source_names(path.parent.as_posix())
+    }
+    assert other == set(OTHER_TEST_FILES), "rename the file, or list it in OTHER_TEST_FILES with the reason"
+
+
+def test_every_package_has_tests():
+    packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
+    assert not {name for name in packages if not list((TESTS / name).glob("test_*.py"))}

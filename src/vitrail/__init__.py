@@ -9,6 +9,7 @@ torch.Size([1, 1, 32, 32])
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.fast import unchanged
 from vitrail.inputs.targets import contrast, similarity
 from vitrail.methods.plugins import load_plugins
 from vitrail.methods.registry import METHODS, Method
@@ -40,6 +41,7 @@ __all__ = [
     "load",
     "methods",
     "similarity",
+    "unchanged",
 ]  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.errors import InputError, ModelError, NotApplicableError, TargetError, VitrailError
-from vitrail.fast import recordings
 
 #: The output of tokenizers that says which tokens they have added.
 SPECIAL_TOKENS = "special_tokens_mask"
@@ -90,7 +90,7 @@ class ModelInputs:
         if self.image is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
             return None
         valid = mask.bool()
-        return valid if recordings.recording() or not bool(valid.all()) else None
+        return valid if fast.recording() or not bool(valid.all()) else None
 
     def embedded(self, rows: Tensor, layer: nn.Module, vectors: Tensor) -> ModelInputs:
         """Some of the texts by index, any of them as often as it is named, with vectors in place of embedded words.

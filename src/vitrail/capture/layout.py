@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.errors import ModelError
-from vitrail.fast import recordings
 
 READOUTS = {
     "cls": "the CLS token",
@@ -143,7 +143,7 @@ class Layout:
 def index_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices on a device; kept, because copying them there makes a GPU wait."""
     found = _index_tensor(indices, device)
-    recordings.keep(found)
+    fast.keep(found)
     return found
 
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.fast import recordings
+from vitrail import fast
 from vitrail.fast.module_walk import modules_of, tensors_of
 
 #: Modules an adapted layer may be made of.
@@ -50,7 +50,7 @@ def merged_linears(model: nn.Module) -> Iterator[None]:
         for module in _candidates(model):
             found = _effective(module)
             if found is not None:
-                recordings.keep(*found)
+                fast.keep(*found)
                 module.__dict__["forward"] = _linear(*found)
                 changed.append(module)
         yield

@@ -1,38 +1,73 @@
-"""Forward passes without gradients that were recorded as CUDA graphs: of the inputs, and of perturbed images."""
+"""Forward passes without gradients that are recorded on a GPU: of the inputs, and of perturbed images."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs, logits_of, run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits, output_count
 from vitrail.capture.trace import Needs
-from vitrail.fast import recordings
-from vitrail.fast.split_products import split_products
 
 #: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
 #: model is in half precision, in which a GPU computes several times as fast.
 MOST_NUMBERS = {False: 2**22, True: 2**24}
 #: Batches are filled up to a multiple of this size, so that a few recordings serve all.
 MULTIPLE = 8
+#: Largest difference between the outputs of a replay and of the model as it is, as a share of the largest output. A
+#: recorded pass computes attention and large products in another order, so the outputs agree to rounding only.
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
 
-def pays(structure: ModelStructure, batch: int, dtype: torch.dtype) -> bool:
-    """Whether a pass over this many inputs is worth a recording."""
+def worth_recording(structure: ModelStructure, batch: int, dtype: torch.dtype) -> bool:
+    """Whether launching a pass over this many inputs takes a good part of its time."""
     tokens = max((layer.size[1] for layer in structure.layers), default=0)
     return batch * tokens * structure.width <= MOST_NUMBERS[dtype in (torch.bfloat16, torch.float16)]
 
 
+def as_the_model_is(model: nn.Module, model_inputs: ModelInputs, index: int = 0) -> Callable[[list[Tensor]], Tensor]:
+    """Function that compares one result of a replay with the class scores of the model as it is, on the device.
+
+    Args:
+        model: The model; it runs once, without gradients.
+        model_inputs: Inputs of the replay.
+        index: Which result of the replay holds the class scores as logits.
+    """
+
+    def confirm(results: list[Tensor]) -> Tensor:
+        with frozen(model, merge=False), torch.no_grad():
+            output = run_model(model, model_inputs)
+        logits = class_logits(model, output)
+        return same_to_rounding(results[index], logits)
+
+    return confirm
+
+
+def same_to_rounding(replayed: Tensor, scores: Tensor | None) -> Tensor:
+    """Whether two tensors agree to `ROUNDING`, as a tensor on their device.
+
+    Example:
+        >>> scores = torch.tensor([[2.0, -1.0]])
+        >>> bool(same_to_rounding(scores, scores + 1e-5)), bool(same_to_rounding(scores, scores + 1e-2))
+        (True, False)
+    """
+    if scores is None or scores.shape != replayed.shape:
+        return torch.zeros((), dtype=torch.bool, device=replayed.device)
+    share = max(ROUNDING.get(t.dtype, 1e-4) for t in (replayed, scores))
+    expected = scores.to(replayed.dtype)
+    return (replayed - expected).abs().max() <= share * expected.abs().max()
+
+
 def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor) -> Tensor | None:
-    """What the model says of images, shape (N, C), without gradients; None where the pass is not to be recorded.
+    """Class scores of images, shape (N, C), without gradients; None where the pass is not recorded.
 
     Args:
         model: A model that takes images alone.
@@ -43,26 +78,31 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
         return None
     count = len(images)
     filled = -(-count // MULTIPLE) * MULTIPLE
-    if not count or not pays(structure, filled, images.dtype):
+    if not count or not worth_recording(structure, filled, images.dtype):
         return None
-    if not recordings.recordable(model, [images]):
+    if not fast.recordable(model, [images]):
         return None
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], ModelStructure]:
-        with frozen(model), torch.no_grad(), split_products(given[0].device):
+        with frozen(model), torch.no_grad(), fast.split_products(given[0].device):
             scores = logits_of(model(given[0]))
         assert scores is not None
-        return [scores], structure  # kept with the recording, lest another structure come to have its id
+        return [scores], structure  # keeps the structure alive so that its id is not reused
+
+    def confirm(results: list[Tensor]) -> Tensor:
+        with frozen(model, merge=False), torch.no_grad():
+            return same_to_rounding(results[0], logits_of(model(padded)))
 
     padded = torch.cat([images, images[-1:].expand(filled - count, -1, -1, -1)]) if filled > count else images
-    (scores,), _ = recordings.run(model, ("scores", id(structure)), [padded.contiguous()], compute)
+    padded = padded.contiguous()
+    (scores,), _ = fast.run_recorded(model, ("scores", id(structure)), [padded], compute, confirm)
     return scores[:count]
 
 
 def recorded_pass(
     model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, needs: Sequence[Needs]
 ) -> ForwardPass | None:
-    """A forward pass of which class scores and some tensors are read; None where it is not to be recorded.
+    """A forward pass that keeps class scores and some tensors; None where it is not recorded.
 
     The class scores are all that is left of the model's output.
 
@@ -75,22 +115,27 @@ def recorded_pass(
     image = model_inputs.image
     if image is None or not model_inputs.only_image or output_count(model) is None or structure.kind != "plain":
         return None
-    if not pays(structure, len(image), image.dtype):
+    if not worth_recording(structure, len(image), image.dtype):
         return None
-    if not recordings.recordable(model, [image]):
+    if not fast.recordable(model, [image]):
         return None
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
-        own = model_inputs.swap(image, given[0])
+        swapped = model_inputs.swap(image, given[0])
         if any(needs):
-            with forward_pass(model, own, structure, needs) as one, torch.no_grad():
+            with forward_pass(model, swapped, structure, needs) as one, torch.no_grad():
                 return _tensors_of(one)
-        return _tensors_of(forward_only(model, own, structure))
+        return _tensors_of(forward_only(model, swapped, structure))
+
+    def confirm(results: list[Tensor]) -> Tensor:
+        with frozen(model, merge=False), torch.no_grad():
+            return same_to_rounding(results[0], logits_of(run_model(model, model_inputs)))
 
     asked = tuple(tuple((kind, where.start, where.stop) for kind, where in need.items()) for need in needs)
-    (scores, *kept), (one, places) = recordings.run(model, ("pass", id(structure), asked), [image], compute)
+    key = ("pass", id(structure), asked)
+    (scores, *kept), (one, locations) = fast.run_recorded(model, key, [image], compute, confirm)
     tensors: dict[int, dict[str, Any]] = {}
-    for (index, name), tensor in zip(places, kept, strict=True):
+    for (index, name), tensor in zip(locations, kept, strict=True):
         tensors.setdefault(index, {})[name] = tensor
     blocks = tuple(block.having(**tensors.get(i, {})) for i, block in enumerate(one.blocks))
     return replace(one, output=scores, logits=class_logits(model, scores), blocks=blocks)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of
@@ -29,7 +30,6 @@ from vitrail.capture.structure_checks import (
 )
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, TargetError
-from vitrail.fast import split_products
 from vitrail.fast.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
@@ -88,7 +88,7 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     cuda = torch.backends.cuda
     switches: tuple[Any, ...] = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
     kernels = tuple(switch() for switch in switches)
-    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, split_products.switched_on())
+    exact = (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32, fast.split_products_enabled())
     return (cast, kernels, exact, torch.are_deterministic_algorithms_enabled())
 
 

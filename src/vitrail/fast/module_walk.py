@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
+from torch.nn.modules import module as module_hooks
 
 #: The version of a tensor, for which torch has no public name.
 _get_version = attrgetter("_version")
@@ -28,8 +29,8 @@ class _Found(threading.local):
 _found = _Found()
 
 
-def looks_once(call: Callable[P, R]) -> Callable[P, R]:
-    """Let a function that changes no module look at each model once, see `once`. A call inside it looks again."""
+def cached_per_call(call: Callable[P, R]) -> Callable[P, R]:
+    """Let a function that changes no module look at each model once, see `call_cache`. A call inside it looks again."""
 
     @wraps(call)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,8 +43,8 @@ def looks_once(call: Callable[P, R]) -> Callable[P, R]:
     return run
 
 
-def once(what: str, model: nn.Module, find: Callable[[nn.Module], T]) -> T:
-    """What ``find`` says of a model; asked once in a call of a function that `looks_once`."""
+def call_cache(what: str, model: nn.Module, find: Callable[[nn.Module], T]) -> T:
+    """What ``find`` says of a model; asked once in a call of a function that `cached_per_call`."""
     known = _found.values
     if known is None:
         return find(model)
@@ -62,7 +63,7 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
         >>> modules_of(model) == list(model.modules())
         True
     """
-    return once("modules", model, _walk)[0]
+    return call_cache("modules", model, _walk)[0]
 
 
 def weights_of(model: nn.Module) -> list[Tensor]:
@@ -72,12 +73,12 @@ def weights_of(model: nn.Module) -> list[Tensor]:
         >>> [tuple(t.shape) for t in weights_of(nn.Sequential(nn.Linear(2, 3)))]
         [(3, 2), (3,)]
     """
-    return once("modules", model, _walk)[1]
+    return call_cache("modules", model, _walk)[1]
 
 
 def weights_state(model: nn.Module) -> tuple[int, ...]:
     """Identity, version and place of each tensor, which change when weights are trained, loaded or swapped."""
-    return once("weights", model, _weights_state)
+    return call_cache("weights", model, _weights_state)
 
 
 def _weights_state(model: nn.Module) -> tuple[int, ...]:
@@ -119,3 +120,27 @@ def tensors_of(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
             for tensor in held.values():
                 if tensor is not None:
                     yield tensor
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_ALL_MODULES = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
+
+
+def has_hooks(model: nn.Module) -> bool:
+    """Whether hooks run inside a model's calls.
+
+    Example:
+        >>> model = nn.Sequential(nn.ReLU())
+        >>> has_hooks(model)
+        False
+        >>> handle = model[0].register_forward_hook(lambda *_: None)
+        >>> has_hooks(model)
+        True
+    """
+    return call_cache("hooks", model, _has_hooks)
+
+
+def _has_hooks(model: nn.Module) -> bool:
+    if any(getattr(module_hooks, name, None) for name in _HOOKS_OF_ALL_MODULES):
+        return True
+    return any(module.__dict__[name] for module in modules_of(model) for name in _HOOKS)

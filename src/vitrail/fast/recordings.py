@@ -1,13 +1,16 @@
 """Replay passes that were recorded as CUDA graphs.
 
 For a few images a GPU waits for Python: launching the kernels of a pass takes longer than running them. A pass that is
-run again with inputs of the same shapes is therefore recorded and replayed with one launch. A recording is used only
-while nothing that Python decides can differ: the same module objects, parameters, attributes and forward functions, no
-hooks, no random numbers, no other modes. What cannot be recorded, because it waits for results on the way, runs as
-before. ``VITRAIL_CUDA_GRAPHS=0`` switches recording off.
+run again with inputs of the same shapes is therefore recorded and replayed with one launch. Passes of
+models with hooks are not recorded, nor passes under other modes, nor passes that draw random numbers or wait for
+results.
+``VITRAIL_CUDA_GRAPHS=0`` switches recording off.
 
-A replay reads memory at fixed addresses. Tensors that are neither weights nor made in the pass are kept with its
-recording (`keep`); that weights lie where they did is part of the key.
+A recording may be out of date, since a model can change in ways that nothing records. So a replay is confirmed: the
+caller also runs the model as it is and compares the outputs. If they differ, the recording is dropped and the pass is
+computed. Inside `vitrail.fast.unchanged` each recording is confirmed when it is first replayed.
+
+A replay reads memory at fixed addresses, so a recording keeps every tensor alive that its pass read and did not make.
 """
 
 from __future__ import annotations
@@ -19,27 +22,33 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
+from torch.utils._pytree import tree_leaves
 
-from vitrail.fast.module_state import module_state
+from vitrail.fast.module_walk import has_hooks, weights_of
 from vitrail.fast.switches import plain
+from vitrail.fast.unchanged import Promise, promise_of
 
 Extra = TypeVar("Extra")
 #: From inputs to result tensors, and whatever does not depend on the values of the inputs.
 Compute = Callable[[Sequence[Tensor]], tuple[list[Tensor], Extra]]
+#: From results of a replay to a boolean on their device: whether the model as it is gives the same.
+Confirm = Callable[[list[Tensor]], Tensor | bool]
 #: Recordings kept for each model, and passes of which it is known whether they can be recorded.
 MOST_RECORDINGS, MOST_KNOWN = 32, 128
-#: A pass is recorded in its second run; one whose recording was dropped, after this many more; others never.
-AGAIN, NEVER = 16, 2**62
+#: A pass is recorded in its second run; one whose recording was dropped for lack of memory, after more runs.
+RUNS_AFTER_DROPPED, NOT_RECORDABLE = 16, 2**62
 #: A model with this many passes has inputs of many shapes, such as texts: others are recorded after a few more runs, as
 #: a recording takes longer than a pass and may never be replayed.
-MANY_PASSES, LATER = 16, 4
+MANY_PASSES, RUNS_BEFORE_RECORDING = 16, 4
+#: A pass whose recording was out of date this often belongs to a model that changes: it is not recorded again.
+MOST_OUT_OF_DATE = 3
 #: Share of a device's memory that all recordings may hold.
 MEMORY_SHARE = 1 / 16
 #: Environment variable; 0 switches recording off.
@@ -48,29 +57,19 @@ _DEVICES = ("cuda",)
 _SWITCHED_OFF = "recording is switched off"
 
 
-class _UnderWay(threading.local):
-    """What this thread is doing: whether a pass runs for the first time, and what a recording under way keeps."""
+class _RecordingState(threading.local):
+    """State of this thread: whether a pass runs for the first time, and which tensors its recording keeps."""
 
     first_run = False
     kept: list[Tensor] | None = None
 
 
 _lock = threading.RLock()
-_under_way = _UnderWay()
+_state = _RecordingState()
 _log = logging.getLogger(__name__)
 
 
-class StartedReplay(Protocol):
-    """A replay that may be under way, see `vitrail.capture.early_replay`."""
-
-    def results(self, model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Any] | None:
-        """Its results, if it is a replay of this pass over these inputs."""
-
-    def remember(self, model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> None:
-        """Note which recording was replayed."""
-
-
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Recording(Generic[Extra]):
     """A recorded pass: its graph, the tensors it reads and writes, others that must live on, and the bytes it holds."""
 
@@ -81,6 +80,7 @@ class _Recording(Generic[Extra]):
     size: int
     finished: torch.cuda.Event
     kept: list[Tensor]
+    confirmed_in: Promise | None = None
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
         """Results for other inputs."""
@@ -96,8 +96,9 @@ class _Recording(Generic[Extra]):
 
 
 #: By pass: its recording, or how often it is still to be run before it is recorded.
-_Known = OrderedDict[Hashable, _Recording[Any] | int]
-_known: WeakKeyDictionary[nn.Module, _Known] = WeakKeyDictionary()
+_Passes = OrderedDict[Hashable, _Recording[Any] | int]
+_passes: WeakKeyDictionary[nn.Module, _Passes] = WeakKeyDictionary()
+_out_of_date: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
 
 def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Extra] | None:
@@ -110,7 +111,7 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
     reserved = torch.cuda.memory_reserved(device)
     # Workspaces of matrix products are kept by stream; the recording gets its own, which nothing else uses.
     torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
-    kept = _under_way.kept = list[Tensor]()
+    kept = _state.kept = list[Tensor]()
     try:
         with torch.cuda.stream(stream), _own_random_state(device):
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -120,11 +121,11 @@ def _record(compute: Compute[Extra], inputs: Sequence[Tensor]) -> _Recording[Ext
                 graph.capture_end()
     except Exception as error:  # noqa: BLE001 - whatever went wrong, the pass runs without a recording
         _log.debug("a pass was not recorded", exc_info=error.__context__ or error)
-        with suppress(Exception):  # lest the allocator take the recording for running
+        with suppress(Exception):  # otherwise the allocator takes the recording for running
             torch._C._cuda_endAllocateToPool(device.index, pool)  # noqa: SLF001
         return None
     finally:
-        _under_way.kept = None
+        _state.kept = None
         torch._C._cuda_clearCublasWorkspaces()  # noqa: SLF001
     size = torch.cuda.memory_reserved(device) - reserved
     return _Recording(graph, own, outputs, extra, size, torch.cuda.Event(), kept)  # type: ignore[no-untyped-call]
@@ -144,34 +145,34 @@ def _own_random_state(device: torch.device) -> Iterator[None]:
 
 def recording() -> bool:
     """Whether a pass is being recorded, or run for the first time before that: nothing may wait for its results."""
-    if _under_way.first_run:
+    if _state.first_run:
         return True
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def keep(*tensors: Tensor) -> None:
     """Let tensors live as long as the recording under way, if there is one: a cache may drop them before."""
-    if _under_way.kept is not None:
-        _under_way.kept += tensors
+    if _state.kept is not None:
+        _state.kept += tensors
 
 
 def recordable(model: nn.Module, inputs: Sequence[Tensor]) -> bool:
     """Whether a pass over these inputs may be recorded at all."""
-    found = obstacle(inputs)
-    if found is None and module_state(model).hooked:
-        found = "the model has hooks"
-    if found is not None and found != _SWITCHED_OFF:
-        log_obstacle(found)
-    return found is None
+    reason = reason_not_recordable(inputs)
+    if reason is None and has_hooks(model):
+        reason = "the model has hooks"
+    if reason is not None and reason != _SWITCHED_OFF:
+        log_reason(reason)
+    return reason is None
 
 
-def log_obstacle(reason: str) -> None:
+def log_reason(reason: str) -> None:
     """Log, for debugging, why a pass is not recorded."""
     _log.debug("a pass is not recorded: %s", reason)
 
 
-def obstacle(inputs: Sequence[Tensor]) -> str | None:
-    """Why no recording may be replayed for these inputs, as far as it does not depend on the model; None if it may."""
+def reason_not_recordable(inputs: Sequence[Tensor]) -> str | None:
+    """Why no pass over these inputs is recorded, whatever the model; None if passes may be recorded."""
     device = inputs[0].device if inputs else torch.device("cpu")
     if os.environ.get(SWITCH, "1") == "0" or plain():
         return _SWITCHED_OFF
@@ -187,134 +188,167 @@ def obstacle(inputs: Sequence[Tensor]) -> str | None:
 
 
 def run(
-    model: nn.Module,
-    key: Hashable,
-    inputs: Sequence[Tensor],
-    compute: Compute[Extra],
-    early: StartedReplay | None = None,
+    model: nn.Module, key: Hashable, inputs: Sequence[Tensor], compute: Compute[Extra], confirm: Confirm
 ) -> tuple[list[Tensor], Extra]:
     """Run a pass: replay its recording, record it if it was run before, or compute it.
 
     Args:
-        model: The model; its modules, their attributes and functions are part of the key.
-        key: What the pass depends on besides, such as where the weights lie.
+        model: The model.
+        key: What the pass depends on besides the model and its inputs.
         inputs: Tensors on one CUDA device.
         compute: The pass.
-        early: A replay that may be under way; its results are taken if it is this pass over these inputs.
+        confirm: From the results of a replay to whether the model as it is gives the same, computed on the device.
     """
-    state = module_state(model)
-    key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs), state.key)
-    known = _known.setdefault(model, OrderedDict())
-    if early is not None:
-        found = early.results(model, key, inputs)
-        if found is not None:
-            return found
+    key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs))
+    passes = _passes.setdefault(model, OrderedDict())
     try:
-        result = _run(known, key, inputs, compute, state.tensors)
-        if early is not None and isinstance(known.get(key), _Recording):
-            early.remember(model, key, inputs)
-        return result
+        return _run(model, passes, key, inputs, compute, confirm)
     except torch.OutOfMemoryError:
-        if not _forget(inputs[0].device):
+        if not _drop_all(inputs[0].device):
             raise
     return compute(inputs)
 
 
-def replay(model: nn.Module, key: Hashable, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Any] | None:
-    """Replay the recording of a pass, or return None if there is none any more.
-
-    Args:
-        model: The model.
-        key: The whole key, as `run` makes it.
-        inputs: Tensors of the shapes that the key says.
-    """
+def forget(model: nn.Module) -> None:
+    """Drop the recordings of a model and free the GPU memory that they hold."""
     with _lock:
-        known = _known.get(model)
-        found = None if known is None else known.get(key)
-        if known is None or not isinstance(found, _Recording):
-            return None
-        known.move_to_end(key)
-    try:
-        return found.replay(inputs)
-    except torch.OutOfMemoryError:
-        return None
+        passes = _passes.pop(model, None)
+    if passes and any(isinstance(one, _Recording) for one in passes.values()):
+        torch.cuda.synchronize()
+        passes.clear()
+        torch.cuda.empty_cache()
+
+
+def count(model: nn.Module) -> int:
+    """Number of recordings of a model."""
+    with _lock:
+        return sum(isinstance(one, _Recording) for one in _passes.get(model, {}).values())
 
 
 def _run(
-    known: _Known,
+    model: nn.Module,
+    passes: _Passes,
     key: Hashable,
     inputs: Sequence[Tensor],
     compute: Compute[Extra],
-    held: Sequence[Tensor],
+    confirm: Confirm,
 ) -> tuple[list[Tensor], Extra]:
     device = inputs[0].device
-    if key not in known:
+    if key not in passes:
         drawn = _drawn(device)
-        _under_way.first_run = True
+        _state.first_run = True
         try:
             result = compute(inputs)
         finally:
-            _under_way.first_run = False
-        fixed = _drawn(device) == drawn
-        if not fixed:
-            log_obstacle("the pass draws random numbers")
+            _state.first_run = False
+        deterministic = _drawn(device) == drawn
+        if not deterministic:
+            log_reason("the pass draws random numbers")
         with _lock:
-            later = LATER if len(known) >= MANY_PASSES else 0
-            known[key] = later if fixed else NEVER
-            while len(known) > MOST_KNOWN:
-                known.popitem(last=False)
+            runs = RUNS_BEFORE_RECORDING if len(passes) >= MANY_PASSES else 0
+            passes[key] = runs if deterministic else NOT_RECORDABLE
+            while len(passes) > MOST_KNOWN:
+                passes.popitem(last=False)
         return result
     with _lock:
-        found = known.pop(key, NEVER)
-        new = found == 0
-        if isinstance(found, int) and 0 < found < NEVER:
-            found -= 1
+        known = passes.pop(key, NOT_RECORDABLE)
+        new = known == 0
+        if isinstance(known, int) and 0 < known < NOT_RECORDABLE:
+            known -= 1
         if new:
-            found = _record(_keeping(compute, held), inputs) or NEVER
-        known[key] = found  # last in order of use
-        if new and isinstance(found, _Recording):
-            _bound(known, key, device)
-    return found.replay(inputs) if isinstance(found, _Recording) else compute(inputs)
+            known = _record(_keeping(compute, weights_of(model)), inputs) or NOT_RECORDABLE
+        passes[key] = known  # last in order of use
+        if new and isinstance(known, _Recording):
+            _bound(passes, key, device)
+    if not isinstance(known, _Recording):
+        return compute(inputs)
+    results, extra = known.replay(inputs)
+    promise = promise_of(model)
+    if promise is None or known.confirmed_in is not promise:
+        if not bool(confirm(results)):
+            _drop_out_of_date(model, passes, key)
+            return compute(inputs)
+        known.confirmed_in = promise
+    return results, extra
+
+
+def _drop_out_of_date(model: nn.Module, passes: _Passes, key: Hashable) -> None:
+    """Drop a recording whose results differ from those of the model as it is."""
+    times = _out_of_date.get(model, 0) + 1
+    _out_of_date[model] = times
+    _log.info("%s has changed since a pass was recorded: the recording is dropped", type(model).__name__)
+    with _lock:
+        passes[key] = 0 if times < MOST_OUT_OF_DATE else RUNS_AFTER_DROPPED
 
 
 def _keeping(compute: Compute[Extra], held: Sequence[Tensor]) -> Compute[Extra]:
-    """The pass, which also keeps tensors that the model holds."""
+    """The pass, which also keeps the tensors that it reads and did not make, and the model's weights."""
 
     def run_keeping(given: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
-        keep(*held)
-        return compute(given)
+        keep(*(t.detach() for t in held))
+        with _OutsideTensors() as outside:
+            result = compute(given)
+        keep(*outside.tensors)
+        return result
 
     return run_keeping
 
 
-def _bound(known: _Known, newest: Hashable, device: torch.device) -> None:
+class _OutsideTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects tensors that operations read and no operation of the block made."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.tensors: list[Tensor] = []
+        self._made: set[int] = set()
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        for tensor in tree_leaves((args, kwargs or {})):
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
+                address = tensor.untyped_storage().data_ptr()
+                if address not in self._made and address not in self._seen:
+                    self._seen.add(address)
+                    self.tensors.append(tensor.detach())
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
+                address = tensor.untyped_storage().data_ptr()
+                if address not in self._seen:
+                    self._made.add(address)
+        return result
+
+
+def _bound(passes: _Passes, newest: Hashable, device: torch.device) -> None:
     """Drop recordings that hold too much memory, or were not used for longest where there are too many."""
     limit = MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory
-    new = known[newest]
+    new = passes[newest]
     if isinstance(new, _Recording) and new.size > limit:
-        log_obstacle(f"it would hold {new.size / 2**20:.0f} MiB, more than {limit / 2**20:.0f} MiB")
-        known[newest] = NEVER
-    for key in [key for key, found in known.items() if isinstance(found, _Recording) and key != newest]:
-        if sum(isinstance(r, _Recording) for r in known.values()) > MOST_RECORDINGS or _held(device) > limit:
+        log_reason(f"it would hold {new.size / 2**20:.0f} MiB, more than {limit / 2**20:.0f} MiB")
+        passes[newest] = NOT_RECORDABLE
+    for key in [key for key, one in passes.items() if isinstance(one, _Recording) and key != newest]:
+        if sum(isinstance(r, _Recording) for r in passes.values()) > MOST_RECORDINGS or _held(device) > limit:
             torch.cuda.synchronize(device)
-            known[key] = AGAIN
+            passes[key] = RUNS_AFTER_DROPPED
 
 
-def _forget(device: torch.device) -> bool:
+def _drop_all(device: torch.device) -> bool:
     """Drop all recordings of a device, whose memory something else needs; whether there were any."""
     with _lock:
-        found = [(known, key) for known in _known.values() for key, r in known.items() if isinstance(r, _Recording)]
+        found = [(known, key) for known in _passes.values() for key, r in known.items() if isinstance(r, _Recording)]
         found = [(known, key) for known, key in found if known[key].inputs[0].device == device]  # type: ignore[union-attr]
         torch.cuda.synchronize(device)
         for known, key in found:
-            known[key] = AGAIN
+            known[key] = RUNS_AFTER_DROPPED
     torch.cuda.empty_cache()
     return bool(found)
 
 
 def _held(device: torch.device) -> int:
     """Bytes that all recordings on a device hold."""
-    found = (r for known in _known.values() for r in known.values() if isinstance(r, _Recording))
+    found = (r for known in _passes.values() for r in known.values() if isinstance(r, _Recording))
     return sum(r.size for r in found if r.inputs[0].device == device)
 
 

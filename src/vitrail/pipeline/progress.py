@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import OptionError
 from vitrail.methods.cost import size_of
-from vitrail.pipeline.method_jobs import MethodJob
+from vitrail.pipeline.method_job import MethodJob
 
 #: True shows a bar on standard error; a function is called with the number of images evaluated so far and the number
 #: expected; None and False show nothing.

@@ -15,10 +15,10 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import NotApplicableError
 from vitrail.inputs.targets import ResolvedTarget, Target, resolve_target
 from vitrail.methods.postprocess import to_maps
-from vitrail.models import LoadedModel
-from vitrail.pipeline.explained_batch import explain_batch, split_inputs
+from vitrail.pipeline.batches import explain_batch, split_inputs
 from vitrail.pipeline.explanation import Explanation
-from vitrail.pipeline.method_jobs import MethodJob
+from vitrail.pipeline.method_job import MethodJob
+from vitrail.pipeline.prepared_model import PreparedModel
 from vitrail.pipeline.shared_pass import BatchJob
 from vitrail.pipeline.smoothing import ImageCopy, Smoothing, copy_batches, image_copies, images_to_smooth
 
@@ -33,47 +33,50 @@ def explain_smoothed(job: BatchJob, smoothing: Smoothing, batch_size: int | None
         smoothing: Settings of the smoothing.
         batch_size: Most images in one pass; None for one copy of all images at a time.
     """
-    about, model_inputs, target, structure = job.about, job.model_inputs, job.target, job.structure
+    prepared, target = job.prepared, job.target
+    model_inputs = prepared.inputs
     images = images_to_smooth(model_inputs)
-    shown = job.settings.shown(structure)
+    shown = prepared.shown_structure
     copies = list(image_copies(smoothing, images, shown.layout))
-    aimed = _resolve(about, model_inputs, target, structure, batch_size)
-    rows = None if aimed.classes is None else aimed.rows()
+    resolved = _resolve(prepared, target, batch_size)
+    rows = None if resolved.classes is None else resolved.rows()
     totals: dict[str, Tensor] = {}
     pieces: dict[str, list[Explanation]] = {one.label: [] for one in job.methods}
     for group in copy_batches(len(images), copies, batch_size):
         owner = torch.cat([torch.arange(where.start, where.stop) for _, where in group]).to(images.device)
         changed = torch.cat([copies[copy].change(images[where]) for copy, where in group]).to(images.dtype)
         same = target if rows is None else [rows[i] for i in owner.tolist()]
-        found = explain_batch(replace(job, model_inputs=model_inputs.pick(owner, changed), target=same))
+        found = explain_batch(
+            replace(job, prepared=prepared.with_inputs(model_inputs.pick(owner, changed)), target=same)
+        )
         for label, explanation in found.items():
             if explanation.grid.dim() != 4:
                 raise NotApplicableError(
-                    f"smooth={smoothing.kind!r} does not apply to {label} on {structure.model}: its tokens do not lie "
+                    f"smooth={smoothing.kind!r} does not apply to {label} on {shown.model}: its tokens do not lie "
                     "on a grid"
                 )
             total = totals.setdefault(label, explanation.grid.new_zeros(len(images), *explanation.grid.shape[1:]))
             _add(total, explanation.grid, group, copies)
             pieces[label].append(explanation)
     return {
-        one.label: _mean(one, pieces[one.label], totals[one.label] / len(copies), shown, model_inputs, aimed, smoothing)
+        one.label: _mean(
+            one, pieces[one.label], totals[one.label] / len(copies), shown, model_inputs, resolved, smoothing
+        )
         for one in job.methods
     }
 
 
-def _resolve(
-    about: LoadedModel, model_inputs: ModelInputs, target: Target, structure: ModelStructure, batch_size: int | None
-) -> ResolvedTarget:
+def _resolve(prepared: PreparedModel, target: Target, batch_size: int | None) -> ResolvedTarget:
     """The targets of the unchanged images, with their logits."""
-    parts = split_inputs(model_inputs, target, batch_size)
-    outputs = [forward_only(about.module, piece, structure) for piece, _ in parts]
+    pieces = split_inputs(prepared.inputs, target, batch_size)
+    outputs = [forward_only(prepared.module, piece, prepared.structure) for piece, _ in pieces]
     logits = None
     if all(one.logits is not None for one in outputs):
         logits = torch.cat([one.logits for one in outputs if one.logits is not None])
-    check_finite(about.module, logits)
+    check_finite(prepared.module, logits)
     if callable(target):
         return ResolvedTarget(None, None, logits)
-    return resolve_target(target, logits, model_inputs.batch, about.classes, outputs[0].output)
+    return resolve_target(target, logits, prepared.inputs.batch, prepared.loaded.classes, outputs[0].output)
 
 
 def _add(total: Tensor, grid: Tensor, group: Sequence[tuple[int, slice]], copies: Sequence[ImageCopy]) -> None:
@@ -91,12 +94,12 @@ def _mean(
     grid: Tensor,
     structure: ModelStructure,
     model_inputs: ModelInputs,
-    aimed: ResolvedTarget,
+    resolved: ResolvedTarget,
     smoothing: Smoothing,
 ) -> Explanation:
     """The explanation with the mean relevance of all copies."""
     maps, grids, constant = to_maps(grid[None], job.method.is_signed(job.options), structure, model_inputs)
-    common: dict[str, Any] = {"targets": aimed.classes, "groups": aimed.groups, "logits": aimed.logits}
+    common: dict[str, Any] = {"targets": resolved.classes, "groups": resolved.groups, "logits": resolved.logits}
     return replace(
         pieces[0], maps=maps[0], grid=grids[0], constant=constant[0], images=model_inputs.image,
         seconds=sum(piece.seconds for piece in pieces), smoothing=smoothing, **common,

@@ -1,0 +1,81 @@
+"""Run a request in batches: split the inputs, explain each batch, and join the explanations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitrail.capture.inputs import ModelInputs
+from vitrail.errors import OptionError
+from vitrail.inputs.targets import Target, target_labels
+from vitrail.models.preprocess import Preprocess
+from vitrail.pipeline.explanation import Explanation, number_groups_alike
+from vitrail.pipeline.recorded_batch import recorded_batch
+from vitrail.pipeline.shared_pass import BatchJob, compute_batch
+
+
+def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
+    """The inputs in pieces, each with its targets."""
+    batch = model_inputs.batch
+    if size is None or size >= batch:
+        return [(model_inputs, target)]
+    if size < 1:
+        raise OptionError(f"batch_size={size} must be at least 1")
+    several = isinstance(target, Sequence) or (isinstance(target, Tensor | np.ndarray) and target.ndim > 0)
+    each = several and not isinstance(target, str) and len(target) == batch  # type: ignore[arg-type]
+    return [
+        (model_inputs.select(slice(i, i + size)), target[i : i + size] if each else target)  # type: ignore[index]
+        for i in range(0, batch, size)
+    ]
+
+
+def explain_batch(job: BatchJob) -> dict[str, Explanation]:
+    """Run all methods on one batch; on a GPU by a recorded pass where there is one."""
+    started = perf_counter()
+    computed = recorded_batch(job)
+    if computed is None:
+        computed = compute_batch(job)
+    spent = perf_counter() - started - sum(computed.method_seconds.values())
+    prepared = job.prepared
+    common: dict[str, Any] = {
+        "targets": computed.classes, "groups": computed.groups, "logits": computed.logits,
+        "target_labels": target_labels(job.target),
+        "model": prepared.loaded.name, "classes": prepared.loaded.classes,
+        "images": prepared.inputs.image, "structure": dict(prepared.shown_structure.rows()),
+        "preprocess": prepared.loaded.preprocess if isinstance(prepared.loaded.preprocess, Preprocess) else None,
+    }  # fmt: skip
+    return {
+        one.label: Explanation(
+            method=one.label, title=one.method.title, maps=maps, grid=grid, constant=constant, options=one.options,
+            signed=one.method.is_signed(one.options), seconds=spent + computed.method_seconds[one.label],
+            intermediates=_merge(computed.intermediates[one.label]), **common,
+        )
+        for one, (maps, grid, constant) in zip(job.methods, computed.maps, strict=True)
+    }  # fmt: skip
+
+
+def join_batches(pieces: list[Explanation]) -> Explanation:
+    """Explanations of consecutive inputs as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+
+    def cat(name: str) -> Any:
+        parts = [getattr(piece, name) for piece in pieces]
+        return None if parts[0] is None else torch.cat(parts)
+
+    pieces = number_groups_alike(pieces)
+    joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "constant", "images")}
+    names = pieces[0].intermediates
+    kept = {name: [values for piece in pieces for values in piece.intermediates[name]] for name in names}
+    return replace(pieces[0], **joined, intermediates=kept, seconds=sum(p.seconds for p in pieces))
+
+
+def _merge(notes: list[dict[str, list[Any]]]) -> dict[str, list[list[Any]]]:
+    """What was noted for each target, as name → target → notes in order."""
+    return {name: [note[name] for note in notes] for name in (notes[0] if notes else ())}

@@ -1,0 +1,113 @@
+"""The request: what one call of `vitrail.explain` asks for, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from vitrail.capture.layout import Layout
+from vitrail.errors import OptionError, TargetError
+from vitrail.inputs.targets import Target
+from vitrail.methods import find
+from vitrail.pipeline.method_job import MethodJob
+from vitrail.pipeline.progress import Progress
+from vitrail.pipeline.recommendation import AUTO, recommended
+from vitrail.pipeline.smoothing import Smoothing
+
+#: Default method; its page says why.
+DEFAULT = "leadlight"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one call asks for.
+
+    Attributes:
+        methods: Names of the methods, with the options that were given.
+        target: What to explain.
+        layout: What the user states about the tokens, or None.
+        batch_size: Number of inputs in one pass, or None for all.
+        keep: Whether intermediate results are kept.
+        stitch: Whether attention inside windows is joined.
+        smoothing: How relevance is averaged over copies of each image, or None.
+        check: Whether each map is checked: False, or a budget of `vitrail.trust`.
+        progress: How progress is shown.
+        advance: Called with the number of images a method has just evaluated.
+        tokenizer: Tokenizer or its settings where the inputs are texts, or None.
+    """
+
+    methods: Mapping[str, Mapping[str, Any]]
+    target: Target = None
+    layout: Layout | None = None
+    batch_size: int | None = None
+    keep: bool = False
+    stitch: bool = False
+    smoothing: Smoothing | None = None
+    check: bool | str = False
+    progress: Progress = None
+    advance: Callable[[int], None] = lambda _: None
+    tokenizer: Any = None
+
+    def __post_init__(self) -> None:
+        keep: object = self.keep
+        if not isinstance(keep, bool):
+            name = next(iter(self.methods))
+            raise OptionError(
+                f"keep={keep!r} must be True or False; an option of the method that is also called keep goes into "
+                f"its name, as in '{name}:keep={keep}'"
+            )
+        size = self.batch_size
+        if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__")):
+            raise OptionError(f"batch_size={size!r} must be an integer or None")
+        if isinstance(self.target, type):
+            raise TargetError(f"{self.target.__name__} is a Python class, not a target: give a class index or name")
+        if self.smoothing is not None and self.keep:
+            raise OptionError(
+                "keep=True does not go with smooth=: intermediate results belong to one image, not to a mean"
+            )
+
+    def jobs(self, model: nn.Module) -> list[MethodJob]:
+        """The methods from the registry; "auto" is the one that was recommended for the model."""
+        named = {recommended(model) if name == AUTO else name: options for name, options in self.methods.items()}
+        return [MethodJob(*find(spec, options)) for spec, options in named.items()]
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `vitrail.explain` for other inputs of the same kind."""
+        given = {"layout": self.layout, "batch_size": self.batch_size}
+        if self.tokenizer is not None:
+            return {**given, "tokenizer": self.tokenizer}
+        smoothing = {} if self.smoothing is None else self.smoothing.settings()
+        return {**given, "stitch": self.stitch, **smoothing}
+
+
+def requested_methods(
+    method: str, methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None, options: Mapping[str, Any]
+) -> dict[str, Mapping[str, Any]]:
+    """Methods with their options from the arguments of `vitrail.explain`.
+
+    Raises:
+        OptionError: The arguments contradict each other, or name no method.
+
+    Example:
+        >>> requested_methods("rollout", None, {"heads": "mean"})
+        {'rollout': {'heads': 'mean'}}
+        >>> requested_methods(DEFAULT, ["rollout", "vtranm"], {})
+        {'rollout': {}, 'vtranm': {}}
+    """
+    if not isinstance(method, str):
+        raise OptionError("several methods go to methods=[…]; method= takes one name")
+    if methods is None:
+        return {method: options}
+    if method != DEFAULT:
+        raise OptionError(f"give either method={method!r} or methods=…, not both")
+    if options:
+        raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")
+    if isinstance(methods, str):
+        return {methods: {}}
+    requested = dict(methods) if isinstance(methods, Mapping) else {name: {} for name in methods}
+    if not requested:
+        raise OptionError("no methods given: see vitrail.methods()")
+    return requested

@@ -1,0 +1,272 @@
+"""The same checks on every family of models: nothing changes, everything is found, every method works."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import vitrail
+from tests.zoo.small_models import (
+    CASES,
+    IMAGE,
+    MANY,
+    SMALL,
+    FoldedHeads,
+    HandWritten,
+    build,
+    inputs_of,
+    open_clip_vit_b_32,
+    quick,
+    similar,
+    timm_model,
+    torchvision_vit_b_16,
+)
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.structure import read_structure
+from vitrail.capture.trace import ALL, TENSOR_KINDS
+from vitrail.errors import MapWarning
+from vitrail.methods.registry import kind_of
+
+#: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
+FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:registers")
+
+
+@pytest.fixture(scope="module", params=CASES)
+def one(request):
+    return build(request.param)
+
+
+@pytest.fixture(scope="module", params=[c if c in FAST else pytest.param(c, marks=pytest.mark.slow) for c in CASES])
+def repeated(request):
+    return build(request.param)
+
+
+def test_anatomy_is_found(one):
+    case, model, model_inputs = one
+    structure = read_structure(model, model_inputs, None, case.target)
+    assert structure.kind == "plain"
+    assert structure.layout.prefix == case.prefix
+    assert structure.layout.grid == case.grid
+    assert structure.layout.readout == case.readout
+    assert len(structure.layers) == case.layers
+    assert structure.has_stream
+    assert all(o.value and o.projection for o in structure.layers)
+    assert any(o.scale for o in structure.layers) == case.scaled
+    assert not structure.notes
+    assert structure.model in str(structure)
+
+
+def test_opened_model_says_the_same(one):
+    case, model, model_inputs = one
+    with torch.no_grad():
+        bare = any_output(model_inputs.into(model))
+    with forward_pass(
+        model, model_inputs, read_structure(model, model_inputs, None, case.target), [dict.fromkeys(TENSOR_KINDS, ALL)]
+    ) as opened:
+        assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
+
+
+def test_values_are_made_by_what_is_said_to_make_them(one):
+    """V is V_in through Wv, but for a bias, which is the same for every token."""
+    case, model, model_inputs = one
+    structure = read_structure(model, model_inputs, None, case.target)
+    with forward_pass(model, model_inputs, structure, [{"V": ALL, "value_path": ALL}]) as opened:
+        blocks = opened.blocks
+    for block in blocks:
+        if isinstance(model, FoldedHeads):  # values that are no view of what the projection gave are not followed
+            assert "Wv" not in vars(block)
+            return
+        made = (block.V_in @ block.Wv.T).unflatten(-1, (block.V.shape[1], -1)).transpose(1, 2)
+        bias = block.V - made
+        assert torch.allclose(bias, bias[:1, :, :1].expand_as(bias), atol=1e-6)
+    weights = dict(model.named_parameters())
+    assert all(len(weights[o.value]) % blocks[0].Wv.shape[0] == 0 for o in structure.layers if o.value in weights)
+    assert len({o.value for o in structure.layers}) == len(structure.layers), "each block has its own"
+
+
+def test_attention_rows_sum_to_one_and_make_the_stream(one):
+    """A is a distribution over keys, and A·V through the projection is what the block adds to X."""
+    case, model, model_inputs = one
+    with forward_pass(
+        model, model_inputs, read_structure(model, model_inputs, None, case.target), [dict.fromkeys(TENSOR_KINDS, ALL)]
+    ) as opened:
+        blocks = [b for b in opened.blocks if not b.pool]
+    for block in blocks:
+        assert torch.allclose(block.A.sum(-1), torch.ones_like(block.A.sum(-1)))
+        assert torch.allclose(block.A, block.O.softmax(-1), atol=1e-6)  # eager Hugging Face takes it in float32
+        Z = (block.A @ block.V).transpose(1, 2).flatten(2)
+        added = nn.functional.linear(Z, block.Wo, block.bo)
+        added = added if block.gamma is None else added * block.gamma
+        mid = block.X + added
+        if block.norm_gain is None:  # pre-norm: the sum itself enters the MLP
+            assert torch.allclose(mid, block.X_mid, atol=1e-6)
+        if isinstance(model, FoldedHeads):
+            continue  # folding copied the values away from the projection's result, so it cannot be told
+        V = nn.functional.linear(block.V_in, block.Wv).view(*block.V_in.shape[:2], block.V.shape[1], -1).transpose(1, 2)
+        bias = block.V - V
+        assert torch.allclose(bias, bias[:, :, :1].expand_as(bias), atol=1e-6), "V is V_in·Wvᵀ up to a bias"
+
+
+def test_every_method_gives_maps(repeated):
+    case, model, model_inputs = repeated
+    outputs = any_output(model_inputs.into(model)).shape[-1]
+    target = case.target or [list(range(min(6, outputs)))]
+    methods = quick(model, model_inputs, target)
+    kind = kind_of(read_structure(model, model_inputs, None, case.target))
+    expected = {m for m, line in vitrail.methods().items() if line.reason_against(kind) is None}
+    expected -= {m for m, line in vitrail.methods().items() if line.check_weights is not None}  # trained for one model
+    many = {m for m, line in vitrail.methods().items() if line.family in MANY}
+    left_out = many if case.size[-1] > SMALL else set()
+    assert set(methods) == expected - left_out
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MapWarning)  # clamped maps of single classes may well be empty
+        found = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=target)
+    for name, explanation in found.items():
+        assert torch.isfinite(explanation.grid).all(), name
+        assert torch.isfinite(explanation.maps).all(), name
+        if name == "centre" and case.grid == (2, 2):
+            continue  # all four patches are equally far from the middle
+        assert not explanation.constant.all(), name
+        assert float(explanation.maps.abs().max()) == 1.0, name
+        if case.grid is not None:
+            assert explanation.maps.shape[2:] == model_inputs.args[0].shape[2:]
+            assert explanation.grid.shape[2:] in (case.grid, model_inputs.args[0].shape[2:])
+
+
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_batch_is_its_images_one_by_one(repeated):
+    case, model, model_inputs = repeated
+    if case.grid is None:
+        pytest.skip("texts of different lengths are another matter: padding enters the attention")
+    methods = quick(model, model_inputs, case.target)
+    images = model_inputs.args[0]
+    target = case.target or [0, 1]
+    together = vitrail.explain(model, images, methods=methods, target=target)
+    for i in range(2):
+        alone = vitrail.explain(model, images[i : i + 1], methods=methods, target=case.target or [target[i]])
+        for name in methods:
+            scale = together[name].grid[i].abs().max()
+            same = torch.allclose(together[name].grid[i], alone[name].grid[0], rtol=1e-9, atol=1e-9 * float(scale))
+            assert same, name
+
+
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_several_targets_are_single_calls(repeated):
+    case, model, model_inputs = repeated
+    if case.target is not None:
+        pytest.skip("the target is a function")
+    methods = quick(model, model_inputs)
+    together = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=[[0, 1], [1, 0]])
+    for k in range(2):
+        alone = vitrail.explain(model, inputs_of(model_inputs), methods=methods, target=[k, 1 - k])
+        for name in methods:
+            scale = float(alone[name].grid.abs().max())
+            same = torch.allclose(together[name].grid[:, k], alone[name].grid[:, 0], rtol=1e-9, atol=1e-9 * scale)
+            assert same, name
+
+
+OTHERS = {
+    "pvt_v2_b0": "pyramid", "pit_ti_224": "pyramid", "levit_128s": "pyramid", "mvitv2_tiny": "pyramid",
+    "convit_tiny": "mixed", "cait_xxs24_224": "class-attention", "nest_tiny": "windowed",
+    "swin_tiny_patch4_window7_224": "windowed", "twins_pcpvt_small": "pyramid",
+}  # fmt: skip
+
+
+#: One of each kind in the fast tests.
+EXAMPLES = ("pit_ti_224", "convit_tiny", "cait_xxs24_224", "nest_tiny")
+
+
+@pytest.mark.parametrize("name", [n if n in EXAMPLES else pytest.param(n, marks=pytest.mark.slow) for n in OTHERS])
+def test_models_without_one_chain_of_global_attention_are_told_apart(name):
+    import timm
+
+    model = timm.create_model(name, num_classes=4).eval()
+    images = torch.randn(1, *IMAGE)
+    assert read_structure(model, ModelInputs((images,))).kind == OTHERS[name]
+    with pytest.raises(vitrail.errors.NotApplicableError, match="does not apply"):
+        vitrail.explain(model, images, "rollout")
+
+
+@pytest.mark.parametrize("block", ["ParallelScalingBlock", "ParallelThingsBlock"])
+def test_parallel_attention_is_not_mistaken_for_a_chain(block):
+    """One attention beside an MLP is a chain whose sums are taken apart; several attentions side by side are none."""
+    from timm.models import vision_transformer
+
+    model = vision_transformer.VisionTransformer(
+        img_size=32, patch_size=8, embed_dim=32, depth=3, num_heads=2, num_classes=4,
+        block_fn=getattr(vision_transformer, block),
+    ).eval()  # fmt: skip
+    images = torch.randn(1, 3, 32, 32)
+    if block == "ParallelThingsBlock":
+        with pytest.raises(vitrail.errors.NotApplicableError):
+            vitrail.explain(model, images, "vtranm")
+        return
+    given = ModelInputs((images,))
+    with forward_pass(model, given, read_structure(model, given), [{"stream": ALL, "branch": ALL}]) as one:
+        first, second = one.blocks[:2]
+    assert torch.allclose(first.X + first.branch + first.F, second.X, atol=1e-5)
+    vitrail.explain(model, images, "vtranm")
+
+
+def test_a_clip_of_two_towers():
+    """Texts and images in one call, in any order and number: the image's tower is explained."""
+    import transformers
+
+    small = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    config = transformers.CLIPConfig(
+        text_config=small | {"vocab_size": 50, "max_position_embeddings": 8, "bos_token_id": 0, "eos_token_id": 1},
+        vision_config=small | {"image_size": 32, "patch_size": 8}, projection_dim=16,
+    )  # fmt: skip
+    model = transformers.CLIPModel(config).eval()
+    images, texts = torch.randn(2, 3, 32, 32), torch.randint(2, 50, (3, 6))
+    feeds = ({"pixel_values": images, "input_ids": texts}, {"input_ids": texts, "pixel_values": images})
+    first = vitrail.explain(model, feeds[0], "rollout", target=lambda output: output.logits_per_image)
+    other = vitrail.explain(model, feeds[1], "transformer_mm", target=lambda output: output.logits_per_image)
+    assert first.grid.shape == other.grid.shape == (2, 3, 4, 4)
+    assert first.structure["attention"] == "plain, 2 layers"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "make", [torchvision_vit_b_16, timm_model("vit_base_patch16_224", depth=3),
+             timm_model("beit_base_patch16_224", depth=3),
+             timm_model("vit_base_patch16_siglip_224", num_classes=10, depth=3),
+             timm_model("vit_small_patch14_reg4_dinov2", img_size=224, num_classes=10, depth=3), open_clip_vit_b_32],
+    ids=["torchvision", "vit", "beit", "siglip", "dinov2", "open_clip"],
+)  # fmt: skip
+def test_published_widths_say_the_same(make):
+    """Published widths and numbers of tokens, in double precision: opened and bare models agree, and maps come out."""
+    model = make().double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if float(parameter.abs().max()) < 0.05:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    model_inputs = ModelInputs((torch.randn(1, *IMAGE, dtype=torch.float64),))
+    target = similar if make is open_clip_vit_b_32 else None
+    with torch.no_grad():
+        bare = any_output(model_inputs.into(model))
+    with forward_pass(
+        model, model_inputs, read_structure(model, model_inputs, None, target), [{"A": ALL, "dA": ALL, "stream": ALL}]
+    ) as opened:
+        assert torch.allclose(any_output(opened.output), bare, rtol=1e-10, atol=1e-10)
+    found = vitrail.explain(model, model_inputs.args[0], "transformer_mm", target=target or 3)
+    assert not found.constant.any()
+
+
+@pytest.mark.parametrize("einsum", [False, True])
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+def test_values_before_attention_are_the_same_attention(einsum):
+    _, plain, model_inputs = build("own:handwritten")
+    turned = HandWritten(einsum, turned=True).double().eval()
+    turned.load_state_dict(plain.state_dict())
+    images = model_inputs.args[0]
+    with torch.no_grad():
+        assert torch.allclose(turned(images)["logits"], plain(images)["logits"], rtol=1e-10)
+    chosen = quick(plain, model_inputs)
+    expected, found = (vitrail.explain(model, images, methods=chosen, target=1) for model in (plain, turned))
+    for method, own in expected.items():
+        assert torch.allclose(found[method].grid, own.grid, rtol=1e-6, atol=1e-9), method

@@ -1,0 +1,111 @@
+"""Images of the next chunk are read beside the computation, and the table stays the same."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tests.bench.bench_helpers import TINY, assert_same, open_store, tiny_run  # noqa: F401 - a fixture
+from vitrail.bench import LocalEngine, chunk
+from vitrail.bench.read_ahead import ReadAhead
+from vitrail.errors import OutputError
+
+
+def test_the_next_chunk_is_read_before_it_is_asked_for():
+    ahead, read = ReadAhead(list, threads=2), []
+    seen = threading.Event()
+
+    def note(index):
+        read.append(index)
+        seen.set()
+        return index * 10
+
+    ahead.start("next", note, [1, 2, 3], 2)
+    assert seen.wait(5)
+    assert list(ahead.batches("next", note, [1, 2, 3], 2)) == [[10, 20], [30]]
+    assert sorted(read) == [1, 2, 3], "read once"
+
+
+def test_chunks_that_nobody_takes_are_dropped():
+    ahead = ReadAhead(sum, threads=1)
+    for name in "abcd":
+        ahead.start(name, abs, [1], 1)
+    assert list(ahead.waiting) == ["c", "d"]
+    assert list(ahead.batches("a", abs, [-5], 1)) == [5], "read again"
+
+
+def test_time_spent_waiting_for_files_is_counted():
+    ahead, ready = ReadAhead(list, threads=1), threading.Event()
+    timer = threading.Timer(0.05, ready.set)
+    timer.start()
+    assert list(ahead.batches("slow", lambda index: ready.wait(5), [1], 1)) == [[True]]
+    waited = ahead.waited
+    assert waited > 0
+    ahead.start("ready", abs, [1], 1)
+    ahead.waiting["ready"][1][0].result()
+    assert list(ahead.batches("ready", abs, [1], 1)) == [[1]]
+    assert ahead.waited - waited < waited
+
+
+def test_reading_ahead_gives_the_same_table(tiny_run, tmp_path, monkeypatch):  # noqa: F811
+    started = []
+    start = ReadAhead.start
+
+    def spied(self, name, read, indices, size):
+        started.append(name)
+        start(self, name, read, indices, size)
+
+    monkeypatch.setattr(chunk, "reads_ahead", lambda device: True)
+    monkeypatch.setattr(ReadAhead, "start", spied)
+    store = open_store(TINY, tmp_path, tmp_path)
+    LocalEngine(1).run(store.missing())
+    assert len(set(started)) > 1
+    assert_same(store, tiny_run[1])
+
+
+class WrittenTask:
+    """A task whose computing and writing are noted."""
+
+    def __init__(self, name, log, computing=None, writing=None):
+        self.name, self.maps, self.log, self.computing, self.writing = name, 1, log, computing, writing
+
+    def prepare(self, _device):
+        self.log.append(f"prepare {self.name}")
+
+    def compute(self, _device):
+        self.log.append(f"compute {self.name}")
+        if self.computing is not None:
+            raise self.computing
+
+        def write():
+            if self.writing is not None:
+                raise self.writing
+            self.log.append(f"write {self.name}")
+            return Path(self.name)
+
+        return write
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), ValueError("no")])
+def test_what_was_computed_is_written_whatever_stops_the_run(stop):
+    log, done = [], []
+    tasks = [WrittenTask("a", log), WrittenTask("b", log), WrittenTask("c", log, computing=stop)]
+    with pytest.raises(type(stop)):
+        LocalEngine(1).run(tasks, lambda task: done.append(task.name))
+    assert done == ["a", "b"]
+    assert {"write a", "write b"} <= set(log)
+
+
+def test_part_that_cannot_be_written_stops_the_run():
+    log, done = [], []
+    tasks = [
+        WrittenTask("a", log),
+        WrittenTask("b", log, writing=OutputError("full")),
+        *(WrittenTask(n, log) for n in "cd"),
+    ]
+    with pytest.raises(OutputError, match="full"):
+        LocalEngine(1).run(tasks, lambda task: done.append(task.name))
+    assert done == ["a"]
+    assert "compute d" not in log

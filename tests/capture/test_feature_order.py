@@ -1,0 +1,150 @@
+"""The order of tokens in feature maps of models that are no plain encoder, and what each pass checks again."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import vitrail
+from tests.capture.own_vit import OwnViT
+from vitrail.capture import structure as structures
+from vitrail.capture.inputs import ModelInputs
+from vitrail.errors import GuessWarning, ModelError, NotApplicableError
+
+IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+class Pyramid(nn.Module):
+    """64 tokens, then 16; the second stage may keep its tokens in another order."""
+
+    def __init__(self, order: Tensor | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.merge = nn.Conv2d(3, 16, 4, 4), nn.Conv2d(16, 16, 2, 2)
+        self.layers = nn.ModuleList(
+            nn.ModuleDict({"norm": nn.LayerNorm(16), "qkv": nn.Linear(16, 48), "proj": nn.Linear(16, 16)})
+            for _ in range(4)
+        )
+        self.head = nn.Linear(16, 5)
+        self.order = torch.arange(16) if order is None else order
+
+    def block(self, layer: nn.ModuleDict, x: Tensor) -> Tensor:
+        q, k, v = layer["qkv"](layer["norm"](x)).view(len(x), -1, 3, 2, 8).permute(2, 0, 3, 1, 4)
+        z = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x + layer["proj"](z)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        for layer in self.layers[:2]:
+            x = self.block(layer, x)
+        x = self.merge(x.transpose(1, 2).unflatten(2, (8, 8))).flatten(2).transpose(1, 2)[:, self.order]
+        for layer in self.layers[2:]:
+            x = self.block(layer, x)
+        return self.head(x.mean(1))
+
+
+ORDERS = {
+    "reversed": torch.arange(16).flip(0),
+    "columns": torch.arange(16).view(4, 4).T.flatten(),
+    "shuffled": torch.randperm(16, generator=torch.Generator().manual_seed(3)),
+}
+
+
+@pytest.mark.parametrize("method", ["gradcam_features", "cdam", "scorecam"])
+def test_a_pyramid_in_raster_order_is_explained(method):
+    model = Pyramid().eval()
+    assert vitrail.explain(model, IMAGES, method, target=1).maps.shape == (2, 1, 32, 32)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_pyramid_with_permuted_tokens_is_refused(order):
+    model = Pyramid(ORDERS[order]).eval()
+    for _ in range(2):  # the answer is kept, the refusal as well
+        with pytest.raises(NotApplicableError, match="not in the order of the image"):
+            vitrail.explain(model, IMAGES, "gradcam_features", target=1)
+    vitrail.explain(model, IMAGES, "gradient_x_input", target=1)
+
+
+def test_features_that_come_from_everywhere_are_warned_about():
+    class Blurred(Pyramid):
+        def forward(self, images: Tensor) -> Tensor:
+            return super().forward(images.mean((2, 3), keepdim=True).expand_as(images))
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        vitrail.explain(Blurred().eval(), IMAGES, "scorecam", target=1)
+    assert any(issubclass(w.category, GuessWarning) and "could not be measured" in str(w.message) for w in caught)
+
+
+def test_padding_that_a_model_masks_out_is_in_its_place():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DebertaV2Config(
+        hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16, vocab_size=30, num_labels=3,
+        pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.DebertaV2ForSequenceClassification(config).eval()
+    ids = torch.tensor([[5, 6, 7, 0, 0]])
+    found = structures.read_structure(model, ModelInputs((), {"input_ids": ids, "attention_mask": (ids > 0).long()}))
+    assert next(c for c in found.checks if c.name == "which token is which word").passed
+
+
+# -- every pass --------------------------------------------------------------------------------------------------------
+
+
+class InputDependent(OwnViT):
+    """Skips its last block, or drops tokens, for images that are bright on average."""
+
+    def __init__(self, drops: bool) -> None:
+        super().__init__()
+        self.drops = drops
+
+    def encode(self, x: Tensor) -> Tensor:
+        bright = bool(self.bright)
+        for i, block in enumerate(self.blocks):
+            if bright and i == 2:
+                if not self.drops:
+                    break
+                x = x[:, :9]
+            x = x + self.attend(i, block["norm1"](x))
+            x = x + block["down"](F.gelu(block["up"](block["norm2"](x))))
+        return self.norm(x)
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.bright = images.mean() > 0.5
+        return super().forward(images)
+
+
+@pytest.mark.parametrize(("drops", "match"), [(False, "attended 2 times where 3"), (True, "9 keys where")])
+def test_a_pass_with_other_attention_calls_is_refused(drops, match):
+    model = InputDependent(drops).eval()
+    vitrail.explain(model, IMAGES, "rollout", target=1)
+    with pytest.raises(ModelError, match=match):
+        vitrail.explain(model, IMAGES + 3, "rollout", target=1)
+
+
+def test_the_structure_is_checked_again_under_another_arithmetic(monkeypatch):
+    model, measured = OwnViT().eval(), []
+    measure = structures._measure
+    monkeypatch.setattr(structures, "_measure", lambda *a: measured.append(1) or measure(*a))
+    given = ModelInputs((IMAGES,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessWarning)
+        for _ in range(2):
+            structures.read_structure(model, given)
+        assert len(measured) == 1
+        with torch.autocast("cpu", torch.bfloat16):
+            for _ in range(2):
+                structures.read_structure(model, given)
+        assert len(measured) == 2
+        torch.use_deterministic_algorithms(True)
+        try:
+            structures.read_structure(model, given)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert len(measured) == 3
+        structures.read_structure(model, given)
+    assert len(measured) == 3

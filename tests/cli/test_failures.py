@@ -1,0 +1,115 @@
+"""The command line: Ctrl-C, extras that are missing, and what it says about the model and the image."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from PIL import Image
+
+from tests.cli.test_app import MODEL, vitrail
+from vitrail.cli import common
+from vitrail.models.preprocess import Preprocess
+
+command = import_module("vitrail.cli.explain")
+
+
+@pytest.fixture
+def photo(tmp_path):
+    path = tmp_path / "photo.jpg"
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.effect_noise((300, 200), 90).convert("RGB").save(path, exif=exif)
+    return path
+
+
+def no_work(*_, **__):
+    raise AssertionError("the model was loaded before the missing library was noticed")
+
+
+def hidden(monkeypatch, *modules):
+    """Make modules impossible to import, as if they were not installed."""
+    for name in list(sys.modules):
+        if name.partition(".")[0] in modules:
+            monkeypatch.setitem(sys.modules, name, None)
+    for name in modules:
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+@pytest.mark.parametrize(("module", "extra", "args"), [
+    ("matplotlib", "plot", ["figure", "gradtoken-10", "{photo}"]),
+    ("matplotlib", "plot", ["check", "{photo}", "--out", "{folder}/out"]),
+    ("polars", "bench", ["bench", "smoke"]),
+    ("pyarrow", "bench", ["bench", "smoke", "--dry-run"]),
+    ("pyarrow", "bench", ["explain", "{folder}"]),
+    ("polars", "bench", ["report"]),
+    ("fastapi", "web", ["serve"]),
+    ("uvicorn", "web", ["serve"]),
+    ("transformers", "hf", ["explain", "--text", "A film.", "--model", "hf:someone/model"]),
+])  # fmt: skip
+def test_missing_extras_are_noticed_before_any_work(module, extra, args, photo, tmp_path, monkeypatch):
+    (tmp_path / "runs" / "0123").mkdir(parents=True)
+    (tmp_path / "runs" / "0123" / "manifest.json").write_text("{}")
+    hidden(monkeypatch, module)
+    monkeypatch.setattr("vitrail.models.load", no_work)
+    done = vitrail(*(one.format(photo=photo, folder=tmp_path) for one in args), cwd=tmp_path)
+    assert done.returncode == 2, done.stdout
+    assert f'pip install "vitrail[{extra}]"' in done.stderr
+    assert module in done.stderr
+
+
+@pytest.mark.slow
+def test_demo_without_matplotlib_says_so_first_and_writes_the_page(tmp_path, monkeypatch):
+    hidden(monkeypatch, "matplotlib")
+    done = vitrail("explain", "--method", "rollout", "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert 'pip install "vitrail[plot]"' in done.stderr
+    assert (tmp_path / "index.html").is_file()
+    assert not (tmp_path / "figure.png").exists()
+
+
+@pytest.mark.parametrize("command", [["explain", "{photo}"], ["doctor"], ["compare", "{photo}"], ["check", "{photo}"]])
+def test_ctrl_c_is_one_line_and_status_130(command, photo):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    with patch("vitrail.models.load", interrupt):
+        done = vitrail(*(one.format(photo=photo) for one in command))
+    assert done.returncode == 130
+    assert done.stderr.strip().splitlines() == ["interrupted; files that were finished are complete"]
+
+
+@pytest.mark.slow
+def test_explain_says_that_the_toy_model_was_used(photo, tmp_path):
+    done = vitrail("explain", photo, "--method", "rollout", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "the embedded toy model, which only knows drawn shapes" in done.stdout
+    assert "Choose a model with --model" in done.stdout
+
+
+def test_explain_writes_an_overlay_on_the_photograph_and_says_what_was_seen(photo, tmp_path):
+    done = vitrail("explain", photo, *MODEL, "--method", "rollout", "--out", tmp_path / "out")
+    assert "photo.jpg: the model saw" in done.stdout
+    assert "turned by 90°" in done.stdout
+    assert "Model: timm:vit_tiny_patch16_224, weights: random" in done.stdout
+    assert "toy model" not in done.stdout
+    written = tmp_path / "out" / "photo" / "rollout" / "overlay-original.jpg"
+    assert Image.open(written).size == (200, 300)
+    done = vitrail("explain", photo, *MODEL, "--method", "rollout", "--out", tmp_path / "out", "--no-original")
+    assert done.returncode == 0, done.stderr
+    assert not written.exists()
+
+
+def test_many_cropped_images_are_counted(capsys, monkeypatch):
+    geometry = Preprocess((32, 32)).geometry(300, 200, orientation=6)
+    monkeypatch.setattr(command, "MAX_SENTENCES", 1)
+    command._print_geometries({Path("a.jpg"): geometry, Path("b.jpg"): geometry, Path("c.jpg"): None})
+    assert "Of 3 images 2 were cropped and 2 turned" in " ".join(capsys.readouterr().out.split())
+
+
+def test_model_sentence_of_embedded_models():
+    assert "toy model" in common.model_sentence("scenes-tagged", "pretrained")
+    assert common.model_sentence("cifar10", "pretrained") == "Model: cifar10, weights: pretrained"

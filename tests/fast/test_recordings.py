@@ -1,0 +1,301 @@
+"""Fast paths against the plain path, which ``VITRAIL_PLAIN=1`` selects."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitrail
+from vitrail.fast import recordings
+from vitrail.fast.module_walk import modules_of
+from vitrail.methods import METHODS
+from vitrail.testing import tiny_vit
+
+RECORDED = [m.name for m in METHODS.values() if m.family in ("attention", "gradient", "relevance")]
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+
+
+class Replay:
+    """A stand-in for a recording: the pass is computed again from the recorded inputs, without the model's call."""
+
+    def __init__(self, compute: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        self.compute, self.inputs, self.replays = compute, [t.clone() for t in inputs], 0
+        self.size = 1
+        self.confirmed_in: Any = None
+        self.results: list[Tensor] = []
+
+    def replay(self, inputs: Sequence[Tensor]) -> Any:
+        for own, given in zip(self.inputs, inputs, strict=True):
+            own.copy_(given)
+        self.replays += 1
+        self.results, extra = self.compute(self.inputs)
+        return self.results, extra
+
+    def gave(self, tensor: Tensor) -> bool:
+        """Whether a tensor is a result of the last replay."""
+        return any(one is tensor for one in self.results)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
+    """Record on the CPU, by `Replay`."""
+    made: list[Replay] = []
+
+    def record(compute: Callable[..., Any], inputs: Sequence[Tensor]) -> Replay:
+        made.append(Replay(compute, inputs))
+        return made[-1]
+
+    monkeypatch.setattr(recordings, "_record", record)
+    monkeypatch.setattr(recordings, "_Recording", Replay)
+    monkeypatch.setattr(recordings, "_bound", lambda *_: None)
+    monkeypatch.setattr(recordings, "_drawn", lambda _: 0)
+    monkeypatch.setattr(recordings, "_DEVICES", ("cpu",))
+    return made
+
+
+def test_recording_can_be_switched_off(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(recordings.SWITCH, "0")
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+    for _ in range(3):
+        vitrail.explain(model, images, "rollout", target=0)
+    assert not graphs
+
+
+def test_recordings_serve_other_images_and_classes(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit().double()
+    methods = ["leadlight", "conservative_lrp"]
+    for i in range(3):
+        images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+        target = [[i, 2], [1, i]]
+        fast = vitrail.explain(model, images, methods=methods, target=target)
+        with monkeypatch.context() as plain:
+            plain.setenv("VITRAIL_PLAIN", "1")
+            slow = vitrail.explain(model, images, methods=methods, target=target)
+        for name, expected in slow.items():
+            assert torch.allclose(fast[name].grid, expected.grid, rtol=0, atol=1e-10)
+            assert torch.equal(fast[name].targets, expected.targets)
+            assert torch.equal(fast[name].images, images)
+    assert [one.replays for one in graphs] == [2]
+
+
+def test_recordings_are_not_used_with_hooks_or_autocast(graphs: list[Replay]) -> None:
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+
+    def replayed() -> bool:
+        maps = vitrail.explain(model, images, "rollout", target=0).maps
+        return any(one.gave(maps) for one in graphs)
+
+    assert [replayed() for _ in range(3)] == [False, True, True]
+    handle = model.blocks[0].register_forward_hook(lambda *_: None)
+    assert not replayed()
+    handle.remove()
+    assert replayed()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not replayed()
+    with pytest.raises(vitrail.errors.TargetError, match="class 77"):
+        vitrail.explain(model, images, "rollout", target=77)
+
+
+class FixedReplay(Replay):
+    """A stand-in that returns the results of the recording whatever became of the model, as a GPU does."""
+
+    def __init__(self, compute: Callable[..., Any], inputs: Sequence[Tensor]) -> None:
+        super().__init__(compute, inputs)
+        self.fixed = compute(self.inputs)
+
+    def replay(self, _: Sequence[Tensor]) -> Any:
+        self.replays += 1
+        results, extra = self.fixed
+        self.results = [t.clone() for t in results]
+        return self.results, extra
+
+
+@pytest.fixture
+def fixed_graphs(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> list[Replay]:
+    """Record on the CPU, by `FixedReplay`."""
+
+    def record(compute: Callable[..., Any], inputs: Sequence[Tensor]) -> Replay:
+        graphs.append(FixedReplay(compute, inputs))
+        return graphs[-1]
+
+    monkeypatch.setattr(recordings, "_record", record)
+    return graphs
+
+
+FACTOR = {"value": 1.0}
+
+
+class Scaled(nn.Module):
+    """A model whose output depends on a global variable, a numpy array and a nested setting."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_vit(depth=2)
+        self.array = np.ones(2)
+        self.settings = {"nested": [SimpleNamespace(scale=1.0)]}
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = FACTOR["value"] * float(self.array[1]) * self.settings["nested"][0].scale  # type: ignore[attr-defined]
+        return self.inner(x) * scale
+
+
+def _write_data(model: Scaled) -> None:
+    model.inner.head.weight.data.mul_(-1)
+
+
+def _write_array(model: Scaled) -> None:
+    model.array[1] = -1
+
+
+def _write_setting(model: Scaled) -> None:
+    model.settings["nested"][0].scale = -2.0  # type: ignore[attr-defined]
+
+
+def _replace_forward(model: Scaled) -> None:
+    inner = model.inner
+    model.forward = lambda x: -inner(x)  # type: ignore[method-assign]
+
+
+def _swap_activation(model: Scaled) -> None:
+    model.inner.blocks[0].mlp[1] = nn.ReLU()
+
+
+@pytest.mark.parametrize("change", [_write_data, _write_array, _write_setting, _replace_forward, _swap_activation])
+@pytest.mark.parametrize("method", ["gradtoken", "rollout", "attnlrp"])
+def test_a_recording_of_a_changed_model_is_dropped(change, method, fixed_graphs: list[Replay]) -> None:
+    model, images = Scaled(), torch.randn(1, 3, 32, 32)
+    for _ in range(3):
+        vitrail.explain(model, images, method, target=0)
+    assert [one.replays for one in fixed_graphs] == [2]
+    change(model)
+    fresh = copy.deepcopy(model)
+    if change is _replace_forward:
+        _replace_forward(fresh)
+    found = vitrail.explain(model, images, method, target=0)
+    expected = vitrail.explain(fresh, images, method, target=0)
+    assert torch.allclose(found.grid, expected.grid, rtol=0, atol=1e-6 * float(expected.grid.abs().max()))
+    assert torch.allclose(found.logits, expected.logits, atol=1e-6)
+
+
+def test_a_promise_spares_the_comparison_after_the_first_replay(
+    fixed_graphs: list[Replay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from vitrail.capture import recorded_forward
+
+    compared: list[int] = []
+    compare = recorded_forward.same_to_rounding
+    monkeypatch.setattr(recorded_forward, "same_to_rounding", lambda *a: compared.append(1) or compare(*a))
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+    for _ in range(3):
+        vitrail.explain(model, images, "gradtoken", target=0)
+    assert len(compared) == 2
+    with vitrail.unchanged(model):
+        for _ in range(3):
+            vitrail.explain(model, images, "gradtoken", target=0)
+    assert len(compared) == 3
+    model.head.weight.data.mul_(-1)
+    with vitrail.unchanged(model):  # the promise begins here: what was recorded before is compared once
+        found = vitrail.explain(model, images, "gradtoken", target=0)
+    assert torch.allclose(found.logits, model(images), atol=1e-5)
+
+
+def test_recordings_give_their_memory_back(graphs: list[Replay], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    model, images = tiny_vit(), torch.randn(1, 3, 32, 32)
+    for _ in range(2):
+        vitrail.explain(model, images, "rollout", target=0)
+    expected = vitrail.explain(model, images, "rollout", target=0).maps
+
+    def no_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(graphs[0], "replay", no_memory)
+    assert torch.equal(vitrail.explain(model, images, "rollout", target=0).maps, expected)
+    assert set(recordings._passes[model].values()) == {recordings.RUNS_AFTER_DROPPED}
+    monkeypatch.setattr("vitrail.pipeline.recorded_batch.compute_batch", no_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        vitrail.explain(model, images, "gradtoken", target=0)
+
+
+@pytest.mark.parametrize("method", ["occlusion", "vit_cx", "vit_cx:paper"])
+def test_passes_of_perturbed_images_are_recorded(
+    method: str, graphs: list[Replay], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = tiny_vit().double()
+    for target in (0, 1, None):
+        images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+        fast = vitrail.explain(model, images, method, target=target, batch_size=11)
+        with monkeypatch.context() as plain:
+            plain.setenv("VITRAIL_PLAIN", "1")
+            slow = vitrail.explain(model, images, method, target=target, batch_size=11)
+        assert torch.allclose(fast.grid, slow.grid, rtol=0, atol=1e-10)
+        assert torch.allclose(fast.logits, slow.logits)
+    assert {len(one.inputs[0]) for one in graphs} <= {2, 8, 16}
+    assert sum(one.replays for one in graphs) > 2
+
+
+def test_modules_are_walked_in_order() -> None:
+    shared = nn.Linear(2, 2)
+    model = nn.Sequential(shared, nn.ModuleList([nn.ReLU(), shared]), tiny_vit())
+    assert modules_of(model) == list(model.modules())
+
+
+@needs_gpu
+@pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
+@pytest.mark.parametrize("method", RECORDED)
+def test_replayed_maps_are_those_of_the_plain_path(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_vit().double().cuda()
+    for target in (0, 1, 2, None):
+        images = torch.randn(2, 3, 32, 32, dtype=torch.float64, device="cuda")
+        fast = vitrail.explain(model, images, method, target=target)
+        with monkeypatch.context() as plain:
+            plain.setenv("VITRAIL_PLAIN", "1")
+            slow = vitrail.explain(model, images, method, target=target)
+        assert torch.allclose(fast.grid, slow.grid, rtol=1e-10, atol=1e-10 * float(slow.grid.abs().max()))
+    kept = recordings._passes[model].values()
+    assert any(isinstance(one, recordings._Recording) for one in kept)
+
+
+@needs_gpu
+def test_a_model_that_waits_for_its_results_is_not_recorded() -> None:
+    class Waiting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_vit()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x if float(x.sum()) < 1e9 else -x)
+
+    model = Waiting().cuda()
+    images = torch.randn(1, 3, 32, 32, device="cuda")
+    maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(3)]
+    assert torch.equal(maps[0], maps[2])
+    assert set(recordings._passes[model].values()) == {recordings.NOT_RECORDABLE}
+    torch.randn(2, device="cuda")  # a recording that failed leaves the generator usable
+    free = torch.cuda.memory_reserved()
+    torch.empty(2**28, device="cuda").sum().item()
+    torch.cuda.empty_cache()  # the allocator gives memory back after a recording that failed
+    assert torch.cuda.memory_reserved() <= free + 2**26
+
+
+@needs_gpu
+def test_a_model_that_draws_numbers_is_not_recorded() -> None:
+    class Noisy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_vit()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x + torch.randn_like(x))
+
+    model = Noisy().cuda()
+    images = torch.randn(1, 3, 32, 32, device="cuda")
+    maps = [vitrail.explain(model, images, "rollout", target=0).maps for _ in range(4)]
+    assert not torch.equal(maps[2], maps[3])

@@ -1,0 +1,198 @@
+"""Embedded models: files, accuracy, and class-specific maps as stated in the model cards."""
+
+from __future__ import annotations
+
+import json
+import os
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import torch
+
+import vitrail
+from vitrail.data import CIFAR10, SCENE_CLASSES, Scenes
+from vitrail.errors import OptionError, WeightsError
+from vitrail.models import EMBEDDED_MODELS, PlainViT
+
+COUNT = 150
+SCENE_MODELS = ("scenes", "scenes-tagged")
+ASSETS = Path(os.environ.get("VITRAIL_ASSETS", Path(__file__).resolve().parents[3] / "shared" / "assets"))
+
+
+def predict(loaded, scenes):
+    with torch.no_grad():
+        return loaded.module(scenes.batch(range(len(scenes)))[0])
+
+
+def file_size(name):
+    return len(files("vitrail.models").joinpath("weights", f"{name}.safetensors").read_bytes())
+
+
+@pytest.mark.parametrize("name", EMBEDDED_MODELS)
+def test_weights_are_in_the_package(name):
+    loaded = vitrail.load(name)
+    assert type(loaded.module) is PlainViT
+    assert not loaded.module.training
+    assert sum(p.numel() for p in loaded.module.parameters()) <= 4_000_000
+
+
+@pytest.mark.parametrize("name", SCENE_MODELS)
+def test_scene_models_have_classes_and_size(name):
+    loaded = vitrail.load(name)
+    assert loaded.classes == SCENE_CLASSES
+    assert loaded.preprocess.size == (128, 128)
+
+
+def test_weight_files_are_small():
+    assert sum(file_size(name) for name in SCENE_MODELS) <= 12_000_000
+    assert file_size("cifar10") <= 8_000_000
+    assert file_size("cifar10-distilled") <= 8_000_000
+
+
+def test_cifar10_has_classes_and_size():
+    loaded = vitrail.load("cifar10")
+    assert loaded.preprocess.size == (32, 32)
+    assert loaded.classes[0] == "airplane"
+    assert len(loaded.classes) == 10
+    found = vitrail.explain(loaded, torch.randn(1, 3, 32, 32), "rollout")
+    assert found.structure["tokens"] == "65 = 1 prefix + 8×8 patches"
+    assert found.structure["readout"] == "the CLS token"
+
+
+def test_distilled_cifar10_reads_two_tokens():
+    loaded = vitrail.load("cifar10-distilled")
+    found = vitrail.explain(loaded, torch.randn(1, 3, 32, 32), "rollout")
+    assert found.structure["tokens"] == "66 = 2 prefix + 8×8 patches"
+    assert "distil" in found.structure["readout"]
+
+
+@pytest.fixture(scope="module")
+def cifar10_samples():
+    """Every twentieth image; the archive is unpacked once."""
+    data = CIFAR10(ASSETS / "cifar10" / "cifar10_jpeg.tar.xz", split="test")
+    return [data[i] for i in range(0, len(data), 20)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cifar10", "cifar10-distilled"])
+@pytest.mark.skipif(not (ASSETS / "cifar10").is_dir(), reason="CIFAR-10 is not in VITRAIL_ASSETS")
+def test_cifar10_accuracy(name, cifar10_samples):
+    loaded, samples = vitrail.load(name), cifar10_samples
+    with torch.no_grad():
+        logits = loaded.module(torch.stack([loaded.preprocess(sample.image) for sample in samples]))
+    right = logits.argmax(1) == torch.tensor([sample.label for sample in samples])
+    assert float(right.float().mean()) >= 0.91
+
+
+@pytest.mark.slow
+def test_accuracy():
+    loaded = vitrail.load("scenes")
+    one = Scenes("test", COUNT, objects=1)
+    right = predict(loaded, one).argmax(1) == torch.tensor([scene.classes[0] for scene in one])
+    assert float(right.float().mean()) >= 0.97
+    pairs = Scenes("test", COUNT, pairs=True)
+    top = predict(loaded, pairs).topk(2).indices.sort(-1).values
+    both = top == torch.tensor([sorted(scene.classes) for scene in pairs])
+    assert float(both.all(-1).float().mean()) >= 0.92
+
+
+@pytest.mark.slow
+def test_scenes_tagged_uses_the_tag():
+    loaded = vitrail.load("scenes-tagged")
+    accuracy = {}
+    for tag in (None, False):
+        scenes = Scenes("test", COUNT, objects=1, tagged=True, tag=tag)
+        labels = torch.tensor([scene.classes[0] for scene in scenes])
+        accuracy[tag] = float((predict(loaded, scenes).argmax(1) == labels).float().mean())
+    assert accuracy[None] - accuracy[False] >= 0.3
+
+
+def test_readout_is_found_on_trained_weights():
+    images = Scenes("test", 2).batch(range(2))[0]
+    single = [m.name for m in vitrail.methods().values() if m.family in ("attention", "gradient", "relevance")]
+    found = vitrail.explain(vitrail.load("scenes"), images, methods=single, target="top1")
+    assert found["rollout"].structure["readout"] == "the CLS token"
+    assert not any(e.constant.all() for e in found.values())
+
+
+def mean_relevance(relevance, scene, label):
+    """Mean relevance per pixel on a class and on the rest of the image."""
+    mask = torch.from_numpy(scene.class_mask(label).copy())
+    return relevance[mask].mean(), relevance[~mask].mean()
+
+
+#: Methods whose maps are checked against the masks; they are computed together.
+LOCALISED = ["transformer_mm", "vtranm"]
+
+
+@pytest.fixture(scope="module")
+def single_objects():
+    scenes = Scenes("test", 40, objects=1)
+    targets = [scene.classes[0] for scene in scenes]
+    return scenes, vitrail.explain(
+        vitrail.load("scenes"), scenes.batch(range(40))[0], methods=LOCALISED, target=targets
+    )
+
+
+@pytest.fixture(scope="module")
+def object_pairs():
+    scenes = Scenes("test", 40, pairs=True)
+    targets = [list(scene.classes) for scene in scenes]
+    return scenes, vitrail.explain(
+        vitrail.load("scenes"), scenes.batch(range(40))[0], methods=LOCALISED, target=targets
+    )
+
+
+@pytest.mark.parametrize("method", LOCALISED)
+def test_relevance_is_on_the_object(method, single_objects):
+    """Relevance per pixel on the object against the rest of the image, for each scene."""
+    scenes, explanations = single_objects
+    better = 0
+    for relevance, scene in zip(explanations[method].maps[:, 0], scenes, strict=True):
+        on, off = mean_relevance(relevance, scene, scene.classes[0])
+        better += bool(on > 3 * off)
+    assert better >= 36
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", LOCALISED)
+def test_relevance_is_on_the_target_object_of_a_pair(method, object_pairs):
+    """Relevance per pixel on the target object against the other one, for both objects of a pair."""
+    scenes, explanations = object_pairs
+    correct = 0
+    for pair, scene in zip(explanations[method].maps, scenes, strict=True):
+        for relevance, target, other in zip(pair, scene.classes, reversed(scene.classes), strict=True):
+            correct += bool(mean_relevance(relevance, scene, target)[0] > mean_relevance(relevance, scene, other)[0])
+    assert correct >= 60  # of 80
+
+
+def test_embedded_model_takes_another_file_and_a_distilled_model_has_two_heads(tmp_path):
+    from safetensors.torch import save_file
+
+    architecture = {"size": 32, "patch": 8, "width": 48, "depth": 2, "heads": 2, "classes": 10, "prefix": 2,
+                    "distilled": True}  # fmt: skip
+    state = PlainViT(**architecture).state_dict()
+    metadata = {
+        "architecture": json.dumps(architecture), "classes": json.dumps(list("abcdefghij")),
+        "preprocess": json.dumps({"size": [32, 32], "mean": [0.5] * 3, "std": [0.5] * 3}),
+    }  # fmt: skip
+    save_file(state, tmp_path / "two.safetensors", metadata)
+    found = vitrail.load("cifar10", tmp_path / "two.safetensors")
+    assert found.classes == tuple("abcdefghij")
+    image = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    x = found.module.embed(image).flatten(2).transpose(1, 2)
+    x = found.module.norm(found.module.blocks(torch.cat([found.module.prefix, x], 1) + found.module.position))
+    expected = (found.module.head(x[:, 0]) + found.module.head_dist(x[:, 1])) / 2
+    with torch.no_grad():
+        assert torch.equal(found.module(image), expected.detach())
+    assert (
+        vitrail.explain(found, image, "gradtoken").structure["readout"] == "the mean of the CLS and distillation tokens"
+    )
+    save_file(state, tmp_path / "no-metadata.safetensors")
+    with pytest.raises(WeightsError, match="not a file of an embedded model"):
+        vitrail.load("cifar10", tmp_path / "no-metadata.safetensors")
+    with pytest.raises(WeightsError, match="does not exist"):
+        vitrail.load("cifar10", tmp_path / "missing.safetensors")
+    with pytest.raises(OptionError, match="prefix=2"):
+        PlainViT(distilled=True)

@@ -1,0 +1,64 @@
+"""`docs/coming-from.md`: both halves of each comparison run, and results agree where the page says so.
+
+Vitrail's half is also run by test_docs.py, without the other libraries.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import pytest
+import torch
+
+from tests.repository.test_docs import ROOT
+
+PAGE = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(python|py)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+PEERS = {
+    "pytorch-grad-cam": "pytorch_grad_cam",
+    "Captum": "captum",
+    "transformers-interpret": "transformers_interpret",
+}
+#: Largest difference between the two halves of a section, as a share of the highest value.
+AGREE = {"Grad-CAM": 1e-5, "Another block": 1e-5, "Integrated gradients": 1e-5, "Gradient × input": 1e-5,
+         "Occlusion": 1e-4, "Keep the calls": 1e-5}  # fmt: skip
+#: Sections whose halves correlate but differ, as the page says.
+ALIKE = {"Smoothing": 0.9, "Word scores": 0.5}
+
+
+def sections(text, marks):
+    """(title, text) of each section at a level of headings."""
+    parts = re.split(rf"^{marks} (.*)$", text, flags=re.MULTILINE)
+    return list(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def code(text):
+    return "\n".join(body for _, body in BLOCK.findall(text))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("peer", PEERS)
+def test_both_halves_agree(peer):
+    pytest.importorskip(PEERS[peer], reason=f"{peer} is not installed")
+    chapters = dict(sections(PAGE, "##"))
+    names = {}
+    intro = chapters[peer].partition("\n### ")[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(code(PAGE.partition("\n## ")[0] + intro), names)  # noqa: S102
+        for title, text in sections(chapters[peer], "###"):
+            exec(code(text), names)  # noqa: S102
+            if title in AGREE or title in ALIKE:
+                ours = torch.as_tensor(names["ours"]).double().flatten()
+                theirs = torch.as_tensor(names["theirs"]).double().flatten()
+                if title in AGREE:
+                    assert (ours - theirs).abs().max() <= AGREE[title] * theirs.abs().max(), title
+                else:
+                    assert torch.corrcoef(torch.stack([ours, theirs]))[0, 1] > ALIKE[title], title
+
+
+def test_every_comparison_is_tested():
+    chapters = dict(sections(PAGE, "##"))
+    compared = [found for peer in PEERS for found in sections(chapters[peer], "###")]
+    assert {title for title, text in compared if "```py\n" in text} == AGREE.keys() | ALIKE.keys()

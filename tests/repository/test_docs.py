@@ -1,0 +1,123 @@
+"""The documentation runs: every ``python`` block of a page, top to bottom, in a folder of its own.
+
+Tutorials are run as notebooks (test_tutorials.py), other snippets in test_docs_snippets.py and test_coming_from.py.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from vitrail.methods import METHODS
+from vitrail.methods.applicability import renewed
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
+PAGES = [*GUIDES, *sorted((ROOT / "docs").rglob("*.md"))]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+#: Pages whose examples take seconds.
+SLOW = ("coming-from", "figures", "models", "perturbation", "sanity", "trust")
+RUNNABLE = [
+    pytest.param(p, marks=pytest.mark.slow if p.stem in SLOW else ())
+    for p in PAGES
+    if p.parent.name != "tutorials" and BLOCK.search(p.read_text(encoding="utf-8"))
+]
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=lambda p: p.stem)
+def test_page_runs(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code = "\n".join(BLOCK.findall(page.read_text(encoding="utf-8")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(code, page.name, "exec"), {"__name__": "__main__"})  # noqa: S102
+    assert all(p.name == "out" for p in tmp_path.iterdir()), "examples write below out/ only"
+
+
+def test_every_method_has_its_page_and_is_cited():
+    bibliography = (ROOT / "docs" / "bibliography.bib").read_text(encoding="utf-8")
+    index = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
+    for method in METHODS.values():
+        page = (ROOT / "docs" / "methods" / f"{method.name}.md").read_text(encoding="utf-8")
+        if method.cite or method.family != "control":  # controls need no reference
+            assert f"{{{method.cite}," in bibliography, f"{method.name}: {method.cite or 'nothing to cite'}"
+        assert f"{method.name}.md" in index
+        for option in method.options:
+            assert f"`{option}" in page, f"{method.name}: option {option} is not documented"
+
+
+REFRESH = (
+    'python -c "from pathlib import Path; from vitrail.methods.applicability import renewed; '
+    "p = Path('docs/methods/index.md'); p.write_text(renewed(p.read_text('utf-8')), 'utf-8')\""
+)
+
+
+def test_applicability_table_is_up_to_date():
+    page = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
+    assert page == renewed(page), f"the table in docs/methods/index.md is out of date; to refresh it: {REFRESH}"
+
+
+def test_examples_import_public_modules():
+    """Only ``vitrail`` and its first level; the page of the server is about its modules."""
+    for page in PAGES:
+        if page.name == "web.md":
+            continue
+        for module in re.findall(r"^(?:from|import) (vitrail[\w.]*)", page.read_text(encoding="utf-8"), re.MULTILINE):
+            assert re.fullmatch(r"vitrail(\.[a-z]\w*)?", module), f"{page.name}: {module}"
+
+
+def test_links_between_pages_resolve():
+    for page in PAGES:
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / link).exists(), f"{page.name}: {link}"
+
+
+#: Columns of the README's table in results/imagenet1000.csv; the last column is from benchmarks/results.
+README_SCORES = (
+    ("imagenet", "srg-tokens", "srg(tokens)"),
+    ("imagenet", "srg", "srg(black)"),
+    ("imagenet", "pointing", "hit@0"),
+    ("pets", "segmentation", "miou"),
+)
+
+
+def test_readme_results_agree_with_the_measurements():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    with (ROOT / "results" / "imagenet1000.csv").open(encoding="utf-8", newline="") as file:
+        cells = {
+            (row["dataset"], row["protocol"], row["score"], row["method"]): row
+            for row in csv.DictReader(file)
+            if row["target"] == "predicted"
+        }
+    scenes = json.loads((ROOT / "benchmarks" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
+    (pairs,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
+    best = {score: max(float(cells[key]["value"]) for key in cells if key[:3] == score) for score in README_SCORES}
+    section = text.partition("<!-- results -->")[2].partition("<!-- /results -->")[0]
+    _, _, *rows = section.strip().splitlines()
+    for row in rows:
+        name, *printed, discrimination = (cell.strip() for cell in row.strip("|").split("|"))
+        method = name.removesuffix(" (control)").strip("`*")
+        for score, shown in zip(README_SCORES, printed, strict=True):
+            cell = cells[(*score, {"rise": "rise:masks=1000"}.get(method, method))]
+            value = float(cell["value"])
+            expected = f"{value:.1f}" if cell["unit"] else f"{value:.3f}"
+            expected = f"**{expected}**" if value == best[score] else expected
+            better = cell["control"] == "True" or (float(cell["to_control"]) > 0 and float(cell["p_to_control"]) < 0.05)
+            assert shown == (expected if better else f"{expected} ○"), (method, score)
+        assert discrimination.strip("*") == f"{100 * pairs[method]['wins'][0]:.1f}", method
+    assert len(rows) == 13
+
+
+def test_readme_speed_agrees_with_the_measurements():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    found = json.loads((ROOT / "benchmarks" / "results" / "speed-h200.json").read_text(encoding="utf-8"))["results"]
+    rows = {one["batch"]: one["rows"] for one in found if one["dtype"] == "torch.float32"}
+    six = [f"{rows[batch]['six together']['over_forward_backward']:.2f}" for batch in (8, 64)]
+    gradtoken = [f"{rows[batch]['gradtoken']['over_forward']:.2f}" for batch in (8, 64)]
+    assert f"relative to one F + B | {six[0]} | {six[1]} |" in text
+    assert f"relative to one F | {gradtoken[0]} | {gradtoken[1]} |" in text

@@ -1,0 +1,142 @@
+"""Pages of the papers: every table and figure is there, commands exist, numbers come from committed results."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.repository.test_docs_methods import DOCS, ROOT, hook
+from vitrail.bench.papers import find_table, paper_tables
+from vitrail.bench.plan import plans
+from vitrail.methods import find
+from vitrail.scores import PRESETS
+from vitrail.tools.figures.registry import FIGURES
+
+PAGES = {"vtranm": "vtranm", "gradtoken": "gradtoken", "vitcx": "vit_cx"}
+#: Number of tables and figures of each paper.
+ITEMS = {"vtranm": (4, 5), "gradtoken": (4, 11), "vitcx": (2, 6)}
+
+
+def page(paper):
+    return (DOCS / "papers" / f"{PAGES[paper]}.md").read_text(encoding="utf-8")
+
+
+def numbers(text, word):
+    """Numbers after a word: "Figures 2, 4 and 5" has 2, 4 and 5."""
+    found = re.findall(rf"^\| {word}s? ((?:\d+(?:, | and )?)+)", text, re.MULTILINE)
+    return sorted(int(number) for group in found for number in re.findall(r"\d+", group))
+
+
+@pytest.mark.parametrize("paper", PAGES)
+def test_every_table_and_figure_is_listed_once(paper):
+    tables, figures = ITEMS[paper]
+    assert numbers(page(paper), "Table") == list(range(1, tables + 1))
+    assert numbers(page(paper), "Figure") == list(range(1, figures + 1))
+
+
+@pytest.mark.parametrize("paper", [*PAGES, "index"])
+def test_commands_name_plans_and_figures(paper):
+    text = page(paper) if paper in PAGES else (DOCS / "papers" / "index.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"vitrail bench (\w+)", text)) <= set(plans())
+    assert set(re.findall(r"vitrail figure ([\w-]+)", text)) <= set(FIGURES)
+    if paper in PAGES:
+        drawn = {name for name in FIGURES if name.startswith(f"{paper}-")}
+        assert drawn == set(re.findall(r"vitrail figure ([\w-]+)", text))
+        assert all(f"{name}`" in text for name in plans() if name.startswith(f"{paper}_"))
+
+
+def test_published_numbers_stand_beside_measured_ones():
+    papers = hook("papers")
+    values = papers.load(ROOT)
+    lines = papers.table(find_table("vtranm_table2"), values).splitlines()
+    row = next(line for line in lines if line.startswith("| VTranM | 80.53"))
+    with (ROOT / "results" / "imagenet1000.csv").open(encoding="utf-8", newline="") as file:
+        key = ("pets", "segmentation", "predicted", "miou", "vtranm")
+        names = ("dataset", "protocol", "target", "score", "method")
+        (found,) = (line for line in csv.DictReader(file) if tuple(line[name] for name in names) == key)
+    assert f"| 63.45 | {float(found['value']):.1f} ± " in row
+    ablations = json.loads((ROOT / papers.ABLATIONS).read_text(encoding="utf-8"))["rows"]
+    text = papers.table(find_table("gradtoken_table3"), values)
+    assert f"| 68.24 | {100 * ablations['gradtoken:4']['best_miou']:.1f} ± " in text
+    assert f"| {100 * ablations['gradtoken:depth=8']['best_miou']:.1f} |" in papers.depths(ROOT)
+    assert papers.table(find_table("vitcx_fig1"), values) == "", "single images cannot be measured"
+
+
+def test_tables_of_the_pages_have_numbers():
+    papers = hook("papers")
+    for paper in PAGES:
+        for key, model, optional in papers.MARK.findall(page(paper)):
+            assert key in paper_tables()
+            assert optional or "| ours |" in papers.table(find_table(key), papers.load(ROOT), model), key
+    for name in papers.MOVIES:
+        assert papers.movies(ROOT, name).count("\n") == 1 + len(papers.TEXT_METHODS) + 1
+
+
+def test_measured_tables_are_those_of_the_papers(monkeypatch):
+    """The benchmark runs every method of the tables that its results stand beside."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import paper_tables as benchmark
+
+    papers = hook("papers")
+    jobs = {
+        "cifar10": ["vtranm_table1"],
+        "cifar10-distilled": ["vtranm_table1"],
+        "vtranm": ["vtranm_table4"],
+        "vitcx": ["vitcx_table1", "vitcx_table2"],
+    }
+    for name, keys in jobs.items():
+        job = benchmark.JOBS[name]
+        assert job.preset in PRESETS
+        assert all(find(spec) for spec in job.methods)
+        for key in keys:
+            for specs in find_table(key).methods.values():
+                assert {papers.METHODS.get(spec, spec) for spec in specs} & set(job.methods), (name, specs)
+
+
+def test_a_measured_value_is_shown_with_its_number_of_images():
+    papers = hook("papers")
+    value = papers.Value(71.6, 1.2, 2000)
+    found = {
+        (papers.OurScore("cifar10", "vtranm", "predicted", "negative(black)"), method): value
+        for method in ("vtranm", "transformer_mm")
+    }
+    text = papers.table(find_table("vtranm_table1"), found)
+    assert "| VTranM | 74.90 | 71.6 ± 1.2 |" in text
+    assert text.endswith("Ours: 2,000 images.")
+    assert "CIFAR-100" not in text
+
+
+DIAGRAMS = sorted((DOCS / "images" / "diagrams").glob("*.svg"))
+
+
+def test_diagrams_share_one_style_and_load_nothing():
+    styles = set()
+    for path in DIAGRAMS:
+        text = path.read_text(encoding="utf-8")
+        root = ET.fromstring(text)  # noqa: S314 - our own files
+        assert root.get("class") == "vd"
+        assert root.find("{*}title").text
+        assert root.find("{*}desc").text
+        styles.add(root.find("{*}style").text)
+        assert not re.search(r"href|url\(|<script|https?:(?!//www\.w3\.org/2000/svg)", text), path.name
+        colours = re.findall(r"#[0-9a-f]{3,6}\b", text.partition("</style>")[2])
+        assert not colours, f"{path.name}: colours are in the style only"
+    assert len(DIAGRAMS) == 7
+    assert len(styles) == 1
+
+
+@pytest.mark.parametrize("path", DIAGRAMS, ids=lambda p: p.stem)
+def test_diagrams_are_shown_with_alternative_text(path):
+    pages = "\n".join(p.read_text(encoding="utf-8") for p in (DOCS / "methods").glob("*.md"))
+    (alternative,) = re.findall(rf"!\[([^\]]+)\]\(\.\./images/diagrams/{path.name}\)", pages)
+    assert len(alternative) > 40
+    html = f'<p><img alt="{alternative}" src="../images/diagrams/{path.name}" /></p>'
+    shown = hook("diagrams").inline(html, Path(path).parent)
+    assert "<img" not in shown
+    assert f'aria-label="{alternative}"' in shown
+    assert "<title" not in shown
