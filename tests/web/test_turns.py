@@ -8,11 +8,11 @@ from collections import deque
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.web.web_case import LONG_METHODS, small_app, tiny_model, upload_id, wait_until
 from vitrail.models.loaded import LoadedModel
 from vitrail.testing import tiny_vit
 from vitrail.web.queue import JobCancelled, Queue, QueuedTask, Step
 from vitrail.web.turns import QUANTUM, Turns
-from web_case import LONG_METHODS, small_app, tiny_model, upload_id, wait_until
 
 
 def put_endless(queue, client, stop, ended):
