@@ -89,14 +89,14 @@ def test_a_closed_queue_ends_paused_steps():
 def test_used_time_decides_between_clients_that_hold_as_many_slots():
     turns = Turns(1)
     turns.arrive("old")
-    turns.take(["old"], is_long=True)
+    turns.hold_slot(["old"], is_long=True)
     turns.charge(["old"], 20 * QUANTUM)
     turns.arrive("new")
     assert turns.should_yield("old", 20 * QUANTUM, ["new"])
     assert not turns.should_yield("old", QUANTUM / 2, ["new"])
     assert not turns.should_yield("old", 20 * QUANTUM, ["old"])
-    turns.give_back(["old"], is_long=True)
-    turns.take(["new"], is_long=True)
+    turns.release_slot(["old"], is_long=True)
+    turns.hold_slot(["new"], is_long=True)
     turns.charge(["new"], 2 * QUANTUM)
     assert turns.should_yield("new", 2 * QUANTUM, ["old"])  # a newcomer starts with the time of the others
     turns.leave("old")

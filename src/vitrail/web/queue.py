@@ -264,13 +264,13 @@ class Queue:
             seconds = monotonic() - own.start
             if not self._turns.should_yield(own.clients[0], seconds, self._waiting(long_only=True)):
                 return
-            self._turns.give_back(own.clients, own.is_long)
+            self._turns.release_slot(own.clients, own.is_long)
             self._paused.append(own)
             self._condition.notify_all()
             while not self.closed and self._next_paused() is not own:
                 self._condition.wait(1.0)
             self._paused.remove(own)
-            self._turns.take(own.clients, own.is_long)
+            self._turns.hold_slot(own.clients, own.is_long)
             own.start = own.charged = monotonic()
             if self.closed:
                 raise JobCancelled
@@ -318,7 +318,7 @@ class Queue:
             self._charge()
             with self._condition:
                 own, self._own.slice = self._own.slice, None
-                self._turns.give_back(own.clients, own.is_long)
+                self._turns.release_slot(own.clients, own.is_long)
                 self._idle.add(index)
                 self._condition.notify_all()
 
@@ -334,7 +334,7 @@ class Queue:
             step = tasks[0].steps[0]
             own = _Slice([task.client for task in tasks], not step.can_interleave, step.is_parallel)
             self._own.slice = own
-            self._turns.take(own.clients, own.is_long)
+            self._turns.hold_slot(own.clients, own.is_long)
             self._condition.notify_all()
         return tasks
 

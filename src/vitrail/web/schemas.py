@@ -67,6 +67,25 @@ class CheckRequest(InputRequest):
     seed: Seed = 0
 
 
+class RemoveRequest(RequestSchema):
+    """Patches to remove from an image, and the classes whose probabilities are returned."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "removed": [34, 35], "classes": [2, 5]}]})
+    model: Name
+    picture: Name
+    removed: list[Index] = Field(min_length=1, max_length=20_000, description="Indices of patches, row by row")
+    classes: list[Index] = Field(min_length=1, max_length=20)
+
+
+class RemoveResponse(BaseModel):
+    """Class probabilities without the patches, and without as many others, the mean over shifted regions."""
+
+    without: list[float | None]
+    elsewhere: list[float | None]
+    example: list[int]
+    by: str
+
+
 class CurvesRequest(RequestSchema):
     """Methods to evaluate by deletion and insertion; the random control is always added."""
 

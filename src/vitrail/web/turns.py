@@ -26,7 +26,7 @@ class Turns:
         >>> turns = Turns(2, reserved=1)
         >>> for client in "ab":
         ...     turns.arrive(client)
-        >>> turns.take(["a"], is_long=True)
+        >>> turns.hold_slot(["a"], is_long=True)
         >>> turns.has_slot(is_long=True), turns.has_slot(is_long=False)
         (False, True)
         >>> turns.charge(["a"], 1.0)
@@ -58,12 +58,12 @@ class Turns:
         """Note that a client has no task left."""
         self._used.pop(client, None)
 
-    def take(self, clients: Iterable[str], is_long: bool) -> None:
+    def hold_slot(self, clients: Iterable[str], is_long: bool) -> None:
         """Take one slot for a step of one client, or for one that several clients share."""
         self._steps[is_long] += 1
         self._held.update(clients)
 
-    def give_back(self, clients: Iterable[str], is_long: bool) -> None:
+    def release_slot(self, clients: Iterable[str], is_long: bool) -> None:
         """Give one slot back."""
         self._steps[is_long] -= 1
         self._held.subtract(clients)

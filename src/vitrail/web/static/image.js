@@ -17,6 +17,7 @@ import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { MethodPicker } from "./methods.js";
 import { showRecent } from "./recent.js";
+import { PatchRemoval } from "./removal.js";
 import { uploadReduced } from "./shrink.js";
 import { addImageSources, addThumbnails, markSample } from "./sources.js";
 import { findFile, keepFile } from "./uploads.js";
@@ -62,6 +63,7 @@ export class ImagePanel {
       },
       attention: (patch) => attention.open(this.input, patch, this.scene),
     });
+    this.removal = new PatchRemoval();
     this.views = new TableViews(
       () => this.draw(),
       () => this.#change(),
@@ -382,6 +384,7 @@ export class ImagePanel {
       better: failed ? (methods.find(passes) ?? null) : null,
       geometry: this.image.geometry,
     });
+    this.removal.show(this.scene, this.input, method, this.classes);
     showClassChoice(
       keys.length > 1 ? keys.map((key) => this.classes.name(key)) : [],
       this.shown,
