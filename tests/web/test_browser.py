@@ -15,6 +15,7 @@ from tests.web.page_case import (
     canvas_checksum,
     random_image,
     select_methods,
+    show_all_methods,
     wait_for,
     wait_idle,
     wait_redrawn,
@@ -200,6 +201,7 @@ def test_address_is_the_state(visit):
     page.click(".classes li:nth-child(2) .class-button")
     wait_for(page, "!location.search.includes('classes=0&')")
     second, heading = page.url, page.inner_text("#question")
+    show_all_methods(page)
     page.check("#image-panel .methods input[value=gradcam]")
     wait_for(page, "location.search.includes('method=gradcam')")
     wait_idle(page)

@@ -1,6 +1,6 @@
 /** The image panel: an image, classes, methods, and their maps. */
 
-import { AboutMap } from "./about.js";
+import { AboutMap, worstCheck } from "./about.js";
 import { DEFAULT_STYLE } from "./address.js";
 import * as api from "./api.js";
 import { combinedState, methodTitle } from "./captions.js";
@@ -10,6 +10,7 @@ import { MapComparison } from "./comparison.js";
 import { addControls, showClassChoice, showStyle } from "./controls.js";
 import { Curves } from "./curves.js";
 import { hideAlert, sentence, setText, showAlert } from "./dom.js";
+import { examplesFor, showExamples } from "./examples.js";
 import { Downloads } from "./downloads.js";
 import { closeDrawer } from "./drawer.js";
 import { headline, tableHeadline } from "./headline.js";
@@ -17,6 +18,7 @@ import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { MethodPicker } from "./methods.js";
 import { showRecent } from "./recent.js";
+import { Pins } from "./pins.js";
 import { PatchRemoval } from "./removal.js";
 import { uploadReduced } from "./shrink.js";
 import { addImageSources, addThumbnails, markSample } from "./sources.js";
@@ -64,6 +66,7 @@ export class ImagePanel {
       attention: (patch) => attention.open(this.input, patch, this.scene),
     });
     this.removal = new PatchRemoval();
+    this.pins = new Pins(() => this.#shownResult());
     this.views = new TableViews(
       () => this.draw(),
       () => this.#change(),
@@ -133,7 +136,7 @@ export class ImagePanel {
   async open(model, state, models, job = null) {
     const session = (this.session += 1);
     const known = model === this.model;
-    Object.assign(this, { model, shown: state.shown ?? "both", focus: state.focus });
+    Object.assign(this, { model, models, shown: state.shown ?? "both", focus: state.focus });
     if (state.style) {
       this.style = state.style;
       showStyle(this.style);
@@ -155,7 +158,7 @@ export class ImagePanel {
 
   /** Offer a model and its samples without opening an image. */
   async prepare(model, models) {
-    this.model = model;
+    Object.assign(this, { model, models });
     this.classes.setModel(model);
     this.methods.setModel(model);
     this.views.setModels(models, model, {});
@@ -166,6 +169,11 @@ export class ImagePanel {
   async #addSamples() {
     const samples = await api.samples(this.model.id);
     this.firstSample = samples[0]?.id;
+    showExamples(find("examples"), examplesFor(this.model, samples, this.models ?? []), (address) => {
+      closeDrawer();
+      history.pushState(null, "", address);
+      dispatchEvent(new PopStateEvent("popstate"));
+    });
     return addThumbnails(samples, (id) => {
       closeDrawer();
       this.#open({ sample: id }, { push: true });
@@ -355,6 +363,19 @@ export class ImagePanel {
     if (this.views.name === "maps") this.#drawMaps(methods, keys);
     else this.#checkTable(keys);
     this.#drawStatus(methods, heading);
+  }
+
+  /** The large map with what it shows, for pinning; null while it is not ready. */
+  #shownResult() {
+    const method = this.methods.info(this.focus);
+    if (!this.image || !this.jobs.finished([method.spec], this.keys).length) return null;
+    return {
+      canvas: find("main-map").querySelector("canvas"),
+      model: this.model.title,
+      name: this.keys.map((key) => this.classes.name(key)).join(" and "),
+      method: methodTitle(method),
+      check: worstCheck(this.keys.map((key) => this.checks.item(method.spec, key))),
+    };
   }
 
   /** Check the maps of a table: those of the first model, then those of the second. */

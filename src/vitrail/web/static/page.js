@@ -7,6 +7,7 @@ import { el, setText, showAlert, showInfo } from "./dom.js";
 import { addDrawer } from "./drawer.js";
 import { ImagePanel } from "./image.js";
 import { TextPanel } from "./text.js";
+import { addTour } from "./tour.js";
 import { reshade } from "./words.js";
 
 const THEME = "vitrail-theme";
@@ -194,6 +195,7 @@ function measureFirstMap() {
 async function start() {
   addThemeButton();
   addDrawer();
+  addTour();
   addTabEvents();
   measureFirstMap();
   try {

@@ -53,6 +53,7 @@ export class PatchRemoval {
     if (this.key !== key) this.chosen = null;
     Object.assign(this, { key, shownMap: map, found: null });
     setText(find("removal-method"), method.title);
+    this.bars.replaceChildren();
     this.#update();
     this.#noteBorder();
   }
