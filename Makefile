@@ -38,7 +38,7 @@ wheel: .venv/.dev  ## build the package and use it in an environment of its own
 	$(PY) .ci/wheel.py
 
 bench: .venv/.dev  ## speed and memory as ratios to the bare model
-	$(PY) benchmarks/speed.py --device cpu --batches 8 --repeats 3 --out benchmarks/results/speed-cpu.json
+	$(PY) benchmarks/run.py speed --repeats 3 --set shapes=float32:8 --out benchmarks/results
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

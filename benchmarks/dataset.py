@@ -1,6 +1,4 @@
-"""Rate of `vitrail bench` from files on disk to finished parts, against the rate of its forward passes.
-
-    python benchmarks/dataset.py --assets shared/assets --device cuda --out dataset-h200.json
+"""Case of `vitrail bench` from files on disk to finished parts, against the rate of its forward passes.
 
 The validation images of the assets are copied to a temporary folder until there are as many files as asked for, and
 run through the path of `vitrail bench`: decoding, preprocessing, maps, perturbation tests, parts. Two plans:
@@ -19,21 +17,21 @@ the times these would need, divided by the time of the run.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
 import torch
-from common import SINGLE_PASS_METHODS, Timer, device_name, save_json
+from measuring import BASE, SINGLE_PASS_METHODS, TINY, Run, Timer, profile_call
 
 from vitrail.bench import chunk as chunk_module
 from vitrail.bench.chunk import Chunk
@@ -43,14 +41,13 @@ from vitrail.bench.explainer import Explainer
 from vitrail.bench.parts import ScoreRows
 from vitrail.bench.results_store import ResultsStore
 from vitrail.bench.run import open_run
-from vitrail.pipeline.explanation import versions
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import find_presets
 
 TABLE_IMAGES = 50_000
 PLANS: dict[str, tuple[list[str], str]] = {
     "reading": (["rollout", "gradcam"], "predicted"),
-    "table": (SINGLE_PASS_METHODS, "both"),
+    "table": (list(SINGLE_PASS_METHODS), "both"),
 }
 #: Functions of the run whose time is added up, by the name of the phase.
 PHASES: list[tuple[str, type, str]] = [
@@ -99,7 +96,7 @@ def write_labels(root: Path, files: list[Path], classes: list[int]) -> None:
     (root / "val_labels.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def plan_text(name: str, root: Path, args: argparse.Namespace) -> str:
+def plan_text(name: str, root: Path, args: SimpleNamespace) -> str:
     """The plan as TOML."""
     methods, targets = PLANS[name]
     dtype = f', dtype = "{args.dtype}"' if args.dtype else ""
@@ -177,7 +174,7 @@ def forwards_per_image(chunks: list[Chunk]) -> float:
     return total / max(images, 1)
 
 
-def measure_run(store: ResultsStore, args: argparse.Namespace) -> dict[str, Any]:
+def measure_run(store: ResultsStore, args: SimpleNamespace) -> dict[str, Any]:
     """Run all chunks, the first one apart; seconds, images and waits."""
     engine, chunks = LocalEngine(1, args.device, 1), store.chunks
     started = time.perf_counter()
@@ -210,7 +207,7 @@ def measure_run(store: ResultsStore, args: argparse.Namespace) -> dict[str, Any]
     }  # fmt: skip
 
 
-def bounds(store: ResultsStore, name: str, args: argparse.Namespace, timer: Timer) -> dict[str, float]:
+def bounds(store: ResultsStore, name: str, args: SimpleNamespace, timer: Timer) -> dict[str, float]:
     """Rates of the evaluator's bare forward passes, and of explaining and scoring a batch in memory."""
     context = store.context
     model, one = context.model(0), store.chunks[0]
@@ -265,7 +262,7 @@ def bounds(store: ResultsStore, name: str, args: argparse.Namespace, timer: Time
     }
 
 
-def measure(name: str, root: Path, files: list[Path], args: argparse.Namespace, timer: Timer) -> dict[str, Any]:
+def measure(name: str, root: Path, files: list[Path], args: SimpleNamespace, timer: Timer) -> dict[str, Any]:
     """Rate of one plan, and its bounds."""
     count = args.reads if name == "reading" else args.images
     plan = root.parent / f"{name}.toml"
@@ -294,93 +291,35 @@ def measure(name: str, root: Path, files: list[Path], args: argparse.Namespace, 
           f"in memory {result['share_of_in_memory']:.3f}; waited {result['seconds_waiting_for_data']:.2f} s of "
           f"{result['seconds']:.1f}; {result['hours_for_50000']:.2f} h for {TABLE_IMAGES:,}; phases "
           f"{ {k: round(v, 2) for k, v in result['seconds_by_phase'].items()} }", flush=True)  # fmt: skip
-    if args.profile:
-        result["profile"] = profile(store, args)
-    return result
+    again = partial(LocalEngine(1, args.device, 1).run, store.chunks[:2])
+    return result | {"again": partial(profile_call, again)}
 
 
-def profile(store: ResultsStore, args: argparse.Namespace) -> dict[str, Any]:
-    """Busy share of the GPU, its largest gaps and its longest kernels, while two chunks are run again."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as profiler
-
-    engine = LocalEngine(1, args.device, 1)
-    activity = ProfilerActivity.CUDA if args.device.startswith("cuda") else ProfilerActivity.CPU
-    with profiler(activities=[activity]) as recorded, timed_phases() as phases:
-        started = time.perf_counter()
-        engine.run(store.chunks[:2])
-        seconds = time.perf_counter() - started
-    events = [
-        (e.start_ns(), e.start_ns() + e.duration_ns(), e.name()) for e in recorded.profiler.kineto_results.events()
-        if "cuda" in str(e.device_type()).lower() or not args.device.startswith("cuda")
-    ]  # fmt: skip
-    events.sort()
-    busy, end, last, gaps = 0, 0, "start", []
-    by_name: dict[str, int] = {}
-    for start, stop, name in events:
-        by_name[name] = by_name.get(name, 0) + stop - start
-        if start > end and end:
-            gaps.append((start - end, last, name))
-        busy += max(0, stop - max(start, end))
-        if stop > end:
-            end, last = stop, name
-    span = (end - events[0][0]) if events else 1
-    gaps.sort(reverse=True)
-    kernels = sorted(by_name.items(), key=lambda item: -item[1])[:25]
-    shares = {limit: sum(g for g, _, _ in gaps if g > limit * 1e3) / span for limit in (10, 100, 1000, 10_000, 100_000)}
-    result = {
-        "seconds": seconds, "span_seconds": span / 1e9, "busy_share": busy / span, "events": len(events),
-        "share_in_gaps_longer_than_us": shares, "seconds_by_phase": phases,
-        "gaps_ms": [(round(g / 1e6, 2), before[:60], after[:60]) for g, before, after in gaps[:15]],
-        "kernels_ms": [(name[:90], round(t / 1e6, 1)) for name, t in kernels],
-    }  # fmt: skip
-    print(json.dumps(result, indent=1), flush=True)
-    return result
-
-
-def main() -> None:
-    """Build the data set, measure, and write the results as they come."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--assets", type=Path, required=True, help="folder with imagenet/val and imagenet/classes.csv")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="vit_base_patch16_224")
-    parser.add_argument("--weights", default="random", help="a weights file, or random")
-    parser.add_argument("--plans", nargs="+", choices=list(PLANS), default=list(PLANS))
-    parser.add_argument("--reads", type=int, default=5000, help="files of the plan that counts reading")
-    parser.add_argument("--images", type=int, default=1000, help="files of the table")
-    parser.add_argument("--distinct", type=int, default=1000, help="images before they repeat")
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--explain-batch", type=int, default=64)
-    parser.add_argument("--bound-images", type=int, default=128, help="images of the bound in memory")
-    parser.add_argument("--chunk", type=int, default=256)
-    parser.add_argument("--precision", default="bfloat16", choices=["bfloat16", "float32"])
-    parser.add_argument("--dtype", default=None, choices=["bfloat16", "float16"], help="convert the model")
-    parser.add_argument("--compile", action="store_true", help="run the evaluated model through torch.compile")
-    parser.add_argument("--profile", action="store_true", help="also profile two chunks of each plan")
-    parser.add_argument("--seconds", type=float, default=90.0, help="start no further chunk of a plan after this time")
-    parser.add_argument("--out", type=Path, default=None)
-    args = parser.parse_args()
-    warnings.simplefilter("ignore")
-    warnings.filterwarnings("always", message="the model cannot be compiled")
-    args.classes = None
-    timer = Timer(torch.device(args.device), 1)
-    results: dict[str, Any] = {}
+def dataset(
+    run: Run, *, model: str = BASE, weights: str = "random", plans: tuple[str, ...] = tuple(PLANS), reads: int = 5000,
+    images: int = 1000, distinct: int = 1000, batch: int = 256, explain_batch: int = 64, bound_images: int = 128,
+    chunk: int = 256, precision: str = "bfloat16", dtype: str = "", compile: bool = False, seconds: float = 90.0,  # noqa: A002
+) -> dict[str, Any]:  # fmt: skip
+    """`vitrail bench` from files on disk: images per second, and shares of the rates of its passes; needs --assets."""
+    if run.assets is None:
+        raise SystemExit("dataset copies images: pass --assets, a folder with imagenet/val and imagenet/classes.csv")
+    args = SimpleNamespace(**{name: value for name, value in locals().items() if name != "run"})
+    args.device, args.classes = str(run.device), None
+    if run.tiny:
+        plans, args.model, args.reads, args.images, args.distinct, args.batch = plans[:1], TINY, 4, 4, 2, 2
+        args.chunk, args.explain_batch, args.bound_images, args.precision = 2, 2, 2, "float32"
+    timer, results = run.timer(1), dict[str, Any]()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "imagenet"
-        started = time.perf_counter()
-        most = max(args.reads if "reading" in args.plans else 0, args.images if "table" in args.plans else 0)
-        files = copy_images(args.assets.resolve(), root, most)
-        print(f"{most} files in {time.perf_counter() - started:.1f} s", flush=True)
-        for name in args.plans:
+        most = max(args.reads if "reading" in plans else 0, args.images if "table" in plans else 0)
+        files = copy_images(run.assets.resolve(), root, most)
+        for name in plans:
             results[name] = measure(name, root, files, args, timer)
-            left_out = ("out", "device", "classes", "assets")
-            manifest = {k: v for k, v in vars(args).items() if k not in left_out} | {
-                "device": device_name(args.device), "methods": {k: PLANS[k][0] for k in args.plans},
-                "cores": os.cpu_count(), "versions": versions(),
-            }  # fmt: skip
-            save_json(args.out, {"manifest": manifest, "results": results})
+            if run.profile:
+                results[name]["profile"] = results[name].pop("again")(run.device)
+                print(json.dumps(results[name]["profile"], indent=1), flush=True)
+            else:
+                del results[name]["again"]
+            run.save(results)
             open_context.cache_clear()
-
-
-if __name__ == "__main__":
-    main()
+    return results

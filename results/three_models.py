@@ -5,7 +5,7 @@
     python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values, relatives, 34 + 50
     python results/three_models.py                       # tables and figure from the committed files
 
-RUN is a folder with ``manifest.json`` and ``scores-MODEL.parquet``, as ``benchmarks/run_plan.py`` writes them. A method
+RUN is a folder with ``manifest.json`` and ``scores-MODEL.parquet``, as ``studies/run_plan.py`` writes them. A method
 that is in several runs is taken from the last one; images are those that all runs have. Values, intervals and tests are
 computed for each model by itself, with the functions of `vitrail report`.
 Methods that cost thousands of passes were run on fewer images, so there are three sets of rows.

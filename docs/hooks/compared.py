@@ -1,6 +1,6 @@
 """MkDocs hook: tables of `vitrail.compare` on docs/compare.md.
 
-``<!-- compare: MODEL -->`` becomes the table of a model in benchmarks/results/compare.json.
+``<!-- compare: MODEL -->`` becomes the table of a model in studies/results/compare.json.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from mkdocs.config.defaults import MkDocsConfig
 
 MARK = re.compile(r"<!-- compare: (\S+) -->")
-RESULTS = Path("benchmarks") / "results" / "compare.json"
+RESULTS = Path("studies") / "results" / "compare.json"
 HEADER = ("method", "faithfulness, points ↑", "tied", "class similarity ↓", "localisation ↑", "forward passes ↓")
 
 

@@ -1,7 +1,7 @@
 """MkDocs hook: the table of measured scores on each method page.
 
 ``<!-- measured -->`` on a page docs/methods/NAME.md becomes a table of the method and its measured variants, with the
-strongest control for comparison. Numbers come from results/imagenet1000.csv and benchmarks/results/pairs-scenes.json.
+strongest control for comparison. Numbers come from results/imagenet1000.csv and studies/results/pairs-scenes.json.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def load(root: Path) -> Scores:
             if column is not None and row["target"] == "predicted":
                 half = (float(row["high"]) - float(row["low"])) / 2
                 scores[column][row["method"]] = float(row["value"]), half
-    pairs = json.loads((root / "benchmarks" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
+    pairs = json.loads((root / "studies" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
     methods = next(result["methods"] for result in pairs["results"] if result["model"] == "scenes")
     for name, found in methods.items():
         value, low, high = (100 * number for number in found["wins"])

@@ -3,9 +3,9 @@
 ``<!-- paper KEY -->`` becomes the numbers of a published table (vitrail.papers) for which a committed result has a
 counterpart, such as ``<!-- paper vtranm_table2 -->``; with ``if measured``, nothing where there is none,
 and with ``on MODEL`` the results of that embedded model. Published
-numbers come from src/vitrail/papers/numbers.csv, ours from results/imagenet1000.csv and, in benchmarks/results,
+numbers come from src/vitrail/papers/numbers.csv, ours from results/imagenet1000.csv and, in studies/results,
 ablations-pets.json and, if it exists, paper-tables.json. ``<!-- movies -->`` becomes token-F1 by the
-number of words, from benchmarks/results/movies.json, ``<!-- movies-base -->`` the same from
+number of words, from studies/results/movies.json, ``<!-- movies-base -->`` the same from
 movies-base.json; ``<!-- depths -->`` the scores of GradToken by depth.
 """
 
@@ -33,7 +33,7 @@ MARK = re.compile(r"<!-- paper (\w+)(?: on ([\w-]+))?( if measured)? -->")
 DEPTHS = "<!-- depths -->"
 #: Results of classifiers of movie reviews.
 MOVIES = ("movies", "movies-base")
-ABLATIONS = "benchmarks/results/ablations-pets.json"
+ABLATIONS = "studies/results/ablations-pets.json"
 #: By data set of a paper, the one we have instead.
 DATA = {"imagenet": "imagenet", "imagenet-segmentation": "pets", "cifar10": "cifar10"}
 #: By protocol of a paper, the one in the results that is computed in the same way.
@@ -98,7 +98,7 @@ def load(root: Path) -> Values:
             key = OurScore("pets", "ablations", "predicted", score), method
             half = None if low is None else 50 * (high - low)
             values[key] = Value(100 * row[score], half, ablations["manifest"]["images"])
-    tests = root / "benchmarks" / "results" / "paper-tables.json"
+    tests = root / "studies" / "results" / "paper-tables.json"
     measured = json.loads(tests.read_text(encoding="utf-8"))["rows"] if tests.exists() else {}
     for row in (row for rows in measured.values() for row in rows):
         key = OurScore(row["dataset"], row["protocol"], row["target"], row["score"]), row["method"]
@@ -210,7 +210,7 @@ def depths(root: Path) -> str:
 
 def movies(root: Path, name: str) -> str:
     """Token-F1 of the methods of GradToken's Figure 6 by the number of words, as a table."""
-    rows = json.loads((root / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
+    rows = json.loads((root / "studies" / "results" / f"{name}.json").read_text(encoding="utf-8"))["rows"]
     found = {row["method"]: row["macro_f1_at"] for row in rows}
     tops = list(found["gradtoken"])
     lines = [f"| token-F1 ↑, words picked | {' | '.join(tops)} |", "|---|" + "---:|" * len(tops)]

@@ -16,6 +16,7 @@ from torch import nn
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import forget
 from vitrail.fast import unchanged
 from vitrail.inputs.targets import contrast, similarity
 from vitrail.methods.plugins import load_plugins
@@ -48,6 +49,7 @@ __all__ = [
     "compare",
     "contrast",
     "explain",
+    "forget",
     "load",
     "methods",
     "serve",

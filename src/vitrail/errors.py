@@ -22,6 +22,10 @@ class ModelError(VitrailError, ValueError):
     """The model is unknown or cannot be explained: no attention, weights that are not finite, unknown token layout."""
 
 
+class StructureDiffersError(ModelError):
+    """The pass of a call differs from what was known of the model from an earlier pass."""
+
+
 class WeightsError(VitrailError, ValueError):
     """A weights file is unsafe, unreadable, or does not fit the model."""
 

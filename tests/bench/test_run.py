@@ -282,7 +282,7 @@ def test_repeated_class_is_explained_once(tiny_run, monkeypatch):  # noqa: F811
     for name, own in explanations.items():
         assert torch.allclose(own.maps, whole[name].maps, atol=1e-4), name
         assert torch.allclose(own.grid, whole[name].grid, atol=1e-5), name
-        assert torch.equal(own.flat, whole[name].constant), name
+        assert torch.equal(own.constant, whole[name].constant), name
 
 
 def test_imagenet_outputs_stand_for_voc_classes(tmp_path):

@@ -179,13 +179,20 @@ def test_nothing_is_left_behind():
 
 
 def test_the_graph_starts_where_it_must():
-    """GradToken needs the last block's queries: nothing before them may be in the graph, nothing else may be kept."""
+    """GradToken needs the last block's queries: nothing before them may be in the graph, nothing else may be kept.
+
+    The readout needs the output of the last attention, and nothing before it.
+    """
     model, model_inputs = tiny_vit(), ModelInputs((torch.randn(1, 3, 32, 32),))
     needs = vitrail.methods()["gradtoken"].needed(vitrail.methods()["gradtoken"].options)
-    with forward_pass(model, model_inputs, read_structure(model, model_inputs), [needs]) as one:
+    structure = read_structure(model, model_inputs)
+    for confirm in (False, True):
+        with forward_pass(model, model_inputs, structure, [needs], confirm=confirm) as one:
+            assert list(one.nodes) == [("dQ", 2), ("dZ", 2)]
+            assert one.nodes["dQ", 2].is_leaf
+        with forward_pass(model, model_inputs, structure, [{"A_mean": ALL}], confirm=confirm) as one:
+            assert list(one.nodes) == [("dZ", 2)]
+            assert one.nodes["dZ", 2].is_leaf
+    with forward_pass(model, model_inputs, structure, [needs]) as one:
         assert [set(vars(block)) - {"pool"} for block in one.blocks] == [{"A_mean"}, {"A_mean"}, {"K"}]
-        assert list(one.nodes) == [("dQ", 2)]
-        assert one.nodes["dQ", 2].is_leaf
         assert not any(t.requires_grad for b in one.blocks for t in vars(b).values() if isinstance(t, torch.Tensor))
-    with forward_pass(model, model_inputs, read_structure(model, model_inputs), [{"A_mean": ALL}]) as one:
-        assert not one.output.requires_grad

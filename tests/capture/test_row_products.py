@@ -242,7 +242,7 @@ def test_the_structure_of_large_inputs_is_read_without_matrices(monkeypatch):
 
 KERNELS = """
 import torch
-from vitrail.fast.row_kernels import attention_rows
+from vitrail.fast.row_kernels import row_products
 for b, H, m, n, dh in ((2, 2, 70, 70, 8), (1, 1, 33, 130, 20)):
     Q, dZ = (torch.randn(b, m, H, dh).transpose(1, 2) for _ in range(2))
     K, V = (torch.randn(b, H, n, dh) for _ in range(2))
@@ -250,8 +250,8 @@ for b, H, m, n, dh in ((2, 2, 70, 70, 8), (1, 1, 33, 130, 20)):
     A = torch.softmax(Q.double() @ K.double().mT * 0.3, -1)
     M = (A * (dZ.double() @ V.double().mT)).clamp_min(0)
     for got, expected in (
-        (attention_rows(Q, K, v, 0.3), v.double()[:, None, None] @ A),
-        (attention_rows(Q, K, v, 0.3, V, dZ), v.double()[:, None, None] @ M),
+        (row_products(Q, K, v, 0.3), v.double()[:, None, None] @ A),
+        (row_products(Q, K, v, 0.3, V, dZ), v.double()[:, None, None] @ M),
     ):
         error = (got.double() - expected.squeeze(-2)).abs().max() / expected.abs().max()
         assert error < 1e-5, (got.shape, error)

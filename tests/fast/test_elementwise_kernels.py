@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import vitrail
-from vitrail.fast import kernel_runs
-from vitrail.lrp import convolution, elementwise, rules
+from vitrail.fast import kernels
+from vitrail.lrp import convolution, rules
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Linear, Product, Samples
 from vitrail.models.plain_vit import PlainViT
@@ -21,7 +21,7 @@ RELEVANCE = ("lrp", "partial_lrp", "transformer_attribution", "conservative_lrp"
 #: By Triton's interpreter, which runs on the CPU; it must be chosen before Triton is imported.
 INTERPRETED = """
 import torch
-from vitrail.fast import kernel_runs
+from vitrail.fast import kernels
 from vitrail.lrp import elementwise
 from vitrail.lrp import elementwise_gradients
 from vitrail.lrp.ops import Samples
@@ -86,16 +86,21 @@ def cases(shape):
 used = set()
 
 
-def noted(compute, *given):
-    used.add(compute.__name__)
-    return kernel_runs.attempt(compute, *given)
+run = kernels.run_kernel_or_none
 
 
-elementwise.attempt = elementwise_gradients.attempt = noted
+def noted(name, *given, **constants):
+    found = run(name, *given, **constants)
+    if found is not None:
+        used.add(name)
+    return found
+
+
+kernels.run_kernel_or_none = noted
 
 
 def computed(name, given, fused):
-    kernel_runs.DEVICES = ("cpu",) if fused else ()
+    kernels.DEVICES = ("cpu",) if fused else ()
     function = getattr(elementwise, name, None) or getattr(elementwise_gradients, name)
     found = function(*(t.clone() if isinstance(t, torch.Tensor) and name == "unit" else t for t in given))
     return [found] if isinstance(found, torch.Tensor) else list(found)
@@ -116,9 +121,10 @@ for shape in ((4, 33), (2, 5, 7), (4, 3, 40, 41), (2, 1, 1, 300)):
     if shape == (4, 3, 40, 41):
         half = tensor(*shape).bfloat16()
         assert all(t.dtype == torch.bfloat16 for t in computed("halves", (half,), True))
-assert not kernel_runs._failed, kernel_runs._failed
+assert not kernels._failed, kernels._failed
+assert used == {*kernels._MODULES} - {*kernels.KERNELS["row_kernels"]}, used
 
-kernels, used = used, set()
+all_kernels, used = used, set()
 
 import os
 import vitrail
@@ -126,7 +132,7 @@ from vitrail.models.plain_vit import PlainViT
 
 model, images = PlainViT().eval(), torch.randn(2, 3, 32, 32)
 for method in METHODS:
-    kernel_runs.DEVICES = ("cpu",)
+    kernels.DEVICES = ("cpu",)
     fused = vitrail.explain(model, images, method, target=1).grid
     os.environ["VITRAIL_PLAIN"] = "1"
     plain = vitrail.explain(model, images, method, target=1).grid
@@ -135,8 +141,8 @@ for method in METHODS:
     model.float()
     error, own = ((t - exact).abs().max() / exact.abs().max() for t in (fused, plain))
     assert error < 3 * own + 1e-6, (method, error, own)
-assert not kernel_runs._failed, kernel_runs._failed
-assert used == kernels, kernels ^ used  # every kernel is a part of some method
+assert not kernels._failed, kernels._failed
+assert used == all_kernels, all_kernels ^ used  # every kernel is a part of some method
 print("agree")
 """
 
@@ -242,47 +248,13 @@ def test_parts_get_the_ordinary_gradient(whole):
     assert "Unbound" not in graph[1]
 
 
-def test_a_kernel_that_fails_is_replaced_and_not_tried_again(monkeypatch, caplog):
-    tried = []
-
-    def broken(x):
-        tried.append(x)
-        raise RuntimeError("no C compiler")
-
-    broken.__module__ = "kernels"
-    monkeypatch.setattr(kernel_runs, "DEVICES", ("cpu",))
-    monkeypatch.setattr(kernel_runs, "_INSTALLED", True)
-    monkeypatch.setattr(kernel_runs, "_failed", {})
-    monkeypatch.setattr(elementwise.elementwise_kernels, "halves", broken)
-    x = torch.tensor([1.0, -2.0])
-    for _ in range(2):
-        one, two = elementwise.halves(x)
-        assert torch.equal(one + two, x)
-    assert len(tried) == 1
-    assert "no C compiler" in caplog.text
-    assert kernel_runs.can_compile("other kernels")
-
-
-def test_which_tensors_kernels_take(monkeypatch):
-    monkeypatch.setattr(kernel_runs, "DEVICES", ("cpu",))
-    single = torch.ones(2)
-    assert kernel_runs.takes(single, single.bfloat16())
-    assert not kernel_runs.takes(single, single.double())
-    assert not kernel_runs.takes(single[:0])
-    assert kernel_runs.takes(torch.nn.Parameter(single))
-    assert not kernel_runs.takes(single.as_subclass(type("Quantised", (torch.Tensor,), {})))
-    assert not kernel_runs.takes(single.to("meta"))
-    monkeypatch.setenv("VITRAIL_PLAIN", "1")
-    assert not kernel_runs.takes(single)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("method", RELEVANCE)
 def test_maps_on_a_gpu_are_those_of_the_plain_path(monkeypatch, method):
     torch.manual_seed(1)
     model, images = PlainViT().eval().cuda(), torch.randn(3, 3, 32, 32, device="cuda")
     fused = vitrail.explain(model, images, method, target=1).grid
-    assert not kernel_runs._failed
+    assert not kernels._failed
     monkeypatch.setenv("VITRAIL_PLAIN", "1")
     plain = vitrail.explain(model, images, method, target=1).grid
     exact = vitrail.explain(model.double(), images.double(), method, target=1).grid

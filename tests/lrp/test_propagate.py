@@ -299,7 +299,7 @@ def test_half_precision_is_carried_in_single():
     ("methods", "passes"), [(["lrp", "partial_lrp"], 1), (["abslrp"], 1), (["attnlrp"], 1), (["lrp", "abslrp"], 2)]
 )
 def test_one_forward_serves_every_question_of_the_same_rules(methods, passes):
-    """For two classes, the same maps as for each alone, and a forward for each rule set beside that of the answer."""
+    """For two classes, the same maps as for each alone, and one forward for each rule set; it also gives the logits."""
     torch.manual_seed(4)
     model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
     alone = [{m: vitrail.explain(model, images, m, target=k).grid[:, 0] for m in methods} for k in (1, 3)]
@@ -307,7 +307,8 @@ def test_one_forward_serves_every_question_of_the_same_rules(methods, passes):
     handle = model.register_forward_hook(lambda *_: seen.append(1))
     found = vitrail.explain(model, images, methods=methods, target=[[1, 3]])
     handle.remove()
-    assert len(seen) == 1 + passes
+    assert len(seen) == passes
+    assert torch.allclose(found[methods[0]].logits, model(images), rtol=1e-10)
     for k, own in enumerate(alone):
         for method, grid in own.items():
             assert torch.equal(found[method].grid[:, k], grid), method
@@ -413,3 +414,39 @@ def test_relevance_of_tokens_where_channels_come_first():
     assert torch.allclose(found.tokens.sum(1), found.blocks[0])
     assert float(found.tokens[0, 6:].abs().max()) < 1e-6 * float(found.tokens[0, :6].abs().max())
     assert bool((found.tokens[0, :6] != 0).all())
+
+
+class Scaled(nn.Module):
+    """A module whose result is changed by a single number, a tensor without axes."""
+
+    def __init__(self, inner: nn.Module, change) -> None:
+        super().__init__()
+        self.inner, self.change = inner, change
+
+    def forward(self, x, *args, **kwargs):
+        return self.change(self.inner(x, *args, **kwargs))
+
+
+#: A scalar that is no parameter of the model, so that it is not frozen.
+SCALAR = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("method", ["lrp", "attnlrp", "transformer_attribution", "abslrp", "conservative_lrp"])
+@pytest.mark.parametrize(
+    ("change", "fixed"),
+    [(lambda y: y * SCALAR, lambda y: y * 0.7), (lambda y: SCALAR * y, lambda y: 0.7 * y),
+     (lambda y: y - SCALAR, lambda y: y - 0.7), (lambda y: y + SCALAR, lambda y: y + 0.7),
+     (lambda y: y / SCALAR, lambda y: y / 0.7)],
+    ids=["mul", "rmul", "sub", "add", "div"],
+)  # fmt: skip
+def test_a_scalar_without_axes_is_a_constant(method, change, fixed):
+    torch.manual_seed(0)
+    model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    mlp = model.blocks[1].mlp
+    maps = []
+    for one in (change, fixed):
+        model.blocks[1].mlp = Scaled(mlp, one)
+        maps.append(vitrail.explain(model, images, method, target=1).grid)
+    assert torch.allclose(*maps, rtol=1e-10)
+    model.blocks[1].mlp = Scaled(mlp, lambda y: y - y.mean())  # a statistic of the batch
+    assert torch.isfinite(vitrail.explain(model, images, method, target=1).grid).all()

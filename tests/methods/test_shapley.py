@@ -15,9 +15,8 @@ from tests.text.texts import text_model
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, NotApplicableError, OptionError
-from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import PairedRegression
-from vitrail.methods.coalitions import CoalitionGame, grid_cells
+from vitrail.methods.coalitions import CoalitionGame, draw_pairs, grid_cells
 from vitrail.methods.probe import Probe
 from vitrail.testing import tiny_vit
 

@@ -18,17 +18,17 @@ from safetensors.torch import load_file, save_file
 import vitrail
 from tests.cli.test_app import vitrail as run_command
 from tests.replicas import vit_shapley as replica
+from vitrail.capture.removal import kept_mask
 from vitrail.data import Scenes
 from vitrail.errors import DataError, InputError, NotApplicableError, OptionError, TargetError, WeightsError
 from vitrail.methods.shapley_explainer import TrainingImages, TrainingSettings, open_training_images, train_explainer
-from vitrail.methods.shapley_explainer.coalition_masking import (
-    CoalitionMasking,
+from vitrail.methods.shapley_explainer.explainer_network import explainer_loss, normalise_values, shapley_loss
+from vitrail.methods.shapley_explainer.partial_images import (
+    PartialImages,
     kernel_sizes,
-    membership,
     split_patches,
     uniform_sizes,
 )
-from vitrail.methods.shapley_explainer.explainer_network import explainer_loss, normalise_values, shapley_loss
 from vitrail.methods.shapley_explainer.surrogate import surrogate_loss, trainable_copy
 from vitrail.methods.shapley_explainer.weights import packaged_explainers, read_record
 from vitrail.models import LoadedModel, Preprocess
@@ -75,18 +75,18 @@ def test_sizes_follow_the_kernel():
 def test_a_coalition_and_its_complement_have_every_patch_once():
     keep, rest = split_patches(3, 10, 4, torch.Generator().manual_seed(0))
     assert keep.shape == (3, 4)
-    assert torch.equal(membership(keep, 10) + membership(rest, 10), torch.ones(3, 10))
+    assert torch.equal(kept_mask(keep, 10), ~kept_mask(rest, 10))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "fill"])
 def test_all_patches_are_the_image_and_none_are_the_same_for_every_image(kind):
     model = small_vit()
-    masking = CoalitionMasking(model, PIXELS, kind)
-    assert masking.kind == kind
+    partial = PartialImages(model, PIXELS, kind)
+    assert partial.removal == kind
     every = torch.arange(16).expand(6, -1)
-    assert torch.equal(masking.probabilities(model, PIXELS, every), model(PIXELS).softmax(-1))
-    nothing = masking.probabilities(model, PIXELS, every[:, :0])
-    assert torch.allclose(nothing, masking.empty(model, PIXELS).expand(6, -1), atol=1e-6)
+    assert torch.equal(partial.probabilities(model, PIXELS, every), model(PIXELS).softmax(-1))
+    nothing = partial.probabilities(model, PIXELS, every[:, :0])
+    assert torch.allclose(nothing, partial.empty(model, PIXELS).expand(6, -1), atol=1e-6)
 
 
 def test_hidden_patches_do_not_matter():
@@ -95,18 +95,18 @@ def test_hidden_patches_do_not_matter():
     changed[:, :, :4, :4] += 3  # the first patch
     keep = torch.arange(1, 16).expand(6, -1)
     for kind in ("tokens", "fill"):
-        masking = CoalitionMasking(model, PIXELS, kind)
-        a, b = (masking.probabilities(model, pixels, keep) for pixels in (PIXELS, changed))
+        partial = PartialImages(model, PIXELS, kind)
+        a, b = (partial.probabilities(model, pixels, keep) for pixels in (PIXELS, changed))
         assert torch.allclose(a, b, atol=1e-6)
 
 
 def test_mean_pooled_models_are_filled():
     model = small_vit(prefix=0, pool=True)
-    assert CoalitionMasking(model, PIXELS).kind == "fill"
-    with pytest.raises(NotApplicableError, match=r"averages its patches.*masking='fill'"):
-        CoalitionMasking(model, PIXELS, "tokens")
-    with pytest.raises(OptionError, match="masking='zero' is not one of 'auto', 'tokens', 'fill'"):
-        CoalitionMasking(model, PIXELS, "zero")
+    assert PartialImages(model, PIXELS).removal == "fill"
+    with pytest.raises(NotApplicableError, match=r"averages its patches.*removal='fill'"):
+        PartialImages(model, PIXELS, "tokens")
+    with pytest.raises(OptionError, match="removal='zero' is not one of 'auto', 'tokens', 'fill'"):
+        PartialImages(model, PIXELS, "zero")
 
 
 # -- objective ---------------------------------------------------------------------------------------------------------
@@ -176,9 +176,9 @@ def test_training_losses_have_gradients_for_all_that_is_trained(trained):
     _, run = trained
     generator = torch.Generator().manual_seed(0)
     surrogate = trainable_copy(small_vit())
-    surrogate_loss(run.masking, small_vit(), surrogate, PIXELS, 3, generator).backward()
+    surrogate_loss(run.partial_images, small_vit(), surrogate, PIXELS, 3, generator).backward()
     assert all(p.grad is not None for p in surrogate.parameters())
-    loss = explainer_loss(run.masking, run.surrogate, run.explainer, PIXELS, run.empty, 2, generator)
+    loss = explainer_loss(run.partial_images, run.surrogate, run.explainer, PIXELS, run.empty, 2, generator)
     names = run.explainer.trained()
     gradients = torch.autograd.grad(loss, list(names.values()))
     assert all(torch.isfinite(g).all() for g in gradients)
@@ -190,8 +190,8 @@ def test_the_surrogate_loss_is_zero_for_the_model_on_whole_images(trained):
     _, run = trained
     model = small_vit()
     every = torch.arange(16).expand(6, -1)
-    log_p = run.masking.logits(model, PIXELS, every).log_softmax(-1).detach()
-    expected = run.masking.probabilities(model, PIXELS)
+    log_p = run.partial_images.logits(model, PIXELS, every).log_softmax(-1).detach()
+    expected = run.partial_images.probabilities(model, PIXELS)
     assert float(torch.nn.functional.kl_div(log_p, expected, reduction="batchmean")) == pytest.approx(0, abs=1e-6)
 
 
@@ -256,7 +256,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
 def test_fill_is_trained_for_mean_pooled_models(tmp_path):
     model = small_vit(prefix=0, pool=True)
     run = train(tmp_path / "gap.safetensors", model)
-    assert run.masking.kind == "fill"
+    assert run.partial_images.removal == "fill"
     e = vitrail.explain(model, PIXELS, "vit_shapley", weights=str(tmp_path / "gap.safetensors"), target=1)
     total = model(PIXELS).softmax(-1)[:, 1] - run.empty[1]
     assert torch.allclose(e.grid.sum((1, 2, 3)), total, atol=1e-5)
@@ -274,7 +274,7 @@ def test_timm_models_are_trained(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "masking", "module"), [
+@pytest.mark.parametrize(("kind", "removal", "module"), [
     ("hf", "tokens", "vit.layernorm"),
     ("torchvision", "tokens", "encoder"),
     ("registers", "tokens", "norm"),
@@ -282,7 +282,7 @@ def test_timm_models_are_trained(tmp_path):
     ("attention pool", "fill", "attn_pool.kv"),
     ("relative positions", "fill", "norm"),
 ])  # fmt: skip
-def test_other_libraries_and_readouts_are_trained(kind, masking, module, tmp_path):
+def test_other_libraries_and_readouts_are_trained(kind, removal, module, tmp_path):
     import timm
     import torchvision
     import transformers
@@ -303,7 +303,7 @@ def test_other_libraries_and_readouts_are_trained(kind, masking, module, tmp_pat
             parameter.add_(0.1 * torch.randn_like(parameter))
     path = tmp_path / "other.safetensors"
     run = train(path, model)
-    assert (run.masking.kind, run.record.tokens_module) == (masking, module)
+    assert (run.partial_images.removal, run.record.tokens_module) == (removal, module)
     found = vitrail.explain(model, PIXELS, "vit_shapley", weights=str(path), target=1)
     with torch.no_grad():
         output = model(PIXELS)
@@ -476,7 +476,7 @@ def test_command_refuses_bad_input(tmp_path):
         (["--data", tmp_path / "nowhere", "--out", out], "no training data at"),
         (["--data", "scenes", "--out", tmp_path / "a.pt"], "must be a safetensors file"),
         (["--data", "scenes", "--out", out, "--batch", "0"], "batch=0 must be at least 1"),
-        (["--data", "scenes", "--out", out, "--masking", "zero"], "masking='zero' is not one of"),
+        (["--data", "scenes", "--out", out, "--removal", "zero"], "removal='zero' is not one of"),
     ):
         done = run_command("train-explainer", *options)
         assert done.returncode == 2

@@ -1,5 +1,9 @@
 """Images of every kind and their preprocessing."""
 
+import struct
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -154,3 +158,37 @@ def test_guessed_preprocessing_warns(tmp_path):
     assert loaded.preprocess.guessed
     with pytest.warns(GuessWarning, match="is a guess"):
         vitrail.explain(loaded.module, Image.new("RGB", (50, 40)), "rollout")
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG file that states a size and holds no pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+@pytest.mark.parametrize("size", [(20_000, 6_000), (60_000, 60_000)])
+def test_large_images_are_refused_before_they_are_decoded(tmp_path, size):
+    path = tmp_path / "large.png"
+    path.write_bytes(png_header(*size))
+    with pytest.raises(InputError, match="the limit is 100 million: shrink the image first"):
+        open_image(path)
+
+
+def test_the_limit_of_pillow_is_never_changed(tmp_path):
+    path = tmp_path / "small.png"
+    Image.new("RGB", (640, 640)).save(path)
+    limit, seen = Image.MAX_IMAGE_PIXELS, set()
+
+    def read(_: int) -> None:
+        open_image(path)
+        seen.add(Image.MAX_IMAGE_PIXELS)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(read, range(80)))
+    assert seen == {limit}
+    assert limit == Image.MAX_IMAGE_PIXELS

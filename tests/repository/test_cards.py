@@ -192,7 +192,7 @@ def test_command_prints_the_card_in_words(monkeypatch):
 
 
 def test_benchmark_tries_known_options(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "studies"))
     sys_modules = __import__("sys").modules
     monkeypatch.delitem(sys_modules, "cards", raising=False)
     import cards

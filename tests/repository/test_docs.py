@@ -77,7 +77,7 @@ def test_links_between_pages_resolve():
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-#: Columns of the README's table in results/imagenet1000.csv; the last column is from benchmarks/results.
+#: Columns of the README's table in results/imagenet1000.csv; the last column is from studies/results.
 README_SCORES = (
     ("imagenet", "srg-tokens", "srg(tokens)"),
     ("imagenet", "srg", "srg(black)"),
@@ -94,7 +94,7 @@ def test_readme_results_agree_with_the_measurements():
             for row in csv.DictReader(file)
             if row["target"] == "predicted"
         }
-    scenes = json.loads((ROOT / "benchmarks" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
+    scenes = json.loads((ROOT / "studies" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
     (pairs,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
     best = {score: max(float(cells[key]["value"]) for key in cells if key[:3] == score) for score in README_SCORES}
     section = text.partition("<!-- results -->")[2].partition("<!-- /results -->")[0]

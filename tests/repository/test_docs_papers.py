@@ -12,8 +12,7 @@ import pytest
 
 from tests.repository.test_docs_methods import DOCS, ROOT, hook
 from vitrail.bench.papers import find_table, paper_tables
-from vitrail.bench.plan import plans
-from vitrail.methods import find
+from vitrail.bench.plan import PlanOverrides, parse_plan, plans
 from vitrail.scores import PRESETS
 from vitrail.tools.figures.registry import FIGURES
 
@@ -77,11 +76,8 @@ def test_tables_of_the_pages_have_numbers():
         assert papers.movies(ROOT, name).count("\n") == 1 + len(papers.TEXT_METHODS) + 1
 
 
-def test_measured_tables_are_those_of_the_papers(monkeypatch):
-    """The benchmark runs every method of the tables that its results stand beside."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    import paper_tables as benchmark
-
+def test_measured_tables_are_those_of_the_papers():
+    """The plans run every method of the tables that their results stand beside."""
     papers = hook("papers")
     jobs = {
         "cifar10": ["vtranm_table1"],
@@ -90,12 +86,13 @@ def test_measured_tables_are_those_of_the_papers(monkeypatch):
         "vitcx": ["vitcx_table1", "vitcx_table2"],
     }
     for name, keys in jobs.items():
-        job = benchmark.JOBS[name]
-        assert job.preset in PRESETS
-        assert all(find(spec) for spec in job.methods)
+        text = (ROOT / "studies" / "plans" / f"{name}.toml").read_text(encoding="utf-8")
+        plan = parse_plan(text, ROOT, PlanOverrides(home=None))[0]
+        assert set(plan.protocols) <= PRESETS.keys()
+        assert [data.title for data in plan.dataset] == [name if "cifar" in name else "imagenet"]
         for key in keys:
             for specs in find_table(key).methods.values():
-                assert {papers.METHODS.get(spec, spec) for spec in specs} & set(job.methods), (name, specs)
+                assert {papers.METHODS.get(spec, spec) for spec in specs} & set(plan.specs()), (name, specs)
 
 
 def test_a_measured_value_is_shown_with_its_number_of_images():

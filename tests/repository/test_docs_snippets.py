@@ -21,7 +21,9 @@ from tests.repository.test_docs import PAGES, ROOT
 from vitrail.cli.app import app
 
 #: Pages whose commands are checked; the changelog speaks of former versions.
-COMMANDED = [p for p in [*PAGES, ROOT / "benchmarks" / "README.md"] if p.name != "CHANGELOG.md"]
+COMMANDED = [
+    p for p in [*PAGES, *(ROOT / name / "README.md" for name in ("benchmarks", "studies"))] if p.name != "CHANGELOG.md"
+]
 FENCE = re.compile(r"^```(\w+)[^\n]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 SHELLS = {"sh", "bash", "console", "text"}
 
@@ -112,7 +114,7 @@ def test_client_of_the_web_server_runs(tmp_path, monkeypatch):
 def test_compared_models_agree_with_the_page():
     """What docs/compare.md says in words holds for the committed numbers; its tables are made from them."""
     text = (ROOT / "docs" / "compare.md").read_text(encoding="utf-8")
-    results = json.loads((ROOT / "benchmarks" / "results" / "compare.json").read_text(encoding="utf-8"))
+    results = json.loads((ROOT / "studies" / "results" / "compare.json").read_text(encoding="utf-8"))
     models = re.findall(r"<!-- compare: (\S+) -->", text)
     below, tied = [], []
     for found in (results[name] for name in models):

@@ -12,7 +12,7 @@ from vitrail.bench.report.rationale import rationale_html, read_rationale_result
 from vitrail.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
-FILE = ROOT / "benchmarks" / "results" / "movies.json"
+FILE = ROOT / "studies" / "results" / "movies.json"
 CONTROLS = {"random", "inverted", "start first", "end first"}
 
 
@@ -41,7 +41,7 @@ def test_results_cover_every_text_method(rows):
     [("movies.json", 0, ("fourth", 3), 24), ("movies-base.json", 1, ("13th", 12), 18)],
 )
 def test_docs_page_matches_the_results_files(file: str, part: int, place: tuple[str, int], count: int):
-    results = json.loads((ROOT / "benchmarks" / "results" / file).read_text(encoding="utf-8"))
+    results = json.loads((ROOT / "studies" / "results" / file).read_text(encoding="utf-8"))
     rows = {row["method"]: row for row in results["rows"]}
     whole = (ROOT / "docs" / "text.md").read_text(encoding="utf-8")
     text = whole.split("### The same with a model of BERT-base's size")[part]

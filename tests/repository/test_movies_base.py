@@ -1,4 +1,4 @@
-"""The pieces of an encoder that `benchmarks/movies_base.py` writes, joined again."""
+"""The pieces of an encoder that `studies/movies_base.py` writes, joined again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.text.texts import word_pieces
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "studies"))
 
 from movies_base import METHODS, join, read_state, split
 

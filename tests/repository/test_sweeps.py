@@ -1,4 +1,4 @@
-"""The table of model families: its definitions, and the counts that the benchmarks' README states."""
+"""The table of model families: its definitions, and the counts that the studies' README states."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TABLE = ROOT / "benchmarks" / "results" / "sweep-families.csv"
+TABLE = ROOT / "studies" / "results" / "sweep-families.csv"
 
 
 @pytest.fixture(scope="module")
 def sweep():
-    sys.path.insert(0, str(ROOT / "benchmarks"))
+    sys.path.insert(0, str(ROOT / "studies"))
     try:
         import sweep_families
     finally:
@@ -33,7 +33,7 @@ def test_readme_counts_agree_with_the_table(sweep):
     for row in table:
         assert row["softmax attention"] == str(sweep.is_softmax_classifier(row)), row["family"]
         assert row["fully working"] == str(sweep.is_fully_working(row)), row["family"]
-    assert f"**{sweep.counts(table)}.**" in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert f"**{sweep.counts(table)}.**" in (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_family_that_is_not_recognised_counts_unless_its_architecture_is_named(sweep):

@@ -195,7 +195,7 @@ def test_tie_order_depends_on_the_seed_and_nan_ranks_lowest():
     found = rank(odd)
     assert found.ranks.tolist() == [1, 3, 2, 0]
     assert int(found.nan) == 1
-    assert bool(found.flat)
+    assert bool(found.constant)
     for order in ("morf", "lerf"):
         assert [int(removed_mask(a[0], k, order).sum()) for k in (0, 5, 36)] == [0, 5, 36]
     assert not (removed_mask(a[0], 18, "morf") & removed_mask(a[0], 18, "lerf")).any()
@@ -210,7 +210,7 @@ def test_constant_maps_are_ranked_by_the_tie_rule_and_counted():
     evaluate = Evaluator(tiny_vit(), "agcam")
     records = evaluate(images, {"m": maps}, labels=torch.tensor([0, 1, 2]))
     curve = records.curves["m", "predicted", "morf", "mean"]
-    assert curve.flat.tolist() == [True, True, True]
+    assert curve.constant.tolist() == [True, True, True]
     assert curve.nan.tolist() == [0, 0, 1]
     assert records.summary(PRESETS["agcam"], "m")["flat"] == 3
     zeros = evaluate(images, {"m": torch.zeros_like(maps)}, labels=torch.tensor([0, 1, 2]))

@@ -65,7 +65,7 @@ def test_removal_by_fill_replaces_what_is_not_kept():
     image[:, :, :8, :8] = 1
     about = vitrail.LoadedModel(PatchSum(), vitrail.Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3))
     remove = PatchRemoval(about, image, (4, 4), by="black")
-    score = remove(0, torch.tensor([[0], [5]]), lambda output: output[:, 1])
+    score = remove(torch.tensor([[0], [5]]), lambda output: output[:, 1])
     assert torch.allclose(score, torch.tensor([20 / 16, 0.0], dtype=torch.float64))
     assert remove.forwards == 2
     with pytest.raises(OptionError, match="removal"):

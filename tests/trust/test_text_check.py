@@ -98,7 +98,7 @@ def test_words_are_left_out_or_masked():
         ("mask", [" ".join(w if i in row else "[MASK]" for i, w in enumerate(FILLERS)) for row in keep.tolist()]),
     ):
         remove = WordRemoval(source, FILLERS, by)
-        found = remove(0, keep, score)
+        found = remove(keep, score)
         batch = tokenizer(texts, padding=True, return_tensors="pt")
         with torch.no_grad():
             expected = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).logits[:, 1]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from fastapi.testclient import TestClient
+from vitrail.trust.removal import PatchRemoval
 
 from tests.web.web_case import error_text, small_app, upload_id
-from vitrail.trust.removal import PatchRemoval
 from vitrail.web.patch_removal import SHIFTS, shifted_regions
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -16,6 +16,33 @@ from vitrail.bench.context import BenchTextModel
 from vitrail.bench.explainer import ExplainedBatch, Explainer, Reasons
 from vitrail.bench.ground_truth import GroundTruth
 from vitrail.scores.statistics import Array
+
+
+def distinct_classes(
+    by_target: Sequence[Mapping[str, int]], targets: Iterable[str]
+) -> tuple[Tensor, dict[str, list[int | None]]]:
+    """List the classes of each sample once.
+
+    Args:
+        by_target: For each sample, the class of each of its targets.
+        targets: Names of all targets.
+
+    Returns:
+        The classes, shape (B, K), where samples with fewer classes repeat their first one, and by target the column
+        of each sample; None where the sample has no such target.
+
+    Example:
+        >>> distinct_classes([{"predicted": 5, "label": 7}, {"predicted": 3}], ("predicted", "label"))
+        (tensor([[5, 7],
+                [3, 3]]), {'predicted': [0, 0], 'label': [1, None]})
+    """
+    distinct = [list(dict.fromkeys(classes.values())) or [0] for classes in by_target]
+    width = max(map(len, distinct))
+    columns = {
+        name: [row.index(one[name]) if name in one else None for one, row in zip(by_target, distinct, strict=True)]
+        for name in targets
+    }
+    return torch.tensor([row + row[:1] * (width - len(row)) for row in distinct]), columns
 
 
 class TargetColumns:
@@ -95,14 +122,14 @@ class ExplainedTexts:
 
     Attributes:
         scores: For each text the scores of its words, shape (K, W); NaN for words the model did not read.
-        flat: Which scores are constant, shape (B, K).
+        constant: Which scores are constant, shape (B, K).
         seconds: Each text's share of the time.
         forwards: Number of inputs evaluated for each text.
         memory: Peak memory in bytes while each text's batch was explained; NaN where it is unknown.
     """
 
     scores: list[Array]
-    flat: Tensor
+    constant: Tensor
     seconds: list[float]
     forwards: list[float]
     memory: list[float]
@@ -138,7 +165,7 @@ class TextBatch(TargetColumns):
     def scores(self, method: str, target: str) -> list[Array]:
         """Return the word scores of each text's target, shape (W,) each."""
         columns = self.target_columns(target).tolist()
-        return [own[k] for own, k in zip(self.explanations[method].scores, columns, strict=True)]
+        return [scores[k] for scores, k in zip(self.explanations[method].scores, columns, strict=True)]
 
 
 @dataclass

@@ -13,9 +13,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from vitrail.bench.batch import ProtocolScores, ScoreBatch
+from vitrail import fast
+from vitrail.bench.batch import ProtocolScores, ScoreBatch, distinct_classes
 from vitrail.bench.context import BenchContext, open_context
-from vitrail.bench.explainer import Explainer, error_line
+from vitrail.bench.explainer import Explainer, error_line, to_half
 from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images, prepare_ground_truth
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
@@ -92,7 +93,8 @@ class Chunk:
         if context.any_model(self.model).weights_hash != self.weights_hash:
             name = context.plan.models[self.model].name
             raise WeightsError(f"{name} has other weights on this machine than on the one that started the run")
-        with matmul_precision(context.plan.matmul):
+        module = context.any_model(self.model).loaded.module
+        with fast.unchanged(module), matmul_precision(context.plan.matmul):
             if context.plan.reads_texts:
                 texts = TextChunkRunner(context, self.model, self.dataset, self.methods, self.key)
                 texts.run(self.indices)
@@ -138,18 +140,20 @@ def matmul_precision(matmul: str) -> Iterator[None]:
 def make_chunks(context: BenchContext, folder: Path) -> list[Chunk]:
     """Return all chunks of a plan, those of slow methods first, so that none is left over at the end."""
     plan = context.plan
-    text, found = plan.model_dump_json(), []
+    text, chunks = plan.model_dump_json(), []
     for model in range(len(plan.models)):
         weights_hash = context.any_model(model).weights_hash
         for group, methods in enumerate(context.method_groups(model)):
             for dataset in range(len(plan.dataset)):
                 indices = context.images(dataset).indices
                 for number, start in enumerate(range(0, len(indices), plan.chunk)):
-                    own = indices[start : start + plan.chunk]
-                    found.append(
-                        Chunk(str(folder), context.key, text, weights_hash, model, dataset, number, group, own, methods)
+                    chosen = indices[start : start + plan.chunk]
+                    chunks.append(
+                        Chunk(
+                            str(folder), context.key, text, weights_hash, model, dataset, number, group, chosen, methods
+                        )
                     )
-    return found
+    return chunks
 
 
 class _ChunkRunner:
@@ -209,13 +213,7 @@ class _ChunkRunner:
         known = probabilities.shape[1] if self.by_class else 0
         labels = [t.label if t.label is not None and t.label < known else -1 for t in truths]
         by_target = [self._target_classes(*one) for one in zip(truths, predicted.tolist(), labels, strict=True)]
-        distinct = [list(dict.fromkeys(own.values())) or [0] for own in by_target]
-        most = max(map(len, distinct))
-        classes = torch.tensor([own + own[:1] * (most - len(own)) for own in distinct])
-        columns: dict[str, list[int | None]] = {
-            name: [row.index(own[name]) if name in own else None for own, row in zip(by_target, distinct, strict=True)]
-            for name in (*self.plan.targets, "first", "second")
-        }
+        classes, columns = distinct_classes(by_target, (*self.plan.targets, "first", "second"))
         ids = tuple(t.id for t in truths)
         explanations, failures = self.explainer(ids, images, classes, self.chunk.methods)
         batch = ScoreBatch(
@@ -226,12 +224,12 @@ class _ChunkRunner:
 
     def _target_classes(self, truth: GroundTruth, predicted: int, label: int) -> dict[str, int]:
         """Return the classes of an image to explain, by target."""
-        own = {"predicted": predicted} if "predicted" in self.plan.targets else {}
+        by_name = {"predicted": predicted} if "predicted" in self.plan.targets else {}
         if "label" in self.plan.targets and label >= 0:
-            own["label"] = label
+            by_name["label"] = label
         if any("two classes" in protocol.needs for protocol in self.protocols) and len(truth.objects) == 2:
-            own |= dict(zip(("first", "second"), sorted(truth.objects), strict=True))
-        return own
+            by_name |= dict(zip(("first", "second"), sorted(truth.objects), strict=True))
+        return by_name
 
     def _predict(self, images: Tensor) -> Tensor:
         """Return the model's probabilities, shape (B, C)."""
@@ -283,17 +281,18 @@ class _ChunkRunner:
             for target in self.plan.targets:
                 columns = batch.target_columns(target)
                 if method in batch.explanations:
-                    own = batch.explanations[method].to_half(grid)[torch.arange(len(columns)), columns]
+                    explained = batch.explanations[method]
+                    half = to_half(explained.grid, explained.signed, grid)[torch.arange(len(columns)), columns]
                     for row in batch.missing_maps(method, target):
-                        own[row] = torch.nan
+                        half[row] = torch.nan
                 else:
-                    own = torch.full((len(columns), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
-                self.saved_maps.setdefault(f"{method}/{target}", []).append(own)
+                    half = torch.full((len(columns), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
+                self.saved_maps.setdefault(f"{method}/{target}", []).append(half)
 
     def _write_maps(self) -> None:
         """Write the maps of all images. This comes before the part, so that a part that exists has its maps."""
         from safetensors.torch import save
 
-        tensors = {name: torch.cat(own).contiguous() for name, own in sorted(self.saved_maps.items())}
+        tensors = {name: torch.cat(pieces).contiguous() for name, pieces in sorted(self.saved_maps.items())}
         data = save(tensors, {"images": json.dumps(self.saved_ids), **self.chunk.footer})
         write_file(self.chunk.path.with_suffix(".safetensors"), lambda file: file.write(data))

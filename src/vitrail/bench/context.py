@@ -150,15 +150,15 @@ class BenchContext:
 
     def model(self, index: int) -> BenchModel:
         """Return one of the models of a plan for images."""
-        found = self.any_model(index)
-        assert isinstance(found, BenchModel)
-        return found
+        model = self.any_model(index)
+        assert isinstance(model, BenchModel)
+        return model
 
     def text_model(self, index: int) -> BenchTextModel:
         """Return one of the models of a plan for texts."""
-        found = self.any_model(index)
-        assert isinstance(found, BenchTextModel)
-        return found
+        model = self.any_model(index)
+        assert isinstance(model, BenchTextModel)
+        return model
 
     @cached_property
     def key(self) -> str:

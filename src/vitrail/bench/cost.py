@@ -313,9 +313,9 @@ def _add_up(
     for model, dataset, methods, count, missing in items:
         cost, data = costs[model], plan.dataset[dataset]
         for_maps = count * sum(explanation_cost(plan, data, methods, spec, cost) for spec in methods)
-        own = for_maps + count * (2 + scoring_cost(plan, data, methods, cost))
-        total, explaining, work = total + own, explaining + for_maps, work + own * cost.seconds
-        left += own * cost.seconds if missing else 0.0
+        evaluated = for_maps + count * (2 + scoring_cost(plan, data, methods, cost))
+        total, explaining, work = total + evaluated, explaining + for_maps, work + evaluated * cost.seconds
+        left += evaluated * cost.seconds if missing else 0.0
         maps += count * len(methods)
     memory = max(cost.memory for cost in costs)
     return Estimate(images, maps, total, explaining, left / work if work else 0.0, work, workers, memory, timed)
@@ -330,9 +330,9 @@ def explanation_cost(plan: Plan, data: DatasetSpec, methods: Sequence[str], spec
     repeats = 1 + (SENSITIVITY_SAMPLES if "sensitivity" in protocols else 0)
     repeats += model.blocks + 3 if "sanity" in protocols else 0
     size = ModelSize(model.grid or (model.size[0] // 16, model.size[1] // 16), model.width, model.blocks)
-    own = method.cost(options, size, 1).forwards
-    if own:
-        return repeats * own * (1.0 if serves_all_targets(spec) else targets)
+    forwards = method.cost(options, size, 1).forwards
+    if forwards:
+        return repeats * forwards * (1.0 if serves_all_targets(spec) else targets)
     sharing = sum(find(other)[1].cost(find(other)[2], size, 1).forwards == 0 for other in methods)
     return repeats * (1 + 2 * targets) / max(1, sharing)
 

@@ -38,7 +38,7 @@ class ExplainedBatch:
     Attributes:
         maps: Maps at the size of the images, shape (B, K, height, width); zeros where there is none.
         grid: Maps as the method returned them, shape (B, K, rows, columns).
-        flat: Which maps are constant, shape (B, K).
+        constant: Which maps are constant, shape (B, K).
         signed: Whether negative relevance has a meaning.
         seconds: Each image's share of the time.
         forwards: Number of images evaluated for each image.
@@ -48,21 +48,25 @@ class ExplainedBatch:
 
     maps: Tensor
     grid: Tensor
-    flat: Tensor
+    constant: Tensor
     signed: bool
     seconds: list[float]
     forwards: list[float]
     memory: list[float]
 
-    def to_half(self, patch_grid: tuple[int, int] | None) -> Tensor:
-        """Return the maps in half precision on the patch grid, each scaled to [0, 1], or [-1, 1] if signed.
 
-        Finer maps are averaged over each patch.
-        """
-        scaled = normalise(self.grid.float(), self.signed)
-        if patch_grid is not None and scaled.shape[-2] > patch_grid[0]:
-            scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), patch_grid).reshape(*scaled.shape[:2], *patch_grid)
-        return scaled.half().cpu()
+def to_half(grid: Tensor, signed: bool, patch_grid: tuple[int, int] | None) -> Tensor:
+    """Maps in half precision on the patch grid, each scaled to [0, 1], or [-1, 1] if signed; on the CPU.
+
+    Args:
+        grid: Maps as the method returned them, shape (B, K, rows, columns); finer ones are averaged over each patch.
+        signed: Whether negative relevance has a meaning.
+        patch_grid: Rows and columns of patches, or None to keep the size.
+    """
+    scaled = normalise(grid.float(), signed)
+    if patch_grid is not None and scaled.shape[-2] > patch_grid[0]:
+        scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), patch_grid).reshape(*scaled.shape[:2], *patch_grid)
+    return scaled.half().cpu()
 
 
 class _PartialExplanation(NamedTuple):
@@ -128,8 +132,8 @@ class Explainer:
         targets = classes.tolist() if isinstance(classes, Tensor) else [list(row) for row in classes]
 
         def explain_rows(some_specs: Sequence[str], rows: Sequence[int], column: int | None = None) -> None:
-            own = targets if column is None else [row[column : column + 1] for row in targets]
-            self._explain_rows(_ExplainRequest(ids, images, own, column, partial, failures), some_specs, rows)
+            chosen = targets if column is None else [row[column : column + 1] for row in targets]
+            self._explain_rows(_ExplainRequest(ids, images, chosen, column, partial, failures), some_specs, rows)
 
         unseeded = [spec for spec in specs if not needs_seed(spec)]
         by_class = [spec for spec in unseeded if not serves_all_targets(spec)]
@@ -148,8 +152,8 @@ class Explainer:
                 for row in all_rows:
                     explain_rows([spec], [row])
         joined = {spec: _join_partial(parts, first) for spec, parts in partial.items() if parts}
-        found = joined | noise
-        return {spec: found[spec] for spec in specs if spec in found}, failures
+        explained = joined | noise
+        return {spec: explained[spec] for spec in specs if spec in explained}, failures
 
     def _noise(self, ids: Sequence[str], images: Tensor, count: int, spec: str) -> ExplainedBatch:
         """Maps of the random control: every image has its own seed, and none needs a pass of the model."""
@@ -165,10 +169,10 @@ class Explainer:
                 for name, image in zip(ids, images.cpu(), strict=True)
             ]
             relevance, signed = torch.cat(noise).to(images.device), method.is_signed(options)
-            maps, grid, flat = to_maps(relevance[None], signed, structure, ModelInputs((images,)))
+            maps, grid, constant = to_maps(relevance[None], signed, structure, ModelInputs((images,)))
         seconds = (perf_counter() - started) / len(ids)
         return ExplainedBatch(
-            maps[0], grid[0], flat[0], signed, [seconds] * len(ids), [0.0] * len(ids), [peak.bytes] * len(ids)
+            maps[0], grid[0], constant[0], signed, [seconds] * len(ids), [0.0] * len(ids), [peak.bytes] * len(ids)
         )
 
     def _explain_rows(self, request: _ExplainRequest, specs: Sequence[str], rows: Sequence[int]) -> None:
@@ -257,17 +261,23 @@ def _join_partial(parts: Sequence[_PartialExplanation], first: list[list[int]]) 
     batch = ExplainedBatch(
         empty(one.maps), empty(one.grid), empty(one.constant), one.signed, zeros, zeros.copy(), unknown
     )
-    for rows, column, own, forwards, memory in parts:
-        at = torch.as_tensor(list(rows), device=own.maps.device)
+    for rows, column, part, forwards, memory in parts:
+        at = torch.as_tensor(list(rows), device=part.maps.device)
         columns = slice(None) if column is None else slice(column, column + 1)
-        batch.maps[at, columns], batch.grid[at, columns], batch.flat[at, columns] = own.maps, own.grid, own.constant
+        batch.maps[at, columns], batch.grid[at, columns], batch.constant[at, columns] = (
+            part.maps,
+            part.grid,
+            part.constant,
+        )
         for row in rows:
-            batch.seconds[row] += own.seconds / len(rows)
+            batch.seconds[row] += part.seconds / len(rows)
             batch.forwards[row] += forwards
             batch.memory[row] = max((m for m in (batch.memory[row], memory) if not math.isnan(m)), default=math.nan)
     if parts[0].column is not None and any(row != list(range(count)) for row in first):
         # Indices are copied to the device once, not for each image.
         positions = torch.tensor(first, device=one.maps.device)
         rows_of = torch.arange(len(first), device=one.maps.device)[:, None]
-        batch.maps, batch.grid, batch.flat = (t[rows_of, positions] for t in (batch.maps, batch.grid, batch.flat))
+        batch.maps, batch.grid, batch.constant = (
+            t[rows_of, positions] for t in (batch.maps, batch.grid, batch.constant)
+        )
     return batch

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch import Tensor
 from vitrail.bench.context import BenchContext
 from vitrail.bench.engines import BenchTask, Engine, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.explainer import Explainer
+from vitrail.bench.explainer import error_line, to_half
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import (
     read_footer,
@@ -39,14 +40,14 @@ from vitrail.bench.parts import (
     write_table,
 )
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
-from vitrail.capture.outputs import class_logits
 from vitrail.errors import DataError, InputError, WeightsError, require
 from vitrail.inputs.targets import resolve_target
 from vitrail.methods import find
 from vitrail.methods.plugins import import_modules
-from vitrail.models.class_group import ClassGroup, append_groups
+from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import open_image
-from vitrail.pipeline.explain import DEFAULT
+from vitrail.pipeline.explain import DEFAULT, explain
+from vitrail.pipeline.explanation import Explanation, Explanations
 
 #: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
 _SETTINGS = ("model", "weights", "methods", "target", "batch")
@@ -116,7 +117,7 @@ class FolderChunk:
         maps: dict[str, list[Tensor]] = {method: [] for method in settings["methods"]}
         for start in range(0, len(self.images), settings["batch"]):
             self._explain_batch(context, settings, self.images[start : start + settings["batch"]], rows, maps)
-        tensors = {method: torch.cat(own).contiguous() for method, own in maps.items() if own}
+        tensors = {method: torch.cat(half).contiguous() for method, half in maps.items() if half}
 
         def write() -> Path:
             data = save(tensors, self.footer)
@@ -134,53 +135,68 @@ class FolderChunk:
         maps: dict[str, list[Tensor]],
     ) -> None:
         model, methods = context.model(0), settings["methods"]
-        class_names = model.loaded.classes
 
-        def add_row(image: str, method: str, label: int, offset: int, known: str | None = None, **rest: Any) -> None:
-            row = {"image": image, "method": method, "class": label, "name": known, "part": self.name, "offset": offset}
+        def add_row(image: str, method: str, label: int = -1, offset: int = -1, **columns: Any) -> None:
+            row = {"image": image, "method": method, "class": label, "part": self.name, "offset": offset, **columns}
             for name, column in rows.items():
-                column.append((row | rest).get(name))
+                column.append(row.get(name))
 
-        ids, prepared = [], []
+        prepared: dict[str, Tensor] = {}
         for image in names:
             try:
-                prepared.append(model.preprocess(open_image(Path(self.root) / image)))
-                ids.append(image)
+                prepared[image] = model.preprocess(open_image(Path(self.root) / image))
             except InputError as error:
                 for method in methods:
-                    add_row(image, method, -1, -1, error=str(error))
-        if not ids:
-            return
-        images = torch.stack(prepared).to(context.device)
-        with torch.inference_mode():
-            module = model.loaded.module
-            outputs = shrink_batch_to_fit(
-                context,
-                lambda n: [class_logits(module, module(images[i : i + n])) for i in range(0, len(ids), n)],
+                    add_row(image, method, error=str(error))
+
+        def explain_images(specs: Sequence[str], images: Sequence[str]) -> Explanations:
+            inputs = torch.stack([prepared[image] for image in images]).to(context.device)
+            return shrink_batch_to_fit(
+                context, lambda n: explain(model.loaded, inputs, methods=specs, target=settings["target"], batch_size=n)
             )
-        logits = torch.cat([o for o in outputs if o is not None]).float().cpu()
-        resolved = resolve_target(settings["target"], logits, len(ids), class_names)
-        classes, groups = resolved.classes, resolved.groups
-        assert classes is not None
-        explanations, failures = Explainer(context, model, self.key)(ids, images, resolved.rows(), methods)
-        probabilities = append_groups(logits.softmax(1), groups, log=False)
-        names_of = dict(enumerate(class_names or ())) | {
-            logits.shape[1] + i: group.title(class_names) for i, group in enumerate(groups)
-        }
-        for method in methods:
-            offset = sum(map(len, maps[method]))
-            kept = [row for row in range(len(ids)) if (method, row) not in failures]
-            if kept:
-                half = explanations[method].to_half(model.structure.layout.grid)
-                maps[method].append(half[kept].flatten(0, 1))
-            for row, image in enumerate(ids):
-                if (method, row) in failures:
-                    add_row(image, method, -1, -1, error=failures[method, row])
-                    continue
-                for k, label in enumerate(classes[row].tolist()):
-                    position = offset + kept.index(row) * classes.shape[1] + k
-                    probability, flat = float(probabilities[row, label]), bool(explanations[method].flat[row, k])
-                    add_row(image, method, label, position, names_of.get(label), probability=probability, flat=flat)
+
+        for method, images, e in _explain_or_errors(explain_images, methods, tuple(prepared)):
+            if isinstance(e, str):
+                add_row(images[0], method, error=e)
+                continue
+            assert e.targets is not None
+            assert e.probabilities is not None
+            offset, count = sum(map(len, maps[method])), e.targets.shape[1]
+            maps[method].append(to_half(e.grid, e.signed, model.structure.layout.grid).flatten(0, 1))
+            for i, k in product(range(len(images)), range(count)):
+                add_row(
+                    images[i], method, int(e.targets[i, k]), offset + i * count + k, name=_class_name(e, i, k),
+                    probability=float(e.probabilities[i, k]), flat=bool(e.constant[i, k]),
+                )  # fmt: skip
+
+
+def _explain_or_errors(
+    explain_images: Callable[[Sequence[str], Sequence[str]], Explanations],
+    methods: Sequence[str],
+    images: Sequence[str],
+) -> Iterator[tuple[str, Sequence[str], Explanation | str]]:
+    """Explain images; if that fails, try methods and then images one by one, and give the error of one image."""
+    if not images:
+        return
+    try:
+        explanations = explain_images(methods, images)
+    except Exception as error:  # noqa: BLE001 - a failure of one image becomes a row of the results
+        if len(methods) == len(images) == 1:
+            yield methods[0], images, error_line(error)
+            return
+        singles = [([m], images) for m in methods] if len(methods) > 1 else [(methods, [image]) for image in images]
+        for some_methods, some_images in singles:
+            yield from _explain_or_errors(explain_images, some_methods, some_images)
+    else:
+        yield from ((method, images, e) for method, e in explanations.items())
+
+
+def _class_name(e: Explanation, image: int, k: int) -> str | None:
+    """Name of a class with all its synonyms, or of a group of classes; None if it is unknown."""
+    index = -1 if e.targets is None else int(e.targets[image, k])
+    if e.classes is None or not 0 <= index < len(e.classes):
+        return e.target_name(image, k) if e.groups else None
+    return e.classes[index]
 
 
 def explain_folder(
@@ -230,22 +246,22 @@ def explain_folder(
     import_modules(imports)
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
     named = {"imports": list(imports)} if imports else {}
-    about = {
+    chosen = {
         "model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch, **named,
     }  # fmt: skip
-    settings = json.dumps(about)
-    loaded = open_folder_context(settings, device).model(0)
-    if loaded.classes:  # reject an unknown class now, not in every worker
-        resolve_target(target, torch.zeros(1, loaded.classes), 1, loaded.loaded.classes)
-    hashed = about | {
-        "weights": loaded.weights_hash, "images": images, "chunk": chunk, "versions": library_versions(),
+    settings = json.dumps(chosen)
+    opened = open_folder_context(settings, device).model(0)
+    if opened.classes:  # reject an unknown class now, not in every worker
+        resolve_target(target, torch.zeros(1, opened.classes), 1, opened.loaded.classes)
+    hashed = chosen | {
+        "weights": opened.weights_hash, "images": images, "chunk": chunk, "versions": library_versions(),
     }  # fmt: skip
     key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     tasks = [
-        FolderChunk(str(root), str(out), key, settings, loaded.weights_hash, i, tuple(images[start : start + chunk]))
+        FolderChunk(str(root), str(out), key, settings, opened.weights_hash, i, tuple(images[start : start + chunk]))
         for i, start in enumerate(range(0, len(images), chunk))
     ]
-    recorded = {"key": key, "folder": str(root), **about, "images": len(images), "versions": library_versions()}
+    recorded = {"key": key, "folder": str(root), **chosen, "images": len(images), "versions": library_versions()}
     manifest = json.dumps(recorded, indent=2)
     write_file(out / "manifest.json", lambda file: file.write(f"{manifest}\n".encode()))
     try:
@@ -285,12 +301,12 @@ def read_manifest(out: str | Path) -> dict[str, Any]:
     """
     path = Path(out) / "manifest.json"
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        manifest = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}): pass the --out folder of `vitrail explain DIR`") from error
-    if not isinstance(found, dict) or not {"key", "folder", *_SETTINGS} <= set(found):
+    if not isinstance(manifest, dict) or not {"key", "folder", *_SETTINGS} <= set(manifest):
         raise DataError(f"{path} is not the manifest of a folder: pass the --out folder of `vitrail explain DIR`")
-    return found
+    return manifest
 
 
 def folder_settings(manifest: Mapping[str, Any]) -> str:
@@ -309,24 +325,24 @@ def _list_images(root: Path, recursive: bool, out: Path) -> list[str]:
     if not root.is_dir():
         raise DataError(f"{root} is not a folder")
     paths = root.rglob("*") if recursive else root.iterdir()
-    found = sorted(
+    images = sorted(
         path.relative_to(root).as_posix() for path in paths
         if path.suffix.lower() in SUFFIXES and path.is_file() and not path.is_relative_to(out)
     )  # fmt: skip
-    if not found:
+    if not images:
         advice = "" if recursive else "; recursive=True (--recursive) includes subfolders"
         raise DataError(f"there are no images in {root}{advice}")
-    return found
+    return images
 
 
 @lru_cache(maxsize=2)
 def open_folder_context(settings: str, device: str) -> BenchContext:
     """Open the model and methods of a folder as a plan whose data set is not used."""
-    about = json.loads(settings)
+    chosen = json.loads(settings)
     plan = Plan(
-        name="folder", models=(ModelSpec(name=about["model"], weights=about["weights"]),),
-        dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(about["methods"]), protocols=("complexity",),
-        controls=False, batch=about["batch"], imports=tuple(about.get("imports", ())),
+        name="folder", models=(ModelSpec(name=chosen["model"], weights=chosen["weights"]),),
+        dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(chosen["methods"]), protocols=("complexity",),
+        controls=False, batch=chosen["batch"], imports=tuple(chosen.get("imports", ())),
     )  # fmt: skip
     context = BenchContext(plan, device)
     not_applicable = context.model(0).not_applicable

@@ -82,10 +82,10 @@ class OverlayChunk:
     def done(self) -> bool:
         """Whether all its overlays exist."""
         try:
-            found = json.loads(self.path.read_text(encoding="utf-8"))
+            record = json.loads(self.path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return False
-        return bool(found.get("key") == self.key and (found.get("original") or not self.original))
+        return bool(record.get("key") == self.key and (record.get("original") or not self.original))
 
     @property
     def _part_path(self) -> Path:
@@ -100,8 +100,8 @@ class OverlayChunk:
         pq: Any = require("pyarrow.parquet", "bench", "read tables")
         rows = [row for row in pq.read_table(self._part_path).to_pylist() if row["offset"] >= 0]
         rows.sort(key=lambda row: row["image"])  # stable: the order of the targets remains
-        for name, own in groupby(rows, key=lambda row: row["image"]):
-            self._draw(name, list(own))
+        for name, image_rows in groupby(rows, key=lambda row: row["image"]):
+            self._draw(name, list(image_rows))
         content = json.dumps({"key": self.key, "original": self.original})
         return partial(write_file, self.path, lambda file: file.write(f"{content}\n".encode()))
 
@@ -177,8 +177,8 @@ def draw_folder(
     out = Path(out).resolve()
     manifest = read_manifest(out)
     model = open_folder_context(folder_settings(manifest), device).model(0)
-    found = {spec: find(spec) for spec in manifest["methods"]}
-    signed = frozenset(spec for spec, (_, method, options) in found.items() if method.is_signed(options))
+    methods = {spec: find(spec) for spec in manifest["methods"]}
+    signed = frozenset(spec for spec, (_, method, options) in methods.items() if method.is_signed(options))
     parts = sorted((out / "parts").glob("part-*.parquet"))
     tasks = [
         OverlayChunk(manifest["folder"], str(out), manifest["key"], path.stem, model.preprocess,

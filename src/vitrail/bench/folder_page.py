@@ -48,7 +48,7 @@ def write_folder_page(out: str | Path, notes: tuple[str, ...] = ()) -> FolderSum
     manifest = read_manifest(out)
     pq: Any = require("pyarrow.parquet", "bench", "read tables")
     rows = sorted(pq.read_table(out / "index.parquet").to_pylist(), key=lambda row: row["image"])
-    images = [_entry(out, name, list(own)) for name, own in groupby(rows, key=lambda row: row["image"])]
+    images = [_entry(out, name, list(image_rows)) for name, image_rows in groupby(rows, key=lambda row: row["image"])]
     failures = {image["name"]: image["error"] for image in images if image["error"]}
     count = max(1, ceil(len(images) / PAGE_SIZE))
     for number in range(1, count + 1):
@@ -67,9 +67,9 @@ def _page_name(number: int) -> str:
 
 def _entry(out: Path, name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """One image for the template: its thumbnail, its overlays and its error."""
-    found = [row for row in rows if row["offset"] >= 0]
+    with_maps = [row for row in rows if row["offset"] >= 0]
     overlays = []
-    for row, path in zip(found, overlay_names(found), strict=True):
+    for row, path in zip(with_maps, overlay_names(with_maps), strict=True):
         full = original_name(path)
         href = quote(full if (out / full).is_file() else path)
         label = (row["name"] or f"class {row['class']}").split(",")[0]

@@ -24,8 +24,8 @@ def single_pass_methods() -> tuple[str, ...]:
 
     Methods of other packages are left out: a plan must not depend on which of them are installed.
     """
-    own = (method for method in METHODS.values() if method.compute.__module__.startswith("vitrail."))
-    return tuple(m.name for m in own if m.family != "control" and not _evaluates_own_images(m))
+    package_methods = (method for method in METHODS.values() if method.compute.__module__.startswith("vitrail."))
+    return tuple(m.name for m in package_methods if m.family != "control" and not _evaluates_own_images(m))
 
 
 def serves_all_targets(spec: str) -> bool:

@@ -33,10 +33,10 @@ def _explain_objects(
         [] if t.pixel_labels is None else sorted(set(t.pixel_labels.flatten().tolist()) - {0, 255})
         for t in batch.truths
     ]
-    reasons = {row: "the image has no class" for row, own in enumerate(labels) if not own}
+    reasons = {row: "the image has no class" for row, present in enumerate(labels) if not present}
     maps: dict[tuple[int, int], Tensor] = {}
-    for label in sorted({label for own in labels for label in own}):
-        rows = [row for row, own in enumerate(labels) if label in own]
+    for label in sorted({label for present in labels for label in present}):
+        rows = [row for row, present in enumerate(labels) if label in present]
         at = torch.tensor(rows)
         ids, images = [batch.ids[row] for row in rows], batch.images[at.to(batch.images.device)]
         members = outputs[label]
@@ -62,15 +62,15 @@ def _score_multiclass(batch: ScoreBatch, method: str, target: str, original: boo
     labels, maps, reasons = batch.object_maps[method]
     count = max(class_outputs(dataset.classes, batch.explainer.model.classes)) + 1
     values: dict[str, Tensor] = {}
-    for row, own in enumerate(labels):
+    for row, present in enumerate(labels):
         if row in reasons:
             continue
         truth = batch.truths[row].original_labels if original else batch.truths[row].pixel_labels
         assert truth is not None
-        stack = torch.stack([maps[row, label] for label in own])[None]
+        stack = torch.stack([maps[row, label] for label in present])[None]
         if original:
             stack = F.interpolate(stack, size=tuple(truth.shape), mode="bilinear", align_corners=False)
-        for name, value in _count_pixels(stack, own, truth, count).items():
+        for name, value in _count_pixels(stack, present, truth, count).items():
             column = values.setdefault(name, torch.full((len(labels), *value.shape), torch.nan, dtype=torch.float64))
             column[row] = value
     return values, reasons
@@ -78,14 +78,14 @@ def _score_multiclass(batch: ScoreBatch, method: str, target: str, original: boo
 
 def _count_pixels(maps: Tensor, labels: list[int], truth: Tensor, count: int) -> dict[str, Tensor]:
     """Count intersections and unions of one image for each of its classes and the background, at every threshold."""
-    found = count_confusions(maps, torch.tensor([labels]), truth[None], count)
-    pixels = found["confusion"].reshape(len(THRESHOLDS), count, count).double().cpu()
+    counted = count_confusions(maps, torch.tensor([labels]), truth[None], count)
+    pixels = counted["confusion"].reshape(len(THRESHOLDS), count, count).double().cpu()
     common = pixels.diagonal(dim1=1, dim2=2)
     union = pixels.sum(1) + pixels.sum(2) - common
     counts: dict[str, Tensor] = {}
     for label in (0, *labels):
         counts |= {f"common:{label}": common[:, label], f"union:{label}": union[:, label]}
-    return counts | {"labelled": pixels[0].sum(), "flat": found["flat"][0].double().cpu()}
+    return counts | {"labelled": pixels[0].sum(), "flat": counted["flat"][0].double().cpu()}
 
 
 def class_outputs(classes: Sequence[str] | None, count: int | None) -> dict[int, tuple[int, ...]]:

@@ -138,7 +138,10 @@ class ScoreRows:
     def add_explanations(self, batch: ScoreBatch | TextBatch, probabilities: Tensor, targets: Sequence[str]) -> None:
         """Add rows about the maps themselves: the probability of the explained class, and the cost of the map."""
         probability = probabilities.double().cpu().numpy()
-        flat = {method: own.flat.double().cpu().numpy() for method, own in batch.explanations.items()}
+        constant = {
+            method: explained_batch.constant.double().cpu().numpy()
+            for method, explained_batch in batch.explanations.items()
+        }
         for target in targets:
             explained, columns = np.array(batch.target_classes(target)), batch.target_columns(target).numpy()
             for method in self.methods:
@@ -146,8 +149,8 @@ class ScoreRows:
                 if method not in batch.explanations:
                     missing = {row: missing.get(row, "no map") for row in range(len(batch.ids))}
                 for row, reason in missing.items():
-                    own = _RowBlock([batch.ids[row]], (*keys, ""), None, explained[row : row + 1], reason)
-                    self.blocks.append(own)
+                    block = _RowBlock([batch.ids[row]], (*keys, ""), None, explained[row : row + 1], reason)
+                    self.blocks.append(block)
                 if method not in batch.explanations:
                     continue
                 rows = np.array([row for row in range(len(batch.ids)) if row not in missing], int)
@@ -157,7 +160,7 @@ class ScoreRows:
                 }
                 for score, values in (
                     ("probability", probability[rows, labels]),
-                    ("flat", flat[method][rows, columns[rows]]),
+                    ("flat", constant[method][rows, columns[rows]]),
                 ):
                     self.blocks.append(_RowBlock(ids, (*keys, score), values, labels, None, cost))
 
@@ -184,10 +187,10 @@ def _curve_columns(blocks: Sequence[_RowBlock], total: int) -> dict[str, Any]:
     for block in blocks:
         stop = start + len(block.images)
         if block.curves is not None:
-            counts, own = block.curves
+            counts, curve_outputs = block.curves
             lengths[start:stop], missing[start:stop] = len(counts), False
-            removed.append(np.tile(np.array(counts, np.int32), len(own)))
-            outputs.append(own.reshape(-1, 5))
+            removed.append(np.tile(np.array(counts, np.int32), len(curve_outputs)))
+            outputs.append(curve_outputs.reshape(-1, 5))
         start = stop
     offsets = pa.array(np.concatenate([[0], lengths.cumsum()]).astype(np.int32))
     joined, mask = np.concatenate(outputs), pa.array(missing)
@@ -200,8 +203,8 @@ def _curve_columns(blocks: Sequence[_RowBlock], total: int) -> dict[str, Any]:
         joined[:, 4],
     ]
     return {
-        name: pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(own)), mask=mask)
-        for name, own in zip(CURVES, values, strict=True)
+        name: pa.ListArray.from_arrays(offsets, pa.array(np.ascontiguousarray(column)), mask=mask)
+        for name, column in zip(CURVES, values, strict=True)
     }
 
 

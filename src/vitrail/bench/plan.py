@@ -242,24 +242,24 @@ class Plan(BaseModel):
         scores = [find_score(name) for name in self.protocols]
         functions = {spec: find(spec)[1].compute for spec in self.specs()}
         functions |= {score.name: score.compute for score in scores if score is not None}
-        found = {}
+        hashes = {}
         for name, function in functions.items():
             if function.__module__.partition(".")[0] != "vitrail":
                 file = getattr(sys.modules.get(function.__module__), "__file__", None)
                 content = Path(file).read_bytes() if file and Path(file).is_file() else b""
-                found[name] = hashlib.sha256(content).hexdigest()
-        return found
+                hashes[name] = hashlib.sha256(content).hexdigest()
+        return hashes
 
 
 def library_versions() -> dict[str, str]:
     """Return the versions of the libraries that decide the numbers; "absent" for one that is not installed."""
-    found = {}
+    versions = {}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "absent"
-    return found
+            versions[name] = "absent"
+    return versions
 
 
 def plans() -> dict[str, Path]:

@@ -56,9 +56,9 @@ def _score_pointing(batch: ScoreBatch, method: str, target: str) -> ScoresAndRea
 
 def _boxes(batch: ScoreBatch, method: str, target: str) -> tuple[list[Tensor], dict[int, str]]:
     """Return the boxes of each image's explained class, and the reasons for missing values."""
-    found = [t.boxes_of(k) for t, k in zip(batch.truths, batch.target_classes(target), strict=True)]
-    boxes = [torch.zeros(0, 4) if own is None else own for own in found]
-    reasons = {row: "the image has no box of its class" for row, own in enumerate(boxes) if not len(own)}
+    boxes_or_none = [t.boxes_of(k) for t, k in zip(batch.truths, batch.target_classes(target), strict=True)]
+    boxes = [torch.zeros(0, 4) if rectangles is None else rectangles for rectangles in boxes_or_none]
+    reasons = {row: "the image has no box of its class" for row, rectangles in enumerate(boxes) if not len(rectangles)}
     return boxes, reasons | batch.missing_maps(method, target)
 
 
@@ -89,8 +89,8 @@ def _score_selectivity(batch: ScoreBatch, method: str, target: str) -> ScoresAnd
 
 def _score_complexity(batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
     grid = batch.explanations[method].grid
-    own = grid[torch.arange(len(grid), device=grid.device), batch.target_columns(target).to(grid.device)]
-    return score_complexity(own), batch.missing_maps(method, target)
+    chosen = grid[torch.arange(len(grid), device=grid.device), batch.target_columns(target).to(grid.device)]
+    return score_complexity(chosen), batch.missing_maps(method, target)
 
 
 def _score_registered(score: RegisteredScore, batch: ScoreBatch, method: str, target: str) -> ScoresAndReasons:
@@ -117,13 +117,13 @@ def _score_registered(score: RegisteredScore, batch: ScoreBatch, method: str, ta
             tuple(masks[row] for row in rows), tuple(boxes[row] for row in rows),
             batch.explainer.model.loaded.module,
         )  # fmt: skip
-        found = torch.as_tensor(score.compute(inputs))
-        if found.shape != (len(rows),):
+        result = torch.as_tensor(score.compute(inputs))
+        if result.shape != (len(rows),):
             raise OptionError(
-                f"the score {score.name} returned shape {tuple(found.shape)} for {len(rows)} images: it must return "
+                f"the score {score.name} returned shape {tuple(result.shape)} for {len(rows)} images: it must return "
                 f"one number per image, shape ({len(rows)},)"
             )
-        values[rows] = found.detach().double().cpu()
+        values[rows] = result.detach().double().cpu()
     return {score.name: values}, reasons
 
 
@@ -235,11 +235,11 @@ def protocol_targets(names: Sequence[str], targets: Sequence[str]) -> list[tuple
         >>> protocol_targets(["selectivity", "rise"], ["predicted", "label"])
         [('selectivity', 'things'), ('rise', 'predicted')]
     """
-    found = []
+    pairs = []
     for name in names:
         if name in PROTOCOLS:
-            own: Sequence[str] = PROTOCOLS[name].targets or targets
+            scored_targets: Sequence[str] = PROTOCOLS[name].targets or targets
         else:
-            own = [target for target in find_presets(name)[0].explains if target in targets]
-        found += [(name, target) for target in own]
-    return found
+            scored_targets = [target for target in find_presets(name)[0].explains if target in targets]
+        pairs += [(name, target) for target in scored_targets]
+    return pairs

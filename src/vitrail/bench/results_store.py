@@ -183,10 +183,10 @@ class ResultsStore:
         each = [
             len(plan.targets) + len(protocol_targets(plan.protocols_of(data), plan.targets)) for data in plan.dataset
         ]
-        found = table.filter(pl.col("image") != "").select(*KEYS[:6]).n_unique()
+        count = table.filter(pl.col("image") != "").select(*KEYS[:6]).n_unique()
         expected = sum(chunk.maps * each[chunk.dataset] for chunk in self.chunks)
-        if found != expected:
-            raise DataError(f"{self.folder} has {found} results, expected {expected}: run the plan again with --fresh")
+        if count != expected:
+            raise DataError(f"{self.folder} has {count} results, expected {expected}: run the plan again with --fresh")
 
     def _not_applicable_rows(self, schema: Any) -> list[pl.DataFrame]:
         """Return one row for each method that does not apply to a model."""

@@ -85,10 +85,10 @@ def run_missing(
         Number of parts that were computed.
     """
     missing = store.missing()
-    own = missing if shard is None else [chunk for chunk in select_shard(store.chunks, shard) if chunk in missing]
-    begin(own, len(store.chunks) - len(missing))
-    engine.run(own, done)
-    return len(own)
+    selected = missing if shard is None else [chunk for chunk in select_shard(store.chunks, shard) if chunk in missing]
+    begin(selected, len(store.chunks) - len(missing))
+    engine.run(selected, done)
+    return len(selected)
 
 
 def run_plan(

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.bench.batch import ExplainedTexts, TextBatch
+from vitrail.bench.batch import ExplainedTexts, TextBatch, distinct_classes
 from vitrail.bench.context import BenchContext
 from vitrail.bench.explainer import Reasons, error_line, map_seed, needs_seed
 from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
@@ -83,15 +83,9 @@ class TextChunkRunner:
         by_target: list[dict[str, int]] = []
         for sample, predicted in zip(samples, probabilities.argmax(1).tolist(), strict=True):
             known = sample.label is not None and sample.label < count
-            own = {"predicted": predicted, **({"label": int(sample.label or 0)} if known else {})}
-            by_target.append({target: own[target] for target in self.plan.targets if target in own})
-        distinct = [list(dict.fromkeys(own.values())) or [0] for own in by_target]
-        most = max(map(len, distinct))
-        classes = torch.tensor([own + own[:1] * (most - len(own)) for own in distinct])
-        columns: dict[str, list[int | None]] = {
-            name: [row.index(own[name]) if name in own else None for own, row in zip(by_target, distinct, strict=True)]
-            for name in self.plan.targets
-        }
+            by_name = {"predicted": predicted, **({"label": int(sample.label or 0)} if known else {})}
+            by_target.append({target: by_name[target] for target in self.plan.targets if target in by_name})
+        classes, columns = distinct_classes(by_target, self.plan.targets)
         explanations, failures = self._word_scores(ids, samples, classes)
         marked = [None if s.spans is None else span_mask(s.spans, len(s.tokens or ())) for s in samples]
         words = [s.tokens or () for s in samples]
@@ -112,7 +106,7 @@ class TextChunkRunner:
         """Explain all texts by all methods; when a call fails, methods and then texts are retried one by one."""
         failures: Reasons = {}
         count = classes.shape[1]
-        found: dict[str, ExplainedTexts] = {}
+        explained: dict[str, ExplainedTexts] = {}
 
         def explain_rows(specs: Sequence[str], rows: Sequence[int]) -> None:
             try:
@@ -127,13 +121,13 @@ class TextChunkRunner:
                     explain_rows(*some)
                 return
             for spec in specs:
-                own = found.setdefault(spec, _empty(samples, count))
+                batch = explained.setdefault(spec, _empty(samples, count))
                 for position, row in enumerate(rows):
                     text = results[spec].text[position]
-                    own.scores[row] = np.where(np.array(text.seen), text.scores.double().numpy(), np.nan)
-                    own.flat[row] = results[spec].constant[position].cpu()
-                    own.seconds[row] = results[spec].seconds / len(rows)
-                    own.forwards[row], own.memory[row] = forwards, memory
+                    batch.scores[row] = np.where(np.array(text.seen), text.scores.double().numpy(), np.nan)
+                    batch.constant[row] = results[spec].constant[position].cpu()
+                    batch.seconds[row] = results[spec].seconds / len(rows)
+                    batch.forwards[row], batch.memory[row] = forwards, memory
 
         seeded = [spec for spec in self.methods if needs_seed(spec)]
         together = [spec for spec in self.methods if spec not in seeded]
@@ -142,7 +136,7 @@ class TextChunkRunner:
         for spec in seeded:
             for row in range(len(samples)):
                 explain_rows([spec], [row])
-        return found, failures
+        return explained, failures
 
     def _call(
         self, ids: Sequence[str], samples: Sequence[Sample], classes: Tensor, specs: Sequence[str], rows: Sequence[int]

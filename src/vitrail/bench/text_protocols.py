@@ -23,17 +23,19 @@ RATIONALE, ERASER = "rationale", "eraser"
 
 def _score_rationale(batch: TextBatch, method: str, target: str) -> ScoresAndReasons:
     """Token-F1 of the top 10 to 80 words and its mean, the counts it is made of, and AUPRC."""
-    reasons = {row: "the text has no marked words" for row, own in enumerate(batch.marked) if own is None}
+    reasons = {
+        row: "the text has no marked words" for row, marked_words in enumerate(batch.marked) if marked_words is None
+    }
     reasons |= batch.missing_maps(method, target)
     rows = [row for row in range(len(batch.ids)) if row not in reasons]
     scores = batch.scores(method, target)
-    own, truths = [scores[row] for row in rows], [batch.marked[row] for row in rows]
+    scored, truths = [scores[row] for row in rows], [batch.marked[row] for row in rows]
     marked = [truth for truth in truths if truth is not None]
-    f1 = token_f1(own, marked)
+    f1 = token_f1(scored, marked)
     values: dict[str, Array] = {"f1": f1["f1"].mean(1)}
     for j, k in enumerate(TOP_WORDS):
         values |= {f"{name}@{k}": f1[name][:, j] for name in ("f1", "hits", "picked")}
-    values |= {"marked": f1["marked"], **word_average_precision(own, marked)}
+    values |= {"marked": f1["marked"], **word_average_precision(scored, marked)}
     return _spread(values, rows, len(batch.ids)), reasons
 
 
@@ -45,21 +47,21 @@ def _score_eraser(batch: TextBatch, method: str, target: str) -> ScoresAndReason
         return {}, reasons
     scores, classes = batch.scores(method, target), batch.target_classes(target)
     probability = class_probability(batch.model.loaded.module, batch.model.settings, batch.batch_size)
-    found = comprehensiveness_sufficiency(
+    scores_by_name = comprehensiveness_sufficiency(
         probability, [batch.words[row] for row in rows], [scores[row] for row in rows], [classes[row] for row in rows]
     )
-    values = {name: found[name] for name in ("comprehensiveness", "sufficiency")}
+    values = {name: scores_by_name[name] for name in ("comprehensiveness", "sufficiency")}
     return _spread(values, rows, len(batch.ids)), reasons
 
 
 def _spread(values: dict[str, Array], rows: Sequence[int], count: int) -> dict[str, Tensor]:
     """Values of some texts as values of all; NaN for the others."""
-    found = {}
-    for name, own in values.items():
+    columns = {}
+    for name, column_values in values.items():
         column = np.full(count, np.nan)
-        column[list(rows)] = own
-        found[name] = torch.from_numpy(column)
-    return found
+        column[list(rows)] = column_values
+        columns[name] = torch.from_numpy(column)
+    return columns
 
 
 TEXT_PROTOCOLS = (

@@ -214,16 +214,16 @@ def _check_kind(plan: Plan, index: int) -> Iterator[PlanProblem]:
 
 def _first_samples(images: BenchImages) -> list[tuple[Sample, dict[int, Any]]]:
     """Read the first samples. Some may be damaged, which becomes rows of the results, but not all."""
-    found: list[tuple[Sample, dict[int, Any]]] = []
+    samples: list[tuple[Sample, dict[int, Any]]] = []
     failure: VitrailError | None = None
     for index in images.indices[:SAMPLES_READ]:
         try:
-            found.append(read_ground_truth(images.dataset, index))
+            samples.append(read_ground_truth(images.dataset, index))
         except VitrailError as error:
             failure = error
-    if failure is not None and not found:
+    if failure is not None and not samples:
         raise failure
-    return found
+    return samples
 
 
 def _check_model(

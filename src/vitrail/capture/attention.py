@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention_products import CHECKED_UP_TO, attention_bytes
+from vitrail.capture.attention_reach import allowed_keys
 from vitrail.capture.explicit_attention import attention_logits, attention_weights, causal_mask, flex_logits, unpack
 from vitrail.capture.operators import NORM
+from vitrail.capture.program import Program
 from vitrail.capture.recogniser import (
     ADDED_MATMUL,
     DIV,
@@ -73,6 +75,7 @@ class Call:
         beside: Whether the attention before it had not been added to the stream yet.
         product: Whether its queries and keys were seen: logits with other terms have no such pair.
         folded: Whether the heads were folded into the batch.
+        allowed: Which keys each query may attend to, shape (b or 1, m, n), or None for all.
     """
 
     block: Block
@@ -83,6 +86,20 @@ class Call:
     beside: bool = False
     product: bool = True
     folded: bool = False
+    allowed: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class GraphGap:
+    """The attention calls between which a pass builds no graph, as no gradient passes there.
+
+    Attributes:
+        after: The call after which the graph ends.
+        until: The call after which a new one begins.
+    """
+
+    after: int
+    until: int
 
 
 class AttentionMode(TorchFunctionMode):
@@ -99,6 +116,11 @@ class AttentionMode(TorchFunctionMode):
         heads_first: Whether a merged axis holds all inputs of the first head first.
         from_embedding: Start the graph at the embeddings of a text's tokens.
         explicit: Make every attention explicit, also where nothing of it is kept, unless its matrices are large.
+        program: Notes every function that the model calls, or None.
+        values_of: Keep the values of this call as a node of the graph, in ``values``.
+        gap: Where no graph is built; None for the whole pass.
+        masks: Read which keys each query may attend to.
+        results: Keep outputs of each call as nodes of the graph.
     """
 
     def __init__(
@@ -112,6 +134,11 @@ class AttentionMode(TorchFunctionMode):
         heads_first: bool = False,
         from_embedding: bool = False,
         explicit: bool = False,
+        program: Program | None = None,
+        values_of: int | None = None,
+        gap: GraphGap | None = None,
+        masks: bool = True,
+        results: bool = False,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -124,6 +151,15 @@ class AttentionMode(TorchFunctionMode):
         self.overlapping = False
         #: The last function calls, where every attention is made explicit.
         self.makers: deque[tuple[Tensor, Any, tuple[Any, ...]]] = deque(maxlen=256 if explicit else 0)
+        self.program = program
+        self.values: Tensor | None = None
+        self._values_of = values_of
+        self._gap = gap
+        self._track_masks = masks
+        self._results = results
+        #: Masks by id, with the mask itself, so that its id is not reused: most layers of a model share one.
+        self._masks: dict[int, tuple[Tensor, Tensor]] = {}
+        self._causal_masks: dict[tuple[int, int], Tensor] = {}
         self._kept = kept
         self._batch = batch
         self._dtype = dtype
@@ -161,6 +197,8 @@ class AttentionMode(TorchFunctionMode):
                 self._follow(func, args, kwargs, result)
         if stream is not None:
             result = stream.after(func, args, kwargs, result)
+        if self.program is not None:
+            self.program.note(func, args, kwargs, result)
         if self._all_explicit and isinstance(result, Tensor):
             self.makers.append((result, func, args))
         return result
@@ -214,6 +252,7 @@ class AttentionMode(TorchFunctionMode):
         Z: Tensor,
         shape: tuple[int, int, int, int],
         folded: bool = False,
+        mask: Tensor | None = None,
     ) -> None:
         block = Block()
         heads = shape[1]
@@ -232,10 +271,24 @@ class AttentionMode(TorchFunctionMode):
         if norm is not None and self._wants("dY", index):
             self.nodes["dY", index] = norm
         beside = self.stream is not None and self.stream.in_branch
-        Z_graph, V_graph = (Z, V) if self._keep_output else (None, None)
-        self.calls.append(Call(block, shape, self._grid, Z_graph, V_graph, beside, Q is not None, folded))
+        Z_graph, V_graph = Z if self._keep_output or self._results else None, V if self._keep_output else None
+        allowed = None if mask is None or not self._track_masks else self._allowed(mask, shape[2:], mask is O)
+        self.calls.append(Call(block, shape, self._grid, Z_graph, V_graph, beside, Q is not None, folded, allowed))
+        if index == self._values_of:
+            self.values = V
+        if self._gap is not None and index in (self._gap.after, self._gap.until):
+            torch.set_grad_enabled(index == self._gap.until)
         if self.stream is not None:
             self.stream.attended(index, block, V)
+
+    def _allowed(self, mask: Tensor, size: tuple[int, int], logits: bool) -> Tensor:
+        """Which keys each query may attend to, shape (b or 1, m, n); masks that layers share are read once."""
+        if logits:
+            return allowed_keys(mask)
+        if id(mask) not in self._masks:
+            found = allowed_keys(mask)
+            self._masks[id(mask)] = (mask, found.expand(len(found), *size))
+        return self._masks[id(mask)][1]
 
     def _keep_products(
         self, index: int, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, causal: bool, scale: float | None
@@ -284,12 +337,13 @@ class AttentionMode(TorchFunctionMode):
             if enable_gqa and key.shape[-3] != query.shape[-3]:
                 repeats = query.shape[-3] // key.shape[-3]
                 key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
-            mask = causal_mask(query, key) if is_causal else attn_mask
+            mask = self._causal(query, key) if is_causal else attn_mask
             Z = self._attend(index, query, key, value, attention_logits(query, key, mask, scale), mask, merged)
         else:
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
             Z = self._node("dZ", index, Z)
-            self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged)
+            mask = self._causal(query, key) if is_causal else attn_mask
+            self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged, mask)
             self._keep_products(index, query, key, value, attn_mask, is_causal, scale)
         return self._starts_branch(self._merge(Z) if merged else Z)
 
@@ -306,8 +360,15 @@ class AttentionMode(TorchFunctionMode):
         """Softmax of the logits times the values, kept as far as needed."""
         A = self._weigh(index, attention_weights(O, mask))
         Z = self._node("dZ", index, A.to(V.dtype) @ V)
-        self._keep(index, Q, K, V, A, O, Z, _shape(Q, K), folded)
+        self._keep(index, Q, K, V, A, O, Z, _shape(Q, K), folded, mask)
         return Z
+
+    def _causal(self, Q: Tensor, K: Tensor) -> Tensor:
+        """The causal mask of queries and keys, the same tensor for all calls of one size."""
+        size = (Q.shape[-2], K.shape[-2])
+        if size not in self._causal_masks:
+            self._causal_masks[size] = causal_mask(Q, K)
+        return self._causal_masks[size]
 
     def _split_mask(self, mask: Tensor | None) -> Tensor | None:
         if mask is None or mask.dim() < 3:
@@ -330,10 +391,10 @@ class AttentionMode(TorchFunctionMode):
             O = attention_logits(Q, K, mask, None)  # noqa: E741
             A = self._weigh(index, attention_weights(O, mask))
             Z = self._node("dZ", index, A.to(V.dtype) @ V)
-            self._keep(index, Q, K, V, A, O, Z, _shape(Q, K))
+            self._keep(index, Q, K, V, A, O, Z, _shape(Q, K), mask=mask)
         else:
             Z = self._node("dZ", index, F.scaled_dot_product_attention(Q, K, V, attn_mask=mask))
-            self._keep(index, Q, K, V, None, None, Z, _shape(Q, K))
+            self._keep(index, Q, K, V, None, None, Z, _shape(Q, K), mask=mask)
             self._keep_products(index, Q, K, V, mask, False, None)
         out = packed.project(Z)
         if self.stream is not None:
@@ -371,7 +432,7 @@ class AttentionMode(TorchFunctionMode):
         self._candidates.clear()
         Q, K = (None, None) if pair is None else (self._split(pair[0]), self._split(pair[1]))
         folded = met.A.dim() == 3
-        self._keep(index, Q, K, V, A, O, Z, _shape(A, V), folded)
+        self._keep(index, Q, K, V, A, O, Z, _shape(A, V), folded, O)
         return self._starts_branch(met.restore(self._merge(Z) if folded else Z))
 
     def _data_product(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.attention_products import MATRICES, PRODUCT_KINDS, attention_bytes
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.fast.switches import plain
+from vitrail.fast import fast_paths_disabled
 
 #: Memory of the matrices of one pass from which on none is kept, in bytes: for models in half precision on CUDA, whose
 #: fused attention is much faster than one that writes matrices, and for all others.
@@ -57,7 +57,7 @@ def _rowwise(
     batch: int,
     weight: Tensor,
 ) -> frozenset[int]:
-    if plain() or structure.kind != "plain":
+    if fast_paths_disabled() or structure.kind != "plain":
         return frozenset()
     needed = frozenset[int]().union(*wanted.values())
     matrices = frozenset[int]().union(*(kept.get(kind, frozenset()) for kind in MATRICES))

@@ -7,12 +7,12 @@ table of places is measured for them. The gradient of a few tokens' features at 
 from __future__ import annotations
 
 import warnings
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
@@ -24,7 +24,6 @@ from vitrail.errors import GuessWarning, NotApplicableError
 CELLS = 9
 #: A token's gradient is concentrated if its largest cell has this multiple of the mean over all cells.
 PEAK = 2.0
-_checked: WeakKeyDictionary[nn.Module, dict[tuple[int, ...], tuple[ModelStructure, int, int]]] = WeakKeyDictionary()
 
 
 def check_feature_order(
@@ -42,16 +41,23 @@ def check_feature_order(
     Raises:
         NotApplicableError: The features come from other places.
     """
-    known = _checked.setdefault(model, {})
     key = (id(structure), prefix, *grid)
-    if key not in known:
-        known[key] = (structure, *_measure(model, model_inputs.select(slice(0, 1)), structure, prefix, grid))
-    _, right, clear = known[key]
-    if not clear:
+    known: tuple[ModelStructure, int, int | None] | None = fast.recall(model, "feature order", key)
+    if known is None or known[0] is not structure:  # the structure is kept, so that its id is not reused
+        found = _measure(model, model_inputs.select(slice(0, 1)), structure, prefix, grid)
+        known = fast.remember(model, "feature order", (structure, *found), key)
+    assert known is not None
+    _, right, clear = known
+    if clear is None:
         warnings.warn(
             f"{structure.model}: whether its {grid[0]}×{grid[1]} features lie row by row could not be measured",
             GuessWarning,
             stacklevel=4,
+        )
+    elif not clear:
+        raise NotApplicableError(
+            f"the features of {structure.model} are not those of patches: each of its {grid[0]}×{grid[1]} tokens comes "
+            "from all over the image; use rise, occlusion or an input gradient instead"
         )
     elif right < 0.75 * clear:
         raise NotApplicableError(
@@ -63,8 +69,8 @@ def check_feature_order(
 
 def _measure(
     model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, prefix: int, grid: tuple[int, int]
-) -> tuple[int, int]:
-    """Of a few tokens, how many come from their own cell, and how many come from one cell at all."""
+) -> tuple[int, int | None]:
+    """Of a few tokens, how many come from their own cell, and how many from one cell at all; None if not measured."""
     image = model_inputs.image
     assert image is not None
     leaf = image.detach().clone().requires_grad_()
@@ -73,9 +79,10 @@ def _measure(
     with frozen(model):
         with mode:
             run_model(model, model_inputs.swap(image, leaf))
-        nodes = [node for node in mode.nodes.values() if node.dim() == 3 and node.shape[:2] == (1, count)]
+        rows = [node.flatten(1, 2) if node.dim() == 4 else node for node in mode.nodes.values() if node.dim() in (3, 4)]
+        nodes = [node for node in rows if node.shape[:2] == (1, count)]
         if not nodes:
-            return 0, 0
+            return 0, None
         cells = _spread(grid)
         energy = [_energy(nodes[-1][:, prefix + r * grid[1] + c], leaf, grid) for r, c in cells]
     found = torch.stack([e.flatten() for e in energy])

@@ -2,31 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.attention import AttentionMode, Edit, Gate
+from vitrail import fast
+from vitrail.capture.attention import AttentionMode, Edit, Gate, GraphGap
+from vitrail.capture.attention_reach import reachable_tokens
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
-from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
+from vitrail.capture.model_structure import UNCHAINED_KINDS, AttentionLayer, ModelStructure
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.program import Program
+from vitrail.capture.readout import measured_readout, token_reach
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
 from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
-from vitrail.errors import ModelError, NotApplicableError, TargetError
-from vitrail.fast.split_products import split_products
+from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError, TargetError
 
 _STREAM = ("X", "X_norm", "X_mid", "X_mid_norm", "F", "V_in", "Y", "branch", "branch_scale")
 _FROM_THE_INPUT = ("dX",)
+_GRADIENTS = ("dA", "dQ", "dY", "dZ")
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,30 @@ class EarlyOutputs:
     alone: frozenset[int]
 
 
+@dataclass
+class PassEvidence:
+    """What a pass shows of the facts that were known of its model.
+
+    Attributes:
+        program: The functions that the model called.
+        values: Values of the first attention, in the graph of ``leaf``; None where they were not kept.
+        leaf: The images that the graph starts at, or None.
+        outputs: Results of attention calls in the graph, by call, where all of them are.
+        disagreements: What differs from the structure, by reason: whether it does, known at once or on the device.
+    """
+
+    program: Program
+    values: Tensor | None = None
+    leaf: Tensor | None = None
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    disagreements: list[tuple[str, bool | Tensor]] = field(default_factory=list)
+
+    def differs(self, reason: str, value: bool | Tensor) -> None:
+        """Note whether something differs from the structure."""
+        if value is not False:
+            self.disagreements.append((reason, value))
+
+
 @dataclass(frozen=True)
 class ForwardPass:
     """A forward pass and what was kept of it.
@@ -56,6 +84,8 @@ class ForwardPass:
         nodes: Tensors whose gradient can be computed, by (kind, block).
         structure: What the model is made of.
         ended: What it returns if it ends earlier, where that was asked for.
+        allowed: For each block which keys its queries may attend to, shape (b or 1, m, n), or None for all.
+        evidence: What it shows of the facts known of the model; None for passes that are not to confirm them.
     """
 
     output: Any
@@ -70,73 +100,143 @@ class ForwardPass:
     valid: Tensor | None = None
     features_of: Callable[[Tensor], Tensor] | None = None
     ended: EarlyOutputs | None = None
+    allowed: tuple[Tensor | None, ...] = ()
+    evidence: PassEvidence | None = None
 
-    def trace(self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False) -> Trace:
+    def trace(
+        self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False, read: Tensor | None = None
+    ) -> Trace:
         """The pass as methods see it; with a target, a scalar a sample, also its gradients.
 
         Args:
             target: What to differentiate, shape (b,), in the graph of ``output``.
             keep_graph: Whether another target will be differentiated.
             cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
+            read: Without a target: the scores whose readout is measured, shape (b,); None for the output.
         """
-        blocks = [block if self.valid is None else _unpadded(block, self.valid) for block in self.blocks]
-        readout = self._readout(target) if self.structure.layers else torch.ones(1, device=self.device)
-        skipped = frozenset() if self.ended is None else self.ended.alone
-        wanted = {"dA": lambda i: i not in skipped, "dZ": lambda i: blocks[i].products is not None}
-        nodes = {key: node for key, node in self.nodes.items() if wanted.get(key[0], lambda _: not cut)(key[1])}
-        if target is not None and nodes:
+        blocks, at_last = list(self.blocks), None
+        if target is not None and set(self._nodes_of(cut)) - {self._last}:
             if not target.requires_grad:
                 raise TargetError(
                     "the target does not depend on the model's attention, so it has no gradient: "
                     "it must be computed from the model's output without detaching it"
                 )
-            self.gate.closed = cut
-            found = torch.autograd.grad(target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True)
-            self.gate.closed = False
-            for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
-                value = torch.zeros_like(node) if gradient is None else gradient
-                if kind == "dZ":
-                    products = blocks[index].products
-                    assert isinstance(products, RowwiseProducts)
+            at_last = self._add_gradients(blocks, target, keep_graph, cut)
+        if not self.structure.layers:
+            readout = torch.ones(1, device=self.device)
+            return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=self.valid)
+        if at_last is None:
+            at_last = self._gradient_at_last(target if read is None else read)
+        readout = self._readout(at_last)
+        valid = self._seen_tokens(readout)
+        if valid is not None:
+            blocks = [_unpadded(block, valid) for block in blocks]
+            readout = _among(readout, valid)
+        return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=valid)
+
+    @property
+    def _last(self) -> tuple[str, int]:
+        """The node at the last attention's output."""
+        return ("dZ", len(self.blocks) - 1)
+
+    def _nodes_of(self, cut: bool) -> dict[tuple[str, int], Tensor]:
+        """The nodes at which gradients are needed."""
+        skipped = frozenset[int]() if self.ended is None else self.ended.alone
+        found = {}
+        for (kind, i), node in self.nodes.items():
+            others = {"dA": i not in skipped, "dZ": self.blocks[i].products is not None or ("dZ", i) == self._last}
+            if others.get(kind, not cut):
+                found[kind, i] = node
+        return found
+
+    def _add_gradients(self, blocks: list[Block], target: Tensor, keep_graph: bool, cut: bool) -> Tensor | None:
+        """Put the gradients of a target into blocks; returns that at the last attention's output."""
+        nodes, at_last = self._nodes_of(cut), None
+        self.gate.closed = cut
+        found: Sequence[Tensor | None] = torch.autograd.grad(
+            target.sum(), list(nodes.values()), retain_graph=keep_graph, allow_unused=True
+        )
+        self.gate.closed = False
+        for ((kind, index), node), gradient in zip(nodes.items(), found, strict=True):
+            if kind == "dA" and gradient is None:
+                self._differs("which attention layers the score depends on", True)
+            value = torch.zeros_like(node) if gradient is None else gradient
+            if (kind, index) == self._last:
+                at_last = value
+            if kind == "dZ":
+                products = blocks[index].products
+                if isinstance(products, RowwiseProducts):
                     blocks[index] = blocks[index].having(products=products.with_gradient(value))
-                    continue
-                value = value.to(self.dtype)
-                if self.structure.tokens_first and kind in ("dX", "dY"):
-                    value = value.transpose(0, 1)
-                if kind == "dQ":
-                    value = split_heads(value, len(target), self.structure.heads_first)
-                if kind == "dY" and self.features_of is not None:
-                    value = self.features_of(value)
-                if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
-                    value = torch.nn.functional.pad(value, (self.structure.pool_skips, 0))
-                if self.valid is not None and kind == "dA":
-                    value = _between(value, self.valid)
-                blocks[index] = blocks[index].having(**{kind: value})
-        return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=self.valid)
+                continue
+            value = value.to(self.dtype)
+            if self.structure.tokens_first and kind in ("dX", "dY"):
+                value = value.transpose(0, 1)
+            if kind == "dQ":
+                value = split_heads(value, len(target), self.structure.heads_first)
+            if kind == "dY" and self.features_of is not None:
+                value = self.features_of(value)
+            if kind == "dA" and blocks[index].pool and self.structure.pool_skips:
+                value = torch.nn.functional.pad(value, (self.structure.pool_skips, 0))
+            blocks[index] = blocks[index].having(**{kind: value})
+        return at_last
 
-    def _readout(self, target: Tensor | None) -> Tensor:
-        """How the head reads the queries of the last block, shape (m,), or (b, m) where that depends on the text.
+    def _differs(self, reason: str, value: bool | Tensor) -> None:
+        if self.evidence is not None:
+            self.evidence.differs(reason, value)
 
-        A decoder reads the last token of each text, wherever its padding begins, so texts are measured one by one.
+    def _gradient_at_last(self, scores: Tensor | None) -> Tensor | None:
+        """The gradient of some scores, of all outputs where None, at the last attention's output; None for none."""
+        Z = self.nodes.get(("dZ", len(self.blocks) - 1))
+        if Z is None:
+            return None
+        total = None
+        if scores is None:
+            scores = any_output(self.output)
+            total = (scores * direction(scores[:1])).sum() if scores.requires_grad else None
+        elif scores.requires_grad:
+            total = scores.sum()
+        (gradient,) = (None,) if total is None else gradients(total, [Z])
+        if gradient is None:
+            self._differs("which attention layers the score depends on", True)
+        return gradient
+
+    def _readout(self, gradient: Tensor | None) -> Tensor:
+        """How the head reads the queries of the last block, shape (m,), or (b, m) as measured for each input.
+
+        It is read off the gradient at the last attention's output in this pass, unless the user has stated it.
         """
         layout = self.structure.layout
         readout = layout.weights(self.queries, self.device, self.dtype)
-        if layout.readout in ("mean", "all") and self.valid is not None:
-            return self.valid.to(readout) / self.valid.sum(-1, keepdim=True)
-        Z = self.nodes.get(("dZ", len(self.blocks) - 1))
-        if Z is None or self.structure.layout.grid is not None or layout.readout in ("mean", "all", "cls+mean"):
+        if gradient is None or self.structure.kind != "plain" or self.structure.given.readout is not None:
             return readout
-        scores = any_output(self.output) if target is None else target
-        if not scores.requires_grad:
-            return readout
-        total = (scores * direction(scores[:1])).sum() if target is None else scores.sum()
-        (gradient,) = gradients(total, [Z])
-        if gradient is None:
-            return readout
-        reach = gradient.to(self.dtype).square().sum((1, 3))
-        live = (reach > reach.amax(-1, keepdim=True) * 1e-24).to(self.dtype)
-        count = live.sum(-1, keepdim=True)
-        return torch.where(count > 0, live / count.clamp_min(1), readout)
+        reach = token_reach(gradient)
+        if self.evidence is not None and layout.grid is None and self.structure.given.prefix is None:
+            first = (reach[:, 0] > 0).all() & (reach[:, 1:] == 0).all()
+            if not self.structure.causal:  # the prefix of a text is the one token that is read
+                self._differs("which token of the text is read", first != (layout.prefix == 1))
+        pooled = self.structure.pooled
+        return measured_readout(reach, readout, layout, None if pooled else self.valid, pooled)
+
+    def _seen_tokens(self, readout: Tensor) -> Tensor | None:
+        """Tokens that are no padding and that the readout can depend on, shape (b, n); None for all."""
+        if self.structure.kind != "plain" or all(one is None for one in self.allowed):
+            return self.valid
+        batch = len(self.valid) if self.valid is not None else next(len(o) for o in self.allowed if o is not None)
+        rows = readout if readout.dim() == 2 else readout.expand(batch, -1)
+        layers = self.structure.layers
+        skipped = self.structure.pool_skips
+        reached = reachable_tokens(rows, self.allowed, [o.pool for o in layers], skipped, self.structure.tokens)
+        if reached is None or (not fast.recording() and bool(reached.all())):
+            return self.valid
+        return reached if self.valid is None else reached & self.valid
+
+
+def _among(readout: Tensor, valid: Tensor) -> Tensor:
+    """The readout with no weight on tokens that are not seen, shape (b, m); its sum stays."""
+    if readout.dim() == 2 or readout.shape[-1] != valid.shape[-1]:
+        return readout
+    rows = readout * valid
+    return rows / rows.sum(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny) * readout.sum()
 
 
 def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> ForwardPass:
@@ -148,8 +248,19 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure: As read from it.
     """
     device = model_inputs.tensors[0].device
-    with frozen(model), torch.no_grad(), split_products(device):
+    with frozen(model), torch.no_grad(), fast.with_split_products(device):
         output = run_model(model, model_inputs)
+    return output_pass(model, model_inputs, structure, output)
+
+
+def output_pass(
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    structure: ModelStructure,
+    output: Any,
+    evidence: PassEvidence | None = None,
+) -> ForwardPass:
+    """A forward pass of which nothing but the output, and what confirms the structure, is known."""
     return ForwardPass(
         output,
         class_logits(model, output),
@@ -158,9 +269,10 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
         structure,
         structure.layers[-1].size[0] if structure.layers else 0,
         method_dtype(model),
-        device,
+        model_inputs.tensors[0].device,
         Gate(),
         model_inputs.valid,
+        evidence=evidence,
     )
 
 
@@ -172,6 +284,8 @@ def forward_pass(
     needs: Iterable[Needs],
     edits: Mapping[int, Edit] | None = None,
     tail: Tail | None = None,
+    confirm: bool = False,
+    whole_graph: bool = False,
 ) -> Iterator[ForwardPass]:
     """Run one forward pass and keep what is needed; the model stays frozen until the gradients have been computed.
 
@@ -182,8 +296,12 @@ def forward_pass(
         needs: What each method needs.
         edits: Functions that replace the attention of some blocks, by block.
         tail: Replaces what leaves the last block, from what leaves all of them.
+        confirm: Keep what is needed to confirm the structure, see `vitrail.capture.confirm`.
+        whole_graph: Build the whole graph although no gradient is needed, for targets of which it is not known what
+            they depend on.
     """
     layers = structure.layers
+    confirm = confirm and not fast.recording()  # the same call has run the pass before
     if not layers:
         with _feature_pass(model, model_inputs, structure) as found:
             yield found
@@ -193,23 +311,39 @@ def forward_pass(
     by_block = resolve_products(
         blocks_to_keep(needs, len(layers)), structure, model_inputs.batch, some_weight(model), frozenset(edits or ())
     )
-    if model_inputs.image is None and layers:
-        by_block["dZ"] = by_block.get("dZ", frozenset()) | {len(layers) - 1}
+    # The gradient there tells how the head reads the tokens.
+    by_block["dZ"] = by_block.get("dZ", frozenset()) | {len(layers) - 1}
     by_call = {kind: frozenset(layers[i].call for i in where) for kind, where in by_block.items()}
     dtype = method_dtype(model)
+    start = model_inputs.patches if model_inputs.image is None else model_inputs.image
+    from_pixels = confirm and structure.kind == "plain" and structure.owners is not None
+    whole_graph = whole_graph or (confirm and structure.calls != len(layers))
+    leaf = None
+    if start is not None and (from_pixels or whole_graph or any(kind in by_call for kind in _FROM_THE_INPUT)):
+        with torch.inference_mode(False):
+            leaf = start.detach().clone().requires_grad_()
+        model_inputs = model_inputs.swap(start, leaf)
+    program = Program(model_inputs.tensors) if confirm else None
     mode = AttentionMode(
         by_call, model_inputs.batch, dtype,
+        from_embedding=whole_graph and start is None,
         edits={layers[i].call: edit for i, edit in (edits or {}).items()},
         heads_first=structure.heads_first,
         tail=None if tail is None else ([o for o in layers if not o.pool][-1].call, tail),
+        program=program,
+        values_of=layers[0].call if from_pixels else None,
+        gap=_gap(by_call, layers) if from_pixels and not whole_graph else None,
+        masks=structure.masked,
+        results=confirm and whole_graph,
     )  # fmt: skip
-    start = model_inputs.patches if model_inputs.image is None else model_inputs.image
-    if start is not None and any(kind in by_call for kind in _FROM_THE_INPUT):
-        model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
     device = model_inputs.tensors[0].device
     with frozen(model):
-        with split_products(device), mode:
+        with fast.with_split_products(device), mode:
             output = run_model(model, model_inputs)
+        torch.set_grad_enabled(True)  # where the pass built a graph at its ends alone
+        evidence = None if program is None else PassEvidence(program, mode.values, leaf)
+        if evidence is not None:
+            evidence.outputs = {i: c.Z for i, c in enumerate(mode.calls) if c.Z is not None}
         _check_calls(mode, structure)
         ended = EarlyOutputs(output, ends, alone) if ends else None
         output = first_rows(output, model_inputs.batch, len(ends)) if ends else output
@@ -221,8 +355,6 @@ def forward_pass(
                 _batch_first(block, structure.tokens)
             if layer.pool and structure.pool_skips:
                 _pad_keys(block, structure.pool_skips)
-            if isinstance(block.products, RowwiseProducts):
-                block.products = block.products.without_padding(model_inputs.valid)
             blocks.append(block)
         index_of = {layer.call: i for i, layer in enumerate(layers)}
         nodes = {(kind, index_of[call]): node for (kind, call), node in mode.nodes.items() if call in index_of}
@@ -232,7 +364,20 @@ def forward_pass(
         yield ForwardPass(
             output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid,
             ended=ended,
+            allowed=tuple(mode.calls[layer.call].allowed for layer in layers) if structure.masked else (),
+            evidence=evidence,
         )  # fmt: skip
+
+
+def _gap(kept: Mapping[str, frozenset[int]], layers: Sequence[AttentionLayer]) -> GraphGap | None:
+    """The attention calls between the graph from the pixels to the first, and that of the gradients; None for none."""
+    first, last = layers[0].call, layers[-1].call
+    if any(kind in kept for kind in _FROM_THE_INPUT):
+        return None
+    wanted = frozenset[int]().union(*(kept.get(kind, frozenset()) for kind in _GRADIENTS if kind != "dZ"))
+    wanted |= kept["dZ"] - {last}
+    until = min(wanted) - 1 if wanted else last
+    return GraphGap(first, until) if until > first else None
 
 
 def _ends(needs: list[Needs], structure: ModelStructure) -> tuple[list[Needs], tuple[int, ...], frozenset[int]]:
@@ -279,20 +424,24 @@ def first_rows(output: Any, batch: int, times: int) -> Any:
 
 def _check_calls(mode: AttentionMode, structure: ModelStructure) -> None:
     """Refuse a pass that made other attention calls than the one on which the structure was checked."""
+    found = _other_calls(mode, structure)
+    if found is not None:
+        raise StructureDiffersError(f"{found}: its path depends on the input; explain the inputs one by one")
+
+
+def _other_calls(mode: AttentionMode, structure: ModelStructure) -> str | None:
+    """What differs between the attention calls of a pass and those of the structure, or None."""
     layers = structure.layers
     if len(mode.calls) != structure.calls:
-        raise ModelError(
-            f"the model attended {len(mode.calls)} times where {structure.calls} were expected: "
-            "its path depends on the input; explain the inputs one by one"
-        )
+        return f"the model attended {len(mode.calls)} times where {structure.calls} were expected"
     other = next((o for o in layers if mode.calls[o.call].shape[1:] != (o.heads, *o.size)), None)
-    if other is not None:
-        heads, queries, keys = mode.calls[other.call].shape[1:]
-        raise ModelError(
-            f"attention {other.call} of the model has {heads} heads, {queries} queries and {keys} keys where "
-            f"{other.heads}, {other.size[0]} and {other.size[1]} were expected: its path depends on the input; explain "
-            "the inputs one by one"
-        )
+    if other is None:
+        return None
+    heads, queries, keys = mode.calls[other.call].shape[1:]
+    return (
+        f"attention {other.call} of the model has {heads} heads, {queries} queries and {keys} keys where "
+        f"{other.heads}, {other.size[0]} and {other.size[1]} were expected"
+    )
 
 
 @contextmanager
@@ -325,7 +474,11 @@ def _feature_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelS
 
 
 def _unpadded(block: Block, valid: Tensor) -> Block:
-    return block.having(**{name: _between(vars(block)[name], valid) for name in ("A", "A_mean") if name in vars(block)})
+    names = [name for name in ("A", "A_mean", "dA") if name in vars(block)]
+    changed = block.having(**{name: _between(vars(block)[name], valid) for name in names})
+    if isinstance(block.products, RowwiseProducts):
+        changed.products = block.products.without_padding(valid)
+    return changed
 
 
 def _between(attention: Tensor, valid: Tensor) -> Tensor:

@@ -10,20 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail import fast
-from vitrail.fast.module_walk import modules_of, tensors_of
 
 #: Modules an adapted layer may be made of.
 _PLAIN = (nn.Linear, nn.Dropout, nn.Identity, nn.ModuleDict, nn.ModuleList, nn.ParameterDict, nn.ParameterList)
 _Weights = tuple[Tensor, Tensor]
-_known: WeakKeyDictionary[nn.Module, tuple[Any, _Weights | None]] = WeakKeyDictionary()
-_candidates_of: WeakKeyDictionary[nn.Module, tuple[int, list[nn.Module]]] = WeakKeyDictionary()
+#: Relative difference between a layer and its effective weights that is rounding.
+_ROUNDING = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 
 
 @contextmanager
@@ -48,6 +46,9 @@ def merged_linears(model: nn.Module) -> Iterator[None]:
     changed: list[nn.Module] = []
     try:
         for module in _candidates(model):
+            # A forward or hooks of the user's own are part of what the layer computes, and run as they are.
+            if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:  # noqa: SLF001
+                continue
             found = _effective(module)
             if found is not None:
                 fast.keep(*found)
@@ -68,11 +69,11 @@ def _linear(weight: Tensor, bias: Tensor) -> Any:
 
 def _candidates(model: nn.Module) -> list[nn.Module]:
     """Modules made of linear layers alone that hold more parameters than one linear layer; the outermost of them."""
-    modules = hash(tuple(map(id, modules_of(model))))
-    kept = _candidates_of.get(model)
+    modules = [(id(module), type(module)) for module in fast.modules_of(model)]
+    kept: tuple[Any, list[nn.Module]] | None = fast.recall(model, "adapted layers")
     if kept is None or kept[0] != modules:
-        kept = (modules, _search(model))
-        _candidates_of[model] = kept
+        kept = fast.remember(model, "adapted layers", (modules, _search(model)))
+    assert kept is not None
     return kept[1]
 
 
@@ -80,7 +81,7 @@ def _search(model: nn.Module) -> list[nn.Module]:
     found: list[nn.Module] = []
     inside: set[int] = set()
     for module in model.modules():
-        if id(module) in inside or isinstance(module, _PLAIN) or "forward" in vars(module):
+        if id(module) in inside or isinstance(module, _PLAIN):
             continue
         linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
         adapted = isinstance(getattr(module, "base_layer", None), nn.Linear)
@@ -99,17 +100,42 @@ def _all_plain(module: nn.Module) -> bool:
 
 
 def _effective(module: nn.Module) -> _Weights | None:
-    """Effective weight and bias of a module if it is an affine map of its last axis, else None; cached by version."""
-    tensors = tensors_of(modules_of(module))
+    """Effective weight and bias of a module if it is an affine map of its last axis, else None.
+
+    What is known from an earlier call is compared with the layer itself on one random row, in each call.
+    """
+    return fast.call_cache("adapter", module, _confirmed)
+
+
+def _confirmed(module: nn.Module) -> _Weights | None:
+    tensors = fast.tensors_of(fast.modules_of(module))
     state = (
         tuple((id(t), t._version if not t.is_inference() else 0) for t in tensors),  # noqa: SLF001
         tuple(sorted((k, str(v)) for k, v in vars(module).items() if isinstance(v, bool | int | float | str | list))),
     )
-    kept = _known.get(module)
-    if kept is None or kept[0] != state:
-        kept = (state, _measure(module))
-        _known[module] = kept
+    kept: tuple[Any, _Weights | None] | None = fast.recall(module, "adapters")
+    if kept is None or kept[0] != state or not _holds(module, kept[1]):
+        kept = fast.remember(module, "adapters", (state, _measure(module)))
+    assert kept is not None
     return kept[1]
+
+
+def _holds(module: nn.Module, weights: _Weights | None) -> bool:
+    """Whether a layer still is the affine map that it is known to be, on one random row.
+
+    A layer that is no such map runs as it is, so there is nothing to confirm. While a pass is recorded nothing is read
+    from the device: the same call has run the pass before.
+    """
+    if weights is None or fast.recording():
+        return True
+    weight, bias = weights
+    row = torch.randn(1, weight.shape[1], generator=torch.Generator().manual_seed(7)).to(weight)
+    out = _run(module, row)
+    if out is None or out.shape[-1] != len(bias):
+        return False
+    with torch.no_grad():
+        error = (F.linear(row, weight, bias) - out).abs().max()
+    return bool(error <= _ROUNDING.get(weight.dtype, 1e-2) * out.abs().max())
 
 
 def _measure(module: nn.Module) -> _Weights | None:

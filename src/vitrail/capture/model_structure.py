@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from torch import Tensor
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.verify import Check
@@ -71,6 +74,13 @@ class ModelStructure:
         notes: What was guessed or is unusual.
         checks: The self-check: what was measured, and whether it holds.
         calls: Number of attention calls in one forward pass, those that do not reach the score included.
+        masked: Whether some queries may not attend to some keys, as in causal models.
+        causal: Whether no token can attend to a later one.
+        members: Number of encoders side by side whose last attention reaches the score, such as those of an ensemble.
+        given: What the user said of the layout.
+        owners: Token of each pixel as measured, shape (height, width), or None.
+        overlapping: Whether a pixel belongs to several tokens.
+        programs: Programs of the passes for which the structure was confirmed, see `vitrail.capture.program`.
     """
 
     model: str
@@ -87,6 +97,21 @@ class ModelStructure:
     notes: tuple[str, ...] = ()
     checks: tuple[Check, ...] = ()
     calls: int = 0
+    masked: bool = False
+    causal: bool = False
+    members: int = 1
+    given: Layout = field(default_factory=Layout)
+    owners: Tensor | None = field(default=None, compare=False, repr=False)
+    overlapping: bool = False
+    programs: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def same_facts(self, other: ModelStructure) -> bool:
+        """Whether another measurement found the same; the numbers of its checks may differ."""
+        if (self.owners is None) != (other.owners is None):
+            return False
+        if self.owners is not None and other.owners is not None and not self.owners.equal(other.owners.to(self.owners)):
+            return False
+        return replace(self, checks=(), notes=()) == replace(other, checks=(), notes=())
 
     @property
     def pooled(self) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import any_output, logits_of
 from vitrail.capture.operators import NORM
@@ -23,8 +23,6 @@ _POOLING = {
 #: Functions that keep the values and change the form.
 _FORM = SAME | FOLD | {Tensor.squeeze, torch.squeeze, Tensor.unsqueeze, torch.unsqueeze}
 _SIGMOID = {torch.sigmoid, Tensor.sigmoid, F.sigmoid}
-_kinds: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()
-_counts: WeakKeyDictionary[nn.Module, int | None] = WeakKeyDictionary()
 
 
 #: Function calls of a pass, newest last: the result, the function and its arguments.
@@ -44,10 +42,14 @@ def maker(makers: Makers, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
 def output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
     """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
     kind = _output_kind(model, output, makers)
-    _kinds[model] = kind
     scores = logits_of(output)
-    _counts[model] = None if scores is None else int(scores.shape[1])
+    fast.remember(model, "outputs", (kind, None if scores is None else int(scores.shape[1])))
     return kind
+
+
+def _known_kind(model: nn.Module) -> str | None:
+    known: tuple[str, int | None] | None = fast.recall(model, "outputs")
+    return None if known is None else known[0]
 
 
 def _output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
@@ -74,12 +76,17 @@ def is_probabilities(scores: Tensor) -> bool:
         >>> is_probabilities(torch.tensor([[0.25, 0.75]])), is_probabilities(torch.tensor([[2.0, -1.0]]))
         (True, False)
     """
-    if scores.shape[1] < 2:
-        return False
+    return bool(rows_are_probabilities(scores))
+
+
+def rows_are_probabilities(scores: Tensor) -> Tensor:
+    """The same as a boolean tensor of one entry on the device of the scores."""
     values = scores.detach().double()
+    if scores.shape[1] < 2:
+        return torch.zeros((), dtype=torch.bool, device=scores.device)
     tolerance = 1e-2 if scores.dtype in (torch.float16, torch.bfloat16) else 1e-4
-    inside = bool((values >= 0).all()) and bool((values <= 1 + tolerance).all())
-    return inside and bool(((values.sum(1) - 1).abs() < tolerance).all())
+    inside = (values >= 0).all() & (values <= 1 + tolerance).all()
+    return inside & ((values.sum(1) - 1).abs() < tolerance).all()
 
 
 def class_logits(model: nn.Module, output: Any) -> Tensor | None:
@@ -97,8 +104,8 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
         tensor([[0.2500, 0.7500]])
     """
     scores = logits_of(output)
-    kind = _kinds.get(model)
-    kind = _kinds.get(unwrap(model)) if kind is None else kind
+    kind = _known_kind(model)
+    kind = _known_kind(unwrap(model)) if kind is None else kind
     if kind is None:
         kind = "probabilities" if scores is not None and is_probabilities(scores) else "scores"
     return as_logits(scores, kind)
@@ -106,12 +113,13 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
 
 def output_count(model: nn.Module) -> int | None:
     """Number of class scores of a model whose structure was read, or None."""
-    return _counts.get(model)
+    known: tuple[str, int | None] | None = fast.recall(model, "outputs")
+    return None if known is None else known[1]
 
 
 def scores_as_logits(model: nn.Module, scores: Tensor) -> Tensor:
     """Class scores that were read from a model's output as logits, shape (b, C)."""
-    logits = as_logits(scores, _kinds.get(model, "scores"))
+    logits = as_logits(scores, _known_kind(model) or "scores")
     assert logits is not None
     return logits
 

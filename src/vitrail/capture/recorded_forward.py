@@ -84,7 +84,7 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
         return None
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], ModelStructure]:
-        with frozen(model), torch.no_grad(), fast.split_products(given[0].device):
+        with frozen(model), torch.no_grad(), fast.with_split_products(given[0].device):
             scores = logits_of(model(given[0]))
         assert scores is not None
         return [scores], structure  # keeps the structure alive so that its id is not reused

@@ -2,7 +2,7 @@
 
 With Z = A·V the attention's output and dZ the gradient at it, dA = dZ·Vᵀ. So queries, keys, values and dZ, whose size
 is linear in the number of tokens, determine every product that methods take with A and dA. Rows are computed in pieces
-of bounded size; on CUDA, Triton kernels (`row_kernels`) do it without writing the matrices.
+of bounded size; on CUDA, kernels do it without writing the matrices.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.attention_products import AttentionProducts
 from vitrail.capture.explicit_attention import attention_logits, attention_weights
-from vitrail.fast.recordings import recording
 
 #: Most numbers of a piece of attention that is in memory at a time, by device.
 PIECE = {"cpu": 2**19, "cuda": 2**25}
@@ -65,7 +65,7 @@ class RowwiseProducts(AttentionProducts):
     def rows(self, v: Tensor) -> Tensor:
         """v·A for each head."""
         v = self._from_valid(v)
-        total = self._fused_rows(v, weighted=False)
+        total = self._kernel_rows(v, weighted=False)
         if total is None:
             total = self._zeros()
             for part, at in self._pieces(v):
@@ -79,7 +79,8 @@ class RowwiseProducts(AttentionProducts):
     def mean_columns(self, u: Tensor) -> Tensor:
         """u·Āᵀ: shape (b, k, n) to (b, k, m)."""
         u = self._to_valid(u)
-        found = self._fused_columns(u)
+        options = {"mask": self.mask, "causal": self.causal, "scale": self.scale}
+        found: Tensor | None = fast.kernel("attention_columns", self.Q, self.K, u, **options)
         if found is None:
             each = u.new_ones(self.Q.shape[0], self.Q.shape[2])
             parts = [u @ self._attention(at).mean(1).transpose(-2, -1) for _, at in self._pieces(each)]
@@ -101,7 +102,7 @@ class RowwiseProducts(AttentionProducts):
     def weighted_rows(self, v: Tensor) -> Tensor:
         """v·(dA ⊙ A)⁺ for each head."""
         v = self._from_valid(v)
-        total = self._fused_rows(v, weighted=True)
+        total = self._kernel_rows(v, weighted=True)
         if total is None:
             total = self._zeros()
             for part, at in self._pieces(v):
@@ -155,27 +156,17 @@ class RowwiseProducts(AttentionProducts):
 
     # -- kernels -------------------------------------------------------------------------------------------------
 
-    def _fused_rows(self, v: Tensor, weighted: bool) -> Tensor | None:
-        """The product by a kernel, or None where there is none for this attention."""
+    def _kernel_rows(self, v: Tensor, weighted: bool) -> Tensor | None:
+        """The product by a kernel, or None where there is none for this attention or a vector with few entries."""
         if self.mask is not None or self.causal or self.Q.device.type != "cuda":
             return None
-        from vitrail.fast.row_kernels import supported, try_attention_rows
-
         read = _read_rows(v)
-        if not supported(self.Q, self.K) or (read is not None and len(read) <= 16):
+        if read is not None and len(read) <= 16:
             return None
         scale = self.Q.shape[-1] ** -0.5 if self.scale is None else self.scale
-        dZ, V = (self._gradient, self.V) if weighted else (None, None)
-        found = try_attention_rows(self.Q, self.K, v, scale, V, dZ, self.known)
+        V, dZ = (self.V, self._gradient) if weighted else (None, None)
+        found: Tensor | None = fast.kernel("attention_rows", self.Q, self.K, v, scale, V, dZ, self.known)
         return None if found is None else found.to(self.dtype)
-
-    def _fused_columns(self, u: Tensor) -> Tensor | None:
-        """Ā times vectors as attention whose values are these vectors, or None where no kernel takes them."""
-        if self.Q.device.type != "cuda":
-            return None
-        from vitrail.fast.row_kernels import attention_columns
-
-        return attention_columns(self.Q, self.K, u, self.mask, self.causal, self.scale)
 
     # -- padding -------------------------------------------------------------------------------------------------
 
@@ -199,6 +190,6 @@ def _read_rows(v: Tensor) -> Tensor | None:
 
     Methods start with how the head reads the tokens, often one token; what they go on with is nowhere zero.
     """
-    if (len(v) > 1 and v.stride(0) != 0) or recording():  # a recorded pass cannot wait for the answer
+    if (len(v) > 1 and v.stride(0) != 0) or fast.recording():  # a recorded pass cannot wait for the answer
         return None
     return v[0].nonzero()[:, 0]

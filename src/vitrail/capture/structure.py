@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import replace
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
-from vitrail.capture.frozen import frozen, lock_of
+from vitrail.capture.frozen import frozen, lock_of, unwrap
 from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
 from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
 from vitrail.capture.model_structure import AttentionLayer, ModelStructure
@@ -29,48 +28,80 @@ from vitrail.capture.structure_checks import (
     check_stream,
 )
 from vitrail.capture.verify import TOLERANCE, Check
-from vitrail.errors import GuessWarning, TargetError
+from vitrail.errors import GuessWarning, ModelError, TargetError
 from vitrail.fast.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
-_known: WeakKeyDictionary[nn.Module, dict[Any, ModelStructure]] = WeakKeyDictionary()
+#: Stands among the programs of a structure for the call in which it was measured, whose passes confirm it.
+ANY_PROGRAM = 0
 
 
 def read_structure(
-    model: nn.Module, model_inputs: ModelInputs, layout: Layout | None = None, target: Callable[..., Any] | None = None
+    model: nn.Module,
+    model_inputs: ModelInputs,
+    layout: Layout | None = None,
+    target: Callable[..., Any] | None = None,
+    fresh: bool = False,
 ) -> ModelStructure:
-    """Run one input through the model and measure its structure.
+    """The structure of a model as known from earlier calls, or measured on the inputs.
 
-    The result is cached for as long as the model lives and neither its modules nor its weights change. It is measured
-    again for other shapes, types and devices of the inputs, under another autocast, and with other switches of kernels.
+    A structure that was measured in an earlier call is a hypothesis: the pass that uses it confirms it, see
+    `vitrail.capture.confirm`, and where that fails it is measured again. It is measured for each shape, type and device
+    of the inputs, again after weights were trained or modules replaced, under another autocast, and with other
+    switches of kernels.
 
     Args:
         model: The user's model; it is left as it was.
-        model_inputs: Inputs on the model's device; only the first is used.
+        model_inputs: Inputs on the model's device. What depends on a target function is measured on all of them, the
+            rest on the first.
         layout: What the user already knows.
-        target: What is explained, where that is not a class score: the readout depends on it.
+        target: What is explained, where that is not a class score; it is called with the output for all inputs.
+        fresh: Measure it in any case.
     """
     with lock_of(model):
-        known = _known.setdefault(model, {})
         key = (
             model_inputs.shape,
             tuple((t.dtype, t.device) for t in model_inputs.tensors),
             _version(model),
             _arithmetic(model_inputs.tensors),
             layout,
-            _target_key(target),
+            callable(target),
         )
-        if key not in known:
-            if len(known) >= 32:
-                known.clear()
-            known[key] = _measure(model, model_inputs.select(slice(0, 1)), layout or Layout(), target)
-        return known[key]
+        known: ModelStructure | None = fast.recall(model, "structure", key)
+        if known is not None and not fresh:
+            return known
+        measured = _measure(model, model_inputs, layout or Layout(), target)
+        if known is not None and known.same_facts(measured):
+            measured.programs.update(known.programs)
+        measured.programs[ANY_PROGRAM] = fast.current_call()
+        fast.remember(model, "structure", measured, key)
+        return measured
 
 
-def forget(model: nn.Module) -> None:
-    """Drop what is known of a model, so that its structure is measured again."""
-    _known.pop(model, None)
+def is_measured_now(structure: ModelStructure) -> bool:
+    """Whether a structure was measured in the call under way."""
+    return structure.programs.get(ANY_PROGRAM, ANY_PROGRAM) is fast.current_call()
+
+
+def forget(model: Any) -> None:
+    """Drop everything that is known of a model from earlier calls, and free the GPU memory it takes.
+
+    That is its structure, kind of outputs, effective weights of layers with adapters, hash of weights and recorded
+    passes. Later calls measure it again.
+
+    Args:
+        model: A model, wrapped or not, or what `vitrail.load` returned.
+
+    Example:
+        >>> import torch, vitrail
+        >>> from vitrail.testing import tiny_vit
+        >>> model = tiny_vit()
+        >>> _ = vitrail.explain(model, torch.zeros(1, 3, 32, 32), "rollout")
+        >>> vitrail.forget(model)
+    """
+    module = model if isinstance(model, nn.Module) else model.module
+    fast.forget_module(unwrap(module))
 
 
 def _version(model: nn.Module) -> int:
@@ -92,28 +123,10 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
     return (cast, kernels, exact, torch.are_deterministic_algorithms_enabled())
 
 
-def _target_key(target: Callable[..., Any] | None) -> Any:
-    """The cache key of a target function: a lambda from one place in the code is one target."""
-    code = getattr(target, "__code__", None)
-    given: Any = target
-    if code is None and is_dataclass(given) and not isinstance(given, type):
-        return (type(given), tuple(_cell_key(getattr(given, one.name)) for one in fields(given)))
-    if code is None:
-        return target
-    cells = tuple(_cell_key(cell.cell_contents) for cell in (getattr(target, "__closure__", None) or ()))
-    defaults = tuple(_cell_key(value) for value in (getattr(target, "__defaults__", None) or ()))
-    return (code, cells, defaults)
-
-
-def _cell_key(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return (tuple(value.shape), value.dtype)
-    return value if isinstance(value, int | float | str | bool | None) else id(value)
-
-
 def _measure(
-    model: nn.Module, model_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
+    model: nn.Module, all_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
 ) -> ModelStructure:
+    model_inputs = all_inputs.select(slice(0, 1))
     image = model_inputs.patches if model_inputs.image is None else model_inputs.image
     kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), ALL_CALLS)
     mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True)
@@ -129,17 +142,40 @@ def _measure(
             output = run_model(model, model_inputs)
         outputs = output_kind(model, output, mode.makers)
         mode.makers.clear()
-        scores = any_output(output) if target is None else target(output)
-        if not isinstance(scores, Tensor):
-            raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
+        scores = any_output(output)
         one = StructurePass(model, model_inputs, mode, output, scores, leaf)
         if leaf is None and mode.embeddings:
             one.leaf = _word_embedding(one)
-        structure = replace(_describe(one, given), outputs=outputs)
+        if target is None:
+            one.live, one.arrived = verify.reaching(mode.calls, scores)
+        else:
+            one.live, one.arrived = _reached_by(target, model, all_inputs, len(mode.calls))
+        structure = replace(_describe(one, given), outputs=outputs, given=given)
         check = _agreement(output, bare, scores.dtype)
         structure = replace(structure, checks=(check, *structure.checks))
     _report(structure)
     return structure
+
+
+def _reached_by(
+    target: Callable[..., Any], model: nn.Module, model_inputs: ModelInputs, calls: int
+) -> tuple[list[int], dict[int, Tensor]]:
+    """The attention calls a target function depends on, and the gradients there; measured on all inputs."""
+    image = model_inputs.patches if model_inputs.image is None else model_inputs.image
+    if image is not None:
+        model_inputs = model_inputs.swap(image, image.detach().clone().requires_grad_())
+    mode = AttentionMode({}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False)
+    with mode:
+        output = run_model(model, model_inputs)
+    scores = target(output)
+    if not isinstance(scores, Tensor):
+        raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
+    if len(mode.calls) != calls:
+        raise ModelError(
+            f"the model attended {len(mode.calls)} times for all inputs where it attended {calls} times for the first "
+            "alone: its path depends on the input; explain the inputs one by one"
+        )
+    return verify.reaching(mode.calls, scores)
 
 
 def _agreement(output: Any, bare: Any, dtype: torch.dtype) -> Check:
@@ -180,12 +216,16 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
         return replace(base, kind="quantised")
     if not mode.calls:
         return base
-    live, one.arrived = verify.reaching(mode.calls, one.scores)
+    live = one.live
     calls = [mode.calls[i] for i in live]
     kind = _kind(mode, calls)
     names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
     layers = tuple(_layer(i, mode, names) for i in live)
-    base = replace(base, kind=kind, layers=layers, width=_width(mode, live), calls=len(mode.calls))
+    masked, causal = _masks(calls)
+    base = replace(
+        base, kind=kind, layers=layers, width=_width(mode, live), calls=len(mode.calls), masked=masked, causal=causal,
+        members=verify.members(calls) if kind != "plain" else 1,
+    )  # fmt: skip
     ignored = len(mode.calls) - len(live)
     checks = [
         Check(
@@ -198,8 +238,12 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     if kind != "plain":
         return replace(base, checks=tuple(checks))
     tokens = calls[0].shape[3]
-    layout, notes, placed = _layout(one, calls, given, tokens)
-    base = replace(base, layout=layout, tokens=tokens, notes=tuple(notes))
+    layout, notes, placed = _layout(one, calls, given, tokens, causal)
+    owners = None if one.image_size is None else one.owners
+    base = replace(
+        base, layout=layout, tokens=tokens, notes=tuple(notes), owners=owners,
+        overlapping=one.shared >= verify.OVERLAP,
+    )  # fmt: skip
     streams = {i: X for i, X in mode.stream.entering.items() if i in live} if mode.stream is not None else {}
     first = streams.get(live[0])
     base = replace(base, tokens_first=first is not None and first.shape[0] == tokens and first.shape[1] == 1)
@@ -214,6 +258,16 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     base, folding = check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
     return replace(base, checks=tuple(checks))
+
+
+def _masks(calls: Sequence[Call]) -> tuple[bool, bool]:
+    """Whether some query may not attend to some key, and whether no query may attend to a later key."""
+    allowed = [c.allowed for c in calls]
+    masked = any(one is not None and not bool(one.all()) for one in allowed)
+    causal = masked and all(
+        one is not None and one.shape[1] == one.shape[2] > 1 and not bool(one.triu(1).any()) for one in allowed
+    )
+    return masked, causal
 
 
 def _has_storage(tensor: Tensor) -> bool:
@@ -246,13 +300,15 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     return "plain"
 
 
-def _layout(one: StructurePass, calls: Sequence[Call], given: Layout, tokens: int) -> tuple[Layout, list[str], Check]:
+def _layout(
+    one: StructurePass, calls: Sequence[Call], given: Layout, tokens: int, causal: bool
+) -> tuple[Layout, list[str], Check]:
     """Where the patches are among the tokens and in the image, and which tokens the head reads."""
     size, notes = one.image_size, list[str]()
     V, leaf = calls[0].V, one.leaf
     measured_owners = None if V is None or leaf is None else verify.owners(V, leaf)
     owners, shared = (None, 0.0) if measured_owners is None else measured_owners
-    one.shared = shared
+    one.shared, one.owners = shared, owners
     words = size is None and one.model_inputs.patches is None
     name = "which token is which word" if words else "which token is which patch"
     check = Check(name, None, "no gradient from the tokens to the input: the order was counted")
@@ -282,6 +338,8 @@ def _layout(one: StructurePass, calls: Sequence[Call], given: Layout, tokens: in
     if given.prefix is not None and size is not None and given.prefix != layout.prefix:
         count_layout(replace(given, grid=layout.grid), tokens, size, None, None)  # raises: it does not fit
     layout, note = _readout(replace(layout, readout=given.readout), calls, one, text=size is None)
+    if causal and given.prefix is None and size is None:  # the first token of a causal model is a word like others
+        layout = replace(layout, prefix=0)
     return layout, [*notes, *([note] if note else [])], check
 
 

@@ -29,6 +29,8 @@ class StructurePass:
     scores: Tensor
     leaf: Tensor | None
     shared: float = 0.0
+    owners: Tensor | None = None
+    live: list[int] = field(default_factory=list)
     arrived: dict[int, Tensor] = field(default_factory=dict)
 
     @property

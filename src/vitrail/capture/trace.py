@@ -13,7 +13,7 @@ from torch import Tensor
 from vitrail.capture.attention_products import AttentionProducts, DenseProducts
 from vitrail.capture.layout import Layout, index_tensor
 from vitrail.errors import NotApplicableError
-from vitrail.fast.switches import plain
+from vitrail.fast import fast_paths_disabled
 
 ALL = slice(None)
 LAST = slice(-1, None)
@@ -133,7 +133,7 @@ class Block:
         Methods that multiply it with weights of the same precision read it by ``narrow`` and never convert it.
         """
         tensor = tensor.detach()
-        if tensor.element_size() > 2 or tensor.dtype == dtype or plain():
+        if tensor.element_size() > 2 or tensor.dtype == dtype or fast_paths_disabled():
             setattr(self, name, tensor.to(dtype))
             if name in self._narrow:
                 self._narrow = {other: kept for other, kept in self._narrow.items() if other != name}

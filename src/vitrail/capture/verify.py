@@ -7,14 +7,16 @@ was seen, and whether the residual stream adds up. What cannot be measured is re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.attention import AttentionMode, Call, Gate
 from vitrail.capture.trace import Block
 from vitrail.errors import ModelError
@@ -46,7 +48,16 @@ class Check:
 
 def direction(like: Tensor, seed: int = 0) -> Tensor:
     """A fixed random direction in the shape of a tensor: no single output, token or channel decides alone."""
-    return torch.randn(like.shape, generator=torch.Generator().manual_seed(seed)).to(like)
+    found = _direction(tuple(like.shape), like.dtype, like.device, seed)
+    fast.keep(found)
+    return found
+
+
+@lru_cache(maxsize=64)
+def _direction(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device, seed: int) -> Tensor:
+    """Kept, because copying it to a GPU makes the GPU wait."""
+    with torch.inference_mode(False):
+        return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(device, dtype)
 
 
 def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> list[Tensor | None]:
@@ -100,6 +111,40 @@ def _depends(result: Tensor, source: Tensor) -> bool:
     return False
 
 
+def upstream(result: Tensor, calls: Sequence[Call]) -> frozenset[int]:
+    """The attention calls from which a tensor was computed, by the graph alone, as indices into ``calls``."""
+    return upstream_of(result, {i: c.Z for i, c in enumerate(calls) if c.Z is not None})
+
+
+def upstream_of(result: Tensor, tensors: Mapping[int, Tensor]) -> frozenset[int]:
+    """Which of some tensors another one was computed from, by the graph alone."""
+    sources = {t.grad_fn: i for i, t in tensors.items() if t.grad_fn is not None}
+    if result.grad_fn is None:
+        return frozenset()
+    found, seen, waiting = set[int](), set[Any](), [result.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if node in sources:
+            found.add(sources[node])
+        waiting += [before for before, _ in node.next_functions if before is not None]
+    return frozenset(found)
+
+
+def members(calls: Sequence[Call]) -> int:
+    """Number of encoders that work side by side on the input, each of which has attention of its own.
+
+    The last attention of an encoder is one that no other attention was computed from. Attention layers of one block
+    that read the same stream come from the same layers and are one encoder.
+    """
+    before = {i: upstream(c.V, calls) for i, c in enumerate(calls) if c.V is not None}
+    used = frozenset[int]().union(*before.values()) if before else frozenset[int]()
+    last = [i for i in before if i not in used]
+    return max(1, len({before[i] or frozenset((i,)) for i in last}))
+
+
 def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     """The token that each pixel (or each word embedding) belongs to, by few backward passes.
 
@@ -139,7 +184,7 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     largest, shared_most = torch.stack([top, shared]).tolist()
     if not largest > 0:
         return None
-    return (ids, shared_most) if shared_most < _OVERLAP else _owners_by_bits(each, leaf)
+    return (ids, shared_most) if shared_most < OVERLAP else _owners_by_bits(each, leaf)
 
 
 def _owners_by_bits(each: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
@@ -159,7 +204,7 @@ def _owners_by_bits(each: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
 
 
 #: From this share of another token on, a pixel belongs to several.
-_OVERLAP = 1e-8
+OVERLAP = 1e-8
 #: Digits of token indices are read off ratios of gradients, in half precision as well.
 _BASE = 32
 

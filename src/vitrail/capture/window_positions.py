@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isqrt
-from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
@@ -23,17 +22,18 @@ from vitrail.capture.trace import ALL, Block, Trace
 from vitrail.errors import NotApplicableError
 
 Places = tuple[Tensor, ...]
-_known: WeakKeyDictionary[nn.Module, dict[Any, Places]] = WeakKeyDictionary()
 
 
 def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> Places:
-    """Where the rows of each block's windows stand in its feature map; remembered for as long as the model lives.
+    """Where the rows of each block's windows stand in its feature map.
+
+    They are kept for as long as the structure holds, which each pass confirms.
 
     Returns:
         For each block, indices into the patches of its grid, shape (windows, rows); −1 where a window is padded.
     """
-    known = _known.setdefault(model, {})
-    if model_inputs.shape not in known:
+    known: tuple[ModelStructure, Places] | None = fast.recall(model, "window positions", model_inputs.shape)
+    if known is None or known[0] is not structure:
         image = model_inputs.image
         assert image is not None
         noise = torch.randn(1, *image.shape[1:], generator=torch.Generator().manual_seed(0)).to(image)
@@ -43,8 +43,10 @@ def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStr
         with forward_pass(
             model, one.swap(first, noise), structure, [{"Y": ALL, "stream": ALL, "value_path": ALL}]
         ) as seen:
-            known[model_inputs.shape] = tuple(_places(block, structure) for block in seen.trace().blocks)
-    return known[model_inputs.shape]
+            places = tuple(_places(block, structure) for block in seen.trace().blocks)
+        known = fast.remember(model, "window positions", (structure, places), model_inputs.shape)
+    assert known is not None
+    return known[1]
 
 
 def _places(block: Block, structure: ModelStructure) -> Tensor:

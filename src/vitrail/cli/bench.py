@@ -136,13 +136,13 @@ def require_bench() -> None:
 
 def _parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     """Parse ``NAME=VALUE`` arguments into values by name."""
-    found = {}
+    options = {}
     for text in given or ():
         name, equals, value = text.partition("=")
         if not (name and equals and value):
             raise OptionError(f"{option} {text}: expected NAME=PATH, for example {option} imagenet=/data")
-        found[name] = value
-    return found
+        options[name] = value
+    return options
 
 
 def _print_note(text: str) -> None:
@@ -179,11 +179,11 @@ def _print_table(rows: list[tuple[str, str]]) -> None:
     common.out.print(table)
 
 
-def _print_dry_run(found: DryRun) -> None:
+def _print_dry_run(dry_run: DryRun) -> None:
     """Print the estimated cost of a plan."""
-    folder = [("run", str(found.folder))] if found.folder else []
-    notes = [("note", note) for note in found.notes]
-    _print_table([("plan", found.plan.name), *folder, *found.estimate.rows(), *notes])
+    folder = [("run", str(dry_run.folder))] if dry_run.folder else []
+    notes = [("note", note) for note in dry_run.notes]
+    _print_table([("plan", dry_run.plan.name), *folder, *dry_run.estimate.rows(), *notes])
 
 
 def _print_plans(rows: list[tuple[str, DryRun]]) -> None:

@@ -68,25 +68,25 @@ def check(
             first = explanations[methods[0]] if methods[0] in explanations else next(iter(explanations.values()))
             checks = [explanations.check(0, k, budget=budget) for k in range(first.maps.shape[1])]
             advance()
-        for k, found in enumerate(checks):
+        for k, results in enumerate(checks):
             out.print(f"[bold]{escape(path.name)}[/bold]: {escape(first.label(0, k))}", highlight=False)
-            for name, result in found.items():
+            for name, result in results.items():
                 colour = "green" if result.passed else "yellow"
                 out.print(f"  [bold]{escape(name)}[/bold]: [{colour}]{result.verdict}[/{colour}]", highlight=False)
                 for sentence in result.sentences:
                     out.print(f"    {escape(sentence)}", highlight=False, soft_wrap=True)
             if to is not None:
-                _save(to, f"{path.stem}-{k}", found)
+                _save(to, f"{path.stem}-{k}", results)
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     if to is not None:
         out.print(f"Numbers and figures: [bold]{to}[/bold]", soft_wrap=True)
 
 
-def _save(folder: Path, name: str, found: MapChecks) -> None:
+def _save(folder: Path, name: str, checks: MapChecks) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(found.to_dict(), indent=2, ensure_ascii=False)
+        text = json.dumps(checks.to_dict(), indent=2, ensure_ascii=False)
         (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
-        found.figure().savefig(folder / f"{name}.png")
+        checks.figure().savefig(folder / f"{name}.png")
     except OSError as error:
         raise OutputError(f"cannot write to {folder} ({error}): choose another folder with --out") from error

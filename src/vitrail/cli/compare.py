@@ -46,19 +46,19 @@ def compare(
         out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
     opened = [open_image(file) for file in files[:MOST_IMAGES]]
     loaded = load_model(model, weights, device)
-    found = compare_methods(loaded, opened, method)
+    comparison = compare_methods(loaded, opened, method)
     headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")
     table = plain_table(*headings, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table.columns:
         column.no_wrap = True
-    for row in found.table():
-        table.add_row(*map(escape, row), style="bold" if row[0] == found.recommended else "")
+    for row in comparison.table():
+        table.add_row(*map(escape, row), style="bold" if row[0] == comparison.recommended else "")
     out.print(table)
-    out.print(escape(found.reason), soft_wrap=True)
+    out.print(escape(comparison.reason), soft_wrap=True)
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     if to is not None:
         try:
-            to.write_text(json.dumps(found.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            to.write_text(json.dumps(comparison.to_dict(), indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         except OSError as error:
             raise OutputError(f"cannot write {to} ({error}): choose another file with --out") from error
 

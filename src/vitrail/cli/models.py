@@ -34,8 +34,8 @@ def models(
         table.add_row("papers", "with timm", "\n".join(papers))
     for source, (module, extra) in SOURCE_PACKAGES.items():
         installed = find_spec(module) is not None
-        found = TESTED_MODELS[source] if pattern is None else matching_names(source, pattern) if installed else ()
-        shown = "\n".join(f"{source}:{name}" for name in found[:MAX_NAMES])
-        shown += f"\n… {len(found) - MAX_NAMES} more" if len(found) > MAX_NAMES else ""
+        names = TESTED_MODELS[source] if pattern is None else matching_names(source, pattern) if installed else ()
+        shown = "\n".join(f"{source}:{name}" for name in names[:MAX_NAMES])
+        shown += f"\n… {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
         table.add_row(source, "yes" if installed else f'pip install "vitrail\\[{extra}]"', shown)
     out.print(table)

@@ -38,9 +38,9 @@ def train_explainer(
     ] = 8,
     surrogate_lr: Annotated[float, typer.Option(help="Peak learning rate of the surrogate.")] = 1e-4,
     explainer_lr: Annotated[float, typer.Option(help="Peak learning rate of the explainer.")] = 3e-4,
-    masking: Annotated[
+    removal: Annotated[
         str,
-        typer.Option(help="How patches are hidden: tokens (removed), fill (mean colour), auto (tokens if possible)."),
+        typer.Option(help="How patches are removed: tokens (dropped), fill (mean colour), auto (tokens if possible)."),
     ] = "auto",
     limit: Annotated[int | None, typer.Option(help="Use only so many images.", show_default=False)] = None,
     seed: Annotated[int, typer.Option(help="Seed of order, coalitions and initial weights.")] = 0,
@@ -61,7 +61,7 @@ def train_explainer(
     from vitrail.methods.shapley_explainer import train_explainer as train
 
     settings = TrainingSettings(
-        surrogate_steps, explainer_steps, batch, min(4, batch), pairs, surrogate_lr, explainer_lr, seed, masking
+        surrogate_steps, explainer_steps, batch, min(4, batch), pairs, surrogate_lr, explainer_lr, seed, removal
     )
     if checkpoint < 1:
         raise OptionError(f"--checkpoint {checkpoint} must be at least 1")

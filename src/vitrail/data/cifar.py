@@ -71,16 +71,16 @@ class CIFAR10(BaseDataset):
         python = rf"(?:(?:.*/)?{self._folder_names[1]}/)?(?:{names})"
         images = rf"(?:.*/)?{split}/(?:{classes})/[^/]+[.](?:jpe?g|JPE?G|png|PNG)"
         self._files: FileCollection = open_files(root, f"{binary}|{python}|{images}")
-        found = list(self._files.sizes)
+        files = list(self._files.sizes)
         self._arrays: dict[str, tuple[NDArray[np.uint8], list[int]]] = {}
         self._images: list[str] = []
-        self._records = [name for name in found if re.fullmatch(binary, name)]
-        self._pickles = [] if self._records else [name for name in found if re.fullmatch(python, name)]
+        self._records = [name for name in files if re.fullmatch(binary, name)]
+        self._pickles = [] if self._records else [name for name in files if re.fullmatch(python, name)]
         if self._records or self._pickles:
             self._check_batches(self._records or self._pickles)
             ids = [f"{split}/{k:05d}" for k in range(COUNTS[split])]
         else:
-            self._images = self._check_images(found)
+            self._images = self._check_images(files)
             ids = [f"{split}/{name.split('/')[-2]}/{Path(name).stem}" for name in self._images]
         super().__init__(ids, COUNTS[split], f"unpack {self._files.root} again ({self._source})")
 
@@ -96,14 +96,14 @@ class CIFAR10(BaseDataset):
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_arrays": {}}
 
-    def _check_batches(self, found: list[str]) -> None:
+    def _check_batches(self, names: list[str]) -> None:
         """Check that each batch of the split is present once and complete."""
-        expected, stems = self._batches[self.split], [Path(name).stem for name in found]
+        expected, stems = self._batches[self.split], [Path(name).stem for name in names]
         missing = [name for name in expected if name not in stems]
         if missing or len(stems) != len(expected):
             suffix = ".bin" if self._records else ""
             raise DataError(
-                f"{self._files.root} holds {len(found)} of the {len(expected)} files of {self.name}, split {self.split}"
+                f"{self._files.root} holds {len(names)} of the {len(expected)} files of {self.name}, split {self.split}"
                 + (f"; {missing[0]}{suffix} is missing" if missing else ": some are present twice")
                 + f": unpack the archive again ({self._source})"
             )
@@ -117,21 +117,21 @@ class CIFAR10(BaseDataset):
                     f"it again from {self._source}"
                 )
 
-    def _check_images(self, found: list[str]) -> list[str]:
+    def _check_images(self, names: list[str]) -> list[str]:
         """Check that every class is present with the same number of images."""
         counts = dict.fromkeys(self._classes, 0)
-        for name in found:
+        for name in names:
             counts[name.split("/")[-2]] += 1
-        if min(counts.values()) != max(counts.values()) or not found:
+        if min(counts.values()) != max(counts.values()) or not names:
             rarest = min(counts, key=lambda name: counts[name])
             batches = ", ".join(f"{name}.bin" for name in self._batches[self.split])
             raise DataError(
-                f"{self._files.root} holds {len(found):,} of the {COUNTS[self.split]:,} images of {self.name}, split "
+                f"{self._files.root} holds {len(names):,} of the {COUNTS[self.split]:,} images of {self.name}, split "
                 f"{self.split}, and {counts[rarest]:,} of class {rarest}: expected {self._folder_names[0]} with "
                 f"{batches} ({self._source}), {self._folder_names[1]}, or {self.split}/<class>/*.jpg with the same "
                 f"number of images for all {len(self._classes)} classes, or an archive of one of them"
             )
-        return found
+        return names
 
     def _read(self, index: int) -> Sample:
         if self._images:

@@ -91,8 +91,8 @@ class Scene:
 
     def class_mask(self, label: int) -> NDArray[np.bool_]:
         """Visible pixels of all objects of a class, shape (size, size); all False if the class is absent."""
-        own = [mask for mask, kind in zip(self.masks, self.classes, strict=True) if kind == label]
-        return np.logical_or.reduce(own) if own else np.zeros(self.image.shape[:2], bool)
+        masks = [mask for mask, kind in zip(self.masks, self.classes, strict=True) if kind == label]
+        return np.logical_or.reduce(masks) if masks else np.zeros(self.image.shape[:2], bool)
 
     def to_tensor(self) -> Tensor:
         """The image as input of the embedded models: values from -1 to 1, shape (3, size, size)."""

@@ -6,32 +6,47 @@ compute everything by plain torch operations.
 
 from __future__ import annotations
 
-from vitrail.fast.module_walk import cached_per_call, modules_of, tensors_of, weights_of, weights_state
+from vitrail.fast.kernels import faster, kernel
+from vitrail.fast.known_model import TABLES, forget_module, on_forget, recall, remember, sizes
+from vitrail.fast.module_walk import cached_per_call, call_cache, modules_of, tensors_of, weights_of, weights_state
 from vitrail.fast.recordings import count as count_recordings
 from vitrail.fast.recordings import forget as forget_recordings
 from vitrail.fast.recordings import keep, log_reason, recordable, recording
 from vitrail.fast.recordings import run as run_recorded
-from vitrail.fast.split_products import split_products
+from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
-from vitrail.fast.switches import plain as fast_paths_disabled
-from vitrail.fast.unchanged import one_call, unchanged
+from vitrail.fast.switches import fast_paths_disabled
+from vitrail.fast.unchanged import changed, current_call, one_call, unchanged
+
+on_forget(forget_recordings)
 
 __all__ = [
+    "TABLES",
     "cached_per_call",
+    "call_cache",
+    "changed",
     "count_recordings",
+    "current_call",
     "fast_paths_disabled",
+    "faster",
+    "forget_module",
     "forget_recordings",
     "keep",
+    "kernel",
     "log_reason",
     "modules_of",
+    "on_forget",
     "one_call",
+    "recall",
     "recordable",
     "recording",
+    "remember",
     "run_recorded",
-    "split_products",
+    "sizes",
     "split_products_enabled",
     "tensors_of",
     "unchanged",
     "weights_of",
     "weights_state",
+    "with_split_products",
 ]

@@ -1,6 +1,6 @@
 """Triton kernels for what relevance rules compute entry by entry; CUDA only.
 
-The plain computation is in `entries`; both agree to rounding.
+The plain computation is in `vitrail.lrp.elementwise`; both agree to rounding.
 """
 # ruff: noqa: ANN001, ANN201, ANN202 - Triton reads its own annotations
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -22,8 +22,11 @@ ENTRIES = 2048
 LARGE = 2**31 - ENTRIES
 
 
-def signed_parts(x: Tensor, axis: int) -> Tensor:
-    """As `vitrail.lrp.elementwise.signed_parts`, for a contiguous tensor."""
+def signed_parts(x: Tensor, axis: int = -1) -> Tensor:
+    """As `vitrail.lrp.elementwise.signed_parts`."""
+    if axis == -2 and x.mT.is_contiguous():
+        return signed_parts(x.mT).mT
+    x = x.detach().contiguous()
     shape, width = list(x.shape), x.shape[-1] if axis == -1 else x.shape[-1] * x.shape[-2]
     shape[axis] *= 2
     out = torch.empty(shape, device=x.device, dtype=x.dtype)
@@ -39,8 +42,17 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     return out[0], out[1]
 
 
-def share(R: Tensor, z: Tensor, eps: float, factor: float, absolute: bool) -> Tensor:
-    """As `vitrail.lrp.elementwise.share` and `absolute_share`."""
+def share(R: Tensor, z: Tensor, factor: float = 1.0, safe: bool = True, *, eps: float) -> Tensor:  # noqa: ARG001
+    """As `vitrail.lrp.elementwise.share`; the result is always 0 where z is."""
+    return _share(R, z, eps, factor, False)
+
+
+def absolute_share(R: Tensor, z: Tensor, *, eps: float) -> Tensor:
+    """As `vitrail.lrp.elementwise.absolute_share`."""
+    return _share(R, z, eps, 1.0, True)
+
+
+def _share(R: Tensor, z: Tensor, eps: float, factor: float, absolute: bool) -> Tensor:
     strided = R.dim() == 4 and R.stride(-1) == 1 and not R.is_contiguous()  # heads that were merged
     R, z = R if strided else R.contiguous(), z.contiguous()
     out = torch.empty_like(z)
@@ -53,7 +65,7 @@ def share(R: Tensor, z: Tensor, eps: float, factor: float, absolute: bool) -> Te
     return out
 
 
-def shares(R: Tensor, first: Tensor, second: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def shares(R: Tensor, first: Tensor, second: Tensor, *, eps: float) -> tuple[Tensor, Tensor]:
     """As `vitrail.lrp.elementwise.shares`."""
     R, first, second = R.contiguous(), first.contiguous(), second.contiguous()
     one, two = torch.empty_like(first), torch.empty_like(first)
@@ -72,8 +84,10 @@ def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     return out
 
 
-def sum_shares(R: Tensor, u: Tensor, v: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def sum_shares(R: Tensor, u: Tensor, v: Tensor, *, eps: float) -> tuple[Tensor, Tensor] | None:
     """As `vitrail.lrp.elementwise.sum_shares`, for terms of one shape."""
+    if not R.shape == u.shape == v.shape:
+        return None
     R, u, v = R.contiguous(), u.contiguous(), v.contiguous()
     one, two = torch.empty_like(u), torch.empty_like(v)
     _sum_kernel[grid(R)](R, u, v, one, two, R.numel(), eps, R.numel() >= LARGE, ENTRIES)

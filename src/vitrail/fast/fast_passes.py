@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from vitrail.fast.patch_convolutions import PatchProducts
 from vitrail.fast.split_products import split_products
-from vitrail.fast.switches import plain
+from vitrail.fast.switches import fast_paths_disabled
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -41,6 +41,6 @@ class FastPasses:
             contexts.enter_context(torch.autocast(device.type, self.precision))
         if not self.compiled:
             contexts.enter_context(split_products(device))
-        if device.type == "cuda" and not plain() and (self.precision or images.dtype) in _HALF:
+        if device.type == "cuda" and not fast_paths_disabled() and (self.precision or images.dtype) in _HALF:
             contexts.enter_context(self._patches.used())
         return contexts

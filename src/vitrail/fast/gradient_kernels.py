@@ -1,6 +1,6 @@
 """Triton kernels for what rules that carry gradients compute entry by entry; CUDA only.
 
-The plain computation is in `elementwise_gradients`; both agree to rounding.
+The plain computation is in `vitrail.lrp.elementwise_gradients`; both agree to rounding.
 """
 # ruff: noqa: ANN001, ANN202 - Triton reads its own annotations
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -26,8 +26,10 @@ LONGEST_ROW = 8192
 
 def gamma_shares(
     R: Tensor, y: Tensor, size: Tensor, bias: Tensor | None, gamma: float, eps: float
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor] | None:
     """As `vitrail.lrp.elementwise_gradients.gamma_shares`; the bias has one axis."""
+    if bias is not None and bias.dim() != 1:
+        return None
     R, y, size = R.contiguous(), y.contiguous(), size.contiguous()
     one, two = torch.empty_like(y), torch.empty_like(y)
     _shares_kernel[grid(y)](
@@ -53,8 +55,10 @@ def activation_share(R: Tensor, x: Tensor, y: Tensor, eps: float) -> Tensor:
     return out
 
 
-def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) -> Tensor:
+def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) -> Tensor | None:
     """As `vitrail.lrp.elementwise_gradients.norm_gradient`; the norm is over the last axis."""
+    if R.shape[-1] > LONGEST_ROW:
+        return None
     R, scale = R.contiguous(), scale.contiguous()
     out = torch.empty_like(R, dtype=torch.float32)
     width = R.shape[-1]

@@ -32,8 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from vitrail.fast.module_walk import has_hooks, weights_of
-from vitrail.fast.switches import plain
-from vitrail.fast.unchanged import Promise, promise_of
+from vitrail.fast.switches import fast_paths_disabled
+from vitrail.fast.unchanged import State, state_of
 
 Extra = TypeVar("Extra")
 #: From inputs to result tensors, and whatever does not depend on the values of the inputs.
@@ -80,7 +80,7 @@ class _Recording(Generic[Extra]):
     size: int
     finished: torch.cuda.Event
     kept: list[Tensor]
-    confirmed_in: Promise | None = None
+    confirmed_in: State | None = None
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
         """Results for other inputs."""
@@ -174,7 +174,7 @@ def log_reason(reason: str) -> None:
 def reason_not_recordable(inputs: Sequence[Tensor]) -> str | None:
     """Why no pass over these inputs is recorded, whatever the model; None if passes may be recorded."""
     device = inputs[0].device if inputs else torch.device("cpu")
-    if os.environ.get(SWITCH, "1") == "0" or plain():
+    if os.environ.get(SWITCH, "1") == "0" or fast_paths_disabled():
         return _SWITCHED_OFF
     if device.type not in _DEVICES or any(t.device != device for t in inputs):
         return "the inputs are not on one CUDA device"
@@ -263,12 +263,12 @@ def _run(
     if not isinstance(known, _Recording):
         return compute(inputs)
     results, extra = known.replay(inputs)
-    promise = promise_of(model)
-    if promise is None or known.confirmed_in is not promise:
+    state = state_of(model)
+    if state is None or known.confirmed_in is not state:
         if not bool(confirm(results)):
             _drop_out_of_date(model, passes, key)
             return compute(inputs)
-        known.confirmed_in = promise
+        known.confirmed_in = state
     return results, extra
 
 

@@ -1,6 +1,6 @@
 """Triton kernels for products with attention that is never written to memory; CUDA only.
 
-The plain computation is in `row_products`; both agree to rounding.
+The plain computation is in `vitrail.capture.row_products`; both agree to rounding.
 """
 # ruff: noqa: ANN001, ANN202 - Triton reads its own annotations
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -11,8 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from vitrail.fast.kernel_runs import KINDS, attempt, can_compile
 
 try:
     import triton
@@ -25,38 +23,20 @@ TILES = {2: (64, 128, 8, 2), 4: (64, 64, 4, 2)}
 _LOG2E = 1.4426950408889634
 
 
-def supported(Q: Tensor, K: Tensor) -> bool:
-    """Whether the kernels take these queries and keys, shape (b, H, tokens, dh).
+def attention_rows(
+    Q: Tensor, K: Tensor, v: Tensor, scale: float, V: Tensor | None, dZ: Tensor | None, known: dict[str, Tensor]
+) -> Tensor | None:
+    """`row_products`, or None where torch's products are faster or the heads are too wide.
 
     In exact single precision the products of torch are faster than those of a kernel; with TF32 they are not.
-    """
-    if not can_compile(__name__) or Q.dtype not in KINDS or Q.shape[-1] > 256 or K.shape[:2] != Q.shape[:2]:
-        return False
-    return Q.dtype != torch.float32 or torch.get_float32_matmul_precision() != "highest"
-
-
-def try_attention_rows(
-    Q: Tensor,
-    K: Tensor,
-    v: Tensor,
-    scale: float,
-    V: Tensor | None = None,
-    dZ: Tensor | None = None,
-    known: dict[str, Tensor] | None = None,
-) -> Tensor | None:
-    """`attention_rows`, or None where the kernels cannot be compiled, as without a C compiler; then never again.
-
     ``known`` keeps the norms of these queries and keys from one product to the next.
     """
-    return attempt(_known_attention_rows, Q, K, v, scale, V, dZ, {} if known is None else known)
-
-
-def _known_attention_rows(
-    Q: Tensor, K: Tensor, v: Tensor, scale: float, V: Tensor | None, dZ: Tensor | None, known: dict[str, Tensor]
-) -> Tensor:
+    exact = Q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    if exact or Q.shape[-1] > 256 or K.shape[:2] != Q.shape[:2]:
+        return None
     if "norms" not in known:
         known["norms"] = attention_norms(Q, K, scale)
-    return attention_rows(Q, K, v, scale, V, dZ, known["norms"])
+    return row_products(Q, K, v, scale, V, dZ, known["norms"])
 
 
 def attention_norms(Q: Tensor, K: Tensor, scale: float) -> Tensor:
@@ -79,7 +59,7 @@ def _precision(Q: Tensor) -> str:
     return "ieee" if Q.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest" else "tf32"
 
 
-def attention_rows(
+def row_products(
     Q: Tensor,
     K: Tensor,
     v: Tensor,

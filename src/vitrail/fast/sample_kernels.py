@@ -1,7 +1,7 @@
 """Triton kernels for what relevance rules compute with a total for each input of a batch; CUDA only.
 
 Each program adds up its own entries, and one program an input adds up those sums, in a fixed order: results do not
-differ from run to run. The plain computation is in `entries`; both agree to rounding.
+differ from run to run. The plain computation is in `vitrail.lrp.elementwise`; both agree to rounding.
 """
 # ruff: noqa: ANN001, ANN202 - Triton reads its own annotations
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -9,6 +9,7 @@ differ from run to run. The plain computation is in `entries`; both agree to rou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -59,29 +60,62 @@ class _Inputs:
         return torch.empty(kinds, self.count, self.blocks, device=t.device, dtype=torch.float32)
 
 
-def unit(t: Tensor, count: int) -> Tensor:
+class BatchSamples(Protocol):
+    """Where the inputs of a batch lie, see `vitrail.lrp.ops.Samples`."""
+
+    @property
+    def count(self) -> int:
+        """Number of inputs."""
+
+    def consecutive(self, t: Tensor, /) -> bool:
+        """Whether the entries of each input lie one after the other once t is contiguous."""
+
+
+def unit(t: Tensor, samples: BatchSamples) -> Tensor | None:
     """As `vitrail.lrp.elementwise.unit`, in place; the entries of an input lie one after the other."""
-    inputs = _Inputs.of(t, count)
+    if not (t.is_contiguous() and samples.consecutive(t)):
+        return None
+    inputs = _Inputs.of(t, samples.count)
     sums = inputs.sums(t, 1)
     _size_kernel[inputs.grid](t, sums, *inputs.last)
     return _divided(t, sums, inputs)
 
 
-def signed_unit(x: Tensor, positive: Tensor, negative: Tensor | None, count: int) -> Tensor:
+def signed_unit(x: Tensor, positive: Tensor, negative: Tensor | None, samples: BatchSamples) -> Tensor | None:
     """As `vitrail.lrp.elementwise.signed_unit`, or `positive_unit` without a factor for the negative part."""
+    if not samples.consecutive(x):
+        return None
+    if _turned(x):
+        turned = signed_unit(x.mT, positive.mT, None if negative is None else negative.mT, samples)
+        return None if turned is None else turned.mT
     two = negative is not None
     x, (positive, negative, stride) = x.contiguous(), rows_of(positive, positive if negative is None else negative)
-    inputs, out = _Inputs.of(x, count), torch.empty_like(x)
+    inputs, out = _Inputs.of(x, samples.count), torch.empty_like(x)
     sums = inputs.sums(x, 1)
     width = x.shape[-1]
     _signed_kernel[inputs.grid](x, positive, negative, out, sums, width, stride, stride != width, two, *inputs.last)
     return _divided(out, sums, inputs)
 
 
-def norm_unit(R: Tensor, x: Tensor, y: Tensor, gain: Tensor | None, scale: Tensor, eps: float, count: int) -> Tensor:
+def positive_unit(x: Tensor, factor: Tensor, samples: BatchSamples) -> Tensor | None:
+    """As `vitrail.lrp.elementwise.positive_unit`."""
+    return signed_unit(x, factor, None, samples)
+
+
+def _turned(x: Tensor) -> bool:
+    """Whether each matrix of x lies column by column: what is computed entry by entry can read it as it is."""
+    return x.dim() > 3 and not x.is_contiguous() and x.mT.is_contiguous()
+
+
+def norm_unit(
+    R: Tensor, x: Tensor, y: Tensor, gain: Tensor | None, scale: Tensor, samples: BatchSamples, *, eps: float
+) -> Tensor | None:
     """As `vitrail.lrp.elementwise.norm_unit`, for a norm over the last axis."""
+    over_rows = scale.shape == (*x.shape[:-1], 1) and (gain is None or gain.dim() == 1)
+    if not (over_rows and samples.consecutive(x)):
+        return None
     R, x, y, scale = R.contiguous(), x.contiguous(), y.contiguous(), scale.contiguous()
-    inputs, out = _Inputs.of(x, count), torch.empty_like(x)
+    inputs, out = _Inputs.of(x, samples.count), torch.empty_like(x)
     sums = inputs.sums(x, 1)
     _norm_kernel[inputs.grid](
         R, x, y, scale if gain is None else gain, scale, out, sums, x.shape[-1], eps, gain is not None, *inputs.last
@@ -96,18 +130,27 @@ def _divided(t: Tensor, sums: Tensor, inputs: _Inputs) -> Tensor:
     return t
 
 
-def sum_shares_normalised(R: Tensor, u: Tensor, v: Tensor, eps: float, count: int) -> tuple[Tensor, Tensor]:
+def sum_shares_normalised(
+    R: Tensor, u: Tensor, v: Tensor, samples: BatchSamples, *, eps: float
+) -> tuple[Tensor, Tensor] | None:
     """As `vitrail.lrp.elementwise.sum_shares_normalised`, for terms of one shape."""
-    return _sums(R, u, v, eps, count, False)
+    return _sums(R, u, v, samples, eps, False)
 
 
-def sum_shares_absolute(R: Tensor, u: Tensor, v: Tensor, eps: float, count: int) -> tuple[Tensor, Tensor]:
+def sum_shares_absolute(
+    R: Tensor, u: Tensor, v: Tensor, samples: BatchSamples, *, eps: float
+) -> tuple[Tensor, Tensor] | None:
     """As `vitrail.lrp.elementwise.sum_shares_absolute`, for terms of one shape."""
-    return _sums(R, u, v, eps, count, True)
+    return _sums(R, u, v, samples, eps, True)
 
 
-def _sums(R: Tensor, u: Tensor, v: Tensor, eps: float, count: int, absolute: bool) -> tuple[Tensor, Tensor]:
+def _sums(
+    R: Tensor, u: Tensor, v: Tensor, samples: BatchSamples, eps: float, absolute: bool
+) -> tuple[Tensor, Tensor] | None:
     """Totals first, then shares that are scaled before they are written: shares are computed twice, never read."""
+    if not (R.shape == u.shape == v.shape and samples.consecutive(R)):
+        return None
+    count = samples.count
     R, u, v = R.contiguous(), u.contiguous(), v.contiguous()
     inputs, one, two = _Inputs.of(R, count), torch.empty_like(u), torch.empty_like(v)
     sums, factors = inputs.sums(R, 3), torch.empty(2, count, device=R.device, dtype=torch.float32)
@@ -117,8 +160,11 @@ def _sums(R: Tensor, u: Tensor, v: Tensor, eps: float, count: int, absolute: boo
     return one, two
 
 
-def positive_rows(v: Tensor, one: Tensor, two: Tensor) -> Tensor:
+def positive_rows(v: Tensor, one: Tensor, two: Tensor) -> Tensor | None:
     """As `vitrail.lrp.elementwise.positive_rows`, in single precision."""
+    if not v.dtype == one.dtype == two.dtype == torch.float32 or one.shape != two.shape:
+        return None
+    v = v.expand(len(one), -1)
     v, one, two = v.contiguous(), one.contiguous(), two.contiguous()
     batch, heads, queries, keys = one.shape
     N = min(256, triton.next_power_of_2(keys))

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.overrides import TorchFunctionMode
 
-from vitrail.fast.kernel_runs import attempt, can_compile
-from vitrail.fast.switches import plain
+from vitrail.fast.kernels import run_kernel_or_none, triton_installed
+from vitrail.fast.switches import fast_paths_disabled
 
 #: Multiplications of a linear map from which on splitting pays: in float32 they take 0.2 ms on an H200.
 FEWEST_PRODUCTS = 2**32
@@ -36,7 +36,7 @@ SWITCH = "VITRAIL_SPLIT_PRODUCTS"
 
 def switched_on() -> bool:
     """Whether neither ``VITRAIL_SPLIT_PRODUCTS=0`` nor ``VITRAIL_PLAIN=1`` is set."""
-    return os.environ.get(SWITCH, "1") != "0" and not plain()
+    return os.environ.get(SWITCH, "1") != "0" and not fast_paths_disabled()
 
 
 def split_products(device: torch.device) -> AbstractContextManager[Any]:
@@ -48,7 +48,7 @@ def split_products(device: torch.device) -> AbstractContextManager[Any]:
     able = (
         device.type == "cuda"
         and switched_on()
-        and can_compile(__name__)
+        and triton_installed()
         and torch.get_float32_matmul_precision() == "highest"
         and not torch.is_autocast_enabled("cuda")
         and _has_fast_half(device)
@@ -89,7 +89,7 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         or (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (weight, bias)))
     ):
         return None
-    return attempt(split_linear, input, weight, bias)
+    return run_kernel_or_none("split_linear", split_linear, input, weight, bias)
 
 
 def split_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -12,34 +12,44 @@ from torch import nn
 _lock = threading.Lock()
 
 
-class Promise:
-    """One promise: from the outermost `unchanged` of a model to its end."""
+class State:
+    """Identity of a model's state: as long as it is the same object, the model has not changed."""
+
+
+class _Promise:
+    """One promise, from the outermost `unchanged` of a model to its end: how many blocks are open, and the state."""
 
     def __init__(self) -> None:
         self.depth = 0
+        self.state = State()
 
 
-_promises: WeakKeyDictionary[nn.Module, Promise] = WeakKeyDictionary()
+_promises: WeakKeyDictionary[nn.Module, _Promise] = WeakKeyDictionary()
 
 
-class _Calls(threading.local):
-    """Promise of the call that this thread is in, or None."""
+class _Call(threading.local):
+    """State of models in the call that this thread is in, or None."""
 
-    promise: Promise | None = None
+    state: State | None = None
 
 
-_calls = _Calls()
+_call = _Call()
 
 
 @contextmanager
 def one_call() -> Iterator[None]:
-    """Count a block in this thread as one call, in which no model changes; a block inside it belongs to it."""
-    outer = _calls.promise
-    _calls.promise = outer or Promise()
+    """Count a block in this thread as one call, in which no model changes but in calls inside it."""
+    outer = _call.state
+    _call.state = State()
     try:
         yield
     finally:
-        _calls.promise = outer
+        _call.state = outer
+
+
+def current_call() -> State | None:
+    """An object that stands for the call that this thread is in, or None outside of one."""
+    return _call.state
 
 
 @contextmanager
@@ -62,7 +72,7 @@ def unchanged(model: nn.Module) -> Iterator[None]:
     """
     module = _innermost(model)
     with _lock:
-        promise = _promises.setdefault(module, Promise())
+        promise = _promises.setdefault(module, _Promise())
         promise.depth += 1
     try:
         yield
@@ -73,11 +83,21 @@ def unchanged(model: nn.Module) -> Iterator[None]:
                 del _promises[module]
 
 
-def promise_of(model: nn.Module) -> Promise | None:
-    """The promise that is kept for a model: one that was given, or that of the call under way; None without either."""
+def changed(model: nn.Module) -> None:
+    """State that a model was changed inside a promise, as by a test that randomises weights."""
     with _lock:
-        given = _promises.get(_innermost(model))
-    return given or _calls.promise
+        promise = _promises.get(_innermost(model))
+        if promise is not None:
+            promise.state = State()
+    if _call.state is not None:
+        _call.state = State()
+
+
+def state_of(model: nn.Module) -> State | None:
+    """State of a model for which a promise was given or a call is under way; None without either."""
+    with _lock:
+        promise = _promises.get(_innermost(model))
+    return _call.state if promise is None else promise.state
 
 
 def _innermost(model: nn.Module) -> nn.Module:

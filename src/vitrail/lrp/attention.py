@@ -55,7 +55,7 @@ def fused(
 
 def _may_stay_fused(state: RelevanceState, *inputs: Tensor) -> bool:
     """Whether the fused function's own gradient is that of the rules; used in half precision, to write no matrices."""
-    return state.half and state.rules.fused is not None and all(map(depends, inputs))
+    return state.mixed_precision and state.rules.fused is not None and all(map(depends, inputs))
 
 
 def _stay_fused(
@@ -108,7 +108,7 @@ def softmax(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwarg
     attends = input.dim() >= 3 and isinstance(axis, int)
 
     def run(x: Tensor) -> Tensor:
-        return func(x.float() if state.half else x, *args, **kwargs)  # type: ignore[no-any-return]
+        return func(x.float() if state.mixed_precision else x, *args, **kwargs)  # type: ignore[no-any-return]
 
     ruled = depends(input) and (attends or not state.rules.gradient)
     A = plain(state, "softmax", run, input) if ruled else run(input)

@@ -70,4 +70,4 @@ def _patches_joined(s: Tensor, w: Tensor) -> Tensor:
 
 def _stream(state: RelevanceState, embedded: Tensor) -> Tensor:
     """Where a residual stream may begin: it is kept in single precision."""
-    return embedded.float() if state.half else embedded
+    return embedded.float() if state.mixed_precision else embedded

@@ -1,7 +1,7 @@
 """What relevance rules compute entry by entry.
 
-Each function is one step of a rule, written in torch. On CUDA, in single and half precision, Triton kernels compute the
-same (`elementwise_kernels`, `sample_kernels`): they read and write every tensor once.
+Each function is one step of a rule, written in torch. On CUDA, in single and half precision, a kernel computes the same
+and reads and writes every tensor once.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.fast import elementwise_kernels, sample_kernels
-from vitrail.fast.kernel_runs import attempt, takes
+from vitrail import fast
 from vitrail.lrp.ops import EPS, Samples, safe_divide
 
 
+@fast.faster("halves")
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
     """The positive and the negative part of x.
 
@@ -21,13 +21,10 @@ def halves(x: Tensor) -> tuple[Tensor, Tensor]:
         >>> halves(torch.tensor([2.0, -1.0]))
         (tensor([2., 0.]), tensor([ 0., -1.]))
     """
-    if takes(x):
-        found = attempt(elementwise_kernels.halves, x)
-        if found is not None:
-            return found
     return x.clamp_min(0), x.clamp_max(0)
 
 
+@fast.faster("signed_parts")
 def signed_parts(x: Tensor, axis: int = -1) -> Tensor:
     """The positive and the negative part of x joined along an axis.
 
@@ -45,10 +42,6 @@ def signed_parts(x: Tensor, axis: int = -1) -> Tensor:
     if axis == -2 and x.mT.is_contiguous():
         return signed_parts(x.mT).mT
     x = x.detach().contiguous()
-    if takes(x):
-        found = attempt(elementwise_kernels.signed_parts, x, axis)
-        if found is not None:
-            return found
     shape, width = list(x.shape), x.shape[axis]
     shape[axis] *= 2
     out = x.new_empty(shape)
@@ -57,6 +50,7 @@ def signed_parts(x: Tensor, axis: int = -1) -> Tensor:
     return out
 
 
+@fast.faster("signed_product")
 def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
     """The positive part of x times one tensor plus the negative part times another.
 
@@ -69,13 +63,10 @@ def signed_product(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
         >>> signed_product(torch.tensor([2.0, -1.0]), torch.tensor([3.0, 3.0]), torch.tensor([5.0, 5.0]))
         tensor([ 6., -5.])
     """
-    if takes(x, positive, negative):
-        found = attempt(elementwise_kernels.signed_product, x, positive, negative)
-        if found is not None:
-            return found
-    return torch.where(x > 0, positive, negative).mul_(x)
+    return x.clamp_min(0).mul_(positive).addcmul_(x.clamp_max(0), negative)
 
 
+@fast.faster("share", eps=EPS)
 def share(R: Tensor, z: Tensor, factor: float = 1.0, safe: bool = True) -> Tensor:
     """Relevance over the sum it is shared by, and 0 where that is exactly 0, times a factor.
 
@@ -85,14 +76,11 @@ def share(R: Tensor, z: Tensor, factor: float = 1.0, safe: bool = True) -> Tenso
         factor: A power of two.
         safe: False where it does not matter what the result is at 0, and z may be overwritten.
     """
-    if takes(R, z):
-        found = attempt(elementwise_kernels.share, R, z, EPS, factor, False)
-        if found is not None:
-            return found
     found = safe_divide(R, z) if safe else R / z.add_(EPS)
     return found if factor == 1 else found.mul_(factor)
 
 
+@fast.faster("absolute_share", eps=EPS)
 def absolute_share(R: Tensor, z: Tensor) -> Tensor:
     """Relevance over the size of the sum it is shared by.
 
@@ -100,22 +88,16 @@ def absolute_share(R: Tensor, z: Tensor) -> Tensor:
         >>> absolute_share(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -4.0]))
         tensor([0.5000, 0.2500])
     """
-    if takes(R, z):
-        found = attempt(elementwise_kernels.share, R, z, EPS, 1.0, True)
-        if found is not None:
-            return found
     return R / z.abs().add_(EPS)
 
 
+@fast.faster("shares", eps=EPS)
 def shares(R: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """`share` of the same relevance by each of two sums."""
-    if takes(R, first, second):
-        found = attempt(elementwise_kernels.shares, R, first, second, EPS)
-        if found is not None:
-            return found
     return safe_divide(R, first), safe_divide(R, second)
 
 
+@fast.faster("sum_shares", eps=EPS)
 def sum_shares(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Relevance of a sum, shared by its terms in proportion to them.
 
@@ -127,10 +109,6 @@ def sum_shares(R: Tensor, u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     Returns:
         Relevance of each term, in the shape of the sum.
     """
-    if R.shape == u.shape == v.shape and takes(R, u, v):
-        found = attempt(elementwise_kernels.sum_shares, R, u, v, EPS)
-        if found is not None:
-            return found
     S = safe_divide(R, u + v)
     return u * S, v * S
 
@@ -144,15 +122,13 @@ def normalised(a: Tensor, b: Tensor, R: Tensor, samples: Samples) -> tuple[Tenso
     return a, b
 
 
+@fast.faster("sum_shares_normalised", eps=EPS)
 def sum_shares_normalised(R: Tensor, u: Tensor, v: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
     """`sum_shares`, then `normalised`."""
-    if R.shape == u.shape == v.shape and samples.consecutive(R) and takes(R, u, v):
-        found = attempt(sample_kernels.sum_shares_normalised, R, u, v, EPS, samples.count)
-        if found is not None:
-            return found
     return normalised(*sum_shares(R, u, v), R, samples)
 
 
+@fast.faster("sum_shares_absolute", eps=EPS)
 def sum_shares_absolute(R: Tensor, u: Tensor, v: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
     """The positive part of each term over the size of their sum, times relevance, brought to a total of 1 each.
 
@@ -165,52 +141,31 @@ def sum_shares_absolute(R: Tensor, u: Tensor, v: Tensor, samples: Samples) -> tu
     Returns:
         Relevance of each term, in its own shape.
     """
-    if R.shape == u.shape == v.shape and samples.consecutive(R) and takes(R, u, v):
-        found = attempt(sample_kernels.sum_shares_absolute, R, u, v, EPS, samples.count)
-        if found is not None:
-            return found
     S = absolute_share(R, u + v)
     return unit((u.clamp_min(0) * S).sum_to_size(u.shape), samples), unit(
         (v.clamp_min(0) * S).sum_to_size(v.shape), samples
     )
 
 
+@fast.faster("unit")
 def unit(t: Tensor, samples: Samples) -> Tensor:
     """Each input divided by its sum of absolute values, in place; zeros stay zeros."""
-    if t.is_contiguous() and samples.consecutive(t) and takes(t):
-        found = attempt(sample_kernels.unit, t, samples.count)
-        if found is not None:
-            return found
     return samples.unit(t)
 
 
+@fast.faster("signed_unit")
 def signed_unit(x: Tensor, positive: Tensor, negative: Tensor, samples: Samples) -> Tensor:
     """`signed_product`, brought to a total of 1."""
-    if samples.consecutive(x) and takes(x, positive, negative):
-        if _turned(x):
-            return signed_unit(x.mT, positive.mT, negative.mT, samples).mT
-        found = attempt(sample_kernels.signed_unit, x, positive, negative, samples.count)
-        if found is not None:
-            return found
     return unit(signed_product(x, positive, negative), samples)
 
 
+@fast.faster("positive_unit")
 def positive_unit(x: Tensor, factor: Tensor, samples: Samples) -> Tensor:
     """The positive part of x times a factor, brought to a total of 1."""
-    if samples.consecutive(x) and takes(x, factor):
-        if _turned(x):
-            return positive_unit(x.mT, factor.mT, samples).mT
-        found = attempt(sample_kernels.signed_unit, x, factor, None, samples.count)
-        if found is not None:
-            return found
     return unit(x.clamp_min(0) * factor, samples)
 
 
-def _turned(x: Tensor) -> bool:
-    """Whether each matrix of x lies column by column: what is computed entry by entry can read it as it is."""
-    return x.dim() > 3 and not x.is_contiguous() and x.mT.is_contiguous()
-
-
+@fast.faster("norm_unit", eps=EPS)
 def norm_unit(R: Tensor, x: Tensor, y: Tensor, gain: Tensor | None, scale: Tensor, samples: Samples) -> Tensor:
     """The positive part of x·gain/scale over the size of y, times relevance, brought to a total of 1.
 
@@ -222,15 +177,11 @@ def norm_unit(R: Tensor, x: Tensor, y: Tensor, gain: Tensor | None, scale: Tenso
         scale: What it divides by, in a shape that broadcasts to x.
         samples: Where the batch lies.
     """
-    over_rows = scale.shape == (*x.shape[:-1], 1) and (gain is None or gain.dim() == 1)
-    if over_rows and samples.consecutive(x) and takes(R, x, y, scale):
-        found = attempt(sample_kernels.norm_unit, R, x, y, gain, scale, EPS, samples.count)
-        if found is not None:
-            return found
     part = (x if gain is None else x * gain) / scale
     return unit(part.clamp_min(0) / (y.abs() + EPS) * R, samples)
 
 
+@fast.faster("positive_rows")
 def positive_rows(v: Tensor, one: Tensor, two: Tensor) -> Tensor:
     """A row vector times the positive part of the product, entry by entry, of two matrices for each head.
 
@@ -247,8 +198,4 @@ def positive_rows(v: Tensor, one: Tensor, two: Tensor) -> Tensor:
         >>> positive_rows(v, one, torch.ones(1, 1, 2, 2))
         tensor([[[3., 2.]]])
     """
-    if v.dtype == one.dtype == two.dtype == torch.float32 and one.shape == two.shape and takes(v, one, two):
-        found = attempt(sample_kernels.positive_rows, v.expand(len(one), -1), one, two)
-        if found is not None:
-            return found
     return (v[:, None, None, :] @ (one * two).clamp_min_(0)).squeeze(-2)

@@ -2,7 +2,7 @@
 
 In half precision, matrix products take operands in bfloat16, the precision of the weights, and add up in single
 precision. The residual stream, norms and softmax stay in single precision, and so does what is computed here. On CUDA
-that is done by Triton kernels (`gradient_kernels`), which write no intermediate results.
+that is done by kernels, which write no intermediate results.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from vitrail.fast import gradient_kernels
-from vitrail.fast.kernel_runs import attempt, takes
+from vitrail import fast
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -19,6 +18,7 @@ def _wide(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+@fast.faster("gamma_shares")
 def gamma_shares(
     R: Tensor, y: Tensor, size: Tensor, bias: Tensor | None, gamma: float, eps: float
 ) -> tuple[Tensor, Tensor]:
@@ -38,10 +38,6 @@ def gamma_shares(
     Returns:
         R·y/z and R·|y|/z, in y's precision.
     """
-    if (bias is None or bias.dim() == 1) and takes(R, y, size):
-        found = attempt(gradient_kernels.gamma_shares, R, y, size, bias, gamma, eps)
-        if found is not None:
-            return found
     total = _wide(size) if bias is None else size + _wide(bias.abs())
     wide = _wide(y)
     length = wide.abs()
@@ -50,6 +46,7 @@ def gamma_shares(
     return length.mul_(share).to(y.dtype), share.mul_(wide).to(y.dtype)
 
 
+@fast.faster("gamma_gradient")
 def gamma_gradient(x: Tensor, G: Tensor, H: Tensor, gamma: float, eps: float) -> Tensor:
     """The gradient at the input of a linear map, from the two products with what `gamma_shares` returns.
 
@@ -65,25 +62,19 @@ def gamma_gradient(x: Tensor, G: Tensor, H: Tensor, gamma: float, eps: float) ->
         >>> gamma_gradient(x, G, H, 0.5, 0.0).nan_to_num()
         tensor([2.0000, 0.5000, 0.0000])
     """
-    if takes(x, G, H):
-        found = attempt(gradient_kernels.gamma_gradient, x, G, H, gamma, eps)
-        if found is not None:
-            return found
     wide = _wide(x)
     total = (_wide(G) * (1 + gamma / 2)).add_((wide.sign() * _wide(H)).mul_(gamma / 2))
     size = wide.abs()
     return total.mul_(size / (size + eps)).to(x.dtype)
 
 
+@fast.faster("activation_share")
 def activation_share(R: Tensor, x: Tensor, y: Tensor, eps: float) -> Tensor:
     """R·y/x, for an activation from x to y."""
-    if takes(R, x, y):
-        found = attempt(gradient_kernels.activation_share, R, x, y, eps)
-        if found is not None:
-            return found
     return (_wide(R) * y).div_(_wide(x) + eps).to(x.dtype)
 
 
+@fast.faster("norm_gradient")
 def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) -> Tensor:
     """The gradient at the input of a norm over the last axis whose scale is held fixed, in single precision or more.
 
@@ -93,9 +84,5 @@ def norm_gradient(R: Tensor, gain: Tensor | None, scale: Tensor, centred: bool) 
         scale: Shape (…, 1).
         centred: Whether the norm takes the mean away.
     """
-    if R.shape[-1] <= gradient_kernels.LONGEST_ROW and takes(R, scale):
-        found = attempt(gradient_kernels.norm_gradient, R, gain, scale, centred)
-        if found is not None:
-            return found
     G = (_wide(R) if gain is None else R * gain) / scale
     return G - G.mean(-1, keepdim=True) if centred else G

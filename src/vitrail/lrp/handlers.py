@@ -16,7 +16,7 @@ from torch import Tensor
 
 from vitrail.capture.operators import ADD, MUL
 from vitrail.lrp.convolution import convolve
-from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum
+from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum, matmul, standard_deviation
 from vitrail.lrp.relevance_state import RelevanceState
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
@@ -42,7 +42,17 @@ def depends(value: Any) -> bool:
 
 def _wide(state: RelevanceState, x: Tensor | None) -> Tensor | None:
     """A tensor in single precision, where others are in half."""
-    return x.float() if state.half and x is not None else x
+    return x.float() if state.mixed_precision and x is not None else x
+
+
+def _numbers_fixed(left: Any, right: Any) -> tuple[Any, Any]:
+    """Two operands, of which a single number beside a tensor of any axes is a constant, whatever it depends on.
+
+    A learnable scale or shift that is no parameter of the model, or a statistic of the whole batch.
+    """
+    if not (depends(left) and depends(right)) or left.dim() == right.dim() == 0:
+        return left, right
+    return tuple(t.detach() if t.dim() == 0 else t for t in (left, right))
 
 
 # -- products --------------------------------------------------------------------------------------------------------
@@ -52,8 +62,8 @@ def multiply(
     state: RelevanceState,
     left: Tensor,
     right: Tensor,
-    run: Two = torch.matmul,
-    to_left: Two = lambda s, v: s @ v.mT,
+    run: Two = matmul,
+    to_left: Two = lambda s, v: matmul(s, v.mT),
     to_right: Two = lambda s, u: u.mT @ s,
     both: str = "matmul",
     one: str = "linear",
@@ -63,7 +73,7 @@ def multiply(
 
     ``positive`` says that the left factor is never negative.
     """
-    if state.half and left.dtype != right.dtype:
+    if state.mixed_precision and left.dtype != right.dtype:
         low = left.dtype if left.dtype in HALF else right.dtype
         left, right = left.to(low), right.to(low)
     rule = state.rule(both if left.requires_grad and right.requires_grad else one)
@@ -71,7 +81,7 @@ def multiply(
         return run(left, right)
     shape_l, shape_r = left.shape, right.shape
     if left.requires_grad and right.requires_grad:
-        matrices = run is torch.matmul and left.dim() > 1 and right.dim() > 1
+        matrices = run is matmul and left.dim() > 1 and right.dim() > 1
         return rule(Product(
             run, lambda s, v: _summed(to_left(s, v), shape_l, matrices),
             lambda s, u: _summed(to_right(s, u), shape_r, matrices), state.samples, matrices, positive,
@@ -113,8 +123,9 @@ def addmm(state: RelevanceState, func: Any, input: Tensor, mat1: Tensor, mat2: T
 
 def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
     """A product entry by entry: with a constant a scale, with something that depends on the input a gate."""
+    left, right = _numbers_fixed(left, right)
     if depends(left) and depends(right):
-        if left.shape[-1] != right.shape[-1] and 1 in (left.shape[-1], right.shape[-1]):
+        if left.shape[-1:] != right.shape[-1:] and 1 in (left.shape[-1], right.shape[-1]):
             # One number a token, as in a norm written out: a scale.
             left, right = (t.detach() if t.shape[-1] == 1 else t for t in (left, right))
         else:
@@ -141,6 +152,7 @@ def add(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float
     """A sum."""
     if state.rule("add") is None:
         return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
+    left, right = _numbers_fixed(left, right)
     if alpha != 1:
         right = mul(state, torch.mul, right, alpha) if depends(right) else right * alpha
     return _sum(state, torch.add, left, right)
@@ -150,7 +162,8 @@ def sub(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float
     """A difference: of a constant or a mean it is a shift."""
     if state.rule("add") is None or alpha != 1:
         return func(left, right, alpha=alpha)  # type: ignore[no-any-return]
-    if depends(left) and depends(right) and left.shape[-1] != 1 == right.shape[-1]:
+    left, right = _numbers_fixed(left, right)
+    if depends(left) and depends(right) and left.shape[-1:] != (1,) == right.shape[-1:]:
         right = right.detach()  # a mean, as in a norm written out
     if not (depends(left) and depends(right)):
         if depends(left):
@@ -215,7 +228,7 @@ def layer_norm(
     weight, bias = _wide(state, weight), _wide(state, bias)
     return _norm(state, Norm(
         lambda x: F.layer_norm(x, normalized_shape, weight, bias, eps),
-        lambda x: (x.var(dims, unbiased=False, keepdim=True) + eps).sqrt(), weight, dims, True, state.samples,
+        lambda x: standard_deviation(x, dims, eps), weight, dims, True, state.samples,
     ), input)  # fmt: skip
 
 
@@ -249,9 +262,9 @@ def normalise(
 
 def _norm(state: RelevanceState, op: Norm, x: Tensor) -> Tensor:
     rule = state.rule("norm")
-    if not state.half:
+    if not state.mixed_precision:
         return op.run(x) if rule is None else rule(op, x)
-    return op.run(x.float()) if rule is None else rule(replace(op, half=True), x.float())
+    return op.run(x.float()) if rule is None else rule(replace(op, mixed_precision=True), x.float())
 
 
 def mean(

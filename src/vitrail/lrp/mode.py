@@ -31,7 +31,8 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         samples: Where the batch lies.
         text: Whether the graph starts at the embeddings of tokens, a text having no pixels.
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
-        half: Whether matrix products take operands in half precision, see `vitrail.lrp.elementwise_gradients`.
+        mixed_precision: Whether matrix products take operands in half precision, see
+            `vitrail.lrp.elementwise_gradients`.
 
     Attributes:
         entering: For each attention call whose branch is added to a stream, that stream: its place in the graph, and
@@ -44,9 +45,9 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         samples: Samples,
         text: bool = False,
         heads_first: bool = False,
-        half: bool = False,
+        mixed_precision: bool = False,
     ) -> None:
-        super().__init__(rules, samples, heads_first, half)
+        super().__init__(rules, samples, heads_first, mixed_precision)
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._text = text
 
@@ -80,7 +81,7 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         result = func(*args, **kwargs)
         if self._text and func is F.embedding and result.is_leaf:
             # A copy, because models add to it in place, which a leaf does not allow.
-            return (result.float() if self.half else result).requires_grad_().clone()
+            return (result.float() if self.mixed_precision else result).requires_grad_().clone()
         return result
 
     def _in_place(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 
+from vitrail import fast
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs, any_output, logits_of, run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
-from vitrail.fast.module_walk import modules_of, tensors_of
-from vitrail.fast.switches import plain
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
 from vitrail.lrp.rules import RuleSet
@@ -67,6 +66,12 @@ class Propagation:
     structure: ModelStructure
     passes: tuple[_Pass, ...]
 
+    @property
+    def scores(self) -> Tensor | None:
+        """The class scores in the model's output, shape (b, C), without a graph; None where it has none."""
+        found = [one.logits for one in self.passes if one.logits is not None]
+        return torch.cat(found) if len(found) == len(self.passes) else None
+
     def relevances(self, start: Start, want: frozenset[str]) -> Relevances:
         """Propagate relevance in one backward pass.
 
@@ -87,11 +92,12 @@ class Propagation:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward: what the mode saw, the scores in its graph, and the image it starts at."""
+    """One forward: what the mode saw, the scores in its graph, the image it starts at, and the model's class scores."""
 
     mode: RelevanceMode
     scores: Tensor
     image: Tensor | None
+    logits: Tensor | None = None
 
 
 def propagation(
@@ -137,9 +143,9 @@ def _run(
         model_inputs = model_inputs.swap(start, leaf.clone())
     samples = Samples(model_inputs.batch, structure.tokens_first)
     options = {"text": start is None, "heads_first": structure.heads_first}
-    mode, scores = None, None
-    if rules.half and not plain() and _precisions(model) == {torch.bfloat16}:
-        mode = RelevanceMode(rules, samples, **options, half=True)
+    mode, scores, logits = None, None, None
+    if rules.supports_bfloat16 and not fast.fast_paths_disabled() and _precisions(model) == {torch.bfloat16}:
+        mode = RelevanceMode(rules, samples, **options, mixed_precision=True)
         try:
             with mode:
                 scores = read(model_inputs.into(model)).float()
@@ -150,7 +156,9 @@ def _run(
     if mode is None or scores is None:
         mode = RelevanceMode(rules, samples, **options)
         with mode:
-            scores = read(_single(model, model_inputs))
+            output = _single(model, model_inputs)
+            scores = read(output)
+            logits = None if _precisions(model) else logits_of(output)  # in half precision they are not the model's own
     if len(mode.attention) <= structure.layers[-1].call:
         raise ModelError(
             f"the model attended {len(mode.attention)} times where {structure.layers[-1].call + 1} were expected: "
@@ -158,18 +166,18 @@ def _run(
         )
     if not scores.requires_grad:
         raise ModelError("the model's output does not depend on its input, so no relevance can flow")
-    return _Pass(mode, scores, None if image is None else leaf)
+    return _Pass(mode, scores, None if image is None else leaf, None if logits is None else logits.detach())
 
 
 def _precisions(model: nn.Module) -> set[torch.dtype]:
     """The half precisions among a model's tensors."""
-    return {t.dtype for t in tensors_of(modules_of(model))} & set(HALF)
+    return {t.dtype for t in fast.tensors_of(fast.modules_of(model))} & set(HALF)
 
 
 def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
     """What the model says; one in half precision says it in single, for its numbers cannot hold relevance."""
     if not _precisions(model):
-        return model_inputs.into(model)
+        return run_model(model, model_inputs)
     half = {name: t for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in HALF}
     wide = ModelInputs(
         tuple(map(_widened, model_inputs.args)), {k: _widened(v) for k, v in model_inputs.kwargs.items()}
@@ -202,7 +210,7 @@ def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[s
     if "totals" not in want:
         streams = streams[:1]
     if any(not mode.attention[o.call].requires_grad for o in attention):
-        if mode.half and "softmax" not in mode.rules.rules:
+        if mode.mixed_precision and "softmax" not in mode.rules.rules:
             raise NotApplicableError(
                 f"{structure.model} is in half precision, where {mode.rules.name} does not compute the relevance of "
                 "attention itself; use a float32 model, or set VITRAIL_PLAIN=1"

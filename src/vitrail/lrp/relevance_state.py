@@ -23,7 +23,8 @@ class RelevanceState:
         rules: The rule set.
         samples: Where the batch lies.
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
-        half: Whether matrix products take operands in half precision, see `vitrail.lrp.elementwise_gradients`.
+        mixed_precision: Whether matrix products take operands in half precision, see
+            `vitrail.lrp.elementwise_gradients`.
 
     Attributes:
         attention: The attention maps, as nodes of the graph, one entry for each call, shape (b, H, m, n).
@@ -35,10 +36,12 @@ class RelevanceState:
         stream: Follows the residual stream.
     """
 
-    def __init__(self, rules: RuleSet, samples: Samples, heads_first: bool = False, half: bool = False) -> None:
+    def __init__(
+        self, rules: RuleSet, samples: Samples, heads_first: bool = False, mixed_precision: bool = False
+    ) -> None:
         super().__init__()
         self.rules = rules
-        self.half = half
+        self.mixed_precision = mixed_precision
         self.samples = samples
         self.heads_first = heads_first
         self.attention: list[Tensor] = []
@@ -57,7 +60,7 @@ class RelevanceState:
 
     def operand(self, x: Tensor, weight: Tensor) -> Tensor:
         """What enters a linear map, in the precision of its weights where precisions are mixed."""
-        return x.to(weight.dtype) if self.half else x
+        return x.to(weight.dtype) if self.mixed_precision else x
 
     def reentered(self) -> AbstractContextManager[Any]:
         """A context in which the functions a handler calls are seen again."""

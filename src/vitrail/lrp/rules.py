@@ -45,6 +45,7 @@ from vitrail.lrp.ops import (
     with_backward,
     with_backward_of_result,
 )
+from vitrail.lrp.relevant_rows import on_relevant_rows
 
 EPS_ACTIVATION = 1e-10
 EPS_GAMMA = 1e-6
@@ -67,15 +68,15 @@ class RuleSet:
         gradient: Whether a changed gradient is carried, so that relevance is input times gradient.
         fused: From queries, keys and values to those with which the ordinary gradient of the fused attention function
             is what the rules give, or None where there are none.
-        half: Whether the rules are safe in half precision: nothing they divide by can cancel, so the ranks of a map
-            stay where matrix products take operands in bfloat16 (`benchmarks/precision.py` measures it).
+        supports_bfloat16: Whether the rules are safe in half precision: nothing they divide by can cancel, so the ranks
+            of a map stay where matrix products take operands in bfloat16 (`benchmarks/run.py precision` measures it).
     """
 
     name: str
     rules: Mapping[str, Rule]
     gradient: bool = False
     fused: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
-    half: bool = False
+    supports_bfloat16: bool = False
 
 
 # -- one input ---------------------------------------------------------------------------------------------------
@@ -139,12 +140,16 @@ def _spread(op: Mean, R: Tensor, x: Tensor) -> Tensor:
 # -- linear maps -------------------------------------------------------------------------------------------------
 
 
-def _positive_sums(op: Linear, x: Tensor, parts: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-    """Sums of the products that are not negative: x⁺W⁺ + x⁻W⁻."""
-    if isinstance(parts, Tensor):
-        return op.apply(signed_parts(x), parts)
-    (xp, xn), (wp, wn) = halves(x), parts
-    return op.apply(xp, wp).add_(op.apply(xn, wn))
+def _positive_sums(op: Linear, x: Tensor, y: Tensor) -> Tensor:
+    """Sums of the products that are not negative, x⁺W⁺ + x⁻W⁻.
+
+    Half of |x||W|, the sum of all sizes, and of xW, the sum of all products, which is known: one matrix product, not
+    two. What rounding leaves below zero is cut off.
+    """
+    total = op.apply(x.abs(), op.weight.abs()).add_(y)
+    if op.bias is not None:
+        total.sub_(op.bias)
+    return total.mul_(0.5).clamp_min_(0)
 
 
 def _both_adjoints(op: Linear, S: Tensor, parts: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -168,24 +173,24 @@ def _weight_parts(op: Linear) -> Tensor | tuple[Tensor, Tensor]:
 def linear_joint(op: Linear, x: Tensor) -> Tensor:
     """Relevance to products that are not negative, normalised by all of them together: totals stay."""
 
-    def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
-        weight = _weight_parts(op)
+    def back(R: Tensor, x: Tensor, y: Tensor) -> Tensor:
         # Where the sum is 0 all its products are, and whatever S is there meets none of them: no need to be safe.
-        S = share(R, _positive_sums(op, x, weight), safe=False)
-        return (signed_product(x, *_both_adjoints(op, S, weight)),)
+        S = share(R, _positive_sums(op, x, y), safe=False)
+        return signed_product(x, *_both_adjoints(op, S, _weight_parts(op)))
 
-    return with_backward(op.run, back, (x,), x)
+    return with_backward_of_result(op.run, on_relevant_rows(op, back), x)
 
 
 def linear_split(op: Linear, x: Tensor) -> Tensor:
     """Positive and negative inputs are normalised each on their own: totals double."""
 
-    def back(R: Tensor, x: Tensor) -> tuple[Tensor]:
+    def back(R: Tensor, x: Tensor) -> Tensor:
         (xp, xn), (wp, wn) = halves(x), halves(op.weight)
         plus, minus = shares(R, op.apply(xp, wp), op.apply(xn, wn))
-        return (signed_product(x, op.adjoint(plus, wp), op.adjoint(minus, wn)),)
+        return signed_product(x, op.adjoint(plus, wp), op.adjoint(minus, wn))
 
-    return with_backward(op.run, back, (x,), x)
+    reduced = on_relevant_rows(op, back)
+    return with_backward(op.run, lambda R, x: (reduced(R, x),), (x,), x)
 
 
 def linear_absolute(op: Linear, x: Tensor) -> Tensor:
@@ -243,7 +248,7 @@ def gamma_generalised(gamma: float) -> Rule:
             one, two = gamma_shares(R, y, op.apply(x.abs(), size), op.bias, gamma, EPS_GAMMA)
             return gamma_gradient(x, op.adjoint(one, op.weight), op.adjoint(two, size), gamma, EPS_INPUT)
 
-        return with_backward_of_result(op.run, back, x)
+        return with_backward_of_result(op.run, on_relevant_rows(op, back), x)
 
     return rule
 
@@ -424,7 +429,7 @@ def conservative(gelu: str = "plain") -> RuleSet:
     rules: dict[str, Rule] = {"softmax": constant, "norm": fixed_scale, "gate": gradient_halved}
     if gelu == "identity":
         rules |= {"activation": output_over_input, "sigmoid": constant}
-    return RuleSet("conservative", rules, gradient=True, fused=attention_fixed, half=True)
+    return RuleSet("conservative", rules, gradient=True, fused=attention_fixed, supports_bfloat16=True)
 
 
 #: The forms of the gamma rule.
@@ -454,5 +459,5 @@ def attnlrp(
     fixed = attention == "fixed"
     return RuleSet(
         "attnlrp", rules | (within if fixed else {"matmul": gradient_halved}), gradient=True,
-        fused=attention_fixed if fixed else attention_halved, half=form == "generalised",
+        fused=attention_fixed if fixed else attention_halved, supports_bfloat16=form == "generalised",
     )  # fmt: skip

@@ -27,15 +27,15 @@ def block_indices(block: BlockChoice) -> list[int]:
     given: Any = block.split("+") if isinstance(block, str) else block
     try:
         several = given if isinstance(given, Sequence) else [given]
-        found = [int(one) if isinstance(one, str) else index(one) for one in several if not isinstance(one, bool)]
+        indices = [int(one) if isinstance(one, str) else index(one) for one in several if not isinstance(one, bool)]
     except (TypeError, ValueError):
-        several, found = [None], []
-    if not found or len(found) < len(several):
+        several, indices = [None], []
+    if not indices or len(indices) < len(several):
         raise OptionError(
             f"block={block!r} is no choice of blocks: give an index, negative from the end, a list of indices, or "
             "several with + between them, as in block=8+11"
         )
-    return found
+    return indices
 
 
 def blocks_needed(block: BlockChoice | None) -> slice:

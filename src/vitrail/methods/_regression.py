@@ -8,7 +8,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from vitrail.methods._coalitions import CoalitionPairs
+from vitrail.methods.coalitions import CoalitionPairs
 
 #: Strengths of the ridge that are tried, as multiples of the mean squared singular value, and the standard deviation
 #: of the logarithm (base 10) of the strength around 1.
@@ -66,8 +66,8 @@ class PairedRegression:
         """
         mean = (total / self.players)[:, None].expand(-1, self.players) if prior is None else prior
         residual = self.root * (differences - mean @ self.sign.T)
-        found = self._ridge(residual) if self.ridge else self._least_squares(residual)
-        return ShapleyEstimate(mean + found.values, found.standard_error)
+        correction = self._ridge(residual) if self.ridge else self._least_squares(residual)
+        return ShapleyEstimate(mean + correction.values, correction.standard_error)
 
     def _least_squares(self, residual: Tensor) -> ShapleyEstimate:
         """Without a penalty; the smallest deviations where there are fewer equations than unknowns."""

@@ -40,7 +40,7 @@ def renewed(page: str) -> str:
         (False, True, True)
     """
     before, _, rest = page.partition(MARKS[0])
-    _, found, after = rest.partition(MARKS[1])
-    if not found:
+    _, mark, after = rest.partition(MARKS[1])
+    if not mark:
         raise ValueError(f"the page has no {MARKS[0]} … {MARKS[1]}")
     return f"{before}{MARKS[0]}\n\n{applicability()}\n\n{MARKS[1]}{after}"

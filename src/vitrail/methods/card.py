@@ -78,26 +78,26 @@ class CardRule:
 
 
 def _at_least(limit: float) -> Callable[[CardMeasurement], str]:
-    return lambda found: PASS if found.value >= limit else FAIL
+    return lambda measurement: PASS if measurement.value >= limit else FAIL
 
 
 def _at_most(limit: float, mixed: float | None = None) -> Callable[[CardMeasurement], str]:
-    def rate(found: CardMeasurement) -> str:
-        if found.value <= limit:
+    def rate(measurement: CardMeasurement) -> str:
+        if measurement.value <= limit:
             return PASS
-        return MIXED if mixed is not None and found.value <= mixed else FAIL
+        return MIXED if mixed is not None and measurement.value <= mixed else FAIL
 
     return rate
 
 
-def _beats_controls(found: CardMeasurement) -> str:
-    return PASS if found.detail == "better" else FAIL
+def _beats_controls(measurement: CardMeasurement) -> str:
+    return PASS if measurement.detail == "better" else FAIL
 
 
-def _discriminates(found: CardMeasurement) -> str:
-    if found.value >= 100 * DISCRIMINATES:
+def _discriminates(measurement: CardMeasurement) -> str:
+    if measurement.value >= 100 * DISCRIMINATES:
         return PASS
-    return MIXED if found.low is not None and found.low > 100 * BY_CHANCE else FAIL
+    return MIXED if measurement.low is not None and measurement.low > 100 * BY_CHANCE else FAIL
 
 
 _CONTROLS = "significantly better than the strongest control (random, centre, edges)"
@@ -252,7 +252,7 @@ def measurements() -> dict[str, dict[str, dict[str, CardMeasurement]]]:
     stored = json.loads(text)["methods"]
     return {
         method: {
-            key: {model: CardMeasurement(**found) for model, found in by_model.items()}
+            key: {model: CardMeasurement(**fields) for model, fields in by_model.items()}
             for key, by_model in lines.items()
         }
         for method, lines in stored.items()
@@ -274,10 +274,10 @@ def method_card(name: str) -> MethodCard:
         raise OptionError(f"unknown method {name!r}: see `vitrail methods`")
     method = METHODS[name]
     lines = {"needs": _needs(method)}
-    found = measurements().get(name, {})
+    by_rule = measurements().get(name, {})
     for rule in RULES:
-        if found.get(rule.key):
-            lines[rule.key] = _line(rule, found[rule.key], method)
+        if by_rule.get(rule.key):
+            lines[rule.key] = _line(rule, by_rule[rule.key], method)
     return MethodCard(method, lines)
 
 
@@ -287,8 +287,8 @@ def _needs(method: Method) -> CardLine:
     return CardLine("needs", f"{NEEDS[rating]}; reads {reads}", rating, {}, {})
 
 
-def _line(rule: CardRule, found: Mapping[str, CardMeasurement], method: Method) -> CardLine:
-    counted = [model for model in rule.models if model in found] or list(found)
+def _line(rule: CardRule, by_model: Mapping[str, CardMeasurement], method: Method) -> CardLine:
+    counted = [model for model in rule.models if model in by_model] or list(by_model)
     remark = ""
     if rule.key in ("deletion", "insertion", "srg", "objects"):
         if method.family == "control" and method.name != "inverted":
@@ -297,14 +297,14 @@ def _line(rule: CardRule, found: Mapping[str, CardMeasurement], method: Method) 
     if rule.key == "head" and not method.class_specific:
         counted, remark = [], "does not read the head"
     if rule.key == "options":
-        names = dict.fromkeys(found[model].detail for model in counted)
+        names = dict.fromkeys(by_model[model].detail for model in counted)
         remark = "lowest: " + ", ".join(f"{method.name}:{name}" for name in names)
-    rating = combined([rule.rate(found[model]) for model in counted])
+    rating = combined([rule.rate(by_model[model]) for model in counted])
     if rule.key == "texts":
-        remark = ", ".join(shown_number(rule, one.value) for one in found.values())
-    cells = {model: shown_number(rule, one.value) for model, one in found.items()}
+        remark = ", ".join(shown_number(rule, one.value) for one in by_model.values())
+    cells = {model: shown_number(rule, one.value) for model, one in by_model.items()}
     title = "same call ↑" if rule.key == "determinism" and "seed" not in method.options else rule.title
-    return CardLine(rule.section, title, rating, cells, {m: one.value for m, one in found.items()}, remark)
+    return CardLine(rule.section, title, rating, cells, {m: one.value for m, one in by_model.items()}, remark)
 
 
 def shown_number(rule: CardRule, value: float) -> str:

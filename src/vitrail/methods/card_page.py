@@ -160,8 +160,8 @@ def recommendations() -> str:
 
 
 def _numbers(card: MethodCard, keys: Iterable[str]) -> str:
-    found = ((key, card.mean(key)) for key in keys)
-    return ", ".join(f"{SHORT[key]} {_number(key, value)}" for key, value in found if value is not None)
+    values = ((key, card.mean(key)) for key in keys)
+    return ", ".join(f"{SHORT[key]} {_number(key, value)}" for key, value in values if value is not None)
 
 
 def rules_table() -> str:

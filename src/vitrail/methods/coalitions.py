@@ -1,39 +1,40 @@
-"""Evaluate a model on inputs of which only some players are present.
+"""Coalitions of players, and the scores of a model on inputs from which all other players are removed.
 
-Players are groups of patches, or of tokens of a text; a coalition is a set of players that are present. Patches of
-absent players are removed in one of three ways:
-
-- "tokens": their tokens are dropped before the first block, see `vitrail.capture.token_dropping`; of a text, they are
-  left out of the input. Fewer tokens make the forward pass cheaper. Coalitions are sorted by their number of tokens, so
-  that those of one batch have equally many.
-- "mask": no token attends to them, in any block; of a text, by its attention mask.
-- "fill": their pixels, or the vectors of a text's tokens, are replaced by a constant.
+Players are groups of patches, or of tokens of a text; a coalition is a set of players that are present. The ways to
+remove the others are those of `vitrail.capture.removal`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from inspect import signature
-from math import ceil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, sqrt
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from vitrail.capture.forward import forward_pass
+from vitrail import fast
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
-from vitrail.capture.token_dropping import TokenDropper
+from vitrail.capture.removal import (
+    REMOVALS,
+    TokenDropper,
+    all_tokens,
+    attention_without,
+    drop_tokens,
+    fill_patches,
+    kept_indices,
+    mask_tokens,
+)
 from vitrail.errors import ModelError, NotApplicableError, OptionError
-from vitrail.fast.split_products import split_products
 from vitrail.methods.probe import Probe
 
-REMOVALS = ("tokens", "mask", "fill")
 #: Side of a patch, in pixels, of models without one grid.
 PATCH = 16
-
-_Run = Callable[["CoalitionGame", Tensor, Tensor], Any]
+#: Strata of the sizes up to half of the players.
+STRATA = 16
+GOLDEN = (sqrt(5) - 1) / 2
 
 
 def patch_grid(probe: Probe) -> tuple[int, int]:
@@ -62,7 +63,7 @@ class CoalitionGame:
         probe: The model, its inputs and the targets.
         members: Which patches, or tokens of a text after its prefix, belong to each player, shape (P, S). Patches of no
             player are always present.
-        removal: One of ``REMOVALS``, or None for the first one that applies; of a text, "mask" comes first.
+        removal: One of ``REMOVALS``, or None for the first one that applies; for texts, "mask" comes first.
         fill: What "fill" writes, in the model's normalised space: 0 is the mean colour.
         rows: Indices of the inputs that are evaluated; all by default.
 
@@ -82,8 +83,7 @@ class CoalitionGame:
         self.rows = torch.arange(probe.batch) if rows is None else torch.tensor(rows)
         self.members = members.to(device)
         self.text = probe.model_inputs.image is None
-        # Functions, not bound methods: these would tie the game and its tensors into a circle of references.
-        self._runs: dict[str, _Run] = {}
+        self.dropper: TokenDropper | None = None
         self.removal = self._choose(removal)
 
     @property
@@ -109,7 +109,7 @@ class CoalitionGame:
         return values
 
     def _batches(self, kept: Tensor, rows: int) -> Iterator[Tensor]:
-        """Pairs of input and coalition, input · N + coalition, in batches; equally many tokens where it matters."""
+        """Indices input · N + coalition in batches; where tokens are dropped, a batch has equally many tokens."""
         count = len(kept)
         sizes = kept.sum(1).cpu() if self.removal == "tokens" else torch.zeros(count, dtype=torch.long)
         for size in sorted(set(sizes.tolist())):
@@ -120,25 +120,22 @@ class CoalitionGame:
     def _scores(self, kept: Tensor, owner: Tensor) -> Tensor:
         """Scores of inputs with some patches present, shape (N, K)."""
         removal = self.removal
-        if removal == "tokens" and not bool(kept.any()) and not self._empty:
-            removal = "fill"  # the model averages its patches and has nothing to read without any
-        with frozen(self.probe.model), torch.no_grad(), split_products(kept.device):
-            output = self._runs[removal](self, kept, owner)
+        if removal == "tokens" and not bool(kept.any()) and not self._supports_empty:
+            removal = "fill"  # the model averages its patches, so it needs at least one
+        with frozen(self.probe.model), torch.no_grad(), fast.with_split_products(kept.device):
+            output = self._output(removal, kept, owner)
             values = self.probe.scorer(output, owner, self.probe.score)
         self.probe.advance(len(kept))
         return values
 
-    # -- ways to remove players ----------------------------------------------------------------------------------
-
     def _choose(self, removal: str | None) -> str:
+        """The removal asked for, or the first one that the model supports."""
         if removal not in (None, *REMOVALS):
             raise OptionError(f"removal={removal!r} is not one of {', '.join(map(repr, REMOVALS))} or None")
-        self._empty = True
-        self._runs["fill"] = CoalitionGame._filled
         order = ("mask", "tokens", "fill") if self.text else REMOVALS
         for name in order if removal is None else (removal,):
             try:
-                self._prepare(name)
+                self._check(name)
             except NotApplicableError:
                 if removal is not None:
                     raise
@@ -146,100 +143,59 @@ class CoalitionGame:
                 return name
         raise AssertionError("a fill applies to every model")
 
-    def _prepare(self, removal: str) -> None:
-        """Check that a model supports a removal, by a trial pass where needed."""
-        probe = self.probe
-        if removal == "tokens" and self.text:
-            self._runs[removal] = CoalitionGame._shortened
-            self._empty = bool(probe.structure.layout.prefix)
-        elif removal == "tokens":
-            dropper = TokenDropper(probe.model, probe.images, probe.structure.layout)
-            self._empty = dropper.supports_empty
-            self._runs[removal] = lambda game, kept, owner: dropper(game.probe.images[owner], _indices(kept))
-        elif removal == "mask" and self.text:
-            if "attention_mask" not in signature(probe.model.forward).parameters:
-                raise NotApplicableError(f"{probe.structure.model} takes no attention_mask: use removal='fill'")
-            self._runs[removal] = CoalitionGame._text_masked
+    def _check(self, removal: str) -> None:
+        """Check that the model supports a removal, by a trial pass where needed."""
+        probe, kept, owner = self.probe, torch.ones_like(self.members[:1]), self.rows[:1].to(self.members.device)
+        if self.text and removal == "fill":
+            _ = probe.inputs  # raises for models that do not accept word embeddings
+        elif self.text and removal == "mask":
+            self._masked_text(kept, owner)
+        elif removal == "tokens" and not self.text:
+            self.dropper = TokenDropper(probe.model, probe.images, probe.structure.layout)
         elif removal == "mask":
             if probe.structure.kind != "plain" or probe.structure.layout.grid is None:
                 raise NotApplicableError(
                     f"no attention connects all patches of {probe.structure.model}: use removal='fill'"
                 )
-            self._runs[removal] = CoalitionGame._attention_masked
             try:
-                self._attention_masked(torch.ones_like(self.members[:1]), self.rows[:1].to(self.members.device))
+                self._output(removal, kept, owner)
             except ModelError as error:
                 raise NotApplicableError(f"{error}; use removal='fill'") from error
-        elif self.text:
-            _ = probe.inputs  # refuses models that cannot be fed with vectors
 
-    def _filled(self, kept: Tensor, owner: Tensor) -> Any:
-        given = self.probe.inputs[owner]
+    @property
+    def _prefix(self) -> int:
+        return self.probe.structure.layout.prefix or 0
+
+    @property
+    def _supports_empty(self) -> bool:
+        return self.dropper.supports_empty if self.dropper is not None else self._prefix > 0
+
+    def _output(self, removal: str, kept: Tensor, owner: Tensor) -> Any:
+        """Output of the model for inputs with some patches or tokens kept, shape (N, S)."""
+        probe = self.probe
+        if removal == "fill":
+            return run_model(probe.model, probe.fed(self._filled(kept, owner), owner))
+        if self.text and removal == "mask":
+            return run_model(probe.model, self._masked_text(kept, owner))
         if self.text:
-            prefix = self.probe.structure.layout.prefix or 0
-            present = torch.nn.functional.pad(kept, (prefix, given.shape[1] - prefix - kept.shape[1]), value=True)
-            changed = torch.where(present[..., None], given, self.fill)
-        else:
-            rows, columns = patch_grid(self.probe)
-            height, width = given.shape[2:]
-            down = torch.arange(height, device=kept.device) // ceil(height / rows)
-            across = torch.arange(width, device=kept.device) // ceil(width / columns)
-            present = kept.view(-1, rows, columns)[:, down][:, :, across]
-            changed = torch.where(present[:, None], given, self.fill)
-        return run_model(self.probe.model, self.probe.fed(changed, owner))
+            inputs = _picked(probe.model_inputs, owner)
+            assert inputs.words is not None
+            return run_model(probe.model, drop_tokens(inputs, all_tokens(kept, self._prefix, inputs.words.shape[1])))
+        if removal == "mask":
+            return attention_without(probe.model, probe.fed(probe.images[owner], owner), probe.structure, kept)
+        assert self.dropper is not None
+        return self.dropper(probe.images[owner], kept_indices(kept))
 
-    def _shortened(self, kept: Tensor, owner: Tensor) -> Any:
-        """Texts without the tokens of absent players."""
+    def _masked_text(self, kept: Tensor, owner: Tensor) -> ModelInputs:
         inputs = _picked(self.probe.model_inputs, owner)
-        words = inputs.words
-        assert words is not None
-        prefix = self.probe.structure.layout.prefix or 0
-        present = torch.nn.functional.pad(kept, (prefix, words.shape[1] - prefix - kept.shape[1]), value=True)
-        valid = inputs.valid
-        present = present if valid is None else present & valid
-        index = _indices(present)
+        assert inputs.words is not None
+        return mask_tokens(self.probe.model, inputs, all_tokens(kept, self._prefix, inputs.words.shape[1]))
 
-        def cut(value: Any) -> Any:
-            same = isinstance(value, Tensor) and value.shape[:2] == words.shape
-            return value.gather(1, index) if same else value
-
-        fewer = replace(inputs, args=tuple(map(cut, inputs.args)), kwargs={k: cut(v) for k, v in inputs.kwargs.items()})
-        return run_model(self.probe.model, fewer)
-
-    def _text_masked(self, kept: Tensor, owner: Tensor) -> Any:
-        inputs = _picked(self.probe.model_inputs, owner)
-        words = inputs.words
-        assert words is not None
-        prefix = self.probe.structure.layout.prefix or 0
-        present = torch.nn.functional.pad(kept, (prefix, words.shape[1] - prefix - kept.shape[1]), value=True)
-        mask = inputs.kwargs.get("attention_mask", torch.ones_like(words))
-        return run_model(
-            self.probe.model, replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask * present.to(mask)})
-        )
-
-    def _attention_masked(self, kept: Tensor, owner: Tensor) -> Any:
-        """Images whose absent patches no token attends to."""
-        structure = self.probe.structure
-        tokens = torch.tensor(structure.layout.patch_tokens(structure.tokens), device=kept.device)
-        present = torch.ones(len(kept), structure.tokens, dtype=torch.bool, device=kept.device)
-        present[:, tokens[tokens >= 0]] = kept[:, tokens >= 0]
-
-        def edit(A: Tensor) -> Tensor:
-            if A.dim() != 4 or A.shape[0] != len(present):
-                raise ModelError(f"the attention of {structure.model} has shape {tuple(A.shape)}, not (b, H, m, n)")
-            columns = present[:, None, None, present.shape[1] - A.shape[-1] :]
-            masked = A * columns
-            return masked / masked.sum(-1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
-
-        edits = dict.fromkeys(range(len(structure.layers)), edit)
-        inputs = self.probe.fed(self.probe.images[owner], owner)
-        with forward_pass(self.probe.model, inputs, structure, [{}], edits) as one:
-            return one.output
-
-
-def _indices(kept: Tensor) -> Tensor:
-    """Indices of the kept patches of each row, which has equally many of them: (N, S) to (N, m)."""
-    return kept.nonzero()[:, 1].view(len(kept), -1)
+    def _filled(self, kept: Tensor, owner: Tensor) -> Tensor:
+        given = self.probe.inputs[owner]
+        if not self.text:
+            return fill_patches(given, kept, patch_grid(self.probe), self.fill)
+        return torch.where(all_tokens(kept, self._prefix, given.shape[1])[..., None], given, self.fill)
 
 
 def _picked(inputs: ModelInputs, owner: Tensor) -> ModelInputs:
@@ -250,3 +206,94 @@ def _picked(inputs: ModelInputs, owner: Tensor) -> ModelInputs:
         return value[owner] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
 
     return ModelInputs(tuple(map(index, inputs.args)), {k: index(v) for k, v in inputs.kwargs.items()})
+
+
+@dataclass(frozen=True)
+class CoalitionPairs:
+    """Coalitions that stand for themselves and their complements.
+
+    Attributes:
+        present: Players present in the first coalition of each pair, shape (M, P).
+        stratum: Stratum of each pair, shape (M,).
+        mass: Share of each stratum under the Shapley kernel.
+        complete: Whether these are all coalitions there are.
+    """
+
+    present: Tensor
+    stratum: Tensor
+    mass: Tensor
+    complete: bool = False
+
+    def __len__(self) -> int:
+        return len(self.present)
+
+    def first(self, count: int) -> CoalitionPairs:
+        """The first pairs, which are stratified as all of them are."""
+        complete = self.complete and count >= len(self)
+        return CoalitionPairs(self.present[:count], self.stratum[:count], self.mass, complete)
+
+    @property
+    def weights(self) -> Tensor:
+        """Weight of each pair, shape (M,), of mean one: what its stratum should have, by what it has."""
+        counts = self.stratum.bincount(minlength=len(self.mass)).clamp_min(1)
+        weights = (self.mass / counts)[self.stratum]
+        return weights / weights.mean()
+
+
+def draw_pairs(players: int, count: int, seed: int) -> CoalitionPairs:
+    """Draw pairs of complementary coalitions; all of them, where there are no more than asked for.
+
+    Args:
+        players: Number of players, at least 2.
+        count: Number of pairs.
+        seed: Seed of the generator, which is on the CPU.
+
+    Example:
+        >>> pairs = draw_pairs(3, 100, seed=0)
+        >>> pairs.present.int(), pairs.complete
+        (tensor([[1, 0, 0],
+                [0, 1, 0],
+                [0, 0, 1]], dtype=torch.int32), True)
+    """
+    half = players // 2
+    size = torch.arange(1, half + 1, dtype=torch.float64)
+    kernel = 1 / (size * (players - size))
+    if players % 2 == 0:
+        kernel[-1] /= 2  # coalitions of half of the players are their own complements' size
+    kernel /= kernel.sum()
+    if players <= 32 and 2 ** (players - 1) - 1 <= count:
+        return _all_pairs(players, kernel)
+    generator = torch.Generator().manual_seed(seed)
+    start = torch.div(kernel.cumsum(0) - kernel, 1 / STRATA, rounding_mode="floor").long()
+    strata = (start.diff(prepend=start[:1]) > 0).long().cumsum(0)  # numbered without gaps
+    mass = torch.zeros(int(strata.max()) + 1, dtype=torch.float64).index_add_(0, strata, kernel)
+    sizes = [
+        int(members[torch.multinomial(kernel[members], 1, generator=generator)]) + 1
+        for members in ((strata == j).nonzero()[:, 0] for j in range(len(mass)))
+    ]
+    # An additive recurrence visits the strata in proportion to their mass, from the first pairs on.
+    places = (torch.arange(count, dtype=torch.float64) * GOLDEN + torch.rand((), generator=generator)) % 1
+    stratum = torch.searchsorted(mass.cumsum(0), places).clamp_max(len(mass) - 1)
+    present = torch.zeros(count, players, dtype=torch.bool)
+    for j, chosen in enumerate(sizes):
+        rows = (stratum == j).nonzero()[:, 0]
+        present[rows] = _of_one_size(players, chosen, len(rows), generator)
+    return CoalitionPairs(present, stratum, mass)
+
+
+def _all_pairs(players: int, kernel: Tensor) -> CoalitionPairs:
+    """Every pair once; the stratum is the size of the smaller coalition."""
+    number = torch.arange(1, 2 ** (players - 1))
+    present = (number[:, None] >> torch.arange(players)) % 2 == 1
+    present = torch.where((present.sum(1) * 2 > players)[:, None], ~present, present)
+    size = present.sum(1)
+    order = torch.argsort(size * 2**players + (present.long() << torch.arange(players)).sum(1))
+    return CoalitionPairs(present[order], size[order] - 1, kernel, complete=True)
+
+
+def _of_one_size(players: int, size: int, count: int, generator: torch.Generator) -> Tensor:
+    """Coalitions of one size, shape (count, players): consecutive pieces of random orders of the players."""
+    each = players // size
+    orders = torch.rand(-(-count // each), players, generator=generator).argsort(1)
+    chosen = orders[:, : each * size].reshape(-1, size)[:count]
+    return torch.zeros(count, players, dtype=torch.bool).scatter_(1, chosen, True)

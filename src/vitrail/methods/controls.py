@@ -47,8 +47,8 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
     grid = _grid(probe)
     maps = []
     for image in probe.images:
-        own = crc32(image.detach().float().cpu().numpy().tobytes(), seed)
-        generator = torch.Generator().manual_seed(own)
+        image_seed = crc32(image.detach().float().cpu().numpy().tobytes(), seed)
+        generator = torch.Generator().manual_seed(image_seed)
         maps.append(torch.rand(grid, generator=generator))
     return torch.stack(maps).to(probe.images)[:, None].expand(-1, probe.count, -1, -1)
 
@@ -57,9 +57,9 @@ def _random_sequence(probe: Probe, sequence: Tensor, seed: int) -> Tensor:
     """Noise for the words of texts, shape (b, n), or for flattened patches, shape (b, n, values)."""
     valid = probe.model_inputs.valid
     maps = torch.zeros(sequence.shape[:2])
-    for i, own in enumerate(sequence.detach().cpu()):
-        there = torch.ones(len(own), dtype=torch.bool) if valid is None else valid[i].cpu()
-        values = own[there].float() if own.is_floating_point() else own[there].long()
+    for i, tokens in enumerate(sequence.detach().cpu()):
+        there = torch.ones(len(tokens), dtype=torch.bool) if valid is None else valid[i].cpu()
+        values = tokens[there].float() if tokens.is_floating_point() else tokens[there].long()
         generator = torch.Generator().manual_seed(crc32(values.numpy().tobytes(), seed))
         maps[i, there] = torch.rand(int(there.sum()), generator=generator)
     maps = maps[:, probe.structure.layout.prefix or 0 :].to(sequence.device)
@@ -104,13 +104,14 @@ def _make_inverted(options: Mapping[str, Any]) -> tuple[Method, dict[str, Any]]:
     _, inner, settings = find(of)
 
     @wraps(inner.compute)
-    def compute(given: Any, **own: Any) -> Tensor:
-        return -inner.compute(given, **_without(own))
+    def compute(given: Any, **given_options: Any) -> Tensor:
+        return -inner.compute(given, **_without(given_options))
 
     line = replace(
         inner, name="inverted", title=f"Inverted {inner.title}", family="control", compute=compute, variants={},
-        needs=lambda **own: inner.needed(_without(own)), signed=lambda **own: inner.is_signed(_without(own)),
-        cost=lambda own, size, targets: inner.cost(_without(own), size, targets),
+        needs=lambda **given_options: inner.needed(_without(given_options)),
+        signed=lambda **given_options: inner.is_signed(_without(given_options)),
+        cost=lambda given_options, size, targets: inner.cost(_without(given_options), size, targets),
     )  # fmt: skip
     return line, {"of": of, **settings}
 

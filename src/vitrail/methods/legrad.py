@@ -6,13 +6,13 @@ from torch import Tensor
 
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
-from vitrail.fast.switches import plain
+from vitrail.fast import fast_paths_disabled
 from vitrail.methods.probe import ProbedTrace
 from vitrail.methods.registry import Applies, choose, register
 
 
 def _needs(blocks: int, pool: str) -> Needs:
-    return {"ended": slice(-blocks, None)} if pool == "model" and blocks >= 1 and not plain() else {}
+    return {"ended": slice(-blocks, None)} if pool == "model" and blocks >= 1 and not fast_paths_disabled() else {}
 
 
 @register(

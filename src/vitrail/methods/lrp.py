@@ -18,13 +18,25 @@ from vitrail.methods.registry import Applies, choose, register, within
 EPSILON = 0.001
 
 
-def _rules(table: RuleSet, epsilon: float) -> RuleSet:
+def _stable(table: RuleSet, epsilon: float) -> RuleSet:
     if not 0 <= epsilon < 1:
         raise OptionError(f"epsilon={epsilon} must be at least 0 and below 1: it is a share of a root mean square")
     return rules.stable(table, float(epsilon))
 
 
-@register("lrp", "LRP", "relevance", cite="bach2015lrp", variants={"stable": {"epsilon": EPSILON}}, cost=lrp_pass)
+def _lrp_rules(epsilon: float, **_: object) -> RuleSet:
+    return _stable(ORIG, epsilon)
+
+
+@register(
+    "lrp",
+    "LRP",
+    "relevance",
+    cite="bach2015lrp",
+    variants={"stable": {"epsilon": EPSILON}},
+    rules=_lrp_rules,
+    cost=lrp_pass,
+)
 def lrp(trace: ProbedTrace, *, where: str = "pixels", epsilon: float = 0.0) -> Tensor:
     """Relevance that starts as 1 at the class and is shared among the inputs of each operation, down to the pixels.
 
@@ -40,10 +52,10 @@ def lrp(trace: ProbedTrace, *, where: str = "pixels", epsilon: float = 0.0) -> T
     choose("where", where, ["pixels", "tokens"])
     if trace.probe.model_inputs.image is None:
         where = "tokens"
-    return trace.probe.relevances(_rules(ORIG, epsilon), frozenset({where})).map(trace)
+    return trace.probe.relevances(_lrp_rules(epsilon), frozenset({where})).map(trace)
 
 
-@register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", cost=lrp_pass)
+@register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", rules=lambda **_: ORIG, cost=lrp_pass)
 def partial_lrp(trace: ProbedTrace) -> Tensor:
     """What LRP finds at the last block's attention: positive parts, mean over heads, the readout's row.
 
@@ -90,7 +102,7 @@ def transformer_attribution(
         Relevance of patches, shape (b, S), not negative.
     """
     within("start", start, len(trace.blocks), "blocks")
-    relevances = trace.probe.relevances(_rules(OURS, epsilon), frozenset({"A"})).A
+    relevances = trace.probe.relevances(_stable(OURS, epsilon), frozenset({"A"})).A
     found = {id(block): R for block, R in zip(trace.blocks, relevances, strict=True)}
 
     def step(v: Tensor, block: Block) -> Tensor:
@@ -107,7 +119,20 @@ def transformer_attribution(
     return trace.patches(v)
 
 
-@register("conservative_lrp", "Conservative LRP", "relevance", cite="ali2022xai", signed=True, cost=lrp_pass)
+def _conservative_rules(gelu: str, **_: object) -> RuleSet:
+    choose("gelu", gelu, ["plain", "identity"])
+    return conservative(gelu)
+
+
+@register(
+    "conservative_lrp",
+    "Conservative LRP",
+    "relevance",
+    cite="ali2022xai",
+    signed=True,
+    rules=_conservative_rules,
+    cost=lrp_pass,
+)
 def conservative_lrp(trace: ProbedTrace, *, gelu: str = "plain", where: str = "tokens") -> Tensor:
     """Input times gradient of a graph in which attention weights and the scale of norms are constants.
 
@@ -119,9 +144,17 @@ def conservative_lrp(trace: ProbedTrace, *, gelu: str = "plain", where: str = "t
     Returns:
         Relevance of patches, shape (b, S), or of pixels, shape (b, height, width), with a sign.
     """
-    choose("gelu", gelu, ["plain", "identity"])
     choose("where", where, ["tokens", "pixels"])
-    return trace.probe.relevances(conservative(gelu), frozenset({where})).map(trace)
+    return trace.probe.relevances(_conservative_rules(gelu), frozenset({where})).map(trace)
+
+
+def _attnlrp_rules(gamma_conv: float, gamma_linear: float, attention: str, gamma_rule: str, **_: object) -> RuleSet:
+    choose("attention", attention, ["shared", "fixed"])
+    choose("gamma_rule", gamma_rule, rules.GAMMA_RULES)
+    for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
+        if gamma < 0:
+            raise OptionError(f"{name}={gamma} is negative: it says how much more some products count")
+    return rules.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
 
 
 @register(
@@ -131,6 +164,7 @@ def conservative_lrp(trace: ProbedTrace, *, gelu: str = "plain", where: str = "t
     cite="achtibat2024attnlrp",
     signed=True,
     variants={"released": {"attention": "fixed"}, "plain": {"gamma_rule": "plain"}},
+    rules=_attnlrp_rules,
     cost=lrp_pass,
 )
 def attnlrp(
@@ -158,14 +192,9 @@ def attnlrp(
         Relevance of pixels, shape (b, height, width), or of patches, shape (b, S), with a sign.
     """
     choose("where", where, ["pixels", "tokens"])
-    choose("attention", attention, ["shared", "fixed"])
-    choose("gamma_rule", gamma_rule, rules.GAMMA_RULES)
-    for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
-        if gamma < 0:
-            raise OptionError(f"{name}={gamma} is negative: it says how much more some products count")
     if trace.probe.model_inputs.image is None:
         where = "tokens"
-    table = rules.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
+    table = _attnlrp_rules(gamma_conv, gamma_linear, attention, gamma_rule)
     return trace.probe.relevances(table, frozenset({where})).map(trace)
 
 
@@ -176,6 +205,7 @@ def attnlrp(
     cite="vukadin2024abslrp",
     signed=True,
     applies=Applies(excluded={"text": "it is defined on pixels, and a text has none"}),
+    rules=lambda **_: ABSLRP,
     cost=lrp_pass,
 )
 def abslrp(trace: ProbedTrace) -> Tensor:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
-from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass
+from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass, output_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, fields_of, run_model
 from vitrail.capture.layout import grid_of
@@ -22,7 +23,6 @@ from vitrail.capture.recorded_forward import recorded_scores
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
 from vitrail.capture.verify import gradients
 from vitrail.errors import InputError, ModelError, NotApplicableError
-from vitrail.fast.split_products import split_products
 from vitrail.models.class_group import ClassGroup, membership
 
 if TYPE_CHECKING:
@@ -45,6 +45,22 @@ class PropagationCache:
             self._last = None
             self._last = run()
         return self._last
+
+    def output_pass(
+        self, model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure, rules: RuleSet
+    ) -> ForwardPass | None:
+        """Run the forward pass under rules, keep it, and return it as a pass for the model's output.
+
+        Rules change what goes backwards only, so its class scores are the model's own. None where they are not: the
+        model is in half precision, runs under autocast, or has no class scores.
+        """
+        from vitrail.lrp.propagate import propagation
+
+        if torch.is_autocast_enabled(model_inputs.tensors[0].device.type):
+            return None
+        found = self.get(rules, lambda: propagation(model, model_inputs, structure, rules))
+        scores = found.scores
+        return None if scores is None else output_pass(model, model_inputs, structure, scores)
 
     def clear(self) -> None:
         """Release the graph."""
@@ -176,7 +192,7 @@ class Probe:
         if recorded is not None:
             values = self.scorer(recorded, owner, self.score)
         else:
-            with frozen(self.model), torch.inference_mode(), cast, split_products(images.device):
+            with frozen(self.model), torch.inference_mode(), cast, fast.with_split_products(images.device):
                 output = run_model(self.model, self.fed(images, owner))
                 values = self.scorer(output, owner, self.score)
         self.advance(len(images))
@@ -195,7 +211,7 @@ class Probe:
         owner = self._owner(owner, len(images))
         with frozen(self.model):
             leaf = images.detach().clone().requires_grad_()
-            with split_products(images.device):
+            with fast.with_split_products(images.device):
                 output = run_model(self.model, self.fed(leaf, owner))
             value = self.scorer(output, owner, self.score)[:, self.k]
             (found,) = gradients(value.sum(), [leaf], keep=False)
@@ -363,6 +379,8 @@ class Probe:
                 "gradient instead"
             )
         if value.dim() == 4:
+            if self.structure.layers:
+                check_feature_order(self.model, self.model_inputs, self.structure, 0, (value.shape[1], value.shape[2]))
             return value.permute(0, 3, 1, 2)
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
         layout = self.structure.layout

@@ -17,6 +17,7 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.inputs.targets import SCORES
+from vitrail.lrp.rules import RuleSet
 from vitrail.methods.cost import CostFunction, shared_pass
 from vitrail.methods.plugins import TABLES, load_plugins, refuse_name_clash
 
@@ -76,6 +77,8 @@ class Method:
         evaluations_per_mask: For a method that scores masks: from the options to the number of images evaluated for
             each mask, by which its masks are counted.
         derive: For a method defined by another one: from all options to that method's entry and options.
+        rules: For a method that propagates relevance by one rule set: from the options to the rule set. A call for
+            such methods alone needs no other forward pass than the one under these rules.
         check_weights: For a method with weights of its own, trained for one model: a function of the model and the
             options that raises where the weights do not fit; None for all other methods.
     """
@@ -96,6 +99,7 @@ class Method:
     cost: CostFunction = shared_pass
     evaluations_per_mask: Callable[[Mapping[str, Any]], int] | None = None
     derive: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
+    rules: Callable[..., RuleSet] | None = None
     check_weights: Callable[[nn.Module, Mapping[str, Any]], None] | None = None
 
     @property
@@ -133,8 +137,12 @@ class Method:
 
     def needed(self, options: Mapping[str, Any]) -> Needs:
         """What the shared pass must keep for these options."""
-        own = {k: v for k, v in options.items() if k != "score"}
-        return self.needs(**own) if callable(self.needs) else self.needs
+        without_score = {k: v for k, v in options.items() if k != "score"}
+        return self.needs(**without_score) if callable(self.needs) else self.needs
+
+    def rule_set(self, options: Mapping[str, Any]) -> RuleSet | None:
+        """The rules by which relevance is propagated with these options; None for other methods."""
+        return None if self.rules is None else self.rules(**{k: v for k, v in options.items() if k != "score"})
 
     def is_signed(self, options: Mapping[str, Any]) -> bool:
         """Whether maps computed with these options have a sign."""
@@ -179,6 +187,12 @@ class Method:
         attention = self.applies.reads == "attention"
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+        if self.applies.reads == "features" and structure.members > 1:
+            raise NotApplicableError(
+                f"{self.name} does not apply to {structure.model}: {structure.members} encoders side by side compute "
+                "its output, as in an ensemble, and this method reads the features of one; explain one of them, or use "
+                "rise, occlusion or an input gradient"
+            )
         kind = kind_of(structure)
         reason = self.reason_against(kind)
         if reason is not None:

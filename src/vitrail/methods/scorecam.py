@@ -58,7 +58,7 @@ def scorecam(probe: Probe, *, scoring: str = "vitcx", block: int | None = None, 
     size = (int(images.shape[2]), int(images.shape[3]))
     scorer = replace(probe, score="logit") if scoring == "softmax" else probe
     features = probe.features("Y", block=chosen_block(block, len(probe.structure.layers)))
-    found = []
+    maps = []
     for i, (image, grids) in enumerate(zip(images, features, strict=True)):
         masks = stretched(grids, size, probe.pieces, aligned=scoring == "softmax")
         weights = [scorer.scores((image * masks[p][:, None]).to(image.dtype), i) for p in probe.pieces(len(masks))]
@@ -66,14 +66,14 @@ def scorecam(probe: Probe, *, scoring: str = "vitcx", block: int | None = None, 
         if scoring == "softmax":
             weight = weight.softmax(0)
         if eigen:
-            found.append(_component(masks, weight))
+            maps.append(_component(masks, weight))
             continue
         total = grids.new_zeros(probe.count, size[0] * size[1])
         for piece in probe.pieces(len(masks)):
             carrier = masks[piece] if scoring == "vitcx" else masks.features(piece)
             total.addmm_(weight[piece].T, carrier.flatten(1))
-        found.append((total if scoring == "vitcx" else total.clamp_min(0)).view(probe.count, *size))
-    return torch.stack(found)
+        maps.append((total if scoring == "vitcx" else total.clamp_min(0)).view(probe.count, *size))
+    return torch.stack(maps)
 
 
 def _component(masks: FeatureMasks, weight: Tensor) -> Tensor:

@@ -13,9 +13,8 @@ from torch import Tensor
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import method_dtype
 from vitrail.errors import InputError, NotApplicableError, OptionError
-from vitrail.methods._coalitions import draw_pairs
 from vitrail.methods._regression import PairedRegression, ShapleyEstimate
-from vitrail.methods.coalitions import CoalitionGame, grid_cells, patch_grid
+from vitrail.methods.coalitions import CoalitionGame, draw_pairs, grid_cells, patch_grid
 from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.probe import Probe, ProbedTrace
 from vitrail.methods.registry import Applies, Method, check_whole_numbers, choose, find, register
@@ -91,12 +90,12 @@ def shapley(
     for rows, members in _players(probe, cell):
         game = CoalitionGame(probe, members, removal, fill, rows)
         if estimator == "permutation":
-            found, used = _permutations(game, forwards, tolerance, seed)
+            estimate, used = _permutations(game, forwards, tolerance, seed)
         else:
-            own = None if maps is None else maps[list(rows)] @ members.T.to(maps)
-            found, used = _regression(game, own, forwards, tolerance, seed)
+            player_maps = None if maps is None else maps[list(rows)] @ members.T.to(maps)
+            estimate, used = _regression(game, player_maps, forwards, tolerance, seed)
         share = members.double() / members.sum(1, keepdim=True)
-        parts.append((found.values @ share, found.standard_error @ share, used))
+        parts.append((estimate.values @ share, estimate.standard_error @ share, used))
     values, error, used = (torch.cat(part) for part in zip(*parts, strict=True))
     device, dtype = probe.model_inputs.tensors[0].device, method_dtype(probe.model)
     probe.note("standard_error", error.to(device, dtype))
@@ -120,15 +119,15 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
         present = present & ~special
     if not bool(present[:, prefix:].any(1).all()):
         raise InputError("a text has no tokens beside special ones and padding: pass texts with words")
-    found: list[tuple[tuple[int, ...], Tensor]] = []
+    players: list[tuple[tuple[int, ...], Tensor]] = []
     for i, tokens in enumerate(present[:, prefix:].cpu()):
         index = tokens.nonzero()[:, 0]
         groups = [index[start : start + cell] for start in range(0, len(index), cell)]
         members = torch.zeros(len(groups), len(tokens), dtype=torch.bool)
         for player, group in enumerate(groups):
             members[player, group] = True
-        found.append(((i,), members))
-    return found
+        players.append(((i,), members))
+    return players
 
 
 def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
@@ -157,20 +156,20 @@ def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
 
 def _one_pass(probe: Probe, method: Method, options: Mapping[str, Any]) -> Tensor:
     score = options.get("score")
-    found = []
+    maps = []
     with forward_pass(probe.model, probe.model_inputs, probe.structure, [method.needed(options)]) as one:
         owner = torch.arange(probe.batch, device=probe.model_inputs.tensors[0].device)
         values = probe.scorer(one.output, owner, score or "prob")
         for k in range(probe.count):
             target = values[:, k] if score else None
             trace = one.trace(target, keep_graph=k + 1 < probe.count, cut=method.detach_attention)
-            own = replace(probe, k=k, score=score or "prob", notes=None, advance=lambda _: None)
-            relevance = method.apply(ProbedTrace.of(trace, own, None), options)
+            target_probe = replace(probe, k=k, score=score or "prob", notes=None, advance=lambda _: None)
+            relevance = method.apply(ProbedTrace.of(trace, target_probe, None), options)
             if relevance.dim() == 3:
                 relevance = F.adaptive_avg_pool2d(relevance, patch_grid(probe)).flatten(1)
-            found.append(relevance.double().cpu().clamp_min(0))
+            maps.append(relevance.double().cpu().clamp_min(0))
     probe.propagations.clear()
-    return torch.stack(found, 1)
+    return torch.stack(maps, 1)
 
 
 def _prior_mean(maps: Tensor, total: Tensor) -> Tensor:
@@ -207,10 +206,10 @@ def _regression(
         both = game(torch.cat([drawn, ~drawn]), game.rows[open_rows])
         differences[open_rows, :, start:stop] = (both[:, : len(drawn)] - both[:, len(drawn) :]).mT
         estimate = PairedRegression(pairs.first(stop), ridge=prior is not None)
-        own = differences[open_rows, :, :stop].flatten(0, 1)
-        own_prior = None if prior is None else prior[open_rows].flatten(0, 1)
-        found = estimate(own, total[open_rows].flatten(), own_prior)
-        progress.add(found, 2 + 2 * stop)
+        residuals = differences[open_rows, :, :stop].flatten(0, 1)
+        prior_mean = None if prior is None else prior[open_rows].flatten(0, 1)
+        round_estimate = estimate(residuals, total[open_rows].flatten(), prior_mean)
+        progress.add(round_estimate, 2 + 2 * stop)
         start = stop
         if not len(progress.open):
             break
@@ -239,8 +238,8 @@ def _permutations(
     for stop in range(2, count + 1) if tolerance is not None else (count,):
         here, open_rows = slice(start, stop), progress.open
         prefixes = (position[here, None] < torch.arange(1, players)[:, None]).flatten(0, 1)
-        found = game(torch.cat([prefixes, ~prefixes]), game.rows[open_rows]).mT
-        forth, back = found.reshape(*found.shape[:2], 2, stop - start, players - 1).unbind(2)
+        scores = game(torch.cat([prefixes, ~prefixes]), game.rows[open_rows]).mT
+        forth, back = scores.reshape(*scores.shape[:2], 2, stop - start, players - 1).unbind(2)
         ends = [e[open_rows][..., None, None].expand(*forth.shape[:-1], 1) for e in (none, none + total)]
         forth = torch.cat([ends[0], forth, ends[1]], -1).diff()
         back = -torch.cat([ends[1], back, ends[0]], -1).diff()
@@ -275,9 +274,11 @@ class _Progress:
         self.open = torch.arange(len(total))
         self._tolerance = tolerance
 
-    def add(self, found: ShapleyEstimate, forwards: int) -> None:
+    def add(self, estimate: ShapleyEstimate, forwards: int) -> None:
         """Keep the estimates of the inputs that were open, shape (open · K, P), and close those that are precise."""
-        values, error = (part.view(len(self.open), -1, part.shape[-1]) for part in (found.values, found.standard_error))
+        values, error = (
+            part.view(len(self.open), -1, part.shape[-1]) for part in (estimate.values, estimate.standard_error)
+        )
         self.estimate.values[self.open], self.estimate.standard_error[self.open] = values, error
         self.forwards[self.open] = forwards
         if self._tolerance is not None:

@@ -88,13 +88,13 @@ def tis(probe: Probe, *, masks: int = 1024, ratio: float = 0.5, removal: str | N
         )
     relevance = []
     game = CoalitionGame(probe, members, removal)
-    for i, own in enumerate(activations):
-        centres = k_means(own, min(masks, len(own)), seed)
+    for i, points in enumerate(activations):
+        centres = k_means(points, min(masks, len(points)), seed)
         sets = torch.zeros_like(centres, dtype=torch.bool).scatter_(1, centres.topk(kept, dim=1).indices, True)
-        scores = game(sets, torch.tensor([i]))[0].to(own)
-        covered = sets.to(own).sum(0)
+        scores = game(sets, torch.tensor([i]))[0].to(points)
+        covered = sets.to(points).sum(0)
         probe.note("sets", sets)
-        relevance.append(torch.where(covered > 0, scores.T @ sets.to(own) / covered.clamp_min(1), 0.0))
+        relevance.append(torch.where(covered > 0, scores.T @ sets.to(points) / covered.clamp_min(1), 0.0))
     return torch.stack(relevance)
 
 

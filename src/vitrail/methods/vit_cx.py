@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.capture.trace import Needs
 from vitrail.errors import OptionError
-from vitrail.fast.switches import plain
+from vitrail.fast import fast_paths_disabled
 from vitrail.methods._blocks import blocks_needed, chosen_block
 from vitrail.methods._masks import FeatureMasks, agglomerate, joined, mean_similarity, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
@@ -58,8 +58,8 @@ def _needs(mode: str, features: str | None, masks: str, block: int | None, **_: 
 def _cost(options: Mapping[str, Any], size: ModelSize, _: int) -> Cost:
     masks = number(options, "random_masks") if options.get("masks") == "random" else size.width
     each = _evaluations_per_mask(options)
-    found = CLUSTERS * masks if options.get("masks") == "clustered" else float(masks)
-    return Cost(1 + masks * each, 2 + found * each)
+    evaluated = CLUSTERS * masks if options.get("masks") == "clustered" else float(masks)
+    return Cost(1 + masks * each, 2 + evaluated * each)
 
 
 def _evaluations_per_mask(options: Mapping[str, Any]) -> int:
@@ -212,13 +212,13 @@ def _debiased(
     def difference(M: Tensor, Z: Tensor) -> Tensor:
         hidden = (1 - M) * Z
         pair = ((image * M + hidden).to(image.dtype), (image + hidden).to(image.dtype))
-        if 2 * len(M) <= probe.most and not plain():  # one forward pass for both
+        if 2 * len(M) <= probe.most and not fast_paths_disabled():  # one forward pass for both
             behind, before_mask = probe.scores(torch.cat(pair), i).chunk(2)
         else:
             behind, before_mask = (probe.scores(images, i) for images in pair)
         return behind - before_mask
 
-    found = []
+    impacts = []
     for _ in range(draws):
         Z = noise(1)[0] if shared else None
         scores = [image.new_zeros(0, probe.count)]
@@ -227,8 +227,8 @@ def _debiased(
             each = noise(len(M)) if Z is None else Z
             change = (difference(M, each) + difference(M, -each)) / 2 if twice else difference(M, each)
             scores.append(change + before)
-        found.append(torch.cat(scores))
-    return torch.stack(found)
+        impacts.append(torch.cat(scores))
+    return torch.stack(impacts)
 
 
 def _map(probe: Probe, i: int, masks: Masks, impact: Tensor, mode: str, coverage: bool) -> Tensor:

@@ -164,15 +164,15 @@ def measured(trace: Trace, measure: Measure) -> list[tuple[Tensor, Tensor | None
 
     Blocks are taken several at a time while they are small: a dozen launches on all beat a dozen on each.
     """
-    found: list[tuple[Tensor, Tensor | None]] = []
+    weights: list[tuple[Tensor, Tensor | None]] = []
     at_once = max(1, AT_ONCE // trace.blocks[0].V.numel())
     chain = [block for block in trace.blocks if not block.pool]
     for start in range(0, len(chain), at_once):
         group = chain[start : start + at_once]
-        found += zip(attention_weights(trace, group, measure), mlp_weights(trace, group, measure), strict=True)
+        weights += zip(attention_weights(trace, group, measure), mlp_weights(trace, group, measure), strict=True)
     for pool in trace.blocks[len(chain) :]:
-        found += [(attention_weights(trace, [pool], measure)[0], None)]
-    return found
+        weights += [(attention_weights(trace, [pool], measure)[0], None)]
+    return weights
 
 
 def attention_weights(trace: Trace, blocks: Sequence[Block], measure: Measure) -> Tensor:

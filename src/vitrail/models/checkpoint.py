@@ -6,14 +6,14 @@ import hashlib
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar
-from weakref import WeakKeyDictionary, ref
+from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.errors import WeightsError
-from vitrail.fast.module_walk import weights_state
 
 _WRAPPER_KEYS = ("state_dict", "model_state_dict", "model", "model_ema", "module", "net")
 _PREFIXES = ("module.", "_orig_mod.", "model.")
@@ -131,6 +131,7 @@ class WeightsHash:
 
     It is computed at first use and cached for each model. The model is not kept alive. The hash is None if the model
     no longer exists, if its weights were changed after this object was created, or if they have no plain bytes.
+    Changes are seen by a sample of each tensor's values, so that writes through ``.data`` count as well.
 
     Example:
         >>> model = nn.Linear(2, 2)
@@ -138,29 +139,50 @@ class WeightsHash:
         64
     """
 
-    _cache: ClassVar[WeakKeyDictionary[nn.Module, tuple[Any, str]]] = WeakKeyDictionary()
-
     def __init__(self, model: nn.Module) -> None:
         self._model: ref[nn.Module] | None = ref(model)
-        self._state = weights_state(model)
+        self._state = fast.weights_state(model)
+        self._sample = _sample(model)
         self._digest: str | None = None
 
     def hexdigest(self) -> str | None:
         """The hash in hexadecimal digits, or None if it cannot be computed any more."""
         model = None if self._model is None else self._model()
-        if self._digest is None and model is not None and weights_state(model) == self._state:
-            state, digest = self._cache.get(model, (None, ""))
-            if state != self._state:
+        if self._digest is None and model is not None and self._is_unchanged(model):
+            known: tuple[Any, Tensor, str] | None = fast.recall(model, "weights hash")
+            if known is None or known[0] != self._state or not known[1].equal(self._sample):
                 try:
-                    digest = _sha256(model)
+                    known = (self._state, self._sample, _sha256(model))
                 except (RuntimeError, TypeError):  # tensors without plain bytes, such as quantised ones
                     return None
-                self._cache[model] = (self._state, digest)
-            self._digest = digest
+                fast.remember(model, "weights hash", known)
+            self._digest = known[2]
         return self._digest
 
+    def _is_unchanged(self, model: nn.Module) -> bool:
+        return fast.weights_state(model) == self._state and _sample(model).equal(self._sample)
+
     def __getstate__(self) -> dict[str, Any]:
-        return {"_model": None, "_state": None, "_digest": self.hexdigest()}
+        return {"_model": None, "_state": None, "_sample": None, "_digest": self.hexdigest()}
+
+
+#: Values of each tensor on the CPU that are compared to see whether it was changed.
+_SAMPLES = 16
+
+
+def _sample(model: nn.Module) -> Tensor:
+    """Some numbers that change with the weights, on their device, shape (numbers,).
+
+    On a GPU the norm of each tensor, by one kernel for all; on the CPU values at equal distances, which are faster.
+    """
+    tensors = [t.detach() for t in fast.weights_of(model) if t.is_floating_point() and t.numel() and not t.is_meta]
+    try:
+        if tensors and all(t.is_cuda for t in tensors):
+            return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])  # noqa: SLF001
+        picked = [t.reshape(-1)[:: max(1, t.numel() // _SAMPLES)].float() for t in tensors if not t.is_sparse]
+        return torch.cat([one.nan_to_num() for one in picked]) if picked else torch.zeros(0)
+    except (RuntimeError, NotImplementedError):  # tensors of a kind that has no such values
+        return torch.zeros(0)
 
 
 def _tensors_of(model: nn.Module) -> dict[str, Tensor]:

@@ -46,8 +46,8 @@ class ClassGroup:
         single = [c.item() if hasattr(c, "item") else c for c in classes]
         wrong = [c for c in single if isinstance(c, bool) or not isinstance(c, int | str)]
         if not single or wrong:
-            found = f"{wrong[0]!r} is not a class" if wrong else "it has no classes"
-            raise TargetError(f"ClassGroup: {found}; give at least one class index or name")
+            problem = f"{wrong[0]!r} is not a class" if wrong else "it has no classes"
+            raise TargetError(f"ClassGroup: {problem}; give at least one class index or name")
         object.__setattr__(self, "classes", tuple(dict.fromkeys(single)))
         object.__setattr__(self, "name", name)
 
@@ -96,7 +96,7 @@ def append_groups(scores: Tensor, groups: Sequence[ClassGroup], *, log: bool) ->
     if not groups:
         return scores
     members = [scores[:, list(group.indices)] for group in groups]
-    joined = [own.logsumexp(1) if log else own.sum(1) for own in members]
+    joined = [columns.logsumexp(1) if log else columns.sum(1) for columns in members]
     return torch.cat([scores, torch.stack(joined, 1)], 1)
 
 
@@ -148,11 +148,11 @@ def merge_groups(
         >>> merge_groups([torch.tensor([[5]]), torch.tensor([[5, 6]])], [(one,), (two, one)], 5)[0]
         [tensor([[5]]), tensor([[6, 5]])]
     """
-    merged = tuple(dict.fromkeys(group for own in groups for group in own))
-    if all(own == merged for own in groups):
+    merged = tuple(dict.fromkeys(group for row in groups for group in row))
+    if all(row == merged for row in groups):
         return list(targets), merged
     renumbered = []
-    for values, own in zip(targets, groups, strict=True):
-        new = [*range(count), *(count + merged.index(group) for group in own)]
+    for values, row in zip(targets, groups, strict=True):
+        new = [*range(count), *(count + merged.index(group) for group in row)]
         renumbered.append(torch.tensor(new, device=values.device)[values])
     return renumbered, merged

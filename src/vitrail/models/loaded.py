@@ -140,13 +140,15 @@ def _hugging_face_preprocess(model: nn.Module) -> Preprocess | None:
     height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
     model_type = str(getattr(vision, "model_type", ""))
     if "clip" in model_type:
-        found = Preprocess((height, width), CLIP_MEAN, CLIP_STD, 1.0, origin="the usual values for CLIP")
+        preprocess = Preprocess((height, width), CLIP_MEAN, CLIP_STD, 1.0, origin="the usual values for CLIP")
     elif model_type in ("vit", "siglip", "siglip_vision_model", "beit", "vit_mae"):
-        found = Preprocess((height, width), HALF, HALF, 1.0, True, "bilinear", f"the usual values for {model_type}")
+        preprocess = Preprocess(
+            (height, width), HALF, HALF, 1.0, True, "bilinear", f"the usual values for {model_type}"
+        )
     else:
         origin = f"ImageNet's mean and standard deviation, the usual values for {model_type or 'ViTs'}"
-        found = Preprocess((height, width), crop=0.875, origin=origin)
-    return replace(found, guessed=True)
+        preprocess = Preprocess((height, width), crop=0.875, origin=origin)
+    return replace(preprocess, guessed=True)
 
 
 def processor_preprocess(processor: Any) -> Transform:

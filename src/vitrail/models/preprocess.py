@@ -132,16 +132,13 @@ def open_image(path: str | Path) -> Image:
     from PIL import Image, UnidentifiedImageError
 
     path = Path(path)
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # replaced by the check below
+    too_large = f"the limit is {MAX_PIXELS // 1_000_000} million: shrink the image first"
     try:
         if path.is_dir():
             raise InputError(f"{path} is a folder: pass the paths of the image files in it")
         with Image.open(path) as image:
             if image.width * image.height > MAX_PIXELS:
-                raise InputError(
-                    f"{path} has {image.width}×{image.height} pixels, the limit is {MAX_PIXELS // 1_000_000} million: "
-                    "shrink the image first"
-                )
+                raise InputError(f"{path} has {image.width}×{image.height} pixels, {too_large}")
             image.load()
             try:
                 return to_rgb(image)
@@ -151,12 +148,12 @@ def open_image(path: str | Path) -> Image:
         raise
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist: check the path") from error
+    except Image.DecompressionBombError as error:
+        raise InputError(f"{path} has too many pixels, {too_large} ({error})") from error
     except UnidentifiedImageError as error:
         raise InputError(f"{path} is not an image in a format that Pillow reads: check the file") from error
     except (OSError, ValueError, SyntaxError) as error:
         raise InputError(f"{path} cannot be read ({error}): the file may be damaged or truncated") from error
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
 
 
 def to_rgb(image: Image) -> Image:

@@ -60,8 +60,8 @@ def fitting_image_size(module: nn.Module, weights: Mapping[str, Tensor]) -> int 
         module: The model as timm creates it by default.
         weights: A state dict.
     """
-    own = module.state_dict()
-    before, after = own.get("pos_embed"), strip_prefixes(weights, set(own)).get("pos_embed")
+    state = module.state_dict()
+    before, after = state.get("pos_embed"), strip_prefixes(weights, set(state)).get("pos_embed")
     patch_embed = getattr(module, "patch_embed", None)
     grid, patch = getattr(patch_embed, "grid_size", None), getattr(patch_embed, "patch_size", None)
     if not grid or not patch or before is None or after is None or not before.dim() == after.dim() == 3:

@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
-from vitrail.errors import OptionError
+from vitrail.errors import OptionError, StructureDiffersError
 from vitrail.inputs.targets import Target, target_labels
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explanation import Explanation, number_groups_alike
+from vitrail.pipeline.prepared_model import measured_again
 from vitrail.pipeline.recorded_batch import recorded_batch
-from vitrail.pipeline.shared_pass import BatchJob, compute_batch
+from vitrail.pipeline.shared_pass import BatchJob, ComputedBatch, compute_batch
 
 
 def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
@@ -38,9 +39,19 @@ def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) ->
 def explain_batch(job: BatchJob) -> dict[str, Explanation]:
     """Run all methods on one batch; on a GPU by a recorded pass where there is one."""
     started = perf_counter()
-    computed = recorded_batch(job)
-    if computed is None:
-        computed = compute_batch(job)
+    try:
+        job, computed = _confirmed(job)
+    except StructureDiffersError:
+        # What differs between the inputs of a batch is found for each of them alone.
+        if job.prepared.inputs.batch == 1 or callable(job.target):
+            raise
+        pieces = [
+            explain_batch(replace(job, prepared=job.prepared.with_inputs(piece), target=target))
+            for piece, target in split_inputs(job.prepared.inputs, job.target, 1)
+        ]
+        if any(len({piece[one.label].grid.shape for piece in pieces}) > 1 for one in job.methods):
+            raise
+        return {one.label: join_batches([piece[one.label] for piece in pieces]) for one in job.methods}
     spent = perf_counter() - started - sum(computed.method_seconds.values())
     prepared = job.prepared
     common: dict[str, Any] = {
@@ -58,6 +69,20 @@ def explain_batch(job: BatchJob) -> dict[str, Explanation]:
         )
         for one, (maps, grid, constant) in zip(job.methods, computed.maps, strict=True)
     }  # fmt: skip
+
+
+def _confirmed(job: BatchJob) -> tuple[BatchJob, ComputedBatch]:
+    """The results, with the job whose structure they confirm: where the known one does not hold, it is measured again.
+
+    Raises:
+        StructureDiffersError: The structure that was just measured does not hold for the whole batch.
+    """
+    try:
+        return job, recorded_batch(job) or compute_batch(job)
+    except StructureDiffersError:
+        stitch = job.prepared.window_positions is not None
+        again = replace(job, prepared=measured_again(job.prepared, job.target, job.methods, stitch))
+        return again, compute_batch(again)
 
 
 def join_batches(pieces: list[Explanation]) -> Explanation:

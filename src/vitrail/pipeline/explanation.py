@@ -65,7 +65,8 @@ class Explanation:
         text: For texts that were passed with a tokenizer, the word scores of each text; otherwise None.
         provenance: Names of the inputs, preprocessing and hash of the weights, or None if unknown.
         groups: Groups of classes among the targets.
-        source: The model and inputs, for `check`; None for explanations that were put together by hand.
+        source: The model and inputs, for `check`: an explanation keeps its model in memory. None for explanations that
+            were read from files or put together by hand; ``dataclasses.replace(e, source=None)`` lets go of the model.
         checks: Results of ``explain(check=True)`` by image and target.
         smoothing: How the maps were smoothed, or None if they were not.
         target_labels: Names of the K targets of a function, such as the texts that `vitrail.similarity` was given; None

@@ -82,14 +82,11 @@ def _read_size(source: Any) -> tuple[int, int, int]:
 
     if not isinstance(source, Path):
         return (*source.size, _orientation(source))
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # the file was checked when it was read
     try:
         with Image.open(source) as image:
             return (*image.size, _orientation(image))
     except OSError as error:
         raise InputError(f"{source} cannot be read any more ({error}): explain it again") from error
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
 
 
 def _orientation(image: Any) -> int:

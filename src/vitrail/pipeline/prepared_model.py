@@ -11,7 +11,7 @@ from vitrail.capture.forward import check_finite, forward_only
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.structure import read_structure
+from vitrail.capture.structure import is_measured_now, read_structure
 from vitrail.capture.window_positions import Places, find_places, stitched_layout
 from vitrail.errors import NotApplicableError, TargetError
 from vitrail.inputs.targets import Target, similarity
@@ -58,8 +58,8 @@ class PreparedModel:
 
 def unwrapped_model(model: nn.Module | LoadedModel, preprocess: Transform | None) -> LoadedModel:
     """The model inside wrappers, with its preprocessing, or the one that was given."""
-    loaded = describe(model if isinstance(model, LoadedModel) else unwrap(model))
-    return replace(loaded, module=unwrap(loaded.module), preprocess=preprocess or loaded.preprocess)
+    loaded = replace(model, module=unwrap(model.module)) if isinstance(model, LoadedModel) else describe(unwrap(model))
+    return loaded if preprocess is None else replace(loaded, preprocess=preprocess)
 
 
 def embedded_target(loaded: LoadedModel, target: Target) -> Target:
@@ -87,13 +87,31 @@ def prepare(loaded: LoadedModel, inputs: Inputs, request: Request, jobs: Sequenc
     model_inputs = to_model_inputs(inputs, loaded)
     target = request.target if callable(request.target) else None
     structure = read_structure(loaded.module, model_inputs, request.layout, target)
-    _check_outputs(structure, loaded, request.target)
-    stitch = request.stitch and structure.kind == "windowed"
     prepared = PreparedModel(loaded, model_inputs, structure)
+    try:
+        return _checked(prepared, request.target, jobs, request.stitch)
+    except (NotApplicableError, TargetError):
+        if is_measured_now(structure):
+            raise
+    return measured_again(prepared, request.target, jobs, request.stitch)
+
+
+def measured_again(prepared: PreparedModel, target: Target, jobs: Sequence[MethodJob], stitch: bool) -> PreparedModel:
+    """The same with a structure measured in this call, where that from an earlier call does not hold."""
+    function = target if callable(target) else None
+    structure = read_structure(prepared.module, prepared.inputs, prepared.structure.given, function, fresh=True)
+    return _checked(replace(prepared, structure=structure, window_positions=None), target, jobs, stitch)
+
+
+def _checked(prepared: PreparedModel, target: Target, jobs: Sequence[MethodJob], stitch: bool) -> PreparedModel:
+    """The prepared model, if target and methods apply to it."""
+    structure = prepared.structure
+    _check_outputs(structure, prepared.loaded, target)
+    stitch = stitch and structure.kind == "windowed"
     _check_methods(jobs, prepared, stitch)
     if not stitch:
         return prepared
-    return replace(prepared, window_positions=find_places(loaded.module, model_inputs, structure))
+    return replace(prepared, window_positions=find_places(prepared.module, prepared.inputs, structure))
 
 
 def _check_outputs(structure: ModelStructure, loaded: LoadedModel, target: Target) -> None:

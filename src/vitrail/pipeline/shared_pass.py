@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import fast
+from vitrail.capture.confirm import examine, require_agreement
 from vitrail.capture.forward import ForwardPass, check_finite, forward_only, forward_pass, without_ends
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
@@ -19,7 +20,7 @@ from vitrail.capture.outputs import class_logits
 from vitrail.capture.recorded_forward import recorded_pass
 from vitrail.capture.trace import Needs, Trace
 from vitrail.capture.window_positions import stitch as join_windows
-from vitrail.errors import InputError, ModelError
+from vitrail.errors import InputError, ModelError, StructureDiffersError
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
 from vitrail.methods.postprocess import to_maps
 from vitrail.methods.probe import Probe, ProbedTrace, Scorer
@@ -139,6 +140,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         shared = _shared_forward(job, by_trace, stack)
         logits = class_logits(module, shared.output)
         resolved = _resolved(job, classes, shared.output, logits)
+        examine(shared, () if resolved.values is None else resolved.values.unbind(1))
+        require_agreement(shared)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
         # is one with a graph, which would stay in memory.
         reusable = not by_trace and not torch.is_autocast_enabled(inputs.tensors[0].device.type)
@@ -148,12 +151,14 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             shared=shared if by_trace else None,
         )  # fmt: skip
         without_backward = [one for one in by_trace if one.round is None]
-        agnostic = job.stitched(shared.trace()) if by_trace else None
+        traces = _traces_without_gradient(job, shared, resolved, by_trace)
         for one in without_backward:
-            probes = [probe.of(k) for k in range(resolved.count)] if one.method.class_specific else [probe]
-            relevance[one.label] = [timer.run(one, agnostic, of_target) for of_target in probes]
-            if not one.method.class_specific:
-                relevance[one.label] *= resolved.count
+            if one.method.class_specific or len(traces) > 1:
+                relevance[one.label] = [
+                    timer.run(one, traces[k % len(traces)], probe.of(k)) for k in range(resolved.count)
+                ]
+            else:
+                relevance[one.label] = [timer.run(one, traces[0], probe)] * resolved.count
                 timer.intermediates[one.label] *= resolved.count
         probe.propagations.clear()
         rounds = [(k, r) for k in range(resolved.count) for r in dict.fromkeys(one.round for one in by_trace) if r]
@@ -165,14 +170,41 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
                 if one.round == (score, cut):
                     relevance[one.label].append(timer.run(one, trace, probe.of(k)))
         probe.propagations.clear()
+        require_agreement(shared)
         if not fast.recording():
             check_finite(module, shared.logits)
     for one in job.methods:
         if one.method.takes == "probe":
-            relevance[one.label] = list(timer.run(one, None, probe).unbind(1))
+            found = timer.run(one, None, probe).unbind(1)
+            relevance[one.label] = (
+                [_on_seen_tokens(r, traces[k % len(traces)]) for k, r in enumerate(found)] if (traces) else list(found)
+            )
     joined = {label: torch.stack(r, 1) for label, r in relevance.items()}
     maps = _to_maps(job.methods, joined, job.prepared.shown_structure, inputs)
     return ComputedBatch(maps, resolved.classes, resolved.groups, shared.logits, timer.seconds, timer.intermediates)
+
+
+def _traces_without_gradient(
+    job: BatchJob, shared: ForwardPass, resolved: ResolvedTarget, by_trace: Sequence[MethodJob]
+) -> list[Trace]:
+    """The pass without gradients: one for all targets, or one for each where they are functions of the output.
+
+    How the tokens are read, and which of them can be read at all, depends on such a function. Methods that evaluate
+    perturbed inputs need to know the latter.
+    """
+    if not shared.blocks or not (shared.allowed or any(one.round is None for one in by_trace)):
+        return []
+    if resolved.values is None or not shared.structure.layers:
+        return [job.stitched(shared.trace())]
+    return [job.stitched(shared.trace(read=resolved.values[:, k])) for k in range(resolved.count)]
+
+
+def _on_seen_tokens(relevance: Tensor, trace: Trace) -> Tensor:
+    """No relevance for tokens that the target cannot depend on; relevance of tokens has shape (b, S)."""
+    if trace.valid is None or relevance.dim() != 2:
+        return relevance
+    valid = trace.patches(trace.valid)
+    return relevance.masked_fill(~valid, 0.0) if valid.shape == relevance.shape else relevance
 
 
 def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitStack) -> ForwardPass:
@@ -183,11 +215,14 @@ def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitSta
         recorded = recorded_pass(module, inputs, structure, needs)
         if recorded is not None:
             return recorded
-    # Methods that only need the model's output, or take passes of their own, need no capture; how the head of a model
-    # of texts reads its tokens is measured in the pass.
-    if not any(needs) and (not by_trace or (inputs.image is not None and bool(structure.layers))):
+    # Methods that only need the model's output, or take passes of their own, need no capture. How the head reads the
+    # tokens, and which tokens it can depend on, is measured in the pass; methods that perturb patches rely on their
+    # order, which is confirmed there.
+    outputs_alone = all(one.method.applies.reads == "outputs" and one in by_trace for one in job.methods)
+    outputs_alone = outputs_alone and not (structure.masked and structure.kind == "plain")
+    if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
-    return _captured_forward(stack, needs, module, inputs, structure)
+    return _captured_forward(stack, needs, callable(job.target), job.prepared)
 
 
 def _resolved(job: BatchJob, classes: Tensor | None, output: Any, logits: Tensor | None) -> ResolvedTarget:
@@ -198,17 +233,22 @@ def _resolved(job: BatchJob, classes: Tensor | None, output: Any, logits: Tensor
     return resolve_target(job.target, logits, prepared.inputs.batch, prepared.loaded.classes, output)
 
 
-def _captured_forward(
-    stack: ExitStack, needs: list[Needs], model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure
-) -> ForwardPass:
+def _captured_forward(stack: ExitStack, needs: list[Needs], whole_graph: bool, prepared: PreparedModel) -> ForwardPass:
     """The shared pass; truncated outputs are left out where the model's last layers do not allow them."""
+
+    def run(wanted: list[Needs]) -> ForwardPass:
+        given = (prepared.module, prepared.inputs, prepared.structure)
+        return stack.enter_context(forward_pass(*given, wanted, confirm=True, whole_graph=whole_graph))
+
     try:
-        return stack.enter_context(forward_pass(model, model_inputs, structure, needs))
+        return run(needs)
+    except StructureDiffersError:
+        raise
     except (RuntimeError, ModelError, InputError):
         # The rest of a model that puts tokens back on a grid may remember how many images there were.
         if not any("ended" in need for need in needs):
             raise
-    return stack.enter_context(forward_pass(model, model_inputs, structure, without_ends(needs)))
+    return run(without_ends(needs))
 
 
 def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Scorer:
@@ -249,6 +289,7 @@ class MethodTimer:
         given = method_probe if trace is None else ProbedTrace.of(trace, method_probe, notes)
         with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
             relevance = job.method.apply(given, job.options)
+            relevance = relevance if trace is None else _on_seen_tokens(relevance, trace)
         self.seconds[job.label] += perf_counter() - began
         if notes is not None:
             self.intermediates[job.label].append(notes)

@@ -10,7 +10,7 @@ Accumulators of several workers are joined with ``+``, in any order and with the
 run the model: `Evaluator` takes images and maps and returns `PerturbationRecords`.
 """
 
-from vitrail.capture.token_dropping import TokenDropper
+from vitrail.capture.removal import TokenDropper
 from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
 from vitrail.scores.comparison import ComparedMethod, MethodValues, PairedTest, RankedMethod, compare, rank_methods
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from vitrail.capture.token_dropping import TokenDropper
+from vitrail.capture.removal import TokenDropper
 from vitrail.models.class_group import ClassGroup
 from vitrail.scores.fills import TOKENS, Normalisation, find_fill
 from vitrail.scores.perturbation import (
@@ -65,7 +65,7 @@ class MethodMaps:
     owners: Tensor
     outputs: dict[tuple[RemovalOrder, str], Tensor]
     nan: Tensor
-    flat: Tensor
+    constant: Tensor
 
 
 class BatchEvaluation:
@@ -117,15 +117,15 @@ class BatchEvaluation:
         every = torch.arange(len(self.images), device=self.images.device)
         jobs = [self._method_maps(name, "predicted", values, every) for name, values in maps.items()]
         needs_label_maps = bool(self.levels["label"])
-        own = {name: m for name, m in label_maps.items() if name not in class_agnostic and needs_label_maps}
+        separate_maps = {name: m for name, m in label_maps.items() if name not in class_agnostic and needs_label_maps}
         # nonzero() is the only synchronisation of host and device: it decides which label maps to evaluate.
-        differing = (self.predicted != self.labels).nonzero()[:, 0] if own else every[:0]
-        for name, values in own.items():
+        differing = (self.predicted != self.labels).nonzero()[:, 0] if separate_maps else every[:0]
+        for name, values in separate_maps.items():
             rows = differing if name in maps else every
             if len(rows):
                 jobs.append(self._method_maps(name, "label", values.to(rows.device)[rows], rows))
-        for levels, own_jobs in self._by_levels(jobs):
-            self._evaluate(levels, own_jobs)
+        for levels, jobs_of_levels in self._by_levels(jobs):
+            self._evaluate(levels, jobs_of_levels)
         by_key = {(job.method, job.target): job for job in jobs}
         curves: dict[CurveKey, RecordedCurve] = {}
         for name in maps:
@@ -160,7 +160,7 @@ class BatchEvaluation:
         for job in jobs:
             ranked = rank(job.maps, ties, seed)
             starts.append(starts[-1] + len(job.owners))
-            ranks[starts[-2] : starts[-1]], job.nan, job.flat = ranked.ranks, ranked.nan, ranked.flat
+            ranks[starts[-2] : starts[-1]], job.nan, job.constant = ranked.ranks, ranked.nan, ranked.constant
         dropper = self.evaluator.token_dropper
         drops_tokens = any(fill == TOKENS for _, fill in levels)
         # Where tokens are dropped, patches are ordered by their means, which equal ranks of pixels do not fix.
@@ -200,8 +200,8 @@ class BatchEvaluation:
             index = torch.arange(start, stop, device=device)
             row = index // each
             owner, edge = owners[row], edges[index - row * each]
-            own_ranks = ranks[row]
-            removed = (own_ranks >= edge[:, :1]) & (own_ranks < edge[:, 1:])
+            row_ranks = ranks[row]
+            removed = (row_ranks >= edge[:, :1]) & (row_ranks < edge[:, 1:])
             replacement = fill_image if shared else fill_image[owner]
             perturbed = torch.where(removed.view(-1, 1, *size), replacement, self.images[owner])
             log_probs = self.evaluator.log_probs(perturbed)
@@ -267,22 +267,22 @@ class BatchEvaluation:
             return values
 
         nan = merged(base.nan, None if other is None else other.nan)
-        flat = merged(base.flat, None if other is None else other.flat)
+        constant = merged(base.constant, None if other is None else other.constant)
         groups = {self.classes + i: group for i, group in enumerate(self.groups)}
         for (order, fill), counts in self.levels[target].items():
             index = {k: i for i, k in enumerate(levels[order, fill])}
-            own = base.outputs[order, fill][:, [index[k] for k in counts]]
-            outputs = merged(own, None if other is None else other.outputs[order, fill])
+            at_levels = base.outputs[order, fill][:, [index[k] for k in counts]]
+            outputs = merged(at_levels, None if other is None else other.outputs[order, fill])
             key = CurveKey(base.method, target, order, fill)
             curves[key] = RecordedCurve(
-                ids, self.units(fill), counts, self.predicted, self.labels, outputs, nan, flat, groups
+                ids, self.units(fill), counts, self.predicted, self.labels, outputs, nan, constant, groups
             )
         return curves
 
 
 def _to_cpu(curves: Mapping[CurveKey, RecordedCurve]) -> dict[CurveKey, RecordedCurve]:
     """Copy all curves from the device, which is waited for once."""
-    names = ("predicted", "labels", "outputs", "nan", "flat")
+    names = ("predicted", "labels", "outputs", "nan", "constant")
     tensors = {id(tensor): tensor for curve in curves.values() for tensor in (getattr(curve, n) for n in names)}
     copies = {key: tensor.to("cpu", non_blocking=True) for key, tensor in tensors.items()}
     device = next(iter(tensors.values())).device if tensors else torch.device("cpu")

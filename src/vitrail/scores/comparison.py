@@ -145,9 +145,9 @@ def rank_methods(
         [('good', 1, True), ('bad', 2, False)]
     """
     ranked = {}
-    for name, own in values.items():
-        value = interval(own.table, own.score, level=level, resamples=resamples, seed=seed)
-        ranked[name] = RankedMethod(name, name in controls, len(own.ids), value)
+    for name, method_values in values.items():
+        value = interval(method_values.table, method_values.score, level=level, resamples=resamples, seed=seed)
+        ranked[name] = RankedMethod(name, name in controls, len(method_values.ids), value)
     sign = {"up": -1, "down": 1}.get(direction, 0)
     order = sorted(ranked, key=lambda name: (ranked[name].control, sign * ranked[name].value.value))
     methods = [name for name in order if not ranked[name].control]

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs, fields_of
 from vitrail.capture.outputs import class_logits
-from vitrail.capture.token_dropping import TokenDropper
+from vitrail.capture.removal import TokenDropper
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.fast.compiled_model import CompiledModel
 from vitrail.fast.fast_passes import FastPasses
@@ -138,11 +138,13 @@ class Evaluator:
         parts = []
         for start in range(0, len(images), self.batch):
             rows = slice(start, start + self.batch)
-            own, own_label = ({name: values[rows] for name, values in given.items()} for given in (maps, label_maps))
+            batch_maps, batch_label_maps = (
+                {name: values[rows] for name, values in given.items()} for given in (maps, label_maps)
+            )
             explained = None if predicted is None else predicted[rows].to(images.device)
             with _evaluation_mode(self.model), torch.inference_mode():
                 evaluation = BatchEvaluation(self, images[rows], true[rows].to(images.device), explained, groups)
-                parts.append(evaluation.run(own, own_label, class_agnostic, names[rows]))
+                parts.append(evaluation.run(batch_maps, batch_label_maps, class_agnostic, names[rows]))
         return PerturbationRecords.join(parts)
 
     def _check(

@@ -148,7 +148,7 @@ FILLS: dict[str, Fill] = {
     )
 }  # fmt: skip
 
-#: Key for dropping the tokens of removed patches instead of filling pixels; see `vitrail.capture.token_dropping`.
+#: Key for dropping the tokens of removed patches instead of filling pixels; see `vitrail.capture.removal`.
 TOKENS = "tokens"
 
 

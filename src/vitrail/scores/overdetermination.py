@@ -35,15 +35,15 @@ def score_overdetermination(impacts: list[Tensor]) -> dict[str, Tensor]:
         >>> score_overdetermination([torch.tensor([0.9, 1.0]), torch.tensor([0.2, 0.4])])["mean"]
         tensor([0.9500, 0.3000], dtype=torch.float64)
     """
-    empty = [i for i, own in enumerate(impacts) if own.dim() != 1 or not len(own)]
+    empty = [i for i, values in enumerate(impacts) if values.dim() != 1 or not len(values)]
     if empty:
         shape = tuple(impacts[empty[0]].shape)
         raise InputError(f"the impacts of image {empty[0]} have shape {shape}; expected (masks,), at least one mask")
-    rows = [own.double().cpu() for own in impacts]
+    rows = [values.double().cpu() for values in impacts]
     return {
-        "mean": torch.stack([own.mean() for own in rows]),
-        "variance": torch.stack([own.var(unbiased=False) for own in rows]),
-        "masks": torch.tensor([float(len(own)) for own in rows], dtype=torch.float64),
+        "mean": torch.stack([values.mean() for values in rows]),
+        "variance": torch.stack([values.var(unbiased=False) for values in rows]),
+        "masks": torch.tensor([float(len(values)) for values in rows], dtype=torch.float64),
     }
 
 

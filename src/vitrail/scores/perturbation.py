@@ -99,7 +99,7 @@ class RecordedCurve:
         labels: True class, shape (n,), −1 where unknown.
         outputs: Shape (n, L, 5); see ``OUTPUT_COLUMNS``.
         nan: Number of NaN pixels of the map, shape (n,).
-        flat: Whether the map is constant or not finite, shape (n,).
+        constant: Whether the map is constant or not finite, shape (n,).
         groups: Groups of classes by the number they have in ``predicted`` and ``labels``.
     """
 
@@ -110,7 +110,7 @@ class RecordedCurve:
     labels: Tensor
     outputs: Tensor = field(repr=False)
     nan: Tensor = field(repr=False)
-    flat: Tensor = field(repr=False)
+    constant: Tensor = field(repr=False)
     groups: Mapping[int, ClassGroup] = field(default_factory=dict)
 
     def at(self, counts: Sequence[int]) -> Tensor:
@@ -143,7 +143,7 @@ class RecordedCurve:
     def select(self, order: Sequence[int]) -> RecordedCurve:
         """Select images by position."""
         rows = torch.tensor(order, dtype=torch.long)
-        names = ("predicted", "labels", "outputs", "nan", "flat")
+        names = ("predicted", "labels", "outputs", "nan", "constant")
         tensors: dict[str, Any] = {name: getattr(self, name)[rows] for name in names}
         return replace(self, ids=tuple(self.ids[i] for i in order), **tensors)
 
@@ -159,7 +159,7 @@ def join_curves(curves: Sequence[RecordedCurve]) -> RecordedCurve:
     if len(set(ids)) < len(ids):
         duplicate = next(i for i in ids if ids.count(i) > 1)
         raise InputError(f"image {duplicate!r} was scored twice: give every image a unique id")
-    names = ("predicted", "labels", "outputs", "nan", "flat")
+    names = ("predicted", "labels", "outputs", "nan", "constant")
     tensors: dict[str, Any] = {name: torch.cat([getattr(curve, name) for curve in curves]) for name in names}
     joined = replace(first, ids=tuple(ids), **tensors)
     return joined.select(sorted(range(len(ids)), key=ids.__getitem__))
@@ -247,7 +247,7 @@ class PerturbationRecords:
         recorded = self._recorded(preset.curves[0], method, target)
         collected = SampleScores()
         values = {preset.label(name): v for name, v in self.scores(preset, method, target).items()}
-        collected.add(recorded.ids, {"flat": recorded.flat.double(), **values})
+        collected.add(recorded.ids, {"flat": recorded.constant.double(), **values})
         return collected
 
     def summary(self, preset: Preset, method: str, target: MapTarget = "predicted") -> dict[str, Any]:

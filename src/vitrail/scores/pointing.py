@@ -46,9 +46,9 @@ def box_masks(boxes: Sequence[ArrayLike], size: tuple[int, int], scale: Sequence
         raise InputError(f"expected one scale per image, got {len(scale)} for {len(boxes)} images")
     y, x = (np.arange(n) + 0.5 for n in size)
     masks = np.zeros((len(boxes), *size), dtype=bool)
-    for b, own in enumerate(boxes):
+    for b, rectangles in enumerate(boxes):
         fx, fy = scale[b] if scale else (1.0, 1.0)
-        for x0, y0, x1, y1 in np.asarray(own, dtype=np.float64).reshape(-1, 4) * [fx, fy, fx, fy]:
+        for x0, y0, x1, y1 in np.asarray(rectangles, dtype=np.float64).reshape(-1, 4) * [fx, fy, fx, fy]:
             masks[b] |= ((y >= y0) & (y < y1))[:, None] & ((x >= x0) & (x < x1))
     return torch.from_numpy(masks)
 
@@ -133,8 +133,8 @@ def relevance_rank_accuracy(maps: Tensor, masks: Tensor, valid: Tensor | None = 
     cut = values.sort(descending=True).values.gather(1, (k - 1).clamp_min(0)[:, None])
     above, level = values > cut, values == cut
     fraction = (k - above.sum(1)).double() / level.sum(1)  # of each pixel that ties at the cut
-    found = (above & inside).sum(1) + fraction * (level & inside).sum(1)
-    return (found / k).where(k > 0, torch.nan)
+    inside_mass = (above & inside).sum(1) + fraction * (level & inside).sum(1)
+    return (inside_mass / k).where(k > 0, torch.nan)
 
 
 def score_pointing(
@@ -218,8 +218,8 @@ def score_box_pointing(
     finite, constant = sanitise_maps(maps)
     size = (maps.shape[1], maps.shape[2])
     hits, counts, reachable = (torch.full((len(maps),), torch.nan, dtype=torch.float64) for _ in range(3))
-    for image, own in enumerate(boxes):
-        rows = np.asarray(own, dtype=np.float64).reshape(-1, 4)
+    for image, rectangles in enumerate(boxes):
+        rows = np.asarray(rectangles, dtype=np.float64).reshape(-1, 4)
         masks = box_masks([row[None] for row in rows], size).to(finite.device)
         masks = masks[masks.flatten(1).any(1)]
         if len(masks):

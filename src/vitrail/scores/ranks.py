@@ -33,12 +33,12 @@ class RankedMaps(NamedTuple):
     Attributes:
         ranks: Position of each pixel in descending order, int32, shape (…, HW).
         nan: Number of NaN pixels of each map, shape (…).
-        flat: Whether a map is constant or not finite, so that only the tie rule orders its pixels, shape (…).
+        constant: Whether a map is constant or not finite, so that only the tie rule orders its pixels, shape (…).
     """
 
     ranks: Tensor
     nan: Tensor
-    flat: Tensor
+    constant: Tensor
 
 
 def rank(maps: Tensor, ties: TieOrder = "random", seed: int = 0) -> RankedMaps:

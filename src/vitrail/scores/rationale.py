@@ -88,9 +88,9 @@ def token_f1(
     if not top or min(top) < 1:
         raise OptionError(f"top={tuple(top)} must have at least one number, none below 1")
     correct, selected, marked = (np.zeros((len(scores), len(top))) for _ in range(3))
-    for i, (own, truth) in enumerate(zip(scores, truths, strict=True)):
-        mask = _mask(own, truth)
-        ranked = rank_words(own, clamp)
+    for i, (text_scores, truth) in enumerate(zip(scores, truths, strict=True)):
+        mask = _mask(text_scores, truth)
+        ranked = rank_words(text_scores, clamp)
         for j, k in enumerate(top):
             correct[i, j], selected[i, j] = mask[ranked[:k]].sum(), len(ranked[:k])
         marked[i] = mask.sum()
@@ -108,8 +108,8 @@ def word_average_precision(scores: Sequence[ArrayLike | Tensor], truths: Sequenc
         [0.833]
     """
     areas = np.full(len(scores), np.nan)
-    for i, (own, truth) in enumerate(zip(scores, truths, strict=True)):
-        mask, values = _mask(own, truth), _values(own)
+    for i, (text_scores, truth) in enumerate(zip(scores, truths, strict=True)):
+        mask, values = _mask(text_scores, truth), _values(text_scores)
         if mask.all() or not mask.any():
             continue
         values = np.where(np.isnan(values), -np.inf, values)
@@ -150,17 +150,17 @@ def comprehensiveness_sufficiency(
     """
     texts: list[str] = []
     for text, values in zip(words, scores, strict=True):
-        own = list(text)
-        if len(_values(values)) != len(own):
-            raise InputError(f"expected one score per word, got {len(_values(values))} scores for {len(own)} words")
+        kept = list(text)
+        if len(_values(values)) != len(kept):
+            raise InputError(f"expected one score per word, got {len(_values(values))} scores for {len(kept)} words")
         scored = np.flatnonzero(~np.isnan(_values(values)))
-        own, ranked = [own[i] for i in scored], rank_words(_values(values)[scored], clamp)
-        texts.append(" ".join(own))
+        kept, ranked = [kept[i] for i in scored], rank_words(_values(values)[scored], clamp)
+        texts.append(" ".join(kept))
         for share in shares:
             count = min(max(1, round(share * len(ranked))), max(1, len(ranked) - 1))
-            top = np.zeros(len(own), np.bool_)
+            top = np.zeros(len(kept), np.bool_)
             top[ranked[:count]] = True
-            texts += [_without(own, top, placeholder), _without(own, ~top, placeholder)]
+            texts += [_without(kept, top, placeholder), _without(kept, ~top, placeholder)]
     each = 1 + 2 * len(shares)
     probabilities = np.asarray(probability(texts, [c for c in classes for _ in range(each)]), np.float64)
     probabilities = probabilities.reshape(len(words), each)

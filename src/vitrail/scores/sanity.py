@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail import fast
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
@@ -161,10 +162,12 @@ def randomised(
     try:
         for (name, parameter), old in zip(selected, saved, strict=True):
             parameter.data.copy_(_random_values(name, old, how, seed))
+        fast.changed(model)
         yield model
     finally:
         for (_, parameter), old in zip(selected, saved, strict=True):
             parameter.data.copy_(old)
+        fast.changed(model)
 
 
 def _random_values(name: str, old: Tensor, how: Randomisation, seed: int) -> Tensor:

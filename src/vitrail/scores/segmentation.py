@@ -350,19 +350,19 @@ def _search_threshold(sweep: RegionCounts, ids: Sequence[str]) -> dict[str, Any]
     ``own_best_pixel_accuracy`` is at the threshold that maximises the pixel accuracy itself: a search for each score.
     """
     best, own_best = best_threshold(sweep), best_accuracy_threshold(sweep)
-    own = sweep.at(best)
-    found: dict[str, Any] = {
+    at_best = sweep.at(best)
+    scores: dict[str, Any] = {
         "best_threshold": THRESHOLDS[best],
-        "best_pixel_accuracy": float(own.accuracy()[0]),
-        "best_miou": float(own.miou()[0]),
+        "best_pixel_accuracy": float(at_best.accuracy()[0]),
+        "best_miou": float(at_best.miou()[0]),
         "own_best_threshold": THRESHOLDS[own_best],
         "own_best_pixel_accuracy": float(sweep.at(own_best).accuracy()[0]),
     }
     folds = two_fold(sweep, ids)
     if folds is None:
-        return found | {"two_fold_thresholds": None, "two_fold_pixel_accuracy": np.nan, "two_fold_miou": np.nan}
+        return scores | {"two_fold_thresholds": None, "two_fold_pixel_accuracy": np.nan, "two_fold_miou": np.nan}
     joined, chosen = folds
-    return found | {
+    return scores | {
         "two_fold_thresholds": [THRESHOLDS[index] for index in chosen],
         "two_fold_pixel_accuracy": float(joined.accuracy()[0]),
         "two_fold_miou": float(joined.miou()[0]),
@@ -379,13 +379,13 @@ def _cumulative_counts(scores: Tensor, positive: Tensor, valid: Tensor | None) -
     counts = positive.new_ones(positive.shape) if valid is None else valid
     last = torch.ones_like(values, dtype=torch.bool)
     last[:, :-1] = values[:, :-1] != values[:, 1:]  # of entries with equal scores the last one is the threshold
-    found = []
+    totals = []
     for kind in (positive & counts, ~positive & counts):
         total = kind.flatten(1).gather(1, order).cumsum(1)
         before = torch.where(last, total, 0).cummax(1).values.roll(1, 1)
         before[:, 0] = 0
-        found.append((total.double(), torch.where(last, total - before, 0).double()))
-    (tp, more_tp), (fp, more_fp) = found
+        totals.append((total.double(), torch.where(last, total - before, 0).double()))
+    (tp, more_tp), (fp, more_fp) = totals
     return tp, fp, more_tp, more_fp
 
 

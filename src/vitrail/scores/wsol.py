@@ -64,10 +64,10 @@ def box_iou(boxes: ArrayLike, others: ArrayLike) -> Array:
         >>> box_iou([[0, 0, 2, 2]], [[1, 0, 3, 2], [0, 0, 2, 2], [5, 5, 6, 6]]).round(3).tolist()
         [[0.333, 1.0, 0.0]]
     """
-    a, b = (np.asarray(own, np.float64).reshape(-1, 4) for own in (boxes, others))
+    a, b = (np.asarray(rows, np.float64).reshape(-1, 4) for rows in (boxes, others))
     low, high = np.maximum(a[:, None, :2], b[None, :, :2]), np.minimum(a[:, None, 2:], b[None, :, 2:])
     common = (high - low).clip(0).prod(2)
-    area_a, area_b = ((own[:, 2:] - own[:, :2]).clip(0).prod(1) for own in (a, b))
+    area_a, area_b = ((rows[:, 2:] - rows[:, :2]).clip(0).prod(1) for rows in (a, b))
     union = area_a[:, None] + area_b[None] - common
     return np.asarray(np.divide(common, union, out=np.zeros_like(common), where=union > 0))
 
@@ -99,10 +99,10 @@ def score_wsol(
             f"{tuple(maps.shape)} and {len(boxes)} lists"
         )
     iou = np.full((len(maps), len(thresholds)), np.nan)
-    for image, (found, own) in enumerate(zip(map_boxes(maps, thresholds).numpy(), boxes, strict=True)):
-        truth = np.asarray(own, np.float64).reshape(-1, 4)
+    for image, (predicted, rectangles) in enumerate(zip(map_boxes(maps, thresholds).numpy(), boxes, strict=True)):
+        truth = np.asarray(rectangles, np.float64).reshape(-1, 4)
         if len(truth):
-            iou[image] = box_iou(found, truth).max(1)
+            iou[image] = box_iou(predicted, truth).max(1)
     return {"iou": torch.from_numpy(iou), "flat": scale_to_unit(maps)[1].cpu()}
 
 
@@ -145,24 +145,24 @@ class WsolScores(SampleScores):
     def summary(self) -> dict[str, Any]:
         """MaxBoxAcc and its threshold, the two-fold accuracy, MaxBoxAccV2, and Top-1 Loc where it is known."""
         names = self.located()
-        about = {
+        counts = {
             "images": len(self),
             "undefined": len(self) - len(names),
             "flat": int(self.column("flat").sum()),
         }
         if not names:
-            return about | dict.fromkeys(
+            return counts | dict.fromkeys(
                 ("max_box_acc", "best_threshold", "two_fold_box_acc", "max_box_acc_v2"), np.nan
             )
         halves = self.two_fold()
-        found = about | {
+        scores = counts | {
             "max_box_acc": float(self.at_best().mean()),
             "best_threshold": BOX_THRESHOLDS[best_box_threshold(self.correct())],
             "two_fold_box_acc": np.nan if halves is None else float(halves.mean()),
             "max_box_acc_v2": float(np.mean([self.at_best(least).mean() for least in BOX_IOUS])),
         }
         top1 = self.top1()
-        return found if top1 is None else found | {"top1_loc": float((self.at_best() * top1).mean())}
+        return scores if top1 is None else scores | {"top1_loc": float((self.at_best() * top1).mean())}
 
     def top1(self) -> Array | None:
         """Whether the prediction of each image of `correct` is its label, shape (images,); None where it is unknown."""

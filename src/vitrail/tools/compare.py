@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.removal import TokenDropper
 from vitrail.capture.structure import read_structure
-from vitrail.capture.token_dropping import TokenDropper
-from vitrail.errors import InputError, MapWarning, NotApplicableError, VitrailError
+from vitrail.errors import InputError, MapWarning, NotApplicableError
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.methods import find
 from vitrail.methods.cost import size_of
@@ -153,45 +154,64 @@ def compare(
         >>> sorted(row.method for row in found.rows)
         ['centre', 'gradsam', 'random', 'transformer_mm']
     """
-    from vitrail.scores.comparison import MethodValues, rank_methods
-    from vitrail.scores.evaluator import Evaluator
-    from vitrail.scores.presets import Curve, LevelGrid, Preset
-
-    about = describe(model)
-    model_inputs = to_model_inputs(images, about)
+    loaded = describe(model)
+    model_inputs = to_model_inputs(images, loaded)
     pixels = model_inputs.image
     if pixels is None:
         raise InputError("compare needs images: texts are not supported yet")
     if model_inputs.batch > MOST_IMAGES:
         raise InputError(f"{model_inputs.batch} images are too many for a comparison: pass at most {MOST_IMAGES}")
-    structure = read_structure(about.module, model_inputs)
-    chosen, refused = _applicable(structure, about.module, methods)
+    with fast.unchanged(loaded.module):
+        return _compare(loaded, model_inputs, pixels, methods, masks, batch_size, seed, advance)
+
+
+def _compare(
+    loaded: LoadedModel,
+    model_inputs: ModelInputs,
+    pixels: Tensor,
+    methods: Sequence[str] | None,
+    masks: NDArray[Any] | Tensor | None,
+    batch_size: int,
+    seed: int,
+    advance: Callable[[int], None],
+) -> MethodComparison:
+    """Explain the images, remove patches in the order of each map, and rank the methods."""
+    from vitrail.scores.comparison import MethodValues, rank_methods
+    from vitrail.scores.evaluator import Evaluator
+    from vitrail.scores.presets import Curve, LevelGrid, Preset
+
+    structure = read_structure(loaded.module, model_inputs)
+    chosen, refused = _applicable(structure, loaded.module, methods)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
-        found = explain(about, pixels, methods=[*chosen, *CONTROLS], target="top2", batch_size=batch_size)
-    removal = _removal(about.module, pixels)
+        explanations = explain(loaded, pixels, methods=[*chosen, *CONTROLS], target="top2", batch_size=batch_size)
+    removal = _removal(loaded.module, pixels)
     levels = LevelGrid(PERCENTS)
     curves = (Curve("positive", "morf", removal, levels), Curve("negative", "lerf", removal, levels))
     preset = Preset("compare", "vitrail.compare", curves, "explained", "unit", extras=("srg",))
-    evaluate = Evaluator(about, preset, advance=advance, seed=seed)
-    records = evaluate(pixels, {name: e.maps[:, 0] for name, e in found.items()})
+    evaluate = Evaluator(loaded, preset, advance=advance, seed=seed)
+    records = evaluate(pixels, {name: e.maps[:, 0] for name, e in explanations.items()})
     values = {
         name: MethodValues(
             tuple(f"{i:03d}" for i in range(len(pixels))), _column(records.scores(preset, name), removal)
         )
-        for name in found
+        for name in explanations
     }
     ranking = rank_methods(values, "up", CONTROLS, seed=seed)
     rows = tuple(
         ComparedRow(
-            name, one, _class_similarity(found[name]), _localisation(found[name], masks), _cost(name, structure)
+            name,
+            one,
+            _class_similarity(explanations[name]),
+            _localisation(explanations[name], masks),
+            _cost(name, structure),
         )
         for name, one in ranking.items()
     )
     recommended, reason = _recommend(rows)
     if recommended is not None:
-        remember(about.module, {"method": recommended, "model": about.name, "images": len(pixels)})
-    return MethodComparison(about.name, len(pixels), removal, rows, recommended, reason, refused)
+        remember(loaded.module, {"method": recommended, "model": loaded.name, "images": len(pixels)})
+    return MethodComparison(loaded.name, len(pixels), removal, rows, recommended, reason, refused)
 
 
 def _applicable(
@@ -225,11 +245,8 @@ def _cost(name: str, structure: ModelStructure) -> float:
 
 
 def _removal(module: nn.Module, images: Tensor) -> str:
-    try:
-        TokenDropper(module, ModelInputs((images[:1],)).onto(module).args[0])
-    except VitrailError:
-        return FILL
-    return "tokens"
+    dropper = TokenDropper.or_none(module, ModelInputs((images[:1],)).onto(module).args[0])
+    return FILL if dropper is None else "tokens"
 
 
 def _column(scores: Mapping[str, Tensor], removal: str) -> NDArray[np.float64]:

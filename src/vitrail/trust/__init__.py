@@ -6,10 +6,9 @@
 from vitrail.trust.check_run import BUDGETS, Budget
 from vitrail.trust.checker import check_maps
 from vitrail.trust.image_check import patch_values
+from vitrail.trust.input_removal import PatchRemoval, WordRemoval, log_odds
 from vitrail.trust.map_check import VERDICTS, MapCheck, MapChecks
 from vitrail.trust.null import moved_maps, shifted_orders
-from vitrail.trust.removal import PatchRemoval, log_odds
-from vitrail.trust.text_check import WordRemoval
 
 __all__ = [
     "BUDGETS",

@@ -16,6 +16,7 @@ from vitrail.methods import find
 from vitrail.methods.cost import ModelSize
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
+from vitrail.trust.input_removal import InputRemoval
 from vitrail.trust.map_check import FAITHFUL, HARDLY, MapCheck
 
 #: Largest p-value of a faithful map, lowest similarity of a stable one, highest one of a class-specific one.
@@ -81,14 +82,15 @@ class CheckRun(ABC):
         source: The model and inputs.
         first: One of the explanations that are checked.
         settings: What is checked, and how.
-        remove: Evaluates the input with some patches or words kept: called with a score and the positions that are
-            kept, shape (n, m), it has ``count`` positions, a ``device``, ``forwards`` so far, and ``by``, its name.
+        remove: Evaluates the input with some patches or words kept.
     """
 
     #: What is removed.
     unit = "patches"
 
-    def __init__(self, source: MapSource | TextSource, first: Any, settings: CheckSettings, remove: Any) -> None:
+    def __init__(
+        self, source: MapSource | TextSource, first: Any, settings: CheckSettings, remove: InputRemoval
+    ) -> None:
         self.source, self.remove = source, remove
         self.image, self.k, self.budget = settings.image, settings.k, settings.budget
         self.seed, self.tests = settings.seed, settings.tests
@@ -172,8 +174,7 @@ class CheckRun(ABC):
         )  # fmt: skip
 
     def _evaluate(self, keep: Tensor) -> Tensor:
-        scores: Tensor = self.remove(0, keep, self._score)
-        return scores
+        return self.remove(keep, self._score)
 
     def _shown(self, scores: Tensor) -> Tensor:
         """Scores as they are reported: probabilities, or values of the target function."""
@@ -198,9 +199,9 @@ class CheckRun(ABC):
         """The likeliest class beside the explained one, or None where the target is a function."""
         if self.source.target is not None or first.logits is None or first.logits.shape[1] < 2:
             return None
-        own = int(first.targets[self.image, self.k])
+        explained = int(first.targets[self.image, self.k])
         count = first.logits.shape[1]
-        members = {own} if own < count else set(self.groups[own - count].indices)
+        members = {explained} if explained < count else set(self.groups[explained - count].indices)
         ranked = first.logits[self.image].topk(min(len(members) + 1, count)).indices.tolist()
         return next((c for c in ranked if c not in members), None)
 
@@ -209,7 +210,7 @@ class CheckRun(ABC):
 
     def _similarities(self, explanation: Any, values: Tensor) -> tuple[dict[str, float], float, list[str]]:
         """Rank correlations with maps computed again, their cost in forward passes, and the tests that were skipped."""
-        found: dict[str, float] = {}
+        similarities: dict[str, float] = {}
         skipped: list[str] = []
         spent, each = 0.0, self._cost(explanation)
 
@@ -221,7 +222,7 @@ class CheckRun(ABC):
             spent += each * len(inputs)
             other = torch.stack([self._values(one, b, 0) for one in again.values() for b in range(len(inputs))])
             rho = spearman(values.expand_as(other).flatten(1).cpu(), other.flatten(1).cpu()).nan_to_num(0.0)
-            found[name] = float(rho.min())
+            similarities[name] = float(rho.min())
 
         def affordable(name: str, count: int) -> bool:
             limit = self.budget.reruns
@@ -246,7 +247,7 @@ class CheckRun(ABC):
                 self._randomise(similarity)
         except VitrailError as error:
             skipped.append(f"class: {error}")
-        return found, spent, skipped
+        return similarities, spent, skipped
 
     def _randomise(self, similarity: Callable[..., None]) -> None:
         module = self.source.loaded.module
@@ -261,8 +262,8 @@ class CheckRun(ABC):
     def _own_target(self, explanation: Any) -> Any:
         if self.source.target is not None:
             return _nth(self.source.target, self.k)
-        own, count = int(explanation.targets[self.image, self.k]), explanation.logits.shape[1]
-        return [[own if own < count else self.groups[own - count]]]
+        explained, count = int(explanation.targets[self.image, self.k]), explanation.logits.shape[1]
+        return [[explained if explained < count else self.groups[explained - count]]]
 
     def _cost(self, explanation: Any) -> float:
         """Forward passes for one map: a forward and a backward pass, and what the method evaluates beyond them."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from vitrail import fast
 from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSettings
 from vitrail.trust.image_check import ImageCheckRun
+from vitrail.trust.input_removal import DEFAULT_GRID, PatchRemoval, WordRemoval
 from vitrail.trust.map_check import MapChecks
-from vitrail.trust.removal import DEFAULT_GRID, PatchRemoval
-from vitrail.trust.text_check import TextCheckRun, WordRemoval
+from vitrail.trust.text_check import TextCheckRun
 
 
 def check_maps(
@@ -52,4 +53,5 @@ def check_maps(
         grid = source.structure.layout.grid or DEFAULT_GRID
         remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
         run = ImageCheckRun(source, first, settings, remove)
-    return MapChecks({name: run(explanation) for name, explanation in explanations.items()})
+    with fast.unchanged(source.loaded.module):
+        return MapChecks({name: run(explanation) for name, explanation in explanations.items()})

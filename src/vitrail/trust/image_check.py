@@ -15,8 +15,8 @@ from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize, size_of
 from vitrail.scores.sensitivity import RADIUS, noise_samples
 from vitrail.trust.check_run import CheckRun, CheckSettings
+from vitrail.trust.input_removal import PatchRemoval, log_odds
 from vitrail.trust.null import moved_maps
-from vitrail.trust.removal import PatchRemoval, log_odds
 
 
 def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) -> Tensor:
@@ -28,24 +28,23 @@ def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) ->
         k: Which target.
         grid: Rows and columns of patches.
     """
-    own: Tensor = explanation.grid[image, k]
-    if tuple(own.shape) != grid:
-        own = F.adaptive_avg_pool2d(explanation.maps[image, k][None, None].float(), grid)[0, 0]
-    return own.double().nan_to_num(0.0, 0.0, 0.0)
+    values: Tensor = explanation.grid[image, k]
+    if tuple(values.shape) != grid:
+        values = F.adaptive_avg_pool2d(explanation.maps[image, k][None, None].float(), grid)[0, 0]
+    return values.double().nan_to_num(0.0, 0.0, 0.0)
 
 
 class ImageCheckRun(CheckRun):
     """Checks maps of one image and target."""
 
     def __init__(self, source: MapSource, first: Any, settings: CheckSettings, remove: PatchRemoval) -> None:
-        self.grid, self.structure = remove.grid, source.structure
+        self.grid, self.structure, self.image_tensor = remove.grid, source.structure, remove.image
         super().__init__(source, first, settings, remove)
 
     @property
     def inputs(self) -> Tensor:
         """The image, shape (1, channels, height, width)."""
-        images: Tensor = self.remove.images
-        return images
+        return self.image_tensor
 
     def _values(self, explanation: Any, image: int | None = None, k: int | None = None) -> Tensor:
         at = self.image if image is None else image, self.k if k is None else k

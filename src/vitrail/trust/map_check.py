@@ -126,18 +126,18 @@ class MapCheck:
         return f"The map {verb} for {self.other_class} (rank correlation {self.class_similarity:.2f})."
 
     def _stability(self) -> str:
-        found = []
+        changes = []
         if self.noise_similarity is not None:
-            found.append(f"under small noise {self.noise_similarity:.2f}")
+            changes.append(f"under small noise {self.noise_similarity:.2f}")
         if self.seed_similarity is not None:
-            found.append(f"with another seed {self.seed_similarity:.2f}")
+            changes.append(f"with another seed {self.seed_similarity:.2f}")
         if self.head_similarity is not None:
-            found.append(f"with a random head {self.head_similarity:.2f}")
+            changes.append(f"with a random head {self.head_similarity:.2f}")
         if self.block_similarity is not None:
-            found.append(f"with a random head and last block {self.block_similarity:.2f}")
-        if not found:
+            changes.append(f"with a random head and last block {self.block_similarity:.2f}")
+        if not changes:
             return "Stability was not tested" + self._why("noise") + "."
-        return f"Rank correlation of the map with itself: {', '.join(found)}."
+        return f"Rank correlation of the map with itself: {', '.join(changes)}."
 
     def _why(self, test: str) -> str:
         return next((f" ({reason.partition(': ')[2]})" for reason in self.skipped if reason.startswith(test)), "")

@@ -53,10 +53,10 @@ def check_figure(checks: Mapping[str, Any]) -> Figure:
     return drawing
 
 
-def _draw(axis: Any, check: CheckLike, own: Any, null: Any, start: float | None) -> None:
+def _draw(axis: Any, check: CheckLike, curve: Any, null: Any, start: float | None) -> None:
     order = sorted(range(len(check.levels)), key=lambda i: check.levels[i])
     levels = [100 * check.levels[i] for i in order]
-    for values, label, style in ((own, "this map", "o-"), (null, "moved copies, mean", "o--")):
+    for values, label, style in ((curve, "this map", "o-"), (null, "moved copies, mean", "o--")):
         if not values:
             continue
         y = [values[i] for i in order]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -14,15 +15,18 @@ if TYPE_CHECKING:
 Array = NDArray[Any]
 
 # Control points in Oklab (lightness, green-red, blue-yellow). Lightness changes in nearly equal steps, so equal steps
-# of relevance look equal, also in greyscale and with colour-vision deficiency.
-_SEQUENTIAL = (
-    (0.16, 0.02, -0.07), (0.34, 0.11, -0.13), (0.52, 0.19, -0.01), (0.70, 0.14, 0.12), (0.88, 0.0, 0.16),
-    (0.98, -0.01, 0.05),
-)  # fmt: skip
-_DIVERGING = ((0.40, -0.03, -0.17), (0.68, -0.05, -0.11), (0.97, 0.0, 0.0), (0.68, 0.13, 0.08), (0.42, 0.16, 0.08))
+# of relevance look equal, also in greyscale and with colour-vision deficiency; diverging maps are symmetric in it.
+_CONTROL_POINTS = {
+    "glow": ((0.16, 0.02, -0.07), (0.34, 0.11, -0.13), (0.52, 0.19, -0.01), (0.70, 0.14, 0.12), (0.88, 0.0, 0.16),
+             (0.98, -0.01, 0.05)),
+    "meadow": ((0.2, 0.03, -0.1), (0.38, -0.01, -0.11), (0.55, -0.09, -0.02), (0.73, -0.12, 0.1), (0.92, -0.05, 0.17)),
+    "frost": ((0.14, 0.0, -0.03), (0.34, 0.02, -0.13), (0.54, -0.03, -0.13), (0.76, -0.07, -0.06), (0.98, -0.01, 0.01)),
+    "ash": ((0.12, 0.0, 0.0), (0.98, 0.0, 0.0)),
+    "coldwarm": ((0.40, -0.03, -0.17), (0.68, -0.05, -0.11), (0.97, 0.0, 0.0), (0.68, 0.13, 0.08), (0.42, 0.16, 0.08)),
+    "plumfern": ((0.4, 0.12, -0.13), (0.68, 0.09, -0.09), (0.97, 0.0, 0.0), (0.68, -0.13, 0.09), (0.42, -0.1, 0.08)),
+}  # fmt: skip
 
 
-@lru_cache(maxsize=2)
 def colours(signed: bool = False) -> Array:
     """Colour table of 256 entries: sequential (dark to light), or diverging (blue, white, red) if signed.
 
@@ -34,10 +38,29 @@ def colours(signed: bool = False) -> Array:
         >>> table.shape, bool((table.sum(1)[1:] >= table.sum(1)[:-1] - 0.02).all())
         ((256, 3), True)
     """
-    points = np.asarray(_DIVERGING if signed else _SEQUENTIAL)
+    return _table("coldwarm" if signed else "glow")
+
+
+@lru_cache
+def _table(name: str) -> Array:
+    points = np.asarray(_CONTROL_POINTS[name])
     positions = np.linspace(0, len(points) - 1, 256)
     lab = np.stack([np.interp(positions, range(len(points)), points[:, i]) for i in range(3)], 1)
     return _oklab_to_srgb(lab)
+
+
+@lru_cache
+def colour_tables() -> str:
+    """All colour tables as JSON for web pages: by name, 256 colours of six hexadecimal digits each.
+
+    Example:
+        >>> import json
+        >>> tables = json.loads(colour_tables())
+        >>> list(tables), tables["ash"][:6], len(tables["glow"])
+        (['glow', 'meadow', 'frost', 'ash', 'coldwarm', 'plumfern'], '060606', 1536)
+    """
+    tables = {name: (_table(name) * 255).round().astype(np.uint8).tobytes().hex() for name in _CONTROL_POINTS}
+    return json.dumps(tables)
 
 
 def colourise(relevance: Array, signed: bool = False) -> Array:

@@ -18,7 +18,7 @@ from markupsafe import Markup
 from torch import Tensor, nan_to_num
 
 from vitrail.errors import InputError, OutputError
-from vitrail.viz.colormap import to_image
+from vitrail.viz.colormap import colour_tables, to_image
 from vitrail.viz.map_encoding import encode_map
 from vitrail.viz.templating import render
 from vitrail.viz.types import ExplanationLike
@@ -71,7 +71,8 @@ class ExplanationViewer:
         # "<" is escaped so that no label can end the script element.
         data = Markup(json.dumps(content, ensure_ascii=False).replace("<", "\\u003c"))  # noqa: S704
         code = Markup(viewer_code())  # noqa: S704 - files of this package
-        return render("viewer.html", title=f"Explanations of {first.model}", data=data, code=code, footer=footer)
+        return render("viewer.html", title=f"Explanations of {first.model}", data=data, code=code, footer=footer,
+                      colour_tables=colour_tables())  # fmt: skip
 
     def save(self, path: str | Path) -> Path:
         """Write the page to a file.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -17,6 +17,8 @@ from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
+from vitrail import fast
+from vitrail.viz.colormap import colour_tables
 from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
 from vitrail.web.events import cancel_abandoned_jobs
@@ -61,6 +63,7 @@ def make_app(
     app.include_router(health_router)
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
+    app.state.templates.env.globals["colour_tables"] = colour_tables()
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
     pages: dict[str, Callable[..., Any]] = {
         "/": _page, "/r/{job}": _permalink, "/help": _help, "/help/methods/{name}": _method_help,
@@ -81,7 +84,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     server: ServerState = app.state.server
     server.open()
     abandoned = asyncio.create_task(cancel_abandoned_jobs(server))
-    yield
+    with ExitStack() as promises:
+        for served in server.models.values():  # the server alone uses its models
+            promises.enter_context(fast.unchanged(served.loaded.module))
+        yield
     abandoned.cancel()
     server.close()
 

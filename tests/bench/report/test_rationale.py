@@ -1,4 +1,4 @@
-"""Report of token-F1 against the number of top words, from a file that `benchmarks/movies.py` writes."""
+"""Report of token-F1 against the number of top words, from a file that `studies/movies.py` writes."""
 
 from __future__ import annotations
 

@@ -113,11 +113,13 @@ class PaperTable:
             >>> [table.metric(n).score for n in table.numbers if n.metric == "mIoU (%)" and n.dataset[0] == "I"][5:7]
             ['miou', 'best_miou']
         """
-        own = self.metrics[number.metric]
-        if own.quoted and number.dataset == self.quoted[0] and number.method in self.quoted[1]:
-            own = replace(own, score=own.quoted)
+        metric = self.metrics[number.metric]
+        if metric.quoted and number.dataset == self.quoted[0] and number.method in self.quoted[1]:
+            metric = replace(metric, score=metric.quoted)
         data = self.datasets[number.dataset]
-        return replace(own, protocol=data.instead.get(own.protocol, own.protocol), target=data.target or own.target)
+        return replace(
+            metric, protocol=data.instead.get(metric.protocol, metric.protocol), target=data.target or metric.target
+        )
 
     def short(self, metric: str) -> str:
         """Short name of a metric for a column heading."""

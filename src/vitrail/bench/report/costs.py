@@ -84,11 +84,11 @@ def method_costs(run: Run) -> list[MethodCost]:
         for spec in run.plan.specs():
             key = network.title, spec
             if key in explain_costs:
-                own, test = explain_costs[key], test_costs.get(key, {})
+                cost, test = explain_costs[key], test_costs.get(key, {})
                 costs.append(
                     MethodCost(
-                        *key, int(own["maps"]), own["seconds"], own["forwards"], test.get("seconds"),
-                        test.get("forwards"), constant_counts.get(key, 0), own["memory"],
+                        *key, int(cost["maps"]), cost["seconds"], cost["forwards"], test.get("seconds"),
+                        test.get("forwards"), constant_counts.get(key, 0), cost["memory"],
                     )
                 )  # fmt: skip
     return costs
@@ -97,7 +97,9 @@ def method_costs(run: Run) -> list[MethodCost]:
 def not_applicable_methods(run: Run) -> list[NotApplicableRow]:
     """Methods that do not apply to a model, from the manifest."""
     refused: dict[str, dict[str, str]] = run.manifest["refused"]
-    return [NotApplicableRow(model, method, why) for model, own in refused.items() for method, why in own.items()]
+    return [
+        NotApplicableRow(model, method, why) for model, reasons in refused.items() for method, why in reasons.items()
+    ]
 
 
 def failure_counts(run: Run) -> list[FailureCount]:

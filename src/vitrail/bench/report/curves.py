@@ -100,8 +100,8 @@ def mean_curves(run: Run) -> Iterator[MeanCurves]:
                         ).select(names).collect()  # fmt: skip
                         if len(rows):
                             means = {
-                                str(method): _mean(own, preset, target)
-                                for (method,), own in rows.group_by("method", maintain_order=True)
+                                str(method): _mean(method_rows, preset, target)
+                                for (method,), method_rows in rows.group_by("method", maintain_order=True)
                             }
                             y = {spec: means[spec] for spec in run.plan.specs() if means.get(spec)}
                             x = _levels(curve, rows["removed"][0].to_list())

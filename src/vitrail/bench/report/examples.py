@@ -68,7 +68,7 @@ def select_examples(run: Run, sections: Sequence[ReportSection], count: int) -> 
             columns = [(section, column) for column in section.columns if column.metric.direction != "none"]
             pairs.setdefault((section.model, section.dataset), []).extend(columns)
     examples: list[SelectedExample] = []
-    for candidates in [own for own in pairs.values() if own][:MAX_PAIRS]:
+    for candidates in [candidates_of for candidates_of in pairs.values() if candidates_of][:MAX_PAIRS]:
         section, column = max(candidates, key=lambda pair: count_distinct(pair[1]))
         examples += _examples(run, section, column, count)
     return examples
@@ -76,7 +76,7 @@ def select_examples(run: Run, sections: Sequence[ReportSection], count: int) -> 
 
 def count_distinct(column: MetricColumn) -> int:
     """Number of distinct values on single images, summed over methods; an accuracy at ten levels has few."""
-    return sum(len({round(value, 9) for value in own.per_sample().values()}) for own in column.values.values())
+    return sum(len({round(value, 9) for value in values.per_sample().values()}) for values in column.values.values())
 
 
 def _examples(run: Run, section: ReportSection, column: MetricColumn, count: int) -> list[SelectedExample]:

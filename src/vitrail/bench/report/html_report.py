@@ -169,7 +169,7 @@ def _paper_tables(
     comparison: PaperComparison,
 ) -> list[tuple[ComparisonTable, list[list[str]], list[tuple[str, str]], Markup | None]]:
     """For each table: metrics in groups, metrics without a score of ours with the reason, and a chart of the first."""
-    found = []
+    shown = []
     for table in comparison.tables:
         reasons = {name: comparison.table.metrics[name].reason for name in table.directions}
         scored = [name for name, reason in reasons.items() if not reason]
@@ -177,8 +177,8 @@ def _paper_tables(
         groups = [scored[start : start + size] for start in range(0, len(scored), size)]
         unscored = {reason: name for name, reason in reasons.items() if reason}
         chart = _paper_chart(comparison, table, scored[0]) if scored else None
-        found.append((table, groups, [(name, reason) for reason, name in unscored.items()], chart))
-    return found
+        shown.append((table, groups, [(name, reason) for reason, name in unscored.items()], chart))
+    return shown
 
 
 def _paper_chart(comparison: PaperComparison, table: ComparisonTable, metric: str) -> Markup | None:

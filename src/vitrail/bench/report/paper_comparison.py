@@ -195,8 +195,8 @@ def _fill_differences(tables: Iterable[ComparisonTable], table: PaperTable) -> l
     """Presets that were run with another fill."""
     cells = [(name, cell) for t in tables for row in t.rows if not row.control for name, cell in row.cells.items()]
     used = [(cell.metric.protocol, table.metrics[name].protocol) for name, cell in cells if cell.metric]
-    pairs = [(own, wanted) for own, wanted in dict.fromkeys(used) if own.startswith(f"{wanted}-")]
-    return [f"Pixels are removed as in {own} instead of {wanted}: another fill." for own, wanted in pairs]
+    pairs = [(used_name, wanted) for used_name, wanted in dict.fromkeys(used) if used_name.startswith(f"{wanted}-")]
+    return [f"Pixels are removed as in {used_name} instead of {wanted}: another fill." for used_name, wanted in pairs]
 
 
 def _compare_table(

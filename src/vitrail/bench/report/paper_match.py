@@ -37,9 +37,9 @@ def match_models(table: PaperTable, plan: Plan) -> dict[str, PaperMatch]:
     named = {name: _find_model(source, plan.models) for name, source in table.models.items()}
     matches: dict[str, PaperMatch] = {}
     for i, (name, source) in enumerate(table.models.items()):
-        own = named[name]
-        if own is not None:
-            matches[name] = _match_model(name, source, own)
+        spec = named[name]
+        if spec is not None:
+            matches[name] = _match_model(name, source, spec)
         elif not any(named.values()):
             other = plan.models[min(i, len(plan.models) - 1)]
             kind = "an embedded model" if other.name in EMBEDDED_MODELS else "another model"
@@ -95,7 +95,7 @@ def match_method(table: PaperTable, name: str, specs: Sequence[str]) -> str:
         for spec in specs:
             if find(spec)[1].name == method.name and find(spec)[2] == options:
                 return spec
-    bases = [_base_name(own[0]) for own in table.methods.values() if own]
+    bases = [_base_name(names[0]) for names in table.methods.values() if names]
     if not wanted or bases.count(wanted[0][0].name) > 1:
         return ""
     same = [spec for spec in specs if _base_name(spec) == wanted[0][0].name]
@@ -153,21 +153,21 @@ def _base_name(spec: str) -> str:
     return spec.partition(":")[0]
 
 
-def _match_model(name: str, source: PaperSource, own: ModelSpec) -> PaperMatch:
-    if own.weights == "random":
-        return PaperMatch(own.title, False, f"{name}: {own.name} with random weights.")
-    if own.weights is not None:
-        difference = f"{name}: weights of {own.name} from a file; it is not known whether they are the paper's."
-        return PaperMatch(own.title, True, difference)
-    if own.name not in source.names:
-        return PaperMatch(own.title, True, f"{name}: weights of {own.name} instead of {source.names[0]}.")
-    return PaperMatch(own.title, True)
+def _match_model(name: str, source: PaperSource, spec: ModelSpec) -> PaperMatch:
+    if spec.weights == "random":
+        return PaperMatch(spec.title, False, f"{name}: {spec.name} with random weights.")
+    if spec.weights is not None:
+        difference = f"{name}: weights of {spec.name} from a file; it is not known whether they are the paper's."
+        return PaperMatch(spec.title, True, difference)
+    if spec.name not in source.names:
+        return PaperMatch(spec.title, True, f"{name}: weights of {spec.name} instead of {source.names[0]}.")
+    return PaperMatch(spec.title, True)
 
 
-def _match_dataset(name: str, source: PaperSource, own: DatasetSpec, same: bool, count: int) -> PaperMatch:
+def _match_dataset(name: str, source: PaperSource, spec: DatasetSpec, same: bool, count: int) -> PaperMatch:
     if not same:
-        kind = "rendered images" if own.name == "scenes" else "images"
-        return PaperMatch(own.title, False, f"{name}: replaced by {count:,} {kind} of {own.title}.")
+        kind = "rendered images" if spec.name == "scenes" else "images"
+        return PaperMatch(spec.title, False, f"{name}: replaced by {count:,} {kind} of {spec.title}.")
     if count < source.images:
-        return PaperMatch(own.title, True, f"{name}: {count:,} images instead of {source.images:,}.")
-    return PaperMatch(own.title, True)
+        return PaperMatch(spec.title, True, f"{name}: {count:,} images instead of {source.images:,}.")
+    return PaperMatch(spec.title, True)

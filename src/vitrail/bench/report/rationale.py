@@ -2,7 +2,7 @@
 
 The file is JSON with ``rows``, one for each method: its name under ``method``; under ``macro_f1_at`` (mean over
 reviews) and ``micro_f1_at`` (pooled counts) the F1 at each k, as a number or as ``value``, ``low`` and ``high``; other
-scores, such as ``auprc``, with ``mean``, ``low`` and ``high``. ``benchmarks/movies.py`` writes it.
+scores, such as ``auprc``, with ``mean``, ``low`` and ``high``. ``studies/movies.py`` writes it.
 """
 
 from __future__ import annotations
@@ -67,17 +67,17 @@ def read_rationale_results(path: str | Path) -> tuple[dict[str, Any], list[Ratio
         raw = json.loads(Path(path).read_text(encoding="utf-8"))
         results = [
             RationaleResult(
-                own["method"],
-                {kind: {int(k): _interval(v) for k, v in own[kind].items()} for kind in AVERAGES if kind in own},
-                {name: _interval(own[name]) for name in OTHER_SCORES if name in own},
+                row["method"],
+                {kind: {int(k): _interval(v) for k, v in row[kind].items()} for kind in AVERAGES if kind in row},
+                {name: _interval(row[name]) for name in OTHER_SCORES if name in row},
             )
-            for own in raw["rows"]
+            for row in raw["rows"]
         ]
         assert results
         assert all(one.f1.get("macro_f1_at") for one in results)
     except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
         raise DataError(
-            f"{path} has no token-F1 of methods: pass a file that benchmarks/movies.py wrote with --out"
+            f"{path} has no token-F1 of methods: pass a file that studies/movies.py wrote with --out"
         ) from error
     results.sort(key=lambda one: (one.control, -one.mean_f1))
     return raw.get("manifest", {}), results

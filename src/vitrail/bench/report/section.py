@@ -141,8 +141,8 @@ def report_sections(run: Run) -> Iterator[ReportSection]:
         for data in plan.dataset:
             for protocol, target in protocol_targets(plan.protocols_of(data), plan.targets):
                 keys = {"model": network.title, "dataset": data.title, "protocol": protocol, "target": target}
-                own = rows.filter(*(pl.col(name) == value for name, value in keys.items())).collect()
-                section = _section(own, keys, run)
+                selected = rows.filter(*(pl.col(name) == value for name, value in keys.items())).collect()
+                section = _section(selected, keys, run)
                 if section.columns:
                     yield section
 
@@ -153,13 +153,13 @@ def _section(rows: object, keys: dict[str, str], run: Run) -> ReportSection:
     columns = []
     for metric in protocol_metrics(keys["protocol"], keys["target"], names):
         values = {spec: metric_values(scores[spec], metric) for spec in run.plan.specs() if spec in scores}
-        known = {spec: own for spec, own in values.items() if own is not None}
+        known = {spec: method_values for spec, method_values in values.items() if method_values is not None}
         if known:
             columns.append(MetricColumn(metric, known, rank_methods(known, metric.direction, run.controls)))
     thresholds = {
-        spec: chosen_threshold(own)
-        for spec, own in scores.items()
-        if isinstance(own, SegmentationScores | MultiClassSegmentationScores) and len(own)
+        spec: chosen_threshold(method_values)
+        for spec, method_values in scores.items()
+        if isinstance(method_values, SegmentationScores | MultiClassSegmentationScores) and len(method_values)
     }
     return ReportSection(**keys, columns=tuple(columns), thresholds=thresholds)
 
@@ -173,5 +173,5 @@ def significance_marks(ranked: RankedMethod, direction: str) -> str:
 def image_scores(column: MetricColumn, methods: list[str]) -> tuple[list[str], Array]:
     """Scores of the single images that all given methods have: ids, and values of shape (methods, images)."""
     scores = [column.values[name].per_sample() for name in methods]
-    ids = sorted(set.intersection(*(set(own) for own in scores))) if scores else []
-    return ids, np.array([[own[name] for name in ids] for own in scores]).reshape(len(scores), len(ids))
+    ids = sorted(set.intersection(*(set(by_image) for by_image in scores))) if scores else []
+    return ids, np.array([[by_image[name] for name in ids] for by_image in scores]).reshape(len(scores), len(ids))

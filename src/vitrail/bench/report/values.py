@@ -46,7 +46,10 @@ def method_scores(rows: pl.DataFrame, protocol: str) -> dict[str, SampleScores]:
     }  # fmt: skip
     kind = kinds.get(protocol, SampleScores)
     valid = rows.filter(rows["error"].is_null())
-    return {str(method): collect_scores(own, kind) for (method,), own in valid.group_by("method", maintain_order=True)}
+    return {
+        str(method): collect_scores(method_rows, kind)
+        for (method,), method_rows in valid.group_by("method", maintain_order=True)
+    }
 
 
 def metric_values(scores: SampleScores, metric: MetricInfo) -> MethodValues | None:
@@ -57,18 +60,18 @@ def metric_values(scores: SampleScores, metric: MetricInfo) -> MethodValues | No
     if isinstance(scores, WsolScores):
         return _wsol_values(scores, metric.score)
     if isinstance(scores, AnySegmentationScores):
-        found = _segmentation_values(scores, metric.score)
+        table_and_score = _segmentation_values(scores, metric.score)
     elif isinstance(scores, BoxPointingScores) and metric.score == "accuracy":
-        found = np.stack([scores.column("hits"), scores.column("boxes")], 1), mean_ratio
+        table_and_score = np.stack([scores.column("hits"), scores.column("boxes")], 1), mean_ratio
     elif metric.score.startswith("micro@"):
-        found = _micro_f1_values(scores, metric.score.partition("@")[2])
+        table_and_score = _micro_f1_values(scores, metric.score.partition("@")[2])
     elif metric.score in scores.columns:
-        found = scores.column(metric.score)[:, None], single_mean
+        table_and_score = scores.column(metric.score)[:, None], single_mean
     else:
         return None
-    if found is None:
+    if table_and_score is None:
         return None
-    table, score = found
+    table, score = table_and_score
     defined = np.isfinite(table).all(1)
     if not defined.any():
         return None
@@ -104,15 +107,15 @@ def _wsol_values(scores: WsolScores, name: str) -> MethodValues | None:
     """Whether each image's box is correct; for the mean over three IoUs one column for each."""
     if not scores.located():
         return None
-    found: Array | None = scores.at_best()
+    at_threshold: Array | None = scores.at_best()
     if name == "two_fold_box_acc":
-        found = scores.two_fold()
+        at_threshold = scores.two_fold()
     elif name == "max_box_acc_v2":
-        found = np.mean([scores.at_best(least) for least in BOX_IOUS], 0)
+        at_threshold = np.mean([scores.at_best(least) for least in BOX_IOUS], 0)
     elif name == "top1_loc":
         top1 = scores.top1()
-        found = None if top1 is None else scores.at_best() * top1
-    return None if found is None else MethodValues(tuple(scores.located()), found[:, None], single_mean)
+        at_threshold = None if top1 is None else scores.at_best() * top1
+    return None if at_threshold is None else MethodValues(tuple(scores.located()), at_threshold[:, None], single_mean)
 
 
 def _micro_f1_values(scores: SampleScores, k: str) -> tuple[Array, ScoreFunction] | None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.removal import kept_mask
 from vitrail.errors import NotApplicableError
-from vitrail.methods.shapley_explainer.coalition_masking import (
-    CoalitionMasking,
-    kernel_sizes,
-    membership,
-    split_patches,
-)
+from vitrail.methods.shapley_explainer.partial_images import PartialImages, kernel_sizes, split_patches
 from vitrail.models.plain_vit import PlainBlock
 
 #: Width of an attention head of the explainer's own block, if it divides the width of the model.
@@ -131,13 +125,13 @@ def find_tokens_module(model: nn.Module, structure: ModelStructure, images: Tens
         >>> find_tokens_module(model, read_structure(model, ModelInputs((images,))), images)
         ('norm', 32)
     """
-    found: list[tuple[str, int]] = []
+    modules_found: list[tuple[str, int]] = []
     axis = 0 if structure.tokens_first else 1
 
     def hook(name: str) -> object:
         def keep(_: nn.Module, __: object, output: object) -> None:
             if isinstance(output, Tensor) and output.dim() == 3 and output.shape[axis] == structure.tokens:
-                found.append((name, int(output.shape[-1])))
+                modules_found.append((name, int(output.shape[-1])))
 
         return keep
 
@@ -149,12 +143,12 @@ def find_tokens_module(model: nn.Module, structure: ModelStructure, images: Tens
     finally:
         for handle in handles:
             handle.remove()
-    if not found:
+    if not modules_found:
         raise NotApplicableError(
             f"no explainer can be trained for {structure.model}: none of its submodules returns its "
             f"{structure.tokens} tokens as one tensor"
         )
-    return found[-1]
+    return modules_found[-1]
 
 
 def normalise_values(values: Tensor, total: Tensor) -> Tensor:
@@ -187,7 +181,7 @@ def shapley_loss(values: Tensor, coalitions: Tensor, scores: Tensor, empty: Tens
 
 
 def explainer_loss(
-    masking: CoalitionMasking,
+    partial: PartialImages,
     surrogate: nn.Module,
     explainer: ShapleyExplainer,
     images: Tensor,
@@ -198,7 +192,7 @@ def explainer_loss(
     """The loss of the explainer on pairs of random coalitions and their complements.
 
     Args:
-        masking: How patches are hidden.
+        partial: Predictions for images with some patches kept.
         surrogate: Gives the value of a coalition.
         explainer: The module that is trained.
         images: Shape (b, channels, height, width).
@@ -207,13 +201,10 @@ def explainer_loss(
         generator: Source of the random numbers.
     """
     kept: list[Tensor] = []
-    for size in kernel_sizes(masking.players, pairs, generator):
-        kept.extend(split_patches(len(images), masking.players, size, generator))
-    scores = torch.stack([masking.probabilities(surrogate, images, keep) for keep in kept], 1)
-    total = masking.probabilities(surrogate, images) - empty
+    for size in kernel_sizes(partial.players, pairs, generator):
+        kept.extend(split_patches(len(images), partial.players, size, generator))
+    scores = torch.stack([partial.probabilities(surrogate, images, keep) for keep in kept], 1)
+    total = partial.probabilities(surrogate, images) - empty
     values = normalise_values(explainer(images).float(), total)
-    return shapley_loss(values, _stack(kept, masking.players), scores, empty)
-
-
-def _stack(kept: Sequence[Tensor], players: int) -> Tensor:
-    return torch.stack([membership(keep, players) for keep in kept], 1)
+    coalitions = torch.stack([kept_mask(keep, partial.players).to(scores) for keep in kept], 1)
+    return shapley_loss(values, coalitions, scores, empty)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.errors import ModelError
-from vitrail.methods.shapley_explainer.coalition_masking import CoalitionMasking, split_patches, uniform_sizes
+from vitrail.methods.shapley_explainer.partial_images import PartialImages, split_patches, uniform_sizes
 
 
 def trainable_copy(model: nn.Module) -> nn.Module:
@@ -34,7 +34,7 @@ def trainable_copy(model: nn.Module) -> nn.Module:
 
 
 def surrogate_loss(
-    masking: CoalitionMasking,
+    partial: PartialImages,
     model: nn.Module,
     surrogate: nn.Module,
     images: Tensor,
@@ -46,18 +46,18 @@ def surrogate_loss(
     Coalition sizes are uniform on 0 … S. Images are split into groups of one size, so that batches have no padding.
 
     Args:
-        masking: How patches are hidden.
+        partial: Predictions for images with some patches kept.
         model: The model to explain.
         surrogate: The copy that is trained.
         images: Shape (b, channels, height, width).
         groups: Number of coalition sizes.
         generator: Source of the random numbers.
     """
-    expected = masking.probabilities(model, images)
-    sizes = uniform_sizes(masking.players, min(groups, len(images)), generator)
+    expected = partial.probabilities(model, images)
+    sizes = uniform_sizes(partial.players, min(groups, len(images)), generator)
     losses = []
     for rows, size in zip(torch.arange(len(images), device=images.device).tensor_split(len(sizes)), sizes, strict=True):
-        keep, _ = split_patches(len(rows), masking.players, size, generator)
-        predicted = masking.logits(surrogate, images[rows], keep).float().log_softmax(-1)
+        keep, _ = split_patches(len(rows), partial.players, size, generator)
+        predicted = partial.logits(surrogate, images[rows], keep).float().log_softmax(-1)
         losses.append(F.kl_div(predicted, expected[rows], reduction="sum"))
     return torch.stack(losses).sum() / len(images)

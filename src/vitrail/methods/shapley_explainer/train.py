@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.errors import DataError, ModelError, OptionError
-from vitrail.methods.shapley_explainer.coalition_masking import MASKINGS, CoalitionMasking
 from vitrail.methods.shapley_explainer.explainer_network import ShapleyExplainer, build_explainer, explainer_loss
+from vitrail.methods.shapley_explainer.partial_images import PATCH_REMOVALS, PartialImages
 from vitrail.methods.shapley_explainer.surrogate import surrogate_loss, trainable_copy
 from vitrail.methods.shapley_explainer.training_images import TrainingImages
 from vitrail.methods.shapley_explainer.training_state import (
@@ -43,7 +44,7 @@ class TrainingSettings:
         surrogate_lr: Peak learning rate of the surrogate.
         explainer_lr: Peak learning rate of the explainer.
         seed: Seed of order, coalitions and initial weights.
-        masking: "tokens", "fill" or "auto", see `CoalitionMasking`.
+        removal: "tokens", "fill" or "auto", see `PartialImages`.
     """
 
     surrogate_steps: int = 2000
@@ -54,7 +55,7 @@ class TrainingSettings:
     surrogate_lr: float = 1e-4
     explainer_lr: float = 3e-4
     seed: int = 0
-    masking: str = "auto"
+    removal: str = "auto"
 
     def __post_init__(self) -> None:
         for name in ("surrogate_steps", "explainer_steps", "batch", "groups", "pairs"):
@@ -72,14 +73,14 @@ class TrainedRun:
     Attributes:
         surrogate: The surrogate.
         explainer: The explainer, before rounding to half precision.
-        masking: How patches were hidden.
+        partial_images: Predictions for images with some patches kept.
         empty: The surrogate's class probabilities without any patch, shape (classes,).
         record: What the file states.
     """
 
     surrogate: nn.Module
     explainer: ShapleyExplainer
-    masking: CoalitionMasking
+    partial_images: PartialImages
     empty: Tensor
     record: ExplainerRecord
 
@@ -119,7 +120,7 @@ def train_explainer(
     if path.suffix != ".safetensors":
         raise OptionError(f"{path.name!r} must be a safetensors file: end its name in .safetensors")
     model = unwrap(loaded.module)
-    with frozen(model):
+    with fast.unchanged(model), frozen(model):
         return _Trainer(model, loaded, images, path, settings, checkpoint_steps, advance).run()
 
 
@@ -141,8 +142,8 @@ class _Trainer:
         self.device = next(model.parameters()).device
         self.reference = trainable_copy(model).requires_grad_(False)
         first = self._batch(0)
-        self.masking = CoalitionMasking(self.reference, first, settings.masking)
-        self.classes = self.masking.classes_of(self.reference, first[:1])
+        self.partial_images = PartialImages(self.reference, first, settings.removal)
+        self.classes = self.partial_images.classes_of(self.reference, first[:1])
         if loaded.classes is not None and len(loaded.classes) != self.classes:
             raise ModelError(
                 f"{loaded.name} has {len(loaded.classes)} class names and {self.classes} outputs: pass the names of "
@@ -152,7 +153,7 @@ class _Trainer:
         self.checkpoint = path.with_suffix(".checkpoint")
         self.identity: dict[str, Any] = {
             "settings": asdict(settings), "data": images.description, "images": images.count,
-            "model_hash": float_hash(model), "masking": self.masking.kind, "intervals": checkpoint_steps,
+            "model_hash": float_hash(model), "removal": self.partial_images.removal, "intervals": checkpoint_steps,
         }  # fmt: skip
 
     def run(self) -> TrainedRun:
@@ -164,7 +165,7 @@ class _Trainer:
             self._optimise(
                 surrogate, state, settings.surrogate_steps, settings.surrogate_lr,
                 lambda batch, generator: surrogate_loss(
-                    self.masking, self.reference, surrogate, batch, settings.groups, generator
+                    self.partial_images, self.reference, surrogate, batch, settings.groups, generator
                 ),
             )  # fmt: skip
             state.phase, state.step, state.tensors = 1, 0, gather("surrogate", surrogate)
@@ -172,23 +173,23 @@ class _Trainer:
             restore("surrogate", surrogate, state.tensors)
         surrogate.requires_grad_(False)
         first = self._batch(0)
-        empty = self.masking.empty(surrogate, first)
+        empty = self.partial_images.empty(surrogate, first)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed)
             backbone = trainable_copy(surrogate)
-            explainer = build_explainer(backbone, self.masking.structure, first, self.classes)
+            explainer = build_explainer(backbone, self.partial_images.structure, first, self.classes)
         kept = gather("surrogate", surrogate)
         self._optimise(
             explainer, state, settings.explainer_steps, settings.explainer_lr,
             lambda batch, generator: explainer_loss(
-                self.masking, surrogate, explainer, batch, empty, settings.pairs, generator
+                self.partial_images, surrogate, explainer, batch, empty, settings.pairs, generator
             ),
             kept,
         )  # fmt: skip
         record = self._record(state, explainer)
         write_explainer(self.path, explainer, empty, record)
         self.checkpoint.unlink(missing_ok=True)
-        return TrainedRun(surrogate, explainer, self.masking, empty, record)
+        return TrainedRun(surrogate, explainer, self.partial_images, empty, record)
 
     def _optimise(
         self,
@@ -240,20 +241,20 @@ class _Trainer:
         return batch.to(self.device, torch.float32)
 
     def _record(self, state: TrainingState, explainer: ShapleyExplainer) -> ExplainerRecord:
-        settings = {name: value for name, value in asdict(self.settings).items() if name != "masking"}
+        settings = {name: value for name, value in asdict(self.settings).items() if name != "removal"}
         return ExplainerRecord(
-            self.loaded.name, self.identity["model_hash"], self.classes, self.size, self.masking.grid,
-            MASKINGS[self.masking.kind], explainer.tokens_module, explainer.head.norm.normalized_shape[0],
-            self.images.description, settings, state.losses, _versions(),
+            self.loaded.name, self.identity["model_hash"], self.classes, self.size, self.partial_images.grid,
+            PATCH_REMOVALS[self.partial_images.removal], explainer.tokens_module,
+            explainer.head.norm.normalized_shape[0], self.images.description, settings, state.losses, _versions(),
         )  # fmt: skip
 
 
 def _versions() -> dict[str, str]:
-    found = {"torch": str(torch.__version__)}
+    versions = {"torch": str(torch.__version__)}
     try:
-        return {**found, "vitrail": version("vitrail")}
+        return {**versions, "vitrail": version("vitrail")}
     except PackageNotFoundError:  # run from a checkout
-        return found
+        return versions
 
 
 def schedule(progress: float, warmup: float = 0.05) -> float:

@@ -90,10 +90,10 @@ def open_training_images(data: str, preprocess: Transform, limit: int | None = N
             f"no training data at {data!r}: pass a folder of images, 'scenes', or NAME=PATH with one of "
             f"{', '.join(sorted(DATASETS))}"
         )
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
-    if not found:
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES)
+    if not files:
         raise DataError(f"{folder} holds no image files ({', '.join(SUFFIXES)}): pass a folder with training images")
-    paths = [found[i] for i in _spread(len(found), limit)]
+    paths = [files[i] for i in _spread(len(files), limit)]
     return TrainingImages(
         len(paths),
         lambda rows: torch.stack([preprocess(open_image(paths[i])) for i in rows]),

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import NotApplicableError, WeightsError
 from vitrail.methods.shapley_explainer.explainer_network import ShapleyExplainer
@@ -33,7 +33,7 @@ class ExplainerRecord:
         classes: Number of classes.
         size: Height and width of the images.
         grid: Patches per column and per row.
-        masking: How patches were hidden in training.
+        masking: How patches were removed in training.
         tokens_module: Submodule whose tokens the head reads.
         width: Width of these tokens.
         data: What it was trained on.
@@ -71,25 +71,24 @@ class TrainedExplainer:
     record: ExplainerRecord
 
 
-_float_hashes: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
-
-
 def float_hash(model: nn.Module) -> str:
     """SHA-256 of a model's weights in single precision, so that ``.half()`` or ``.double()`` do not change it.
 
     Raises:
         WeightsError: The weights have no plain bytes.
     """
-    own = WeightsHash(model).hexdigest()
-    if own is None:
+    digest = WeightsHash(model).hexdigest()
+    if digest is None:
         raise WeightsError(f"the weights of {type(model).__name__} cannot be hashed: use a model with plain weights")
     tensors = [*model.parameters(), *model.buffers()]
     if all(t.dtype == torch.float32 for t in tensors if t.is_floating_point()):
-        return own
-    if model not in _float_hashes or _float_hashes[model][0] != own:
+        return digest
+    known: str | None = fast.recall(model, "explainers", ("hash", digest))
+    if known is None:
         copy = trainable_copy(model)  # a name, because the hash does not keep its model alive
-        _float_hashes[model] = (own, WeightsHash(copy).hexdigest() or "")
-    return _float_hashes[model][1]
+        known = fast.remember(model, "explainers", WeightsHash(copy).hexdigest() or "", ("hash", digest))
+    assert known is not None
+    return known
 
 
 def write_explainer(path: Path, module: ShapleyExplainer, empty: Tensor, record: ExplainerRecord) -> None:
@@ -166,9 +165,6 @@ def find_explainer(model: nn.Module, weights: str = "") -> Path:
     raise NotApplicableError(f"vit_shapley needs an explainer trained for this {type(model).__name__}, {have}: {TRAIN}")
 
 
-_loaded: WeakKeyDictionary[nn.Module, tuple[Any, TrainedExplainer]] = WeakKeyDictionary()
-
-
 def load_explainer(model: nn.Module, structure: ModelStructure, weights: str = "") -> TrainedExplainer:
     """Load the explainer of a model; the last one of each model is kept in memory.
 
@@ -181,7 +177,8 @@ def load_explainer(model: nn.Module, structure: ModelStructure, weights: str = "
     dtype = torch.promote_types(where.dtype, torch.float32)
     stamp = Path(weights).stat().st_mtime_ns if weights and Path(weights).is_file() else 0
     key = (WeightsHash(model).hexdigest(), weights, stamp, where.device, dtype)
-    if model not in _loaded or _loaded[model][0] != key:
+    known: tuple[Any, TrainedExplainer] | None = fast.recall(model, "explainers", "loaded")
+    if known is None or known[0] != key:
         path = find_explainer(model, weights)
         tensors, record = read_record(path)
         module = ShapleyExplainer(
@@ -197,8 +194,10 @@ def load_explainer(model: nn.Module, structure: ModelStructure, weights: str = "
             for name, tensor in tensors.items():
                 parameters[name].copy_(tensor)
         module.to(where.device, dtype).requires_grad_(False).eval()
-        _loaded[model] = (key, TrainedExplainer(module, empty.to(where.device, dtype), record))
-    return _loaded[model][1]
+        explainer = TrainedExplainer(module, empty.to(where.device, dtype), record)
+        known = fast.remember(model, "explainers", (key, explainer), "loaded")
+    assert known is not None
+    return known[1]
 
 
 def card(record: ExplainerRecord, path: Path) -> str:
@@ -208,7 +207,7 @@ def card(record: ExplainerRecord, path: Path) -> str:
         "SHA-256 of its weights": f"`{record.model_hash}`",
         "classes": record.classes,
         "images": f"{record.size[0]}×{record.size[1]} pixels, {record.grid[0]}×{record.grid[1]} patches",
-        "hidden patches": record.masking,
+        "removed patches": record.masking,
         "data": record.data,
         **{name.replace("_", " "): value for name, value in record.settings.items()},
         **{f"{phase} loss, first and last interval ↓": _ends(losses) for phase, losses in record.losses.items()},

@@ -16,23 +16,22 @@ from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.scores.segmentation import SegmentationScores, score_segmentation
-from vitrail.tools.figures.canvas import (
-    BAR_WIDTH,
-    CELL,
+from vitrail.tools.figures.method_columns import comparison, draw_comparison
+from vitrail.tools.figures.panels import (
     CHART_COLOURS,
-    GAP,
     INK,
-    LABEL_WIDTH,
-    LINE,
-    MARGIN,
     QUIET,
     SMALL,
-    Canvas,
-    CanvasGrid,
-    empty_map_note,
-    overlay_map,
+    add_axes,
+    add_grid,
+    annotate,
+    colour_bar,
+    image_grid,
+    show,
+    show_map,
+    style_chart,
+    wrap_text,
 )
-from vitrail.tools.figures.method_columns import draw_comparison
 from vitrail.tools.figures.prepare import (
     check_integer,
     explain_images,
@@ -44,7 +43,7 @@ from vitrail.tools.figures.prepare import (
 )
 from vitrail.tools.figures.registry import Progress, register_figure
 from vitrail.tools.figures.scene_inputs import scenes_with_masks, trained_on_scenes
-from vitrail.viz.colormap import Array, overlay
+from vitrail.viz.colormap import overlay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -69,103 +68,35 @@ SCORES = {
 }
 
 
-@register_figure(
+register_figure(
     "gradtoken-1", "GradToken and four earlier methods, two classes of the same image", CITE, pairs=True, scenes=1
+)(comparison(INTRODUCED, 2, "top2"))
+register_figure("gradtoken-7", "GradToken and other methods, one class per image", CITE)(comparison(COMPARED, 1))
+register_figure("gradtoken-8", "GradToken and other methods, two classes of the same image", CITE, pairs=True)(
+    comparison(COMPARED, 2, "top2")
 )
-def draw_introduction(
-    about: LoadedModel,
-    images: Tensor,
-    targets: Target = "top2",
-    *,
-    methods: Sequence[str] | str | None = None,
-    quick: bool = False,
-    progress: Progress | None = None,
-) -> Figure:
-    """Draw maps of Grad-CAM, LRP, raw attention, rollout and GradToken for two classes of each image.
-
-    Args:
-        about: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: Two classes per image, as for ``explain``; ``[[a, b]]`` for the same classes of all images.
-        methods: Methods to compare; by default those of the paper that apply to the model.
-        quick: Use the options that make slow methods quick.
-        progress: Progress callbacks.
-    """
-    rows = resolve_targets(about, images, targets, 2)
-    chosen = select_methods(about, images, methods, INTRODUCED, quick)
-    return draw_comparison(explain_images(about, images, rows, chosen, progress or Progress()))
-
-
-@register_figure("gradtoken-7", "GradToken and other methods, one class per image", CITE)
-def draw_one_class(
-    about: LoadedModel,
-    images: Tensor,
-    targets: Target = None,
-    *,
-    methods: Sequence[str] | str | None = None,
-    quick: bool = False,
-    progress: Progress | None = None,
-) -> Figure:
-    """Draw maps of several methods for one class of each image.
-
-    Args:
-        about: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: One class per image, as for ``explain``.
-        methods: Methods to compare; by default those of the paper that apply to the model.
-        quick: Use the options that make slow methods quick.
-        progress: Progress callbacks.
-    """
-    rows = resolve_targets(about, images, targets, 1)
-    chosen = select_methods(about, images, methods, COMPARED, quick)
-    return draw_comparison(explain_images(about, images, rows, chosen, progress or Progress()))
-
-
-@register_figure("gradtoken-8", "GradToken and other methods, two classes of the same image", CITE, pairs=True)
-def draw_two_classes(
-    about: LoadedModel,
-    images: Tensor,
-    targets: Target = "top2",
-    *,
-    methods: Sequence[str] | str | None = None,
-    quick: bool = False,
-    progress: Progress | None = None,
-) -> Figure:
-    """Draw maps of several methods for two classes of each image, a row for each class.
-
-    Args:
-        about: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: Two classes per image, as for ``explain``; ``[[a, b]]`` for the same classes of all images.
-        methods: Methods to compare; by default those of the paper that apply to the model.
-        quick: Use the options that make slow methods quick.
-        progress: Progress callbacks.
-    """
-    rows = resolve_targets(about, images, targets, 2)
-    chosen = select_methods(about, images, methods, COMPARED, quick)
-    return draw_comparison(explain_images(about, images, rows, chosen, progress or Progress()))
 
 
 @register_figure("gradtoken-9", "the five schemes of attention aggregation and propagation", CITE)
 def draw_schemes(
-    about: LoadedModel, images: Tensor, targets: Target = None, *, progress: Progress | None = None
+    loaded: LoadedModel, images: Tensor, targets: Target = None, *, progress: Progress | None = None
 ) -> Figure:
     """Draw GradToken maps of its five schemes of aggregation and propagation.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: As for ``explain``.
         progress: Progress callbacks.
     """
-    rows = resolve_targets(about, images, targets)
-    chosen = select_methods(about, images, tuple(SCHEMES), ())
-    return draw_comparison(explain_images(about, images, rows, chosen, progress or Progress()), headings=SCHEMES)
+    rows = resolve_targets(loaded, images, targets)
+    chosen = select_methods(loaded, images, tuple(SCHEMES), ())
+    return draw_comparison(explain_images(loaded, images, rows, chosen, progress or Progress()), headings=SCHEMES)
 
 
 @register_figure("gradtoken-10", "the signed map of each head, and two means over heads", CITE, scenes=1)
 def draw_heads(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Target = None,
     *,
@@ -178,7 +109,7 @@ def draw_heads(
     The means are of signed maps (i) and of their positive parts (ii).
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: As for ``explain``.
         propagated: Show heads after propagation by attention, as they are averaged; otherwise before it.
@@ -186,58 +117,36 @@ def draw_heads(
         progress: Progress callbacks.
     """
     choose("scale", scale, ("common", "own"))
-    rows = resolve_targets(about, images, targets)
+    rows = resolve_targets(loaded, images, targets)
     variants: dict[str, dict[str, Any]] = {"gradtoken:i": {}, "gradtoken:ii": {}}
-    both = explain_images(about, images, rows, variants, progress or Progress(), keep=True)
-    first = both[0]["gradtoken:i"]
-    count = first.intermediates["heads"][0][0].shape[1]
-    tall = CELL * images.shape[2] / images.shape[3]
-    line, head = LINE + 0.05, MARGIN + LINE + 0.06
-    each = 3 * (tall + line)
-    columns = ceil(count / 3)
+    both = explain_images(loaded, images, rows, variants, progress or Progress(), keep=True)
+    count = both[0]["gradtoken:i"].intermediates["heads"][0][0].shape[1]
+    columns, aspect = ceil(count / 3), images.shape[2] / images.shape[3]
     shown = [(pair, k) for pair in both for k in range(pair["gradtoken:i"].maps.shape[1])]
-    right = MARGIN + LABEL_WIDTH + CELL + 0.24
-    width = right + columns * (CELL + GAP) - GAP + BAR_WIDTH + 0.05 + MARGIN
-    canvas = Canvas(width, head + len(shown) * (each + 0.08) - 0.08 - LINE + MARGIN)
+    figure, axes = image_grid(3 * len(shown), 1 + columns, aspect)
     for i, (pair, k) in enumerate(shown):
-        top = head + i * (each + 0.08)
-        left = CanvasGrid(MARGIN + LABEL_WIDTH, top, 3, 1, CELL, tall, row_gap=line)
+        rows_of_input = axes[3 * i : 3 * i + 3]
         e, clamped = pair["gradtoken:i"], pair["gradtoken:ii"]
         image = input_image(e)
-        canvas.row_label((left.left, left.top, CELL, tall), e.label(0, k))
-        canvas.image(left[0, 0], image)
-        canvas.image(left[1, 0], overlay_map(image, e.grid[0, k], True), empty_map_note(e.grid[0, k]))
-        canvas.image(left[2, 0], overlay_map(image, clamped.grid[0, k]), empty_map_note(clamped.grid[0, k]))
-        for row, title in enumerate(("Input", "i: mean", "ii: mean of positive parts")):
-            canvas.text_above(left[row, 0], title, SMALL)
+        show(rows_of_input[0, 0], image, "Input", label=wrap_text(e.label(0, k), 1.2 * aspect, lines=3))
+        show_map(rows_of_input[1, 0], image, e.grid[0, k], "i: mean", signed=True)
+        show_map(rows_of_input[2, 0], image, clamped.grid[0, k], "ii: mean of positive parts")
         maps = to_grid(e, e.intermediates["heads_spread" if propagated else "heads"][k][0][0]).float().cpu()
-        common = float(maps.abs().max()) if scale == "common" else None
-        grid = CanvasGrid(right, top, 3, columns, CELL, tall, row_gap=line)
-        for index, relevance in enumerate(maps):
-            box = grid[divmod(index, columns)]
-            canvas.image(box, _overlay_signed(image, relevance, common), empty_map_note(relevance))
-            maximum = float(relevance.abs().max()) if common is None else common
-            canvas.text_above(box, f"head {index + 1} (±{maximum:.2g})", SMALL)
-        x = grid.right
-        canvas.colour_bar((x + 0.08, grid[0, 0][1], 0.08, tall), True, ("−max", "0", "+max"))
-        canvas.colour_bar((x + 0.08, grid[2, 0][1], 0.08, tall), False)
-        canvas.text(x + 0.12, grid[2, 0][1] - 0.035, "ii", SMALL, va="bottom")
-    return canvas.figure
-
-
-def _overlay_signed(image: Array, relevance: Tensor, scale: float | None) -> Array:
-    """Overlay a signed map on an image on a given scale; None for the map's own."""
-    if scale is None:
-        return overlay_map(image, relevance, True)
-    upsampled = upsample(relevance, (image.shape[0], image.shape[1])) / (scale or 1)
-    return overlay(image, upsampled.numpy(), True)
+        for index, (one, relevance) in enumerate(zip(rows_of_input[:, 1:].flat, maps, strict=False)):
+            maximum = float((maps if scale == "common" else relevance).abs().max())
+            pixels = overlay(image, (upsample(relevance, image.shape[:2]) / (maximum or 1)).numpy(), True)
+            note = "" if float(relevance.abs().max()) else "no relevance"
+            show(one, pixels, f"head {index + 1} (±{maximum:.2g})", note=note)
+        colour_bar(rows_of_input[0, -1], True, ("−max", "0", "+max"))
+        colour_bar(rows_of_input[2, -1], False, ("ii: low", "high"))
+    return figure
 
 
 @register_figure(
     "gradtoken-11", "depth of propagation: maps, and segmentation scores where masks are known", CITE, scenes=2
 )
 def draw_depth(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Target = None,
     *,
@@ -249,7 +158,7 @@ def draw_depth(
     """Draw maps by the first block of the propagation, and, where masks are known, segmentation scores by it.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: As for ``explain``.
         scenes: Number of embedded scenes to score; by default 64 if the model was trained on them, else 0.
@@ -261,39 +170,30 @@ def draw_depth(
     choose("threshold", threshold, tuple(SCORES))
     progress = progress or Progress()
     explanations = explain_with_intermediates(
-        about, images, resolve_targets(about, images, targets), "gradtoken", progress
+        loaded, images, resolve_targets(loaded, images, targets), "gradtoken", progress
     )
     if scenes is None:
-        scenes = SCENES if trained_on_scenes(about) else 0
+        scenes = SCENES if trained_on_scenes(loaded) else 0
     check_integer("scenes", scenes, 0)
     if truth is None and scenes > 0:
-        truth = scenes_with_masks(about, scenes)
-    curves = None if truth is None else _score_depths(about, truth, progress, scenes)
+        truth = scenes_with_masks(loaded, scenes)
+    curves = None if truth is None else _score_depths(loaded, truth, progress, scenes)
     total = len(explanations[0].intermediates["depth"][0])
     lines = ceil(total / MAX_COLUMNS)
-    columns = ceil(total / lines)
-    cell = 0.95
-    tall = cell * images.shape[2] / images.shape[3]
-    step, head = tall + LINE + 0.06, MARGIN + LINE + 0.05
+    columns, aspect = ceil(total / lines), images.shape[2] / images.shape[3]
     rows = [(e, k) for e in explanations for k in range(e.maps.shape[1])]
-    left = MARGIN + LABEL_WIDTH + cell + 0.14
-    width = left + columns * (cell + GAP) - GAP + BAR_WIDTH + MARGIN
-    images_bottom = head + len(rows) * (lines * step + 0.05) - LINE - 0.1
-    canvas = Canvas(width, images_bottom + (2.0 if curves else 0) + MARGIN)
+    figure, axes = image_grid(lines * len(rows), 1 + columns, aspect, cell=0.95, below=1.9 if curves else 0.0)
     for i, (e, k) in enumerate(rows):
-        grid = CanvasGrid(left, head + i * (lines * step + 0.05), lines, columns, cell, tall, row_gap=step - tall)
-        box = (MARGIN + LABEL_WIDTH, grid.top, cell, tall)
-        canvas.row_label(box, e.label(0, k))
-        canvas.image(box, input_image(e))
-        canvas.text_above(box, "Input", SMALL)
+        rows_of_input = axes[i * lines : (i + 1) * lines]
+        label = wrap_text(e.label(0, k), 0.95 * aspect, lines=3)
+        show(rows_of_input[0, 0], input_image(e), "Input", label=label)
         for index, patches in enumerate(reversed(e.intermediates["depth"][k])):
-            relevance, cell_box = to_grid(e, patches[0]), grid[divmod(index, columns)]
-            canvas.image(cell_box, overlay_map(input_image(e), relevance), empty_map_note(relevance))
-            canvas.text_above(cell_box, _block_range(total - index, total), SMALL)
-    canvas.colour_bars(width - BAR_WIDTH - MARGIN, head, tall, [False])
+            title = _block_range(total - index, total)
+            show_map(rows_of_input[:, 1:].flat[index], input_image(e), to_grid(e, patches[0]), title)
+    colour_bar(axes[0, -1], False)
     if curves:
-        _draw_curves(canvas, curves, threshold, total, images_bottom)
-    return canvas.figure
+        _draw_curves(figure, curves, threshold, total)
+    return figure
 
 
 def _block_range(first: int, total: int) -> str:
@@ -304,41 +204,39 @@ def _block_range(first: int, total: int) -> str:
 
 
 def _score_depths(
-    about: LoadedModel, truth: Iterable[tuple[Tensor, Tensor, Tensor]], progress: Progress, count: int
+    loaded: LoadedModel, truth: Iterable[tuple[Tensor, Tensor, Tensor]], progress: Progress, count: int
 ) -> list[SegmentationScores]:
     """Segmentation scores of each depth, from no propagation to all blocks."""
-    tallies: list[SegmentationScores] = []
+    by_depth: list[SegmentationScores] = []
     progress.begin("Scoring", max(1, ceil(count / 16)))
     for number, (images, classes, masks) in enumerate(truth):
-        e: Explanation = explain(about, images, "gradtoken", target=classes.tolist(), keep=True)
+        e: Explanation = explain(loaded, images, "gradtoken", target=classes.tolist(), keep=True)
         maps = list(reversed(e.intermediates["depth"][0]))
-        tallies = tallies or [SegmentationScores() for _ in maps]
-        for tally, patches in zip(tallies, maps, strict=True):
+        by_depth = by_depth or [SegmentationScores() for _ in maps]
+        for scores, patches in zip(by_depth, maps, strict=True):
             upsampled = upsample(to_grid(e, patches), (int(masks.shape[1]), int(masks.shape[2])))
             ids = [f"{number}-{i}" for i in range(len(images))]
-            tally.add(ids, score_segmentation(upsampled.cpu(), masks.long().cpu()))
+            scores.add(ids, score_segmentation(upsampled.cpu(), masks.long().cpu()))
         progress.step()
-    return tallies
+    return by_depth
 
 
-def _draw_curves(canvas: Canvas, curves: Sequence[SegmentationScores], threshold: str, total: int, top: float) -> None:
+def _draw_curves(figure: Figure, curves: Sequence[SegmentationScores], threshold: str, total: int) -> None:
     """Draw three scores against depth, the best of each marked."""
-    summaries = [tally.summary() for tally in curves]
-    room = canvas.width - MARGIN - 0.15
-    wide = room / 3 - 0.48
-    depths = list(range(total, 0, -1))
-    for i, ((key, name), colour) in enumerate(zip(SCORES[threshold].items(), CHART_COLOURS, strict=True)):
+    summaries = [scores.summary() for scores in curves]
+    shown = [d for d in range(total, 0, -1) if total <= 12 or d % 3 == 0 or d in (1, total)]
+    room = figure.get_figwidth() / 3
+    grid = add_grid(figure, 1, 3, (room - 0.5, 1.1), 0.4, figure.get_figheight() - 1.65, (0.5, 0))
+    panels = zip(add_axes(grid)[0], SCORES[threshold].items(), CHART_COLOURS, strict=True)
+    for axes, (key, name), colour in panels:
         values = [100 * float(s[key]) for s in summaries]
-        box = (MARGIN + 0.42 + i * (room / 3), top + 0.42, wide, 1.1)
-        axes = canvas.chart(box, name, "first block of the propagation", "%" if i == 0 else "")
+        style_chart(axes, f"{name} (%)", "first block of the propagation")
         axes.plot(range(total), values, color=colour, linewidth=1.2, marker="o", markersize=2.5)
         best = int(torch.tensor(values).argmax())
         axes.plot(best, values[best], "o", ms=5, mfc="none", mec=INK, mew=0.7)
-        axes.annotate(f"{values[best]:.1f}", (best, values[best]), xytext=(0, 5), textcoords="offset points",
-                      ha="center", fontsize=SMALL, color=INK)  # fmt: skip
+        annotate(axes, best, values[best] + 0.02 * (max(values) - min(values)), f"{values[best]:.1f}")
         axes.margins(x=0.08, y=0.25)
-        ticks = [d for d in depths if total <= 12 or d % 3 == 0 or d in (1, total)]
-        axes.set_xticks([total - d for d in ticks], [str(d) for d in ticks])
+        axes.set_xticks([total - d for d in shown], [str(d) for d in shown])
     rule = "the best of ten thresholds" if threshold == "best" else "their mean as threshold"
     note = f"{len(curves[0])} images with known masks; maps binarised with {rule}; {total}: not propagated"
-    canvas.text(MARGIN, canvas.height - MARGIN, note, SMALL - 0.5, ha="left", va="bottom", color=QUIET)
+    figure.text(0.01, 0.01, note, fontsize=SMALL - 0.5, color=QUIET)

@@ -47,27 +47,27 @@ def pairwise_cosines(features: Tensor, size: tuple[int, int]) -> Array:
     return pairs
 
 
-def feature_maps(about: LoadedModel, image: Tensor, kind: str) -> Tensor:
+def feature_maps(loaded: LoadedModel, image: Tensor, kind: str) -> Tensor:
     """Feature maps of one image, shape (channels, rows, columns).
 
     Args:
-        about: The model; one without attention gives the output of its last layer on a grid, as Grad-CAM uses it.
+        loaded: The model; one without attention gives the output of its last layer on a grid, as Grad-CAM uses it.
         image: Model input, shape (1, 3, height, width).
         kind: Features of a transformer, as for ``Probe.features``.
     """
-    structure = read_structure(unwrap(about.module), ModelInputs((image,)))
+    structure = read_structure(unwrap(loaded.module), ModelInputs((image,)))
     if structure.kind == "none":
-        return convolutional_features(unwrap(about.module), image)[0]
-    return probe_without_target(about, image).features(kind, stage=-2)[0]
+        return convolutional_features(unwrap(loaded.module), image)[0]
+    return probe_without_target(loaded, image).features(kind, stage=-2)[0]
 
 
 def convolutional_features(model: nn.Module, images: Tensor) -> Tensor:
     """Output of the last layer whose output is on a grid of more than one cell, shape (b, channels, rows, columns)."""
-    found: list[Tensor] = []
+    outputs: list[Tensor] = []
 
     def keep(_: nn.Module, __: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.dim() == 4 and min(output.shape[2:]) > 1:
-            found[:] = [output]
+            outputs[:] = [output]
 
     handles = [module.register_forward_hook(keep) for module in model.modules()]
     try:
@@ -76,11 +76,11 @@ def convolutional_features(model: nn.Module, images: Tensor) -> Tensor:
     finally:
         for handle in handles:
             handle.remove()
-    if not found:
+    if not outputs:
         raise NotApplicableError(
             f"{type(model).__name__} has no feature maps: no layer has an output of shape (b, channels, rows, columns)"
         )
-    return found[0]
+    return outputs[0]
 
 
 def load_compared(model: str | nn.Module | LoadedModel, weights: str | Path | None) -> LoadedModel:
@@ -92,11 +92,11 @@ def load_compared(model: str | nn.Module | LoadedModel, weights: str | Path | No
     return load(model, weights=weights)
 
 
-def convert_images(images: Tensor, about: LoadedModel, other: LoadedModel) -> Tensor:
+def convert_images(images: Tensor, loaded: LoadedModel, other: LoadedModel) -> Tensor:
     """Convert the input of one model to that of another: undo the normalisation, resize, normalise."""
-    own, theirs = about.preprocess, other.preprocess
-    if not (isinstance(own, Preprocess) and isinstance(theirs, Preprocess)):
-        unknown = about if not isinstance(own, Preprocess) else other
+    first, second = loaded.preprocess, other.preprocess
+    if not (isinstance(first, Preprocess) and isinstance(second, Preprocess)):
+        unknown = loaded if not isinstance(first, Preprocess) else other
         raise ModelError(
             f"the preprocessing of {unknown.name or 'a model'} is unknown, so that images cannot be converted: pass "
             "LoadedModel(model, vitrail.Preprocess(size, mean, std))"
@@ -105,7 +105,7 @@ def convert_images(images: Tensor, about: LoadedModel, other: LoadedModel) -> Te
     def channels(values: tuple[float, ...]) -> Tensor:
         return torch.tensor(values, device=images.device).view(1, -1, 1, 1)
 
-    pixels = (images.float() * channels(own.std) + channels(own.mean)).clamp(0, 1)
-    if pixels.shape[2:] != torch.Size(theirs.size):
-        pixels = F.interpolate(pixels, theirs.size, mode="bilinear", antialias=True)
-    return (pixels - channels(theirs.mean)) / channels(theirs.std)
+    pixels = (images.float() * channels(first.std) + channels(first.mean)).clamp(0, 1)
+    if pixels.shape[2:] != torch.Size(second.size):
+        pixels = F.interpolate(pixels, second.size, mode="bilinear", antialias=True)
+    return (pixels - channels(second.mean)) / channels(second.std)

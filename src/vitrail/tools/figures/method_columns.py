@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from vitrail.inputs.targets import Target
+from vitrail.models import LoadedModel
 from vitrail.pipeline.explanation import Explanation
-from vitrail.tools.figures.canvas import (
+from vitrail.tools.figures.panels import (
     BAR_WIDTH,
     CELL,
     GAP,
@@ -14,22 +18,61 @@ from vitrail.tools.figures.canvas import (
     LABEL_WIDTH,
     LINE,
     MARGIN,
-    MIN_CELL,
-    PAGE_WIDTH,
     QUIET,
     SMALL,
-    Canvas,
-    CanvasGrid,
+    add_axes,
+    add_grid,
+    colour_bar,
+    new_figure,
+    show,
+    show_map,
     wrap_text,
 )
-from vitrail.tools.figures.prepare import input_image
-from vitrail.viz.colormap import overlay
+from vitrail.tools.figures.prepare import explain_images, input_image, resolve_targets, select_methods
+from vitrail.tools.figures.registry import DrawFunction, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: From image index, target index and method to the text below a map.
 Caption = Callable[[int, int, str], str]
+#: Width of the images on a printed page, and the smallest width of one.
+PAGE_WIDTH, MIN_CELL = 7.2, 0.75
+
+
+def comparison(defaults: Sequence[str], count: int | None = None, default_target: Target = None) -> DrawFunction:
+    """A drawing function that compares methods.
+
+    Args:
+        defaults: Methods that the paper compares.
+        count: Number of classes of each image; None for any number.
+        default_target: The target without ``targets``.
+    """
+
+    def draw_methods(
+        loaded: LoadedModel,
+        images: Tensor,
+        targets: Target = default_target,
+        *,
+        methods: Sequence[str] | str | None = None,
+        quick: bool = False,
+        progress: Progress | None = None,
+    ) -> Figure:
+        """Draw maps of several methods for the same images and classes, a row for each class.
+
+        Args:
+            loaded: The model.
+            images: Model input, shape (b, 3, height, width).
+            targets: As for ``explain``; ``[[a, b]]`` for the same two classes of all images.
+            methods: Methods to compare; by default those of the paper that apply to the model.
+            quick: Use the options that make slow methods quick.
+            progress: Progress callbacks.
+        """
+        rows = resolve_targets(loaded, images, targets, count)
+        chosen = select_methods(loaded, images, methods, defaults, quick)
+        return draw_comparison(explain_images(loaded, images, rows, chosen, progress or Progress()))
+
+    return draw_methods
 
 
 def draw_comparison(
@@ -49,39 +92,36 @@ def draw_comparison(
     names = list(explanations[0])
     first = explanations[0][names[0]]
     counts = [group[names[0]].maps.shape[1] for group in explanations]
-    cell = (PAGE_WIDTH - LABEL_WIDTH - BAR_WIDTH - 2 * MARGIN) / (1 + len(names)) - GAP
-    cell = max(1.1 if caption else MIN_CELL, min(CELL, cell))
-    tall = cell * first.maps.shape[2] / first.maps.shape[3]
+    cell = max(1.1 if caption else MIN_CELL, min(CELL, PAGE_WIDTH / (1 + len(names))))
+    aspect = first.maps.shape[2] / first.maps.shape[3]
     titles = ["Input", *((headings or {}).get(name) or _heading(explanations[0][name]) for name in names)]
-    top = MARGIN + 0.04 + LINE * max(wrap_text(t, cell, HEADING, 3).count("\n") + 1 for t in titles)
-    line = LINE + 0.04 if caption else 0.0
-    left = MARGIN + cell + LABEL_WIDTH + GAP
-    grid = CanvasGrid(left, top, sum(counts), len(names), cell, tall, row_gap=GAP + line)
-    bottom = MARGIN + (LINE + 0.04 if note else 0)
-    signed = [e.signed for e in explanations[0].values()]
-    canvas = Canvas(grid.right + BAR_WIDTH + MARGIN, grid.bottom + line + bottom)
+    titles = [wrap_text(title, cell, HEADING, 3) for title in titles]
+    top = MARGIN + LINE * (1 + max(title.count("\n") for title in titles))
+    line, rows = LINE if caption else 0.0, sum(counts)
+    left = MARGIN + cell + LABEL_WIDTH
+    width = left + len(names) * (cell + GAP) + BAR_WIDTH
+    figure = new_figure(width, top + rows * (cell * aspect + GAP + line) + MARGIN + (LINE if note else 0))
+    size, gaps = (cell, cell * aspect), (GAP, GAP + line)
+    inputs = add_grid(figure, rows, 1, size, MARGIN, top, gaps)
+    axes = add_axes(add_grid(figure, rows, len(names), size, left, top, gaps))
     row = 0
     for i, (group, count) in enumerate(zip(explanations, counts, strict=True)):
         image = input_image(group[names[0]])
-        middle = (grid[row, 0][1] + grid[row + count - 1, 0][1]) / 2
-        canvas.image((MARGIN, middle, cell, tall), image)
+        show(figure.add_subplot(inputs[row : row + count, 0]), image)
         for k in range(count):
-            canvas.row_label(grid[row + k, 0], group[names[0]].label(0, k))
-            for column, name in enumerate(names):
-                e, box = group[name], grid[row + k, column]
-                pixels = overlay(image, e.maps[0, k].float().cpu().numpy(), e.signed)
-                canvas.image(box, pixels, "no relevance" if bool(e.constant[0, k]) else "")
-                if caption:
-                    canvas.text_below(box, caption(i, k, name))
+            for one, (name, e) in zip(axes[row + k], group.items(), strict=True):
+                show_map(one, image, e.maps[0, k], signed=e.signed, caption=caption(i, k, name) if caption else "")
+            axes[row + k, 0].set_ylabel(wrap_text(group[names[0]].label(0, k), size[1], lines=3))
         row += count
-    for title, box in zip(titles, [(MARGIN, top, cell, tall), *(grid[0, c] for c in range(len(names)))], strict=True):
-        canvas.text_above(box, title, HEADING, 3)
-    canvas.colour_bars(grid.right, top, tall, signed)
+    add_axes(inputs)[0, 0].set_title(titles[0], fontsize=HEADING, pad=2.5)
+    for one, title in zip(axes[0], titles[1:], strict=True):
+        one.set_title(title, fontsize=HEADING)
+    signed = {e.signed for e in explanations[0].values()}
+    for kind in signed:
+        colour_bar(axes[0, -1], kind, half=len(signed) > 1)
     if note:
-        room = canvas.width - 2 * MARGIN
-        canvas.text(MARGIN, canvas.height - MARGIN, wrap_text(note, room, SMALL - 0.5, 1), SMALL - 0.5, ha="left",
-                    va="bottom", color=QUIET)  # fmt: skip
-    return canvas.figure
+        figure.text(MARGIN / width, 0.01, note, fontsize=SMALL - 0.5, color=QUIET)
+    return figure
 
 
 def _heading(explanation: Explanation) -> str:

@@ -24,11 +24,11 @@ from vitrail.tools.figures.registry import Progress
 from vitrail.viz.colormap import Array
 
 
-def resolve_targets(about: LoadedModel, images: Tensor, targets: Target, count: int | None = None) -> list[Any]:
+def resolve_targets(loaded: LoadedModel, images: Tensor, targets: Target, count: int | None = None) -> list[Any]:
     """Resolve the targets of each image to the form that ``explain`` takes for that image alone.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Shape (b, 3, height, width).
         targets: As for ``explain``.
         count: Number of targets per image that the figure needs; None for any number.
@@ -37,10 +37,10 @@ def resolve_targets(about: LoadedModel, images: Tensor, targets: Target, count: 
         TargetError: A class does not exist, or an image has more or fewer than ``count`` targets.
     """
     _check_images(images)
-    model = unwrap(about.module)
+    model = unwrap(loaded.module)
     with frozen(model), torch.no_grad():
         output = ModelInputs((images,)).into(model)
-        resolved = resolve_target(targets, class_logits(model, output), len(images), about.classes, output)
+        resolved = resolve_target(targets, class_logits(model, output), len(images), loaded.classes, output)
     if count is not None and resolved.count != count:
         needed = {1: "one class", 2: "two classes"}.get(count, f"{count} classes")
         raise TargetError(f"this figure needs {needed} per image, got {resolved.count}: change target=")
@@ -69,12 +69,12 @@ def check_integer(option: str, value: object, least: int | None = None) -> int:
     return value
 
 
-def select_methods(about: LoadedModel, images: Tensor, methods: Sequence[str] | str | None, defaults: Sequence[str],
+def select_methods(loaded: LoadedModel, images: Tensor, methods: Sequence[str] | str | None, defaults: Sequence[str],
                    quick: bool = False) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Select the methods of a comparison, with their options.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Some images.
         methods: The user's choice, a sequence or a string separated by commas or spaces; all of them must apply.
         defaults: The methods that the paper compares, used without a choice; those that do not apply are left out.
@@ -83,14 +83,14 @@ def select_methods(about: LoadedModel, images: Tensor, methods: Sequence[str] | 
     chosen = methods.replace(",", " ").split() if isinstance(methods, str) else methods
     if chosen is not None and not (isinstance(chosen, Sequence) and chosen and all(isinstance(c, str) for c in chosen)):
         raise OptionError(f"methods={methods!r} must be method names, separated by commas")
-    structure = read_structure(unwrap(about.module), ModelInputs((images[:1],)))
+    structure = read_structure(unwrap(loaded.module), ModelInputs((images[:1],)))
     selected: dict[str, dict[str, Any]] = {}
     for spec in defaults if chosen is None else chosen:
         if chosen is None and spec.partition(":")[0] not in METHODS:
             continue
         _, method, options = find(spec)
         try:
-            method.check(structure, options, model=unwrap(about.module))
+            method.check(structure, options, model=unwrap(loaded.module))
         except NotApplicableError:
             if chosen is not None:
                 raise
@@ -104,7 +104,7 @@ def select_methods(about: LoadedModel, images: Tensor, methods: Sequence[str] | 
 
 
 def explain_images(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Sequence[Any],
     methods: Mapping[str, Mapping[str, Any]],
@@ -116,22 +116,22 @@ def explain_images(
     explanations = []
     for image, target in zip(images, targets, strict=True):
         explanations.append(
-            explain(about, image[None], methods=methods, target=target, keep=keep, advance=progress.evaluated)
+            explain(loaded, image[None], methods=methods, target=target, keep=keep, advance=progress.evaluated)
         )
         progress.step()
     return explanations
 
 
 def explain_with_intermediates(
-    about: LoadedModel, images: Tensor, targets: Sequence[Any], method: str, progress: Progress, **options: Any
+    loaded: LoadedModel, images: Tensor, targets: Sequence[Any], method: str, progress: Progress, **options: Any
 ) -> list[Explanation]:
     """Explain each image with one method and keep its intermediate results in ``Explanation.intermediates``."""
-    return [e[method] for e in explain_images(about, images, targets, {method: options}, progress, keep=True)]
+    return [e[method] for e in explain_images(loaded, images, targets, {method: options}, progress, keep=True)]
 
 
-def probe_without_target(about: LoadedModel, images: Tensor) -> Probe:
+def probe_without_target(loaded: LoadedModel, images: Tensor) -> Probe:
     """Probe a model for quantities that need no target."""
-    model, model_inputs = unwrap(about.module), ModelInputs((images,))
+    model, model_inputs = unwrap(loaded.module), ModelInputs((images,))
 
     def no_target(output: Any, owner: Tensor, kind: str) -> Tensor:
         raise OptionError(f"no target was given to score {owner.numel()} outputs by {kind}: {type(output).__name__}")

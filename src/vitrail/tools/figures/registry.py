@@ -61,7 +61,7 @@ class FigureEntry:
     @property
     def options(self) -> dict[str, Any]:
         """Options with their defaults."""
-        common = ("about", "images", "targets", "progress")
+        common = ("loaded", "images", "targets", "progress")
         parameters = inspect.signature(self.function).parameters.values()
         return {p.name: p.default for p in parameters if p.name not in common}
 
@@ -126,21 +126,21 @@ def draw(
         >>> sum(axes.get_label() == "image" for axes in figure.axes)
         6
     """
-    entry, about = find_figure(name), describe(model)
+    entry, loaded = find_figure(name), describe(model)
     unknown = [key for key in options if key not in entry.options]
     if unknown:
         known = ", ".join(f"{k}={v!r}" for k, v in entry.options.items()) or "no options"
         raise OptionError(f"{name} does not take {', '.join(unknown)}; it takes {known}")
     if inputs is None:
-        images, classes = example_scenes(about, entry.scenes, entry.pairs)
+        images, classes = example_scenes(loaded, entry.scenes, entry.pairs)
         target = classes if target is None else target
     else:
-        given = to_model_inputs(inputs, about).image
+        given = to_model_inputs(inputs, loaded).image
         if given is None:
             raise InputError("figures need images, got text")
         images = given
-    if hasattr(about.module, "encode_text") and not callable(target):
+    if hasattr(loaded.module, "encode_text") and not callable(target):
         raise TargetError("a CLIP model has no classes: pass target=vitrail.similarity(text embeddings)")
     target = "top2" if target is None and entry.pairs else target
-    on_device = ModelInputs((images,)).onto(about.module).args[0]
-    return entry.function(about, on_device, target, progress=progress or Progress(), **options)
+    on_device = ModelInputs((images,)).onto(loaded.module).args[0]
+    return entry.function(loaded, on_device, target, progress=progress or Progress(), **options)

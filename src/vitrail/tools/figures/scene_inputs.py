@@ -20,28 +20,28 @@ FIRST_SCENES = {False: (9, 1), True: (5, 11)}
 LabelledBatches = Iterator[tuple[Tensor, Tensor, Tensor]]
 
 
-def example_scenes(about: LoadedModel, count: int, pairs: bool) -> tuple[Tensor, list[list[int]]]:
+def example_scenes(loaded: LoadedModel, count: int, pairs: bool) -> tuple[Tensor, list[list[int]]]:
     """Render the scenes that a figure shows where no images are given.
 
     Args:
-        about: A model that was trained on scenes.
+        loaded: A model that was trained on scenes.
         count: Number of scenes.
         pairs: Whether scenes have two objects of different classes.
 
     Returns:
         Images, shape (b, 3, height, width), and the classes present in each.
     """
-    _check(about)
-    scenes = _test_scenes(about, pairs)
+    _check(loaded)
+    scenes = _test_scenes(loaded, pairs)
     indices = [*FIRST_SCENES[pairs], *range(20, 20 + count)][:count]
     shown = [scenes[i] for i in indices]
     return torch.stack([scene.to_tensor() for scene in shown]), [list(dict.fromkeys(s.classes)) for s in shown]
 
 
-def scenes_with_masks(about: LoadedModel, count: int, batch: int = 16) -> LabelledBatches:
+def scenes_with_masks(loaded: LoadedModel, count: int, batch: int = 16) -> LabelledBatches:
     """Render test scenes of one object with its class and mask, in batches."""
-    _check(about)
-    scenes = _test_scenes(about, False)
+    _check(loaded)
+    scenes = _test_scenes(loaded, False)
     if count > len(scenes):
         raise InputError(f"scenes={count} is more than the {len(scenes)} test scenes")
 
@@ -54,17 +54,17 @@ def scenes_with_masks(about: LoadedModel, count: int, batch: int = 16) -> Labell
     return batches()
 
 
-def _test_scenes(about: LoadedModel, pairs: bool) -> Scenes:
-    size: Any = getattr(about.preprocess, "size", (128, 128))
+def _test_scenes(loaded: LoadedModel, pairs: bool) -> Scenes:
+    size: Any = getattr(loaded.preprocess, "size", (128, 128))
     return Scenes(split="test", objects=1, pairs=pairs, size=int(size[0]))
 
 
-def trained_on_scenes(about: LoadedModel) -> bool:
+def trained_on_scenes(loaded: LoadedModel) -> bool:
     """Whether a model was trained on the embedded scenes."""
-    return about.classes == SCENE_CLASSES
+    return loaded.classes == SCENE_CLASSES
 
 
-def _check(about: LoadedModel) -> None:
-    if not trained_on_scenes(about):
-        name = about.name or "this model"
+def _check(loaded: LoadedModel) -> None:
+    if not trained_on_scenes(loaded):
+        name = loaded.name or "this model"
         raise InputError(f"{name} was not trained on the embedded scenes: pass images")

@@ -13,8 +13,9 @@ from vitrail.errors import OptionError, TargetError
 from vitrail.inputs.targets import Target
 from vitrail.methods.registry import choose, within
 from vitrail.models import LoadedModel
-from vitrail.tools.figures.canvas import (
-    BAR_WIDTH,
+from vitrail.tools.figures.mask_similarity import convert_images, feature_maps, load_compared, pairwise_cosines
+from vitrail.tools.figures.method_columns import draw_comparison
+from vitrail.tools.figures.panels import (
     CELL,
     CHART_COLOURS,
     GAP,
@@ -25,14 +26,18 @@ from vitrail.tools.figures.canvas import (
     MARGIN,
     QUIET,
     SMALL,
-    Canvas,
-    CanvasGrid,
+    add_axes,
+    add_grid,
+    annotate,
+    colour_bar,
     colour_map,
-    empty_map_note,
-    overlay_map,
+    image_grid,
+    new_figure,
+    show,
+    show_map,
+    style_chart,
+    wrap_text,
 )
-from vitrail.tools.figures.mask_similarity import convert_images, feature_maps, load_compared, pairwise_cosines
-from vitrail.tools.figures.method_columns import draw_comparison
 from vitrail.tools.figures.prepare import (
     check_integer,
     explain_images,
@@ -66,7 +71,7 @@ COMPARED = ("transformer_attribution", "transformer_mm", "tam", "scorecam", "vit
 
 @register_figure("vitcx-1", "ViT-CX and other methods, with deletion and insertion scores", CITE)
 def draw_methods(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Target = None,
     *,
@@ -79,7 +84,7 @@ def draw_methods(
     """Draw maps of several methods with the areas under their deletion and insertion curves; the best are marked.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: Classes, as for ``explain``.
         methods: Methods to compare; by default those of the paper that apply to the model.
@@ -93,15 +98,15 @@ def draw_methods(
     choose("canvas", canvas, INSERTION_STARTS)
     if callable(targets):
         raise TargetError("deletion and insertion need classes as targets, got a function")
-    rows = resolve_targets(about, images, targets)
-    chosen = select_methods(about, images, methods, COMPARED, quick)
-    explanations = explain_images(about, images, rows, chosen, progress)
+    rows = resolve_targets(loaded, images, targets)
+    chosen = select_methods(loaded, images, methods, COMPARED, quick)
+    explanations = explain_images(loaded, images, rows, chosen, progress)
     scores: dict[tuple[int, int], dict[str, tuple[float, float]]] = {}
     progress.begin("Deletion and insertion", sum(e[next(iter(e))].maps.shape[1] for e in explanations))
     for i, group in enumerate(explanations):
         for k in range(next(iter(group.values())).maps.shape[1]):
             settings: dict[str, Any] = {"step": step, "canvas": canvas, "advance": progress.evaluated}
-            scores[i, k] = deletion_insertion(about, images[i : i + 1], group, k, **settings)
+            scores[i, k] = deletion_insertion(loaded, images[i : i + 1], group, k, **settings)
             progress.step()
 
     def caption(i: int, k: int, name: str) -> str:
@@ -119,7 +124,7 @@ def draw_methods(
 
 @register_figure("vitcx-2", "attention maps, feature maps, and masks made from feature maps", CITE, scenes=1)
 def draw_masks(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Target = None,
     *,
@@ -132,49 +137,38 @@ def draw_masks(
     map.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: One class per image, as for ``explain``.
         method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
         progress: Progress callbacks.
     """
-    explanations = explain_vit_cx(about, images, targets, progress, 1, method)
-    tall = CELL * images.shape[2] / images.shape[3]
-    line, head = LINE + 0.05, MARGIN + LINE + 0.05
-    left = MARGIN + LABEL_WIDTH + CELL + 0.12 + LABEL_WIDTH
-    each = 3 * (tall + line)
-    height = head + len(explanations) * (each + 0.1) - 0.1 - LINE + MARGIN
-    canvas = Canvas(left + MAPS_PER_ROW * (CELL + GAP) - GAP + BAR_WIDTH + MARGIN, height)
+    explanations = explain_vit_cx(loaded, images, targets, progress, 1, method)
+    aspect = images.shape[2] / images.shape[3]
+    figure, axes = image_grid(3 * len(explanations), 1 + MAPS_PER_ROW, aspect)
     for i, e in enumerate(explanations):
-        grid = CanvasGrid(left, head + i * (each + 0.1), 3, MAPS_PER_ROW, CELL, tall, row_gap=line)
-        image = input_image(e)
-        box = (MARGIN + LABEL_WIDTH, grid[1, 0][1], CELL, tall)
-        canvas.image(box, image)
-        canvas.text_above(box, "Input", SMALL)
-        canvas.row_label(box, e.label(0, 0))
-        for row, name in enumerate(("attention", "feature maps", "masks")):
-            canvas.row_label(grid[row, 0], name)
-        for column, (title, attention) in enumerate(attention_maps(about, images[i : i + 1])):
-            canvas.image(grid[0, column], colour_map(attention))
-            canvas.text_above(grid[0, column], title, SMALL)
+        attention_row, feature_row, mask_row = axes[3 * i : 3 * i + 3, 1:]
+        show(axes[3 * i + 1, 0], input_image(e), "Input", label=wrap_text(e.label(0, 0), CELL * aspect, lines=3))
+        for one, (title, attention) in zip(attention_row, attention_maps(loaded, images[i : i + 1]), strict=False):
+            show(one, colour_map(attention), title)
         masks, impact = e.intermediates["masks"][0][0], e.intermediates["impact"][0][0][0].cpu()
         order = impact.argsort(descending=True)
         picked = order[torch.linspace(0, len(order) - 1, min(MAPS_PER_ROW, len(order))).round().long()].tolist()
-        probe = probe_without_target(about, images[i : i + 1])
+        probe = probe_without_target(loaded, images[i : i + 1])
         features = probe.features(feature_kind(e.options["mode"], e.options.get("features")), stage=-2)[0].float().cpu()
         for column, m in enumerate(picked):
             channel = most_similar_feature(features, masks[m])
-            canvas.image(grid[1, column], colour_map(features[channel]))
-            canvas.text_above(grid[1, column], f"channel {channel + 1}", SMALL)
-            canvas.image(grid[2, column], colour_map(masks[m], scale=1.0))
-            canvas.text_above(grid[2, column], f"impact {float(impact[m]):.2f}", SMALL)
-        canvas.colour_bars(grid.right, grid.top, tall, [False])
-    return canvas.figure
+            show(feature_row[column], colour_map(features[channel]), f"channel {channel + 1}")
+            show(mask_row[column], colour_map(masks[m], scale=1.0), f"impact {float(impact[m]):.2f}")
+        for one, name in zip(axes[3 * i :, 1], ("attention", "feature maps", "masks"), strict=False):
+            one.set_ylabel(name)
+        colour_bar(axes[3 * i, -1], False)
+    return figure
 
 
 @register_figure("vitcx-4", "similarity of masks before clustering, optionally beside another model", CITE, scenes=16)
 def draw_mask_similarity(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Target = None,  # noqa: ARG001
     *,
@@ -187,7 +181,7 @@ def draw_mask_similarity(
     """Draw a histogram of the cosines between all pairs of masks of one image, and of the means of several images.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: Not used: masks do not depend on a class.
         mode: Mode of ViT-CX, which decides the features that masks are made from.
@@ -202,40 +196,39 @@ def draw_mask_similarity(
     image = range(len(images))[image]
     if compare is None and compare_weights is not None:
         raise OptionError("compare_weights= needs the model: pass compare= too, such as 'torchvision:resnet50'")
-    models = [(about, images)]
+    models = [(loaded, images)]
     if compare is not None:
         other = load_compared(compare, compare_weights)
         other.module.to(images.device)
-        models.append((other, convert_images(images, about, other)))
+        models.append((other, convert_images(images, loaded, other)))
     kind = feature_kind(mode)
     progress.begin("Comparing masks", len(models) * len(images))
     pairs: list[list[Array]] = []
-    for model, own in models:
+    for model, model_images in models:
         pairs.append([])
-        for one in own:
+        for one in model_images:
             features = feature_maps(model, one[None], kind)
-            pairs[-1].append(pairwise_cosines(features, (int(own.shape[2]), int(own.shape[3]))))
+            pairs[-1].append(pairwise_cosines(features, (int(model_images.shape[2]), int(model_images.shape[3]))))
             progress.step()
     names = [model.name.partition(".")[0] or type(model.module).__name__ for model, _ in models]
     panels = 2 if len(images) > 1 else 1
-    wide, tall, left, legend = 2.5, 1.6, 0.5, 0.2 if len(models) > 1 else 0.0
-    canvas = Canvas(left + panels * (wide + 0.65) - 0.65 + 0.2, 0.32 + tall + 0.45 + legend)
+    figure = new_figure(0.05 + 3.15 * panels, 2.37 if compare is None else 2.57)
     title = "pairs of masks" + (f" of image {image + 1}" if panels > 1 else "")
-    shown = [(title, "cosine of two masks", "share of pairs (%)", [own[image] for own in pairs])]
+    shown = [(title, "cosine of two masks", "share of pairs (%)", [cosines[image] for cosines in pairs])]
     if panels > 1:
-        by_image = [np.array([p.mean() for p in own]) for own in pairs]
+        by_image = [np.array([p.mean() for p in cosines]) for cosines in pairs]
         shown += [(f"means of {len(images)} images", "mean cosine of an image's masks", "images (%)", by_image)]
-    for i, (what, x, y, groups) in enumerate(shown):
-        counted = f"{len(groups[0]):,} {what}" if i == 0 and not legend else what
-        heading = counted if legend else f"{counted}, mean {groups[0].mean():.2f}"
-        axes = canvas.chart((left + i * (wide + 0.65), 0.32, wide, tall), heading, x, y)
-        _draw_histograms(axes, groups, names)
-    if legend:
-        for i, name in enumerate(names):
-            means = ", ".join(f"{groups[i].mean():.2f}" for *_, groups in shown)
-            across = left + i * (canvas.width - left) / 2
-            canvas.text(across, canvas.height - 0.12, f"■ {name}, mean {means}", ha="left", color=CHART_COLOURS[i])
-    return canvas.figure
+    charts = add_grid(figure, 1, panels, (2.5, 1.6), 0.5, 0.32, (0.65, 0)).subplots(squeeze=False)[0]
+    for i, (axes, (what, x, y, groups)) in enumerate(zip(charts, shown, strict=True)):
+        counted = f"{len(groups[0]):,} {what}" if i == 0 and compare is None else what
+        heading = counted if compare is not None else f"{counted}, mean {groups[0].mean():.2f}"
+        _draw_histograms(style_chart(axes, heading, x, y), groups, names)
+    if compare is not None:
+        handles: Any = charts[0].containers
+        means = [", ".join(f"{groups[i].mean():.2f}" for *_, groups in shown) for i in range(len(models))]
+        labels = [f"{name}, mean {mean}" for name, mean in zip(names, means, strict=True)]
+        figure.legend(handles, labels, loc="lower center", ncols=2, fontsize=SMALL, frameon=False)
+    return figure
 
 
 def _draw_histograms(axes: Any, groups: Sequence[Array], names: Sequence[str]) -> None:
@@ -253,7 +246,7 @@ def _draw_histograms(axes: Any, groups: Sequence[Array], names: Sequence[str]) -
 
 @register_figure("vitcx-5", "masked images, with and without noise, and plain and debiased impact", CITE, scenes=1)
 def draw_impacts(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Target = None,
     *,
@@ -264,7 +257,7 @@ def draw_impacts(
     """Draw the masked image, the same with noise on what the mask hides, and both impacts of a few masks.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: One class per image, as for ``explain``.
         masks: Indices of masks, from 0; by default those whose impact debiasing lowers most and raises most, and, of
@@ -272,49 +265,44 @@ def draw_impacts(
         method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
         progress: Progress callbacks.
     """
-    explanations = explain_vit_cx(about, images, targets, progress, 1, method)
+    explanations = explain_vit_cx(loaded, images, targets, progress, 1, method)
     if not explanations[0].options["debias"]:
         raise OptionError("debias=False adds no noise: use a variant of vit_cx with debias=True")
-    tall = CELL * images.shape[2] / images.shape[3]
     given = masks if masks is None or isinstance(masks, Sequence) else [masks]
     chosen = [select_masks(e) if given is None else [mask_index(m, e) for m in given] for e in explanations]
-    columns = 1 + max(map(len, chosen))
-    step, head, high = 2 * tall + GAP + LINE + 0.85, MARGIN + LINE + 0.05, 0.62
-    left = MARGIN + LABEL_WIDTH
-    canvas = Canvas(left + columns * (CELL + GAP) - GAP + 0.15, head + len(explanations) * step + 0.05)
+    columns, tall = 1 + max(map(len, chosen)), CELL * images.shape[2] / images.shape[3]
+    step, head, left = 2 * (tall + GAP) + LINE + 0.85, MARGIN + LINE, MARGIN + LABEL_WIDTH
+    figure = new_figure(left + columns * (CELL + GAP) + 0.1, head + len(explanations) * step)
     for i, (e, picked) in enumerate(zip(explanations, chosen, strict=True)):
-        grid = CanvasGrid(left, head + i * step, 2, columns, CELL, tall)
-        canvas.row_label(grid[0, 0], e.label(0, 0))
-        canvas.image(grid[0, 0], input_image(e))
-        canvas.text_above(grid[0, 0], "Input", SMALL)
-        canvas.text(left + CELL - 0.02, grid[1, 0][1] + tall / 2, "noise on what\nthe mask hides", SMALL, ha="right",
-                    color=QUIET)  # fmt: skip
+        top = head + i * step
+        masked, noisy = add_axes(add_grid(figure, 2, columns, (CELL, tall), left, top))
+        places = add_grid(
+            figure, 1, columns, (CELL - 0.36, 0.62), left + 0.32, top + 2 * (tall + GAP) + 0.04, (0.42, 0)
+        )
+        charts = add_axes(places)[0]
+        show(masked[0], input_image(e), "Input", label=wrap_text(e.label(0, 0), tall, lines=3))
+        for one, text in ((noisy[0], "noise on what\nthe mask hides"), (charts[0], "impact on\nthe class")):
+            one.text(0.98, 0.5, text, ha="right", va="center", fontsize=SMALL, color=QUIET)
         plain, debiased = (e.intermediates[name][0][0][0].cpu() for name in ("impact_plain", "impact"))
         low = min(0.0, float(plain.min()), float(debiased.min()))
-        most = max(float(plain.max()), float(debiased.max()), 1e-6)
+        high = max(float(plain.max()), float(debiased.max()), 1e-6)
         for column, m in enumerate(picked, 1):
-            box = grid[0, column]
             mask = e.intermediates["masks"][0][0][m]
-            canvas.image(box, to_pixels(e, images[i] * mask.to(images)))
-            canvas.image(grid[1, column], to_pixels(e, masked_with_noise(e, images[i], m)))
-            canvas.text_above(box, f"mask {m + 1}", SMALL)
-            axes = canvas.chart((box[0] + 0.32, grid.bottom + 0.1, CELL - 0.36, high))
+            show(masked[column], to_pixels(e, images[i] * mask.to(images)), f"mask {m + 1}")
+            show(noisy[column], to_pixels(e, masked_with_noise(e, images[i], m)))
+            chart = style_chart(charts[column])
             values = [float(plain[m]), float(debiased[m])]
-            axes.bar((0, 1), values, width=0.6, color=(QUIET, CHART_COLOURS[1]))
+            chart.bar((0, 1), values, width=0.6, color=(QUIET, CHART_COLOURS[1]))
             for x, value in enumerate(values):
-                axes.annotate(f"{value:.2f}", (x, max(value, 0)), xytext=(0, 1.5), textcoords="offset points",
-                              ha="center", fontsize=SMALL, color=INK)  # fmt: skip
-            axes.set_ylim(low * 1.1, most * 1.3)
-            axes.set_xlim(-0.6, 1.6)
-            axes.set_xticks((0, 1), ("plain", "debiased"))
-        middle = grid.bottom + 0.1 + high / 2
-        canvas.text(left + CELL - 0.02, middle, "impact on\nthe class", SMALL, ha="right", color=QUIET)
-    return canvas.figure
+                annotate(chart, x, max(value, 0), f"{value:.2f}")
+            chart.set(xlim=(-0.6, 1.6), ylim=(low * 1.1, high * 1.3))
+            chart.set_xticks((0, 1), ("plain", "debiased"))
+    return figure
 
 
 @register_figure("vitcx-6", "coverage of pixels by masks, and the map before and after its correction", CITE, scenes=2)
 def draw_coverage(
-    about: LoadedModel,
+    loaded: LoadedModel,
     images: Tensor,
     targets: Target = None,
     *,
@@ -324,30 +312,26 @@ def draw_coverage(
     """Draw the coverage of pixels by all masks, the impact-weighted sum of masks, and that sum divided by coverage.
 
     Args:
-        about: The model.
+        loaded: The model.
         images: Model input, shape (b, 3, height, width).
         targets: As for ``explain``.
         method: ViT-CX, optionally with options, such as "vit_cx:mode=paper".
         progress: Progress callbacks.
     """
-    explanations = explain_vit_cx(about, images, targets, progress, None, method)
+    explanations = explain_vit_cx(loaded, images, targets, progress, None, method)
     if not explanations[0].options["coverage"]:
         raise OptionError("coverage=False has no corrected map: use a variant of vit_cx with coverage=True")
     rows = [(e, k) for e in explanations for k in range(e.maps.shape[1])]
-    cell = CELL + 0.2
-    tall = cell * images.shape[2] / images.shape[3]
-    head = MARGIN + LINE + 0.06
-    grid = CanvasGrid(MARGIN + LABEL_WIDTH, head, len(rows), 4, cell, tall)
-    canvas = Canvas(grid.right + BAR_WIDTH + MARGIN, grid.bottom + MARGIN)
-    for row, (e, k) in enumerate(rows):
+    aspect = images.shape[2] / images.shape[3]
+    figure, axes = image_grid(len(rows), 4, aspect, cell=1.4, lines=0)
+    for row, (e, k) in zip(axes, rows, strict=True):
         image = input_image(e)
         masks, weights = e.intermediates["masks"][0][0], e.intermediates["impact"][0][0][k].cpu()
         uncorrected = (weights[:, None, None] * masks).sum(0)
-        canvas.row_label(grid[row, 0], e.label(0, k))
-        canvas.image(grid[row, 0], image)
-        for column, shown in enumerate((e.intermediates["coverage"][0][0], uncorrected, e.maps[0, k]), 1):
-            canvas.image(grid[row, column], overlay_map(image, shown), empty_map_note(shown))
-    for box, title in zip(grid, ("Input", "Coverage", "Uncorrected", "Corrected"), strict=False):
-        canvas.text_above(box, title, HEADING)
-    canvas.colour_bars(grid.right, head, tall, [False])
-    return canvas.figure
+        show(row[0], image, label=wrap_text(e.label(0, k), 1.4 * aspect, lines=3))
+        for one, relevance in zip(row[1:], (e.intermediates["coverage"][0][0], uncorrected, e.maps[0, k]), strict=True):
+            show_map(one, image, relevance)
+    for one, title in zip(axes[0], ("Input", "Coverage", "Uncorrected", "Corrected"), strict=True):
+        one.set_title(title, fontsize=HEADING, pad=2.5)
+    colour_bar(axes[0, -1], False)
+    return figure

@@ -69,7 +69,7 @@ def masked_with_noise(e: Explanation, image: Tensor, index: int) -> Tensor:
 
 
 def explain_vit_cx(
-    about: LoadedModel, images: Tensor, targets: Target, progress: Progress | None, count: int | None, method: str
+    loaded: LoadedModel, images: Tensor, targets: Target, progress: Progress | None, count: int | None, method: str
 ) -> list[Explanation]:
     """Explain each image with ViT-CX and keep its masks and impacts."""
     spec, entry, options = find(method)
@@ -77,8 +77,8 @@ def explain_vit_cx(
         raise OptionError(f"this figure shows intermediate results of ViT-CX, got method={method!r}: use vit_cx")
     if options["masks"] == "random":
         raise OptionError("this figure shows masks made from features, but masks=random: use another variant of vit_cx")
-    rows = resolve_targets(about, images, targets, count)
-    explanations = explain_with_intermediates(about, images, rows, spec, progress or Progress())
+    rows = resolve_targets(loaded, images, targets, count)
+    explanations = explain_with_intermediates(loaded, images, rows, spec, progress or Progress())
     if any(e.intermediates["masks"][0][0] is None for e in explanations):
         raise NotApplicableError("ViT-CX has no masks for an image: all its feature maps are constant")
     return explanations
@@ -96,9 +96,9 @@ def feature_kind(mode: str, features: str | None = None) -> str:
     return kinds[features or ("attention" if mode == "paper" else "norm1")]
 
 
-def attention_maps(about: LoadedModel, image: Tensor) -> list[tuple[str, Tensor]]:
+def attention_maps(loaded: LoadedModel, image: Tensor) -> list[tuple[str, Tensor]]:
     """Attention of the readout in the heads of the last blocks: at most five names and grids, last block first."""
-    probe = probe_without_target(about, image)
+    probe = probe_without_target(loaded, image)
     grid = probe.structure.layout.grid
     if probe.structure.kind != "plain" or grid is None:
         return []
@@ -147,7 +147,7 @@ def select_masks(e: Explanation) -> list[int]:
 
 
 def deletion_insertion(
-    about: LoadedModel,
+    loaded: LoadedModel,
     image: Tensor,
     explanations: Mapping[str, Explanation],
     k: int,
@@ -160,7 +160,7 @@ def deletion_insertion(
     """Areas under the deletion and the insertion curve of each method's map of one image and one class.
 
     Args:
-        about: The model.
+        loaded: The model.
         image: Model input, shape (1, 3, height, width).
         explanations: The methods' explanations of it; their targets are classes.
         k: Index of the target.
@@ -176,7 +176,7 @@ def deletion_insertion(
     preset = replace(whole, curves=tuple(replace(c, grid=LevelGrid(step=step)) for c in curves))
     targets = next(iter(explanations.values())).targets
     assert targets is not None
-    evaluate = Evaluator(about, [preset], batch=batch, advance=advance)
+    evaluate = Evaluator(loaded, [preset], batch=batch, advance=advance)
     maps = {name: e.maps[:, k] for name, e in explanations.items()}
     with torch.no_grad():
         records = evaluate(image, maps, predicted=targets[:, k])

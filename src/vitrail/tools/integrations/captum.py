@@ -112,8 +112,8 @@ class Attribution:
         if return_convergence_delta:
             self._check_completeness()
         pieces = []
-        for own, chosen, given in _pieces(images, target, options):
-            explanation = explain(self.model, own, self.method, target=chosen, **given)
+        for piece, chosen, given in _pieces(images, target, options):
+            explanation = explain(self.model, piece, self.method, target=chosen, **given)
             maps = as_maps(explanation)[:, None] if self.scaled else explanation.grid
             pieces.append((maps, convergence_delta(explanation)) if return_convergence_delta else (maps,))
         results: tuple[Any, ...] = tuple(torch.cat(parts) for parts in zip(*pieces, strict=True))
@@ -148,8 +148,8 @@ class Attribution:
 def _pieces(images: Tensor, target: Target, options: dict[str, Any]) -> Iterator[tuple[Tensor, Target, dict[str, Any]]]:
     """The images with their targets and options; in batches where each image has a baseline of its own."""
     size, baseline = options.get("batch_size"), options.get("baseline")
-    own = isinstance(baseline, Tensor | np.ndarray) and baseline.ndim == images.dim() and len(baseline) > 1
-    if not own or size is None or size >= len(images):
+    per_image = isinstance(baseline, Tensor | np.ndarray) and baseline.ndim == images.dim() and len(baseline) > 1
+    if not per_image or size is None or size >= len(images):
         yield images, target, options
         return
     if size < 1:
@@ -188,8 +188,8 @@ def _scores(explanation: Explanation, images: Tensor) -> Tensor:
         assert inputs.image is not None
         one = forward_only(source.loaded.module, inputs.swap(inputs.image, images[piece]), source.structure)
         if source.target is not None:
-            found = source.target(one.output)
-            values.append(found if found.dim() == 1 else found[:, 0])
+            value = source.target(one.output)
+            values.append(value if value.dim() == 1 else value[:, 0])
         else:
             assert one.logits is not None and targets is not None  # noqa: PT018
             scores = class_scores(one.logits, explanation.options["score"], explanation.groups)

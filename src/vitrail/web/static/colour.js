@@ -1,50 +1,5 @@
 /** Colour maps, and maps drawn over images on a canvas. */
 
-// Control points in Oklab (lightness, green-red, blue-yellow). Sequential maps have linear lightness, so that equal
-// differences of relevance look equal, also in greyscale and with colour blindness. The diverging maps are symmetric
-// in lightness.
-const CONTROL_POINTS = {
-  glow: [
-    [0.16, 0.02, -0.07],
-    [0.34, 0.11, -0.13],
-    [0.52, 0.19, -0.01],
-    [0.7, 0.14, 0.12],
-    [0.88, 0, 0.16],
-    [0.98, -0.01, 0.05],
-  ],
-  meadow: [
-    [0.2, 0.03, -0.1],
-    [0.38, -0.01, -0.11],
-    [0.55, -0.09, -0.02],
-    [0.73, -0.12, 0.1],
-    [0.92, -0.05, 0.17],
-  ],
-  frost: [
-    [0.14, 0.0, -0.03],
-    [0.34, 0.02, -0.13],
-    [0.54, -0.03, -0.13],
-    [0.76, -0.07, -0.06],
-    [0.98, -0.01, 0.01],
-  ],
-  ash: [
-    [0.12, 0, 0],
-    [0.98, 0, 0],
-  ],
-  coldwarm: [
-    [0.4, -0.03, -0.17],
-    [0.68, -0.05, -0.11],
-    [0.97, 0, 0],
-    [0.68, 0.13, 0.08],
-    [0.42, 0.16, 0.08],
-  ],
-  plumfern: [
-    [0.4, 0.12, -0.13],
-    [0.68, 0.09, -0.09],
-    [0.97, 0, 0],
-    [0.68, -0.13, 0.09],
-    [0.42, -0.1, 0.08],
-  ],
-};
 export const SEQUENTIAL = { glow: "Glow", meadow: "Meadow", frost: "Frost", ash: "Ash" };
 export const DIVERGING = { coldwarm: "Cold and warm", plumfern: "Plum and fern" };
 /** The colours of two compared classes. */
@@ -57,36 +12,12 @@ export const LINES = ["#c8641b", "#2f6fd0", "#1d8f78", "#a8479b", "#8a7a14", "#c
 
 const tables = new Map();
 
-/** The 256 colours of a colour map as RGB bytes. */
+/** The 256 colours of a colour map as RGB bytes; the server writes the tables into the page. */
 function colourTable(name) {
-  if (!tables.has(name)) tables.set(name, interpolate(CONTROL_POINTS[name]));
+  if (!tables.size)
+    for (const [key, hex] of Object.entries(JSON.parse(document.getElementById("colour-tables").textContent)))
+      tables.set(key, Uint8ClampedArray.from(hex.match(/../g), (byte) => parseInt(byte, 16)));
   return tables.get(name);
-}
-
-function interpolate(points) {
-  const colours = new Uint8ClampedArray(256 * 3);
-  for (let i = 0; i < 256; i++) {
-    const at = (i / 255) * (points.length - 1);
-    const low = Math.min(Math.floor(at), points.length - 2);
-    const lab = points[low].map((v, k) => v + (points[low + 1][k] - v) * (at - low));
-    colours.set(oklabToSrgb(lab), 3 * i);
-  }
-  return colours;
-}
-
-function oklabToSrgb([lightness, a, b]) {
-  const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
-  const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
-  const s = (lightness - 0.0894841775 * a - 1.291485548 * b) ** 3;
-  const linear = [
-    4.0767416621 * l - 3.3077115913 * m + 0.2309699292 * s,
-    -1.2684380046 * l + 2.6097574011 * m - 0.3413193965 * s,
-    -0.0041960863 * l - 0.7034186147 * m + 1.707614701 * s,
-  ];
-  return linear.map((v) => {
-    const c = Math.min(1, Math.max(0, v));
-    return 255 * (c <= 0.0031308 ? 12.92 * c : 1.055 * c ** (1 / 2.4) - 0.055);
-  });
 }
 
 /** Draw a bar of all colours of a colour map. */

@@ -1,0 +1,315 @@
+"""Remove patches from images or tokens from texts: for Shapley values, scores, checks and comparisons.
+
+Patches or tokens are removed in one of three ways:
+
+- "tokens": `TokenDropper` removes the tokens of patches before the first block; `drop_tokens` shortens a text. Fewer
+  tokens make the forward pass cheaper, and no fill is needed.
+- "mask": no token attends to them, in any block: `attention_without`, or the attention mask of a text, `mask_tokens`.
+- "fill": `fill_patches` replaces their pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from inspect import signature
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.frozen import frozen, unwrap
+from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.layout import Layout
+from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.structure import read_structure
+from vitrail.errors import ModelError, NotApplicableError
+
+REMOVALS = ("tokens", "mask", "fill")
+
+_FORWARD_ERRORS = (RuntimeError, ValueError, AssertionError, IndexError, TypeError)
+
+
+def kept_mask(keep: Tensor, count: int) -> Tensor:
+    """Turn indices of kept patches, shape (b, m), into a mask, shape (b, count).
+
+    Example:
+        >>> kept_mask(torch.tensor([[0, 2]]), 4)
+        tensor([[ True, False,  True, False]])
+    """
+    return torch.zeros(len(keep), count, dtype=torch.bool, device=keep.device).scatter(1, keep, True)
+
+
+def kept_indices(kept: Tensor) -> Tensor:
+    """Turn a mask whose rows keep equally many patches, shape (b, S), into indices, shape (b, m).
+
+    Example:
+        >>> kept_indices(torch.tensor([[True, False, True, False]]))
+        tensor([[0, 2]])
+    """
+    return kept.nonzero()[:, 1].view(len(kept), -1)
+
+
+def fill_patches(images: Tensor, kept: Tensor, grid: tuple[int, int], fill: Tensor | float = 0.0) -> Tensor:
+    """Replace the pixels of patches that are not kept.
+
+    Args:
+        images: Shape (b, channels, height, width).
+        kept: Which patches are kept, shape (b, rows · columns).
+        grid: Rows and columns of patches.
+        fill: The replacement: a number in the model's normalised space (0 is the mean colour), or images.
+
+    Example:
+        >>> fill_patches(torch.ones(1, 1, 2, 4), torch.tensor([[True, False]]), (1, 2))[0, 0]
+        tensor([[1., 1., 0., 0.],
+                [1., 1., 0., 0.]])
+    """
+    down, across = (
+        torch.arange(n, device=kept.device) * cells // n for n, cells in zip(images.shape[2:], grid, strict=True)
+    )
+    pixels = kept.view(-1, 1, *grid)[:, :, down][..., across]
+    return torch.where(pixels, images, fill)
+
+
+def attention_without(model: nn.Module, inputs: ModelInputs, structure: ModelStructure, kept: Tensor) -> Any:
+    """Run a model whose tokens do not attend to the patches that are not kept.
+
+    Args:
+        model: The model.
+        inputs: A batch of b images.
+        structure: Structure of the model.
+        kept: Which patches are kept, shape (b, S).
+
+    Raises:
+        ModelError: An attention layer of the model is not between all tokens of an image.
+    """
+    tokens = torch.tensor(structure.layout.patch_tokens(structure.tokens), device=kept.device)
+    present = torch.ones(len(kept), structure.tokens, dtype=torch.bool, device=kept.device)
+    present[:, tokens[tokens >= 0]] = kept[:, tokens >= 0]
+
+    def edit(A: Tensor) -> Tensor:
+        if A.dim() != 4 or A.shape[0] != len(present):
+            raise ModelError(f"the attention of {structure.model} has shape {tuple(A.shape)}, not (b, H, m, n)")
+        masked = A * present[:, None, None, present.shape[1] - A.shape[-1] :]
+        return masked / masked.sum(-1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
+
+    edits = dict.fromkeys(range(len(structure.layers)), edit)
+    with forward_pass(model, inputs, structure, [{}], edits) as one:
+        return one.output
+
+
+def all_tokens(kept: Tensor, prefix: int, tokens: int) -> Tensor:
+    """Extend a mask of the tokens of a text after its prefix, shape (b, S), to all tokens; the others are kept."""
+    return F.pad(kept, (prefix, tokens - prefix - kept.shape[1]), value=True)
+
+
+def drop_tokens(inputs: ModelInputs, kept: Tensor) -> ModelInputs:
+    """Shorten texts to the tokens that are kept, equally many in each; ``kept`` has shape (b, tokens)."""
+    index = kept_indices(kept if inputs.valid is None else kept & inputs.valid)
+
+    def shorten(value: Any) -> Any:
+        by_token = isinstance(value, Tensor) and value.shape[:2] == kept.shape
+        return value.gather(1, index) if by_token else value
+
+    args, kwargs = tuple(map(shorten, inputs.args)), {name: shorten(v) for name, v in inputs.kwargs.items()}
+    return replace(inputs, args=args, kwargs=kwargs)
+
+
+def mask_tokens(model: nn.Module, inputs: ModelInputs, kept: Tensor) -> ModelInputs:
+    """Remove tokens of texts by the attention mask; ``kept`` has shape (b, tokens).
+
+    Raises:
+        NotApplicableError: The model has no attention mask.
+    """
+    if "attention_mask" not in signature(model.forward).parameters:
+        raise NotApplicableError(f"{type(model).__name__} takes no attention_mask: use removal='fill'")
+    mask = inputs.kwargs.get("attention_mask", torch.ones_like(kept, dtype=torch.long))
+    return replace(inputs, kwargs={**inputs.kwargs, "attention_mask": mask * kept.to(mask)})
+
+
+class TokenDropper:
+    """Runs an unmodified model on some of an image's patches, by removing the tokens of the others.
+
+    At a fraction f of S patches, ``S - round(S * f)`` patch tokens and all other tokens (CLS, registers) enter the
+    first block, each with its own position embedding. The tensor to which the first attention branch is added is the
+    residual stream, and tokens are removed from the output of the call that returned it. Two trial passes on one image
+    check that the model supports this: it must run with one patch fewer, which models with positions inside the
+    attention or with merged windows do not, and its output must not change when the patches are permuted.
+
+    Args:
+        model: The user's model; it is not changed.
+        images: Any valid input, shape (b, channels, height, width), on the model's device. The first image is used for
+            the trial passes.
+        layout: Prefix, grid and readout, where they cannot be detected.
+
+    Raises:
+        NotApplicableError: The model does not support token dropping.
+
+    Example:
+        >>> from vitrail.testing import tiny_vit
+        >>> images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+        >>> dropper = TokenDropper(tiny_vit(), images)
+        >>> dropper.patches, dropper(images, torch.tensor([[0, 5], [3, 4]])).shape
+        (16, torch.Size([2, 5]))
+    """
+
+    def __init__(self, model: nn.Module, images: Tensor, layout: Layout | None = None) -> None:
+        self.model = unwrap(model)
+        model_inputs = ModelInputs((images[:1],)).onto(self.model)
+        if model_inputs.image is None:
+            raise NotApplicableError("token dropping needs images: pass a tensor of shape (b, channels, height, width)")
+        self.structure = read_structure(self.model, model_inputs, layout)
+        if self.structure.kind != "plain" or self.structure.layout.grid is None:
+            raise self._not_applicable(f"its attention is {self.structure.kind}")
+        self.grid = self.structure.layout.grid
+        self.prefix = self.structure.layout.prefix or 0
+        self._call_index = self._find_call(model_inputs)
+
+    @property
+    def patches(self) -> int:
+        """Number of patches, S."""
+        return self.grid[0] * self.grid[1]
+
+    @property
+    def supports_empty(self) -> bool:
+        """Whether the model can predict from its prefix tokens alone, without any patch."""
+        readout = self.structure.layout.readout
+        if isinstance(readout, tuple):
+            return all(i < self.prefix for i in readout)
+        return self.prefix > 0 and readout not in ("mean", "cls+mean")
+
+    @classmethod
+    def or_none(cls, model: nn.Module, images: Tensor, grid: tuple[int, int] | None = None) -> TokenDropper | None:
+        """The dropper of a model, or None if the model does not support it or has patches of another grid."""
+        try:
+            dropper = cls(model, images)
+        except NotApplicableError:
+            return None
+        return dropper if grid in (None, dropper.grid) else None
+
+    def __call__(self, images: Tensor, keep: Tensor) -> Any:
+        """Run the model on some patches of each image.
+
+        Args:
+            images: Normalised for the model, shape (b, channels, height, width).
+            keep: Indices of the patches to keep, shape (b, m).
+        """
+        with frozen(self.model), torch.no_grad(), self.dropping(keep):
+            return self.model(images)
+
+    @contextmanager
+    def dropping(self, keep: Tensor) -> Iterator[None]:
+        """Let the model, or a copy of it with other weights, run on some patches of each image, once.
+
+        Nothing is frozen here, so that a copy can be trained on parts of images.
+
+        Args:
+            keep: Indices of the patches to keep, shape (b, m).
+        """
+        if keep.shape[1] == 0 and not self.supports_empty:
+            raise self._not_applicable("it averages its patches and none is left, so levels must stay below 100 %")
+        with self._mode(keep, self._call_index):
+            yield
+
+    def _run(self, images: Tensor, keep: Tensor, call_index: int) -> Any:
+        with frozen(self.model), torch.no_grad(), self._mode(keep, call_index):
+            return self.model(images)
+
+    @contextmanager
+    def _mode(self, keep: Tensor, call_index: int) -> Iterator[None]:
+        layout, tokens = self.structure.layout, self.structure.tokens
+        prefix = torch.arange(self.prefix, device=keep.device).expand(len(keep), -1)
+        suffix = torch.arange(tokens - layout.suffix, tokens, device=keep.device).expand(len(keep), -1)
+        patches = keep + self.prefix
+        if layout.table is not None:
+            patches = torch.tensor(layout.table, device=keep.device)[keep]
+        mode = _TokenDropMode(torch.cat([prefix, patches, suffix], 1), call_index, self.structure)
+        with mode:
+            yield
+        if not mode.done:
+            raise ModelError(
+                "the model's calls differ from those on the trial image: token dropping needs a fixed graph"
+            )
+
+    def _find_call(self, model_inputs: ModelInputs) -> int:
+        """Index of the call that makes the residual stream; if several do, the last one that works."""
+        call, images = self.structure.layers[0].call, model_inputs.tensors[0]
+        attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
+        recorded = _CallResults()
+        with frozen(self.model), torch.no_grad():
+            try:
+                with attention, recorded:
+                    unperturbed = any_output(model_inputs.into(self.model)).float()
+            except ModelError as error:
+                raise self._not_applicable(str(error)) from error
+        stream = attention.nodes.get(("dX", call))
+        for index in [i for i, result in enumerate(recorded.results) if result is stream][::-1]:
+            if self._supports_dropping(images, unperturbed, index):
+                return index
+        raise self._not_applicable("its output depends on the order of its tokens after the position embedding")
+
+    def _supports_dropping(self, images: Tensor, unperturbed: Tensor, call_index: int) -> bool:
+        """Whether the model runs with one patch fewer and is invariant to the order of its patches."""
+        every = torch.arange(self.patches, device=images.device)[None]
+        order = torch.randperm(self.patches, generator=torch.Generator().manual_seed(0)).to(images.device)
+        try:
+            self._run(images, every[:, : max(1, self.patches - 1)], call_index)
+            permuted = any_output(self._run(images, every[:, order], call_index)).float()
+        except _FORWARD_ERRORS:
+            return False
+        tolerance = 1e-3 if images.dtype in (torch.float32, torch.float64) else 5e-2
+        return bool((permuted - unperturbed).abs().max() <= tolerance * unperturbed.abs().max().clamp_min(1e-6))
+
+    def _not_applicable(self, reason: str) -> NotApplicableError:
+        return NotApplicableError(
+            f"tokens of {self.structure.model} cannot be dropped: {reason}; use a fill such as black, mean or blur"
+        )
+
+
+class _CallResults(TorchFunctionMode):
+    """Records every tensor returned by the model's calls, in order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.results: list[Tensor] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.results.append(result)
+        return result
+
+
+class _TokenDropMode(TorchFunctionMode):
+    """Drops tokens from the tensor returned by one call."""
+
+    def __init__(self, keep: Tensor, call_index: int, structure: ModelStructure) -> None:
+        super().__init__()
+        self.done = False
+        self._keep, self._call_index, self._structure, self._calls = keep, call_index, structure, 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if self.done or not isinstance(result, Tensor):
+            return result
+        self._calls += 1
+        if self._calls <= self._call_index:
+            return result
+        self.done = True
+        axis = 0 if self._structure.tokens_first else 1
+        if result.dim() != 3 or result.shape[axis] != self._structure.tokens:
+            raise ModelError(
+                f"expected the residual stream of {self._structure.tokens} tokens, as on the trial image, got a tensor "
+                f"of shape {tuple(result.shape)}"
+            )
+        keep = self._keep.T if axis == 0 else self._keep
+        return result.gather(axis, keep[..., None].expand(*keep.shape, result.shape[2]))

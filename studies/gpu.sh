@@ -1,0 +1,54 @@
+#!/usr/bin/env bash
+# Run benchmarks and studies that need a GPU: studies/gpu.sh OUT STEP…
+#
+#   scenes     train the embedded models on scenes                        OUT/scenes
+#   speed      six methods, all methods, a paper's table                  OUT/CASE-DEVICE.json
+#   maps       class discrimination, and precision (needs ASSETS)         OUT/pairs.json, OUT/precision-DEVICE.json
+#   sweep      one model of every timm family                             OUT/sweep-timm.csv
+#   leadlight  forms of leadlight (needs ASSETS)                          OUT/leadlight
+#   shapley    SRG of Shapley values by forward passes (needs ASSETS)     OUT/shapley.csv
+#   cards      cards of the methods (needs ASSETS)                        OUT/cards.json
+#   imagenet   the plans imagenet1000 and imagenet1000_many (needs ASSETS)  OUT/runs
+#   readings   both readings of GradToken, ViT-CX in six combinations (needs ASSETS)  OUT/*-gpu.json
+#   vit_shapley  train the explainers of ViT Shapley (needs ASSETS)       OUT/vit_shapley
+#   movies     train a text classifier and evaluate on it (needs ASSETS)  OUT/movies
+#
+# ASSETS is a folder with weights/, imagenet/, pets/ and movies/; see `studies/leadlight.py --help` and docs/data.md.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+out=$1
+shift
+export PYTHONPATH=src PYTHONUNBUFFERED=1
+assets=${ASSETS:-../shared/assets}
+python=${PYTHON:-python3}
+mkdir -p "$out"
+for step in "$@"; do
+  case $step in
+    scenes) $python -m training.scenes --which cls --minutes 8 --out "$out/scenes" ;;
+    speed) $python benchmarks/run.py catalogue speed table --device cuda --out "$out" ;;
+    maps)
+      $python studies/pairs.py --device cuda --batch 512 --out "$out/pairs.json"
+      $python benchmarks/run.py precision --assets "$assets" --device cuda --out "$out"
+      ;;
+    sweep) $python studies/sweep_families.py --library timm --seconds 600 --device cuda --millions 400 --out "$out/sweep-timm.csv" ;;
+    readings)
+      $python studies/gradtoken_readings.py --assets "$assets" --count 300 --pairs 150 --batch 50 --device cuda --out "$out/readings-gpu.json"
+      $python studies/vitcx_combinations.py --assets "$assets" --count 300 --minutes 8 --device cuda --out "$out/vitcx-combinations-gpu.json"
+      ;;
+    leadlight) $python studies/leadlight.py --assets "$assets" --device cuda --out "$out/leadlight" ;;
+    shapley) $python studies/shapley.py --assets "$assets" --device cuda --out "$out/shapley.csv" ;;
+    cards) $python studies/cards.py --assets "$assets" --device cuda --out "$out/cards.json" ;;
+    imagenet)
+      for plan in imagenet1000 imagenet1000_many; do
+        $python -m vitrail bench $plan --data "imagenet=$assets/imagenet" --data "pets=$assets/pets" \
+          --weights "vit-t16=$assets/weights/vit_tiny_patch16_224.safetensors" --device cuda --out "$out/runs"
+      done
+      ;;
+    vit_shapley) PYTHONPATH=src:. $python studies/vit_shapley.py --assets "$assets" --device cuda --out "$out/vit_shapley" ;;
+    movies)
+      $python -m training.movies --data "$assets/movies/movies.tar.gz" --minutes 4 --out "$out/movies"
+      $python studies/movies.py --model "$out/movies/movies" --data "$assets/movies/movies.tar.gz" --device cuda --out "$out/movies.json"
+      ;;
+    *) echo "unknown step $step: choose from scenes, speed, maps, sweep, leadlight, shapley, cards, imagenet, readings, vit_shapley, movies" >&2; exit 2 ;;
+  esac
+done

@@ -1,0 +1,164 @@
+"""Verdicts of `Explanation.check` where the truth is known, and on photographs with three models.
+
+    python studies/trust.py --assets DIR --device cuda --out studies/results/trust.json
+
+Scenes of the test split with two objects: right maps are the mask of the target object and the maps of methods that
+tell the two objects apart; wrong maps are the same maps inverted, shuffled, or of the other object, and noise. The area
+under the ROC curve is that of the check's statistic, with right maps as positives. Photographs (pets; the 20 on which
+the statistic was chosen, with ViT-Tiny and DeiT-Tiny, are left out): share of each verdict by method and model, and of
+maps of one method that pass after they were inverted or shuffled.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from study import Clock, manifest, options, save_json
+from torch import Tensor
+
+import vitrail
+from vitrail.data import MaskFolder, Scenes
+from vitrail.errors import MapWarning
+from vitrail.scores import auroc
+from vitrail.trust import VERDICTS, patch_values
+
+RIGHT = ("leadlight", "attnlrp", "transformer_mm")
+METHODS = ("leadlight", "transformer_mm", "attnlrp", "vtranm", "gradsam", "gradtoken", "gradtoken:3", "rollout",
+           "raw_attention", "gradcam", "centre", "random")  # fmt: skip
+#: The statistic was chosen on this many pets, the first of the same permutation.
+CHOICE = 20
+MODELS = ("vit_tiny_patch16_224", "deit_tiny_patch16_224", "vit_small_patch14_dinov2")
+
+
+def with_map(explanation: Any, values: Tensor, image: int, k: int) -> Any:
+    """An explanation with one map replaced, shape (rows, columns)."""
+    grid, maps = explanation.grid.clone(), explanation.maps.clone()
+    grid = grid if grid.shape[-2:] == values.shape else grid.new_zeros(*grid.shape[:2], *values.shape)
+    grid[image, k] = values.to(grid)
+    maps[image, k] = F.interpolate(values[None, None].to(maps), size=maps.shape[-2:])[0, 0]
+    return replace(explanation, grid=grid, maps=maps, constant=torch.zeros_like(explanation.constant))
+
+
+def scene_maps(explanations: Any, masks: Any, b: int, k: int, seed: int) -> Iterator[tuple[str, str, Any]]:
+    """(kind, name, explanation) of right and wrong maps for one object of a scene."""
+    generator = torch.Generator().manual_seed(seed)
+    first = explanations[RIGHT[0]]
+    size: tuple[int, int] = tuple(first.grid.shape[-2:])
+    truth = [F.adaptive_avg_pool2d(torch.tensor(mask)[None, None].float(), size)[0, 0] for mask in masks]
+    maps = {
+        "truth": truth,
+        **{m: [patch_values(e, b, i, size).cpu() for i in range(2)] for m, e in explanations.items()},
+    }
+    for name, (own, other) in ((n, (v[k], v[1 - k])) for n, v in maps.items()):
+        order = torch.randperm(own.numel(), generator=generator)
+        yield "right", name, with_map(first, own, b, k)
+        yield "inverted", name, with_map(first, -own, b, k)
+        yield "shuffled", name, with_map(first, own.flatten()[order].view(size), b, k)
+        yield "other object", name, with_map(first, other, b, k)
+    yield "noise", "noise", with_map(first, torch.rand(size, generator=generator), b, k)
+
+
+def study_scenes(count: int, device: str) -> dict[str, Any]:
+    """ROC curve area and share of maps that pass, by kind of map."""
+    loaded = vitrail.load("scenes")
+    loaded.module.to(device)
+    data = Scenes(split="test", pairs=True, count=count)
+    targets = [list(data[i].classes) for i in range(count)]
+    found = vitrail.explain(loaded, data.batch(range(count))[0].to(device), methods=list(RIGHT), target=targets)
+    rows = []
+    for b in range(count):
+        for k in range(2):
+            for kind, name, explanation in scene_maps(found, data[b].masks, b, k, 2 * b + k):
+                check = explanation.check(b, k, tests=["removal"])
+                rows.append((kind, name, check.statistic, check.p_value <= 0.05))
+    right = torch.tensor([kind == "right" for kind, *_ in rows])
+    value = torch.tensor([statistic for _, _, statistic, _ in rows])
+    passes = {
+        f"{kind}: {name}": float(np.mean([p for ki, na, _, p in rows if (ki, na) == (kind, name)]))
+        for kind, name in dict.fromkeys((kind, name) for kind, name, *_ in rows)
+    }
+    area = float(auroc(value[None], right[None])[0])
+    against = {
+        kind: float(auroc(value[keep][None], right[keep][None])[0])
+        for kind in ("inverted", "shuffled", "other object", "noise")
+        if (keep := torch.tensor([ki in ("right", kind) for ki, *_ in rows])).any()
+    }
+    return {"scenes": count, "maps": len(rows), "roc_auc": area, "roc_auc_against": against, "passes": passes}
+
+
+def study_photographs(name: str, assets: Path, count: int, device: str) -> dict[str, Any]:
+    """Share of each verdict by method, and of maps that pass after inversion and shuffling."""
+    loaded = load(name, assets, device)
+    data = MaskFolder(assets / "pets")
+    unused = np.random.default_rng(0).permutation(len(data))[CHOICE:]
+    chosen = [data[int(i)] for i in unused[:count]]
+    images = torch.stack([loaded.preprocess(s.image) for s in chosen]).to(device)
+    found = vitrail.explain(loaded, images, methods=list(METHODS), batch_size=25)
+    verdicts: dict[str, list[Any]] = {m: [] for m in METHODS}
+    wrong: dict[str, list[bool]] = {"inverted": [], "shuffled": []}
+    for b in range(len(chosen)):
+        for method, check in found.check(b, 0).items():
+            verdicts[method].append(check)
+        first = found["leadlight"]
+        own = first.grid[b, 0]
+        order = torch.randperm(own.numel(), generator=torch.Generator().manual_seed(b)).to(own.device)
+        for kind, values in (("inverted", -own), ("shuffled", own.flatten()[order].view_as(own))):
+            wrong[kind].append(with_map(first, values, b, 0).check(b, 0, tests=["removal"]).p_value <= 0.05)
+    rows = {}
+    for method, checks in verdicts.items():
+        shares = {v: float(np.mean([c.verdict == v for c in checks])) for v in VERDICTS}
+        means = {
+            field: float(np.mean(values))
+            for field in ("class_similarity", "noise_similarity", "head_similarity", "block_similarity", "forwards")
+            if (values := [v for c in checks if (v := getattr(c, field)) is not None])
+        }
+        better = float(np.mean([c.statistic > c.controls["centre"] for c in checks]))
+        rows[method] = {
+            "verdicts": shares, "better_than_chance": float(np.mean([c.p_value <= 0.05 for c in checks])),
+            "better_than_centre": better, **means,
+        }  # fmt: skip
+    passes = {f"leadlight {kind}": float(np.mean(values)) for kind, values in wrong.items()}
+    return {"model": name, "images": len(chosen), "methods": rows, "wrong_maps_pass": passes}
+
+
+def load(name: str, assets: Path, device: str) -> Any:
+    """A model of the assets with 1,000 classes at 224 pixels."""
+    import timm
+    from safetensors.torch import load_file
+
+    size = {"img_size": 224} if "dinov2" in name else {}
+    module = timm.create_model(name, num_classes=1000, **size)
+    weights = load_file(assets / "weights" / f"{name}.safetensors")
+    module.load_state_dict({key: value.float() for key, value in weights.items()})
+    about = vitrail.models.describe(module.eval().to(device), name)
+    mean, std = ((0.5,) * 3,) * 2 if name.startswith("vit_tiny") else ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    return replace(about, preprocess=vitrail.Preprocess((224, 224), mean, std))
+
+
+def main() -> None:
+    """Measure, and write results and manifest after each part."""
+    parser = options(__doc__, assets=None, images=50)
+    parser.add_argument("--scenes", type=int, default=60)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore", MapWarning)
+    results: dict[str, Any] = {"manifest": manifest(args.device)}
+    clock = Clock()
+    results["scenes"] = study_scenes(args.scenes, args.device)
+    print(f"scenes: ROC AUC {results['scenes']['roc_auc']:.3f}, {clock}", flush=True)
+    save_json(args.out, results)
+    for name in MODELS if args.assets else ():
+        results[name] = study_photographs(name, args.assets, args.images, args.device)
+        faithful = {m: round(r["verdicts"]["faithful"], 2) for m, r in results[name]["methods"].items()}
+        print(f"{name}: faithful {faithful}, {clock}", flush=True)
+        save_json(args.out, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Train the explainers of ViT Shapley for the embedded models, and compare them with sampled Shapley values.
+
+    PYTHONPATH=src:. python studies/vit_shapley.py --assets ../shared/assets --device cuda --out out/vit_shapley
+
+For each model a surrogate and an explainer are trained and evaluated on held-out images. The number of training steps
+is chosen from the measured time of a step, so that each phase takes the seconds in ``BUDGETS``; it is written to the
+JSON file. Without a GPU, use ``--rehearse``: tiny sizes, to test the script.
+
+Reference values are Shapley values by permutation sampling with reversed permutations: of the surrogate's game, which
+the explainer was trained on, and of the model's own game with tokens removed. All comparisons are between maps of one
+image and class, over its patches, and averaged. The correlation between two halves of the permutations limits what any
+map can reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from study import manifest, options, save_json, timed
+from torch import Tensor
+
+import vitrail
+from vitrail.methods.shapley_explainer import TrainedRun, TrainingImages, TrainingSettings, train_explainer
+from vitrail.methods.shapley_explainer.partial_images import PartialImages, split_patches
+from vitrail.models import LoadedModel, Preprocess
+
+MODELS = ["scenes", "cifar10"]
+#: Seconds of training of the surrogate and of the explainer.
+BUDGETS = {"scenes": (35.0, 90.0), "cifar10": (20.0, 50.0)}
+SETTINGS = {
+    "scenes": TrainingSettings(batch=256, groups=8, pairs=8, surrogate_lr=3e-4, explainer_lr=5e-4),
+    "cifar10": TrainingSettings(batch=512, groups=8, pairs=8, surrogate_lr=3e-4, explainer_lr=5e-4),
+}
+#: Training images, images and permutations of the evaluation.
+SIZES = {"scenes": (24_000, 24, 128), "cifar10": (30_000, 48, 256)}
+#: Methods whose maps are compared with the same reference: of one pass, and estimates of Shapley values.
+OTHERS = (
+    "transformer_mm", "leadlight", "vtranm", "gradtoken", "attnlrp", "cdam", "shapley", "shapley:kernelshap",
+)  # fmt: skip
+
+
+def log(text: str) -> None:
+    """Print a line with the time."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+def scene_pixels(count: int, held_out: int, workers: int) -> tuple[Tensor, Tensor]:
+    """Training scenes and held-out pairs, uint8, shape (n, size, size, 3)."""
+    from training.scene_data import jobs_of, mixed_jobs, render_scenes
+
+    from vitrail.data import Scenes
+
+    test = render_scenes(jobs_of(Scenes("test", held_out, pairs=True)), 1, 60.0, "test split, pairs").images
+    return render_scenes(mixed_jobs(count), workers, 60.0, "train split, every fourth a pair").images, test
+
+
+def cifar_pixels(count: int, held_out: int, assets: Path) -> tuple[Tensor, Tensor]:
+    """Training images and held-out images, evenly spread over the classes."""
+    from vitrail.data import CIFAR10
+
+    found = []
+    for split, wanted in (("train", count), ("test", held_out)):
+        data = CIFAR10(assets / "cifar10" / "cifar10_jpeg.tar.xz", split=split)
+        indices = [i * len(data) // wanted for i in range(wanted)]
+        found.append(torch.stack([torch.from_numpy(np.array(data[i].image)) for i in indices]))
+    return found[0], found[1]
+
+
+def normaliser(preprocess: Preprocess, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """From pixels to model inputs; the images already have the model's size."""
+    mean, std = (torch.tensor(v, device=device).view(1, -1, 1, 1) for v in (preprocess.mean, preprocess.std))
+    return lambda pixels: (pixels.to(device).permute(0, 3, 1, 2).float() / 255 - mean) / std
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+class PhaseClock:
+    """Seconds of the steps of each phase, from the calls of ``advance``."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.times: dict[str, list[float]] = {}
+
+    def __call__(self, phase: str, step: int, loss: float) -> None:
+        """Record the end of a step, and print every 200th."""
+        if self.device.type == "cuda" and len(self.times.get(phase, ())) < 30:
+            torch.cuda.synchronize(self.device)
+        self.times.setdefault(phase, []).append(time.perf_counter())
+        if step % 200 == 0:
+            log(f"  {phase} step {step}, loss {loss:.5f}")
+
+    def step_seconds(self, phase: str) -> float:
+        """Mean time of a step without the first three."""
+        times = self.times[phase]
+        first = min(3, len(times) - 2)
+        return (times[-1] - times[first]) / (len(times) - 1 - first)
+
+
+def train(
+    name: str, loaded: LoadedModel, images: TrainingImages, out: Path, device: torch.device, rehearse: bool
+) -> tuple[TrainedRun, dict[str, Any]]:
+    """Measure the time of a step, choose the number of steps, and train."""
+    settings = SETTINGS[name]
+    if rehearse:
+        settings = replace(settings, batch=8, pairs=2, groups=2)
+    with tempfile.TemporaryDirectory() as folder:
+        clock = PhaseClock(device)
+        short = replace(settings, surrogate_steps=4 if rehearse else 16, explainer_steps=4 if rehearse else 16)
+        train_explainer(loaded, images, Path(folder) / "short.safetensors", short, advance=clock)
+    seconds = [clock.step_seconds(phase) for phase in ("surrogate", "explainer")]
+    steps = [4 if rehearse else max(50, int(b / s)) for b, s in zip(BUDGETS[name], seconds, strict=True)]
+    log(f"{name}: {seconds[0] * 1e3:.1f} and {seconds[1] * 1e3:.1f} ms a step, so {steps[0]} and {steps[1]} steps")
+    settings = replace(settings, surrogate_steps=steps[0], explainer_steps=steps[1])
+    started = time.perf_counter()
+    path = out / f"vit_shapley-{name}.safetensors"
+    run = train_explainer(loaded, images, path, settings, advance=PhaseClock(device), checkpoint_steps=200)
+    facts = {"seconds": time.perf_counter() - started, "step_seconds": seconds, "bytes": path.stat().st_size,
+             "settings": dict(run.record.settings), "losses": dict(run.record.losses), "data": images.description,
+             "parameters": sum(p.numel() for p in run.explainer.trained().values())}  # fmt: skip
+    log(f"{name}: trained in {facts['seconds']:.0f} s, {facts['bytes']:,} bytes")
+    return run, facts
+
+
+# --- evaluation -------------------------------------------------------------------------------------------------------
+
+
+def permutation_values(
+    partial: PartialImages, model: torch.nn.Module, images: Tensor, classes: Tensor, permutations: int, rows: int
+) -> Tensor:
+    """Marginal contributions of the patches in random permutations and their reverses.
+
+    Args:
+        partial: Predictions for images with some patches kept.
+        model: Whose probabilities are the game.
+        images: Shape (b, channels, height, width).
+        classes: Classes of each image, shape (b, K).
+        permutations: Number of permutations, even; the second half of each chunk is the reverse of the first.
+        rows: Most images in a forward pass.
+
+    Returns:
+        Shape (permutations, b, K, S); antithetic pairs are neighbours.
+    """
+    b, players, device = len(images), partial.players, images.device
+    generator = torch.Generator(device).manual_seed(1)
+    chunk = max(2, rows // b // 2 * 2)
+    found = []
+    for start in range(0, permutations, chunk):
+        count = min(chunk, permutations - start)
+        order = torch.rand(count // 2 * b, players, generator=generator, device=device).argsort(1).view(-1, b, players)
+        order = torch.stack([order, order.flip(-1)], 1).view(-1, players)
+        owner = torch.arange(b, device=device).repeat(count)
+        marginals = torch.zeros(count * b, players, classes.shape[1], device=device)
+        before = partial.empty(model, images)[classes[owner]]
+        for t in range(1, players + 1):
+            keep = order[:, :t].sort(1).values
+            after = torch.cat([
+                partial.probabilities(model, images[owner[i : i + rows]], keep[i : i + rows])
+                for i in range(0, len(keep), rows)
+            ]).gather(1, classes[owner])  # fmt: skip
+            marginals[torch.arange(len(order), device=device), order[:, t - 1]] = after - before
+            before = after
+        found.append(marginals.view(count, b, players, -1).transpose(2, 3))
+    return torch.cat(found)
+
+
+def correlation(a: Tensor, b: Tensor) -> Tensor:
+    """Pearson correlation along the last axis."""
+    a, b = (v.double() - v.double().mean(-1, keepdim=True) for v in (a, b))
+    return (a * b).sum(-1) / (a.norm(dim=-1) * b.norm(dim=-1)).clamp_min(1e-12)
+
+
+def agreement(a: Tensor, b: Tensor) -> dict[str, float]:
+    """Mean Pearson and Spearman correlation of maps, shape (b, K, S)."""
+    ranks = [v.argsort(-1).argsort(-1).double() for v in (a, b)]
+    return {"pearson": float(correlation(a, b).mean()), "spearman": float(correlation(*ranks).mean())}
+
+
+def explained(loaded: LoadedModel, images: Tensor, spec: str, classes: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Relevance of the patches by a method, shape (b, K, S)."""
+    found = vitrail.explain(loaded, images, spec, target=classes.cpu(), batch_size=64).grid.float()
+    if tuple(found.shape[-2:]) != grid:
+        found = torch.nn.functional.adaptive_avg_pool2d(found, grid)
+    return found.flatten(2)
+
+
+def evaluate(
+    name: str, loaded: LoadedModel, run: TrainedRun, images: Tensor, permutations: int, out: Path, rows: int
+) -> dict[str, Any]:
+    """Compare the explainer and other methods with sampled Shapley values of the two most probable classes."""
+    device, model, partial = images.device, loaded.module, run.partial_images
+    facts: dict[str, Any] = {"images": len(images), "permutations": permutations, "players": partial.players}
+    facts["kl_by_visible_share"] = surrogate_fidelity(partial, model, run.surrogate, images)
+    classes = partial.probabilities(model, images).topk(2).indices
+    spec = f"vit_shapley:weights={out / f'vit_shapley-{name}.safetensors'}"
+    maps, facts["seconds_per_image"] = {}, {}
+    for key in ("vit_shapley", *OTHERS):
+        method = spec if key == "vit_shapley" else key
+        explained(loaded, images, method, classes, partial.grid)  # warm-up
+        maps[key], seconds = timed(lambda m=method: explained(loaded, images, m, classes, partial.grid), device)
+        facts["seconds_per_image"][key] = seconds / len(images)
+    for game, player_model in (("surrogate", run.surrogate), ("model", model)):
+        samples, seconds = timed(
+            lambda m=player_model: permutation_values(partial, m, images, classes, permutations, rows),
+            device,  # type: ignore[misc]
+        )
+        reference = samples.mean(0)
+        half = len(samples) // 2
+        row: dict[str, Any] = {
+            "seconds_per_image": seconds / len(images),
+            "between_halves": agreement(samples[:half].mean(0), samples[half:].mean(0)),
+            "methods": {key: agreement(value, reference) for key, value in maps.items()},
+            # Few permutations against all others, so that no permutation is on both sides.
+            "by_permutations": {
+                k: agreement(samples[:k].mean(0), samples[k:].mean(0))
+                for k in (2, 4, 8, 16, 32, 64) if k <= half
+            },
+        }  # fmt: skip
+        facts.setdefault("games", {})[game] = row
+        shown = (f"{key} {value['pearson']:.3f}/{value['spearman']:.3f}" for key, value in row["methods"].items())
+        log(f"{name}, game of the {game}: halves {row['between_halves']['pearson']:.3f}, {', '.join(shown)}")
+    return facts
+
+
+def surrogate_fidelity(
+    partial: PartialImages, model: torch.nn.Module, surrogate: torch.nn.Module, images: Tensor
+) -> dict[str, dict[str, float]]:
+    """By share of visible patches, the KL divergence from the model's whole-image prediction, of both models."""
+    generator = torch.Generator(images.device).manual_seed(2)
+    whole = partial.probabilities(model, images)
+    found = {}
+    for share in (0.1, 0.25, 0.5, 0.75, 0.9):
+        keep, _ = split_patches(len(images), partial.players, round(share * partial.players), generator)
+        found[str(share)] = {
+            key: float((whole * (whole.clamp_min(1e-9).log() - p.clamp_min(1e-9).log())).sum(1).mean())
+            for key, p in (("model", partial.probabilities(model, images, keep)),
+                           ("surrogate", partial.probabilities(surrogate, images, keep)))
+        }  # fmt: skip
+    return found
+
+
+# --- the script -------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    """Train and evaluate, and write results after each model."""
+    parser = options(__doc__, models=MODELS, assets=Path("../shared/assets"), out=...)
+    parser.add_argument("--workers", type=int, default=16, help="processes that render scenes")
+    parser.add_argument("--rows", type=int, default=3072, help="most images in a forward pass of the reference")
+    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, to test the script")
+    args = parser.parse_args()
+    args.out.mkdir(parents=True, exist_ok=True)
+    torch.set_float32_matmul_precision("high")
+    sizes = {name: (64, 2, 2) if args.rehearse else size for name, size in SIZES.items()}
+    workers = 1 if args.rehearse else args.workers
+    pixels = {}
+    if "scenes" in args.models:  # before CUDA is used, because the processes are forked
+        pixels["scenes"] = scene_pixels(sizes["scenes"][0], sizes["scenes"][1], workers)
+        log(f"{len(pixels['scenes'][0])} scenes rendered")
+    if "cifar10" in args.models:
+        pixels["cifar10"] = cifar_pixels(sizes["cifar10"][0], sizes["cifar10"][1], args.assets)
+        log(f"{len(pixels['cifar10'][0])} CIFAR-10 images read")
+    device = torch.device(args.device)
+    for name, (training, test) in pixels.items():
+        run_model(name, training, test, sizes[name][2], device, args)
+    log("done")
+
+
+def run_model(
+    name: str,
+    train_pixels: Tensor,
+    test_pixels: Tensor,
+    permutations: int,
+    device: torch.device,
+    args: argparse.Namespace,
+) -> None:
+    """Train and evaluate the explainer of one embedded model."""
+    loaded = vitrail.load(name)
+    loaded.module.to(device)
+    assert isinstance(loaded.preprocess, Preprocess)
+    to_input = normaliser(loaded.preprocess, device)
+    stored = train_pixels.to(device)
+    what = "scenes of the train split, every fourth a pair of objects" if name == "scenes" else "images of cifar10"
+    images = TrainingImages(
+        len(stored), lambda rows: to_input(stored[torch.tensor(rows, device=device)]), f"{len(stored):,} {what}"
+    )
+    run, facts = train(name, loaded, images, args.out, device, args.rehearse)
+    about = manifest(args.device, model=name)
+    path = args.out / f"vit_shapley-{name}.json"
+    save_json(path, {"manifest": about, "training": facts})
+    results = evaluate(name, loaded, run, to_input(test_pixels), permutations, args.out, args.rows)
+    save_json(path, {"manifest": about, "training": facts, "evaluation": results})
+
+
+if __name__ == "__main__":
+    main()

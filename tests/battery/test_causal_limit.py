@@ -1,0 +1,72 @@
+"""A causal model cannot depend on later words: every method gives them exactly no relevance."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+import vitrail
+from tests.battery.decoders import FAMILIES, LENGTH, decoder, words
+from vitrail.errors import NotApplicableError
+from vitrail.testing import quick
+
+pytest.importorskip("transformers")
+POSITION = 3
+
+
+def at(position):
+    return lambda output: output.logits[:, position, 5]
+
+
+def maps(model, ids, position, names):
+    """Relevance of each word by each method that applies, shape (n,)."""
+    found = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in names:
+            try:
+                found[name] = vitrail.explain(
+                    model, {"input_ids": ids}, methods={name: quick().get(name, {})}, target=at(position)
+                )[name].grid[0, 0]
+            except NotApplicableError:
+                continue
+    return found
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(f, marks=() if f in ("GPT2", "Llama") else pytest.mark.slow) for f in FAMILIES]
+)
+def test_words_after_the_target_have_no_relevance(family):
+    model, ids = decoder(family), words()
+    names = [name for name, method in vitrail.methods().items() if method.family != "control" and name in quick()]
+    found = maps(model, ids, POSITION, names)
+    assert {"rollout", "raw_attention", "leadlight", "gradtoken", "transformer_mm", "shapley"} <= set(found)
+    # A map that keeps positive values alone may be zero; most are not.
+    assert sum(bool(relevance.any()) for relevance in found.values()) > 0.8 * len(found)
+    for name, relevance in found.items():
+        assert relevance.shape == (LENGTH,), name
+        assert bool((relevance[POSITION + 1 :] == 0).all()), name
+
+
+@pytest.mark.parametrize("family", ["GPT2", "Llama"])
+@pytest.mark.parametrize("method", ["rollout", "raw_attention", "transformer_mm", "leadlight", "gradtoken"])
+def test_the_map_is_that_of_the_text_up_to_the_target(family, method):
+    model, ids = decoder(family), words()
+    inner = maps(model, ids, POSITION, [method])[method]
+    cut = maps(model, ids[:, : POSITION + 1], POSITION, [method])[method]
+    assert torch.allclose(inner[: POSITION + 1], cut, rtol=1e-3, atol=1e-5 * float(cut.abs().max()))
+    other = maps(model, ids, POSITION + 1, [method])[method]
+    assert not torch.allclose(inner, other, atol=1e-3 * float(other.abs().max()))
+
+
+def test_targets_of_one_call_have_a_limit_each():
+    model, ids = decoder("GPT2"), words()
+    both = vitrail.explain(
+        model, {"input_ids": ids}, methods=["rollout", "transformer_mm"], target=lambda o: o.logits[:, [2, 4], 5]
+    )
+    for name, explanation in both.items():
+        for k, position in enumerate((2, 4)):
+            alone = maps(model, ids, position, [name])[name]
+            assert torch.allclose(explanation.grid[0, k], alone, atol=1e-6), name

@@ -1,0 +1,38 @@
+"""A model that is changed between two calls, in whatever way, is explained as a fresh copy would be."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.battery.changed_maps import is_felt, stale_methods
+from tests.battery.model_changes import ADAPTER_CHANGES, CHANGES, adapted_vit, changed_vit
+
+#: Changes that are tried in every run; the others are slow tests.
+OFTEN = (
+    "attribute", "negative index", "tuple", "nested dict", "set", "numpy array", "closure", "activation of a block",
+    "global in place", "environment", "class method", "class of the object",
+    "forward on the object with the same layers",
+    "hook that reorders tokens", "hook between blocks", "data of a buffer", "in another thread", "order by image",
+    "causal attention", "bool", "half precision", "data of the adapters", "hook on the adapters",
+)  # fmt: skip
+CASES = [
+    pytest.param(make, change, id=name, marks=() if name in OFTEN else pytest.mark.slow)
+    for make, changes in ((changed_vit, CHANGES), (adapted_vit, ADAPTER_CHANGES))
+    for name, change in changes.items()
+]
+
+
+def test_at_least_40_changes():
+    assert len(CASES) >= 40
+    assert set(OFTEN) <= set(CHANGES) | set(ADAPTER_CHANGES)
+
+
+@pytest.mark.parametrize(("make", "change"), CASES)
+def test_maps_are_those_of_a_fresh_copy(make, change):
+    assert stale_methods(make, change) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attribute", "numpy array", "hook between blocks", "global function"])
+def test_changes_are_felt(name):
+    assert is_felt(changed_vit, CHANGES[name])

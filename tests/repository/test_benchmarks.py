@@ -1,0 +1,118 @@
+"""The cases of `benchmarks/run.py`: names, settings, README, and a rehearsal of some of them."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from vitrail.methods import find
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench():
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import run
+    finally:
+        sys.path.pop(0)
+    return run
+
+
+def test_tables_name_methods_modes_and_precisions_that_exist(bench):
+    for case in bench.calls.CASES.values():
+        assert all(find(spec) for methods in case.calls.values() for spec in methods)
+        assert set(case.modes) <= bench.calls.MODES.keys()
+        assert {shape.partition(":")[0] for shape in case.shapes} <= bench.agreement.PRECISIONS.keys()
+    for case in bench.agreement.CASES.values():
+        assert all(find(spec) for call in case.calls for spec in call.split("+"))
+        for way in (case.reference, *case.ways):
+            precision, _, mode = way.partition(", ")
+            assert precision in bench.agreement.PRECISIONS
+            assert mode in bench.calls.MODES
+
+
+def test_readme_has_every_case(bench):
+    text = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    table = "".join(line for line in text.splitlines() if line.startswith("| `"))
+    assert not [name for name in bench.CASES if f"`{name}`" not in table]
+
+
+def test_readme_of_the_studies_has_every_script_plan_and_result():
+    text = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
+    missing = [p.name for kind in ("*.py", "plans/*.toml") for p in ROOT.glob(f"studies/{kind}") if p.name not in text]
+    missing += [p.name for p in ROOT.glob("studies/results/*") if f"results/{p.name}" not in text]
+    assert not missing
+
+
+def test_rows_of_a_run_are_collected(tmp_path, monkeypatch):
+    """Values and intervals of a report become rows; by method, shares; rows of other plans are kept."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "manifest.json").write_text('{"plan": {"name": "ablations"}, "key": "abc", "device": "cpu"}')
+    cells = "pets,segmentation,predicted,miou,vtranm,300,65.25,63.5,67.0"
+    columns = "dataset,protocol,target,score,method,images,value,low,high"
+    (run / "report.csv").write_text(f"{columns}\n{cells}\n")
+    out = tmp_path / "rows.json"
+    out.write_text('{"manifest": {"other": {}}, "rows": {"other": []}}')
+    monkeypatch.syspath_prepend(str(ROOT / "studies"))
+    import plan_rows
+
+    monkeypatch.setattr(sys, "argv", ["plan_rows.py", str(run), "--out", str(out)])
+    plan_rows.main()
+    content = json.loads(out.read_text(encoding="utf-8"))
+    assert content["rows"].keys() == {"other", "ablations"}
+    expected = {"dataset": "pets", "method": "vtranm", "images": 300, "value": 65.25, "low": 63.5, "high": 67.0}
+    assert expected.items() <= content["rows"]["ablations"][0].items()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--by-method"])
+    plan_rows.main()
+    content = json.loads(out.read_text(encoding="utf-8"))
+    assert content["rows"] == {"vtranm": {"miou": 0.6525, "miou_interval": [0.635, 0.67]}}
+    assert content["manifest"]["images"] == 300
+
+
+def test_settings_have_the_type_of_their_defaults(bench):
+    words = ["images=8", "compile=yes", "plans=table", "dtype=float16", "seconds=2"]
+    assert bench.settings_of(["dataset"], words) == {
+        "dataset": {"images": 8, "compile": True, "plans": ("table",), "dtype": "float16", "seconds": 2.0}
+    }
+    found = bench.settings_of(["speed", "table"], ["shapes=float32:8,tf32:4x50", "setups=converted;plan, tf32"])
+    assert found == {"speed": {"shapes": ("float32:8", "tf32:4x50")}, "table": {"setups": ("converted", "plan, tf32")}}
+    with pytest.raises(SystemExit, match="colour is no setting of speed: choose from"):
+        bench.settings_of(["speed"], ["colour=red"])
+
+
+def test_ratios_are_to_the_passes_of_the_same_run(bench, tmp_path, monkeypatch):
+    words = ["run.py", "speed", "--tiny", "--set", "shapes=float32:8", "--set", "methods=gradtoken,vtranm"]
+    monkeypatch.setattr(sys, "argv", [*words, "--set", "modes=default,plain", "--out", str(tmp_path)])
+    bench.main()
+    written = json.loads((tmp_path / "speed-cpu.json").read_text(encoding="utf-8"))
+    assert written["manifest"]["shapes"] == ["float32:8"]
+    (found,) = written["results"]
+    assert found["batch"] == 2
+    assert not found["failed"]
+    rows = found["rows"]
+    assert {"gradtoken", "gradtoken, plain", "vtranm", "vtranm, plain"} < rows.keys()
+    for row in rows.values():
+        assert row["over_forward"] == row["seconds"] / rows["bare forward"]["seconds"]
+
+
+def test_a_call_that_fails_is_reported_and_the_others_are_measured(bench):
+    timer = bench.calls.Run(torch.device("cpu"), tiny=True).timer(3)
+    rows, failed = timer.compare({"works": lambda: None, "fails": lambda: 1 / 0})
+    assert list(rows) == ["works"]
+    assert "ZeroDivisionError" in failed["fails"]
+
+
+def test_maps_of_a_lower_precision_are_compared_with_the_reference(bench):
+    run = bench.calls.Run(torch.device("cpu"), tiny=True)
+    case = bench.agreement.AgreementCase("", "float64", ("float64, plain", "bfloat16"), ("rollout", "transformer_mm"))
+    found = bench.agreement.run_case(case, run)
+    for row in found.values():
+        assert row["float64, plain"]["difference"] < 1e-9
+        assert 1e-6 < row["bfloat16"]["difference"] < 0.5
