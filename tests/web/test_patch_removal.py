@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from fastapi.testclient import TestClient
-from vitrail.trust.removal import PatchRemoval
 
 from tests.web.web_case import error_text, small_app, upload_id
+from vitrail.trust.input_removal import PatchRemoval
 from vitrail.web.patch_removal import SHIFTS, shifted_regions
 
 
@@ -26,7 +26,7 @@ def removed_probability(client, image_id, removed, index):
     grid = served.structure.layout.grid
     remove = PatchRemoval(served.copies[0], image, grid)
     keep = torch.tensor([[p for p in range(grid[0] * grid[1]) if p not in removed]])
-    return float(remove(0, keep, lambda output: output.softmax(-1)[:, index]))
+    return float(remove(keep, lambda output: output.softmax(-1)[:, index]))
 
 
 @pytest.mark.parametrize("removed", [[0], [5, 6, 9, 10], list(range(15))])

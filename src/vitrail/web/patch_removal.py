@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from vitrail.capture.inputs import logits_of
 from vitrail.errors import InputError
 from vitrail.inputs.targets import class_scores
-from vitrail.trust.removal import DEFAULT_GRID, PatchRemoval
+from vitrail.trust.input_removal import DEFAULT_GRID, PatchRemoval
 from vitrail.web.model import ServedModel
 
 #: Number of shifted copies of the chosen region. With the region itself, one batch on a CPU.
@@ -43,7 +42,7 @@ def remove_patches(
 ) -> dict[str, Any]:
     """Evaluate a model on an image without some patches, and without as many others.
 
-    Patches are removed as in the check, see `vitrail.trust.removal`.
+    Patches are removed as in the check, see `vitrail.trust.input_removal`.
 
     Args:
         served: The model.
@@ -69,16 +68,10 @@ def remove_patches(
         remove = PatchRemoval(served.loaded, inputs.image, grid, None, served.batch_size)
         regions = [chosen, *shifted_regions(chosen, grid)]
         kept = [[patch for patch in range(count) if patch not in set(region)] for region in regions]
-        found: list[Tensor] = []
-
-        def score(output: Any) -> Tensor:
-            logits = logits_of(output)
-            assert logits is not None
-            found.append(class_scores(logits.float(), "prob").cpu())
-            return torch.zeros(len(logits))
-
-        remove(0, torch.tensor(kept, device=inputs.image.device), score)
-    probabilities = torch.cat(found)[:, list(classes)]
+        logits = logits_of(remove.output(torch.tensor(kept, device=inputs.image.device)))
+    assert logits is not None
+    scores = class_scores(logits.float(), "prob").cpu()
+    probabilities = scores[:, list(classes)]
     return {
         "without": probabilities[0].tolist(), "elsewhere": probabilities[1:].mean(0).tolist(),
         "example": regions[1] if len(regions) > 1 else [], "by": remove.by,
