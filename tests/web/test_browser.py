@@ -267,7 +267,8 @@ def test_methods_are_explained_beside_the_map(visit):
     wait_idle(page)
     assert len(page.inner_text(".intro").split(".")) == 2, "one sentence"
     assert "Class-agnostic" in page.inner_text("#reading-list")
-    assert page.get_attribute("#about-method a", "href").startswith("https://aclanthology.org/")
+    assert page.get_attribute("#about-method a >> nth=0", "href") == "/help/methods/rollout"
+    assert page.get_attribute("#about-method a >> nth=1", "href").startswith("https://aclanthology.org/")
     page.click(".map-card[data-method=attcat] button.name")
     wait_for(page, "document.querySelector('#reading-list').textContent.includes('Warm patches speak for')")
     assert f"Vitrail {__version__}" in page.inner_text(".page-footer")
