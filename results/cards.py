@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from method_pages import renewed_index, renewed_page
 
 from vitrail.methods.card import PHOTOGRAPH_MODELS
-from vitrail.methods.card_page import renewed_index, renewed_page
 from vitrail.methods.registry import METHODS
 from vitrail.scores.statistics import holm, mean_ratio, p_value, single_mean
 

@@ -95,7 +95,7 @@ class Group:
         inputs = ModelInputs((images,))
         structure = read_structure(loaded.module, inputs)
         self.probe = Probe(
-            loaded.module, inputs, structure, self._score, len(SCORES), most=args.batch, score="prob"
+            loaded.module, inputs, structure, self._score, len(SCORES), max_batch=args.batch, score="prob"
         )  # fmt: skip
 
     def _score(self, output: Tensor, owner: Tensor, _: str) -> Tensor:

@@ -1,5 +1,6 @@
 """Arbitrary inputs, targets and options give finite maps of the right shape or raise a `VitrailError`."""
 
+import os
 import tempfile
 import warnings
 from functools import cache
@@ -50,12 +51,12 @@ def folder():
     return root
 
 
-def check(inputs, **options):
+def check(inputs, explained=None, **options):
     """Explain, and check the maps of a result."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            found = vitrail.explain(model(), inputs, **options)
+            found = vitrail.explain(explained or model(), inputs, **options)
         except VitrailError:
             return
     explanation = next(iter(found.values())) if "methods" in options else found
@@ -177,6 +178,50 @@ def calls(draw):
     return name, options
 
 
+# -- inputs and outputs of several tensors -----------------------------------------------------------------------------
+
+
+class Several(torch.nn.Module):
+    """A model of an image and something else, whose output has several parts."""
+
+    def __init__(self):
+        super().__init__()
+        self.vit, self.num_classes = tiny_vit(), CLASSES
+
+    def forward(self, image, text=None, mask=None, **others):  # noqa: ARG002 - they are taken and have no effect
+        logits = self.vit(image)
+        if text is not None:
+            rows = text.dim() == 2 and text.is_floating_point()
+            logits = logits * text[:, :1] if rows else logits + text.float().mean()
+        return {"features": logits.repeat(1, 2), "logits": logits, "boxes": logits[:, None, :4].sigmoid()}
+
+
+@cache
+def several():
+    return Several().eval()
+
+
+parts = st.one_of(tensors(), st.just(torch.ones(2, 7).long()), st.just(torch.rand(2, 4)), scraps)
+image_pair = st.just(torch.linspace(-1, 1, 2 * 3 * SIZE * SIZE).view(2, 3, SIZE, SIZE).sin())
+names = st.sampled_from(["image", "text", "mask", "input_ids", "pixel_values", "[0]", "boxes", "logits", ""])
+roles = st.one_of(
+    st.none(), scraps,
+    st.dictionaries(names, st.one_of(st.sampled_from(["image", "tokens", "shared", "mask"]), scraps), max_size=2),
+)  # fmt: skip
+outputs = st.one_of(st.none(), names, st.integers(-4, 4), scraps, st.just(lambda output: output["logits"]))
+score_functions = st.one_of(st.none(), st.sampled_from(["softmax", "sigmoid", "identity", "tanh"]), scraps)
+
+
+def any_call(image, text, form, target, name, reading):
+    if form == "dict":
+        given = {"text": text, "image": image}
+    elif form == "tuple":
+        given = (image, text)
+    else:
+        given = {"image": image, "text": text, "mask": torch.ones(2, 7).bool(), "number": 3}
+    check(given, target=target, method=name, explained=several(), **reading, **METHODS[name].quick)
+
+
 def sometimes(examples):
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
@@ -202,11 +247,30 @@ def any_option(call, keep):
 
 
 sizes = st.one_of(st.none(), st.integers(1, 3), st.integers(-1, 3))
-some_methods = st.sampled_from(["gradtoken", "rollout", "vtranm", "raw_attention"])
+FAST = ["gradtoken", "rollout", "vtranm", "raw_attention"]
+some_methods = st.sampled_from(FAST)
 any_input.strategies = {"inputs": inputs, "name": some_methods, "size": sizes}
 any_target.strategies = {"images": st.integers(1, 3), "target": targets, "name": some_methods, "size": sizes}
 any_option.strategies = {"call": calls(), "keep": st.booleans()}
-PROPERTIES = [any_input, any_target, any_option]
+any_call.strategies = {
+    "image": st.one_of(image_pair, image_pair, parts),
+    "text": parts,
+    "form": st.sampled_from(["dict", "tuple", "more"]),
+    "target": st.one_of(st.none(), st.integers(0, CLASSES), targets),
+    "name": st.sampled_from([*FAST, "occlusion", "attnlrp", "shapley", "gradient_x_input"]),
+    "reading": st.fixed_dictionaries(
+        {},
+        optional={
+            "roles": roles,
+            "of": st.one_of(st.none(), names, scraps),
+            "output": outputs,
+            "scores": score_functions,
+        },
+    ),
+}
+PROPERTIES = [any_input, any_target, any_option, any_call]
+#: Calls of each property in the long run; 3,000 calls in all by VITRAIL_FUZZ=750.
+LONG = int(os.environ.get("VITRAIL_FUZZ", "400"))
 
 
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda f: f.__name__)
@@ -217,4 +281,4 @@ def test_maps_or_error(holds):
 @pytest.mark.slow
 @pytest.mark.parametrize("holds", PROPERTIES, ids=lambda f: f.__name__)
 def test_maps_or_error_with_many_examples(holds):
-    sometimes(400)(given(**holds.strategies)(holds))()
+    sometimes(LONG)(given(**holds.strategies)(holds))()

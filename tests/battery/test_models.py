@@ -25,7 +25,8 @@ from tests.zoo.small_models import (
     torchvision_vit_b_16,
 )
 from vitrail.capture.forward import forward_pass
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL, TENSOR_KINDS
 from vitrail.errors import MapWarning

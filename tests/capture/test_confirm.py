@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import vitrail
 from tests.capture.own_vit import OwnViT
 from vitrail.capture import structure as structures
+from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import ModelError
 from vitrail.models.checkpoint import WeightsHash
 
@@ -102,6 +103,8 @@ def test_each_image_has_its_own_order_of_patches():
     methods = ["rollout", "raw_attention", "transformer_mm"]
     # Attention does not depend on the order of the tokens, so the maps are those of the model that does not sort.
     assert_same(grids(ordered, 1, methods=methods), grids(plain, 1, methods=methods))
+    given = [structures.read_structure(one, ModelInputs((IMAGES,))) for one in (ordered, plain)]
+    assert [one.order_by_image for one in given] == [True, False]
 
 
 class Shuffled(OwnViT):

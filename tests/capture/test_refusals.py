@@ -15,8 +15,9 @@ from vitrail.capture.explicit_attention import causal_mask, merge_masks
 from vitrail.capture.feature_order import _spread
 from vitrail.capture.forward import check_finite
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.inputs import ModelInputs, any_output, fields_of, logits_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import measured_layout
+from vitrail.capture.output_tensors import any_output, fields_of, logits_of
 from vitrail.capture.outputs import as_logits, maker
 from vitrail.capture.tensor_difference import norm_difference
 from vitrail.capture.trace import Block

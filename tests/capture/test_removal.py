@@ -90,7 +90,7 @@ def test_tokens_of_library_models_are_dropped_before_the_first_block():
         head = [m for m in model.modules() if isinstance(m, torch.nn.Linear)][-1]
         torch.nn.init.normal_(head.weight)  # some libraries initialise with zeros, which would hide errors
         dropper = TokenDropper(model, images)
-        found = vitrail.capture.inputs.logits_of(dropper(images, keep))
+        found = vitrail.capture.output_tensors.logits_of(dropper(images, keep))
         layers = [m for n, m in model.named_modules() if n.endswith((".layer.0", ".layers.0"))]
         block = first(model) if first else layers[0]
         prefix = torch.arange(dropper.prefix).expand(2, -1)
@@ -101,10 +101,10 @@ def test_tokens_of_library_models_are_dropped_before_the_first_block():
 
         hook = block.register_forward_pre_hook(gather_tokens)
         with torch.no_grad():
-            expected = vitrail.capture.inputs.logits_of(model(images))
+            expected = vitrail.capture.output_tensors.logits_of(model(images))
         hook.remove()
         assert torch.allclose(found, expected, atol=1e-4), type(model)
-        assert not torch.allclose(found, vitrail.capture.inputs.logits_of(model(images)), atol=1e-3)
+        assert not torch.allclose(found, vitrail.capture.output_tensors.logits_of(model(images)), atol=1e-3)
 
 
 def test_models_without_support_for_token_dropping_raise():

@@ -109,7 +109,7 @@ def test_texts_of_many_lengths_are_recorded_later(graphs: list[Replay]) -> None:
     def run(key: int) -> int:
         given = [torch.zeros(1)]
         for _ in range(3):
-            recordings.run(model, key, given, lambda inputs: ([inputs[0]], None), lambda _: True)
+            recordings.run(model, key, given, lambda inputs: ([inputs[0]], None), lambda *_: (True, None))
         return len(graphs)
 
     few = [run(key) for key in range(recordings.MANY_PASSES)]

@@ -29,6 +29,7 @@ class Replay:
         self.compute, self.inputs, self.replays = compute, [t.clone() for t in inputs], 0
         self.size = 1
         self.confirmed_in: Any = None
+        self.noted: Any = None
         self.results: list[Tensor] = []
 
     def replay(self, inputs: Sequence[Tensor]) -> Any:

@@ -174,7 +174,7 @@ def test_swin_features_are_of_the_last_block_of_the_penultimate_stage(make, imag
 @pytest.mark.parametrize("spec", SPECS)
 def test_maps_do_not_depend_on_chunk_or_batch_size(model, images, spec):
     _, method, options = find(spec)
-    maps = [method.apply(probe(model, images, most=most), options) for most in (3, 32)]
+    maps = [method.apply(probe(model, images, max_batch=size), options) for size in (3, 32)]
     assert torch.allclose(*maps, rtol=1e-10, atol=1e-12)
     alone = torch.cat([method.apply(probe(model, images[i : i + 1]), options) for i in range(3)])
     assert torch.allclose(maps[1], alone, rtol=1e-10, atol=1e-12)

@@ -265,7 +265,7 @@ def probe_of(model, images, classes=(0, 1)):
     def scorer(output, owner, kind):
         return output.softmax(-1)[:, list(classes)]
 
-    return Probe(model, model_inputs, read_structure(model, model_inputs), scorer, len(classes), most=64)
+    return Probe(model, model_inputs, read_structure(model, model_inputs), scorer, len(classes), max_batch=64)
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""AttCAT: every token's input times gradient, block by block, weighed by the attention the token receives."""
+"""AttCAT: every token's input times gradient, block by block, weighted by the attention the token receives."""
 
 import torch
 from torch import Tensor

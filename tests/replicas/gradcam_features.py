@@ -1,4 +1,4 @@
-"""Grad-CAM on features: the channels of a block's first layer norm, weighed by their mean gradient."""
+"""Grad-CAM on features: the channels of a block's first layer norm, weighted by their mean gradient."""
 
 import torch
 from torch import Tensor

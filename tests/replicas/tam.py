@@ -1,4 +1,4 @@
-"""TAM, transition attention maps: a Markov chain of attention, weighed by path-averaged gradients of the last map."""
+"""TAM, transition attention maps: a Markov chain of attention, weighted by path-averaged gradients of the last map."""
 
 import torch
 from torch import Tensor

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from results.method_pages import recommendations, renewed_index, renewed_page, replaced
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -28,7 +29,6 @@ from vitrail.methods.card import (
     measurements,
     method_card,
 )
-from vitrail.methods.card_page import recommendations, renewed_index, renewed_page, replaced
 
 ROOT = Path(__file__).resolve().parents[2]
 RENEW = "run python results/cards.py"
@@ -59,6 +59,7 @@ def test_page_has_the_card(name):
 def test_list_of_methods_has_all_cards():
     page = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
     assert page == renewed_index(page), RENEW
+    assert page == renewed_index(page.replace("<!-- applicability -->", "<!-- applicability -->\n| old | table |"))
     table = page.partition("<!-- cards -->")[2].partition("<!-- /cards -->")[0]
     assert sorted(re.findall(r"^\| \[`(\w+)`\]", table, re.MULTILINE)) == sorted(METHODS)
 
@@ -165,7 +166,8 @@ def test_recommended_methods_fit_their_situation():
     assert all(METHODS[name].reason_against("text") is None for name in used["texts"])
 
 
-def test_page_without_marks_is_refused():
+def test_marked_parts_of_a_page_are_replaced():
+    assert replaced("a <!-- x --> old <!-- /x --> b", "x", "new") == "a <!-- x -->\n\nnew\n\n<!-- /x --> b"
     with pytest.raises(ValueError, match="<!-- card -->"):
         replaced("no marks", "card", "")
 

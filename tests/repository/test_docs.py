@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from vitrail.methods import METHODS
-from vitrail.methods.applicability import renewed
 
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]
@@ -49,17 +48,6 @@ def test_every_method_has_its_page_and_is_cited():
         assert f"{method.name}.md" in index
         for option in method.options:
             assert f"`{option}" in page, f"{method.name}: option {option} is not documented"
-
-
-REFRESH = (
-    'python -c "from pathlib import Path; from vitrail.methods.applicability import renewed; '
-    "p = Path('docs/methods/index.md'); p.write_text(renewed(p.read_text('utf-8')), 'utf-8')\""
-)
-
-
-def test_applicability_table_is_up_to_date():
-    page = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
-    assert page == renewed(page), f"the table in docs/methods/index.md is out of date; to refresh it: {REFRESH}"
 
 
 def test_examples_import_public_modules():

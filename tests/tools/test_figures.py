@@ -12,8 +12,8 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import explain
 from vitrail.testing import tiny_vit
 from vitrail.tools.figures import FIGURES, Progress, draw, find_figure
-from vitrail.tools.figures.panels import MAX_SIZE, add_axes, add_grid, new_figure, wrap_text
 from vitrail.tools.figures.registry import FigureEntry
+from vitrail.viz.panels import MAX_SIZE, add_axes, add_grid, new_figure, wrap_text
 
 pytest.importorskip("matplotlib")
 
@@ -307,7 +307,7 @@ def test_figure_size_grids_and_wrapped_text():
     assert axes.shape == (2, 3)
     assert axes[1, 2].get_position().bounds == pytest.approx((3 / 4, 1 - 1.75 / 2, 1 / 4, 0.5 / 2))
     assert not any(one.axison for one in axes.flat)
-    with pytest.raises(InputError, match="at most 60"):
+    with pytest.raises(InputError, match="at most 100"):
         new_figure(MAX_SIZE + 1, 3)
     assert wrap_text("a $ b", 2, 6.5) == "a $ b"
     assert wrap_text("Transformer-MM", 0.75, 7.5) == "Transformer-\nMM"

@@ -63,13 +63,13 @@ class PatchSum(nn.Module):
 def test_removal_by_fill_replaces_what_is_not_kept():
     image = torch.zeros(1, 3, 32, 32)
     image[:, :, :8, :8] = 1
-    about = vitrail.LoadedModel(PatchSum(), vitrail.Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3))
-    remove = PatchRemoval(about, image, (4, 4), by="black")
+    loaded = vitrail.LoadedModel(PatchSum(), vitrail.Preprocess((32, 32), (0.0,) * 3, (1.0,) * 3))
+    remove = PatchRemoval(loaded, image, (4, 4), by="black")
     score = remove(torch.tensor([[0], [5]]), lambda output: output[:, 1])
     assert torch.allclose(score, torch.tensor([20 / 16, 0.0], dtype=torch.float64))
     assert remove.forwards == 2
     with pytest.raises(OptionError, match="removal"):
-        PatchRemoval(about, image, (4, 4), by="purple")
+        PatchRemoval(loaded, image, (4, 4), by="purple")
 
 
 @pytest.fixture(scope="module")

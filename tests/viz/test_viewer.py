@@ -57,7 +57,7 @@ def test_labels_are_escaped(explanations):
     assert EVIL not in page
     assert EVIL not in unescape(explanations.view()._repr_html_())
     assert "tiny &lt;b&gt;" in page
-    assert page.count("<script") == 2
+    assert page.count("<script") == 3
 
 
 def test_viewer_is_saved_and_refuses_what_it_cannot_show(explanations, tmp_path):

@@ -107,7 +107,7 @@ def _write_rows(chunk: Chunk, rows: ScoreRows) -> Path:
 
 
 def reads_ahead(device: str) -> bool:
-    """Whether threads read images beside the computation. On a CPU, the model needs the cores."""
+    """Whether threads read images during the computation; not on a CPU, where the model needs the cores."""
     return device != "cpu"
 
 
@@ -128,7 +128,7 @@ def image_reader(chunk: Chunk, context: BenchContext) -> Callable[[int], GroundT
 
 @contextmanager
 def matmul_precision(matmul: str) -> Iterator[None]:
-    """Set the precision of float32 matrix products as a plan says, and restore it afterwards."""
+    """Set the precision of float32 matrix products as a plan states, and restore it afterwards."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if matmul == "tf32" else "highest")
     try:

@@ -121,7 +121,7 @@ def _known_cost(plan: Plan, name: str, speed: float) -> ModelCost | None:
 
 
 def plan_summary(name: str) -> str:
-    """Return the first line of a plan of the package, which says what it is.
+    """Return the first line of a plan of the package, which describes it.
 
     Example:
         >>> plan_summary("smoke")

@@ -192,7 +192,7 @@ def draw_folder(
 
 
 def _save(image: Image, path: Path) -> None:
-    """Write a JPEG file. The part's last file says that all of them are complete, so none is flushed to disk."""
+    """Write a JPEG file. The part's last file marks all of them as complete, so none is flushed to disk."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         image.save(path, format="JPEG", quality=JPEG_QUALITY)

@@ -94,7 +94,7 @@ def shrink_batch_to_fit(context: HasBatchSize, call: Callable[[int], T]) -> T:
     while True:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore", MapWarning)  # the results table says which maps are constant
+                warnings.simplefilter("ignore", MapWarning)  # the results table lists constant maps
                 return call(context.batch)
         except (torch.OutOfMemoryError, RuntimeError) as error:
             out_of_memory = isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)

@@ -51,7 +51,7 @@ def _explain_objects(
 def _score_multiclass(batch: ScoreBatch, method: str, target: str, original: bool = False) -> ScoresAndReasons:
     """Explain every class of an image, join the maps into one label map, and compare it with the label of each pixel.
 
-    At every pixel the class with the highest relevance wins, each map scaled to [0, 1], if it exceeds the threshold;
+    A pixel is assigned to the class with the highest relevance (maps scaled to [0, 1]) if it exceeds the threshold;
     otherwise the pixel is background. Compared at the resolution of the model's input, or with ``original`` at that of
     the file, to which the maps are resized by bilinear interpolation.
     """
@@ -93,7 +93,7 @@ def class_outputs(classes: Sequence[str] | None, count: int | None) -> dict[int,
 
     Args:
         classes: Class names of the data set.
-        count: Number of outputs of the model: VOC's 20 or 21 classes; ImageNet's 1,000, of which several stand for a
+        count: Number of outputs of the model: VOC's 20 or 21 classes; ImageNet's 1,000, several of which map to a
             class of VOC; or the number of classes of any other data set.
 
     Raises:

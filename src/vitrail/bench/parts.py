@@ -306,7 +306,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def write_error(error: OSError, path: Path) -> OutputError:
-    """Return an error that says why a file could not be written and what to do."""
+    """Return an error that states why a file could not be written and what to do."""
     reason = {
         errno.ENOSPC: "the disk is full: free some space",
         errno.EDQUOT: "the quota is used up: free some space",

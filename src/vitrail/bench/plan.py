@@ -222,7 +222,7 @@ class Plan(BaseModel):
         content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights", "dtype"}}})
         content["name"] = former_name(self.name)
         for data, names in zip(content["dataset"], ids, strict=True):
-            del data["root"], data["draw"]  # the ids say which images were drawn
+            del data["root"], data["draw"]  # the ids list the drawn images
             data["ids"] = hashlib.sha256("\0".join(names).encode()).hexdigest()
         content["methods"] = self.specs()
         for name in ("imports", "compile", "explain_batch"):  # as before the key existed
@@ -376,7 +376,7 @@ def parse_plan(
         return Plan.model_validate(raw), raw, problems
     except ValidationError as error:
         for one in error.errors():
-            # Names of union members that pydantic tried mean nothing to a reader.
+            # Names of the union members that pydantic tried do not help the reader.
             path = tuple(p for p in one["loc"] if not (isinstance(p, str) and ("[" in p or p in ("str", "tuple"))))
             problems.append(PlanProblem(path=path, text=_describe(one["type"], one["msg"], path, one["input"])))
         return None, raw, list({(p.path, p.text): p for p in problems}.values())

@@ -212,7 +212,7 @@ PROTOCOLS = ProtocolTable()
 
 
 def needs_objects(names: Sequence[str]) -> bool:
-    """Whether protocols use masks or boxes; a score of another package may, whatever it says it needs.
+    """Whether protocols use masks or boxes; a score of another package may use them without declaring it.
 
     Args:
         names: Protocols and presets.

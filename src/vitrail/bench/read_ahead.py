@@ -15,7 +15,7 @@ MOST_THREADS = 16
 
 
 class ReadAhead(Generic[T, Batch]):
-    """Reads the items of a chunk before they are asked for; the present chunk and the next one wait, no others.
+    """Reads the items of a chunk ahead; at most the current chunk and the next one are held.
 
     Args:
         join: Joins the items of a batch. It runs in a thread of its own.

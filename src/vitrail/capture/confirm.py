@@ -15,8 +15,8 @@ from torch import Tensor
 
 from vitrail import fast
 from vitrail.capture.forward import ForwardPass
-from vitrail.capture.inputs import any_output, logits_of
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.capture.outputs import rows_are_probabilities
 from vitrail.capture.program import Program
 from vitrail.capture.structure import ANY_PROGRAM, is_measured_now

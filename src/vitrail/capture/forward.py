@@ -16,8 +16,9 @@ from vitrail.capture.attention_reach import reachable_tokens
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
 from vitrail.capture.model_structure import UNCHAINED_KINDS, AttentionLayer, ModelStructure
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.program import Program
 from vitrail.capture.readout import measured_readout, token_reach
@@ -171,6 +172,8 @@ class ForwardPass:
             value = value.to(self.dtype)
             if self.structure.tokens_first and kind in ("dX", "dY"):
                 value = value.transpose(0, 1)
+            if self.structure.kind == "plain" and kind in ("dX", "dY"):
+                value = _tokens_in_a_row(value, self.structure.tokens)
             if kind == "dQ":
                 value = split_heads(value, len(target), self.structure.heads_first)
             if kind == "dY" and self.features_of is not None:
@@ -212,7 +215,8 @@ class ForwardPass:
         reach = token_reach(gradient)
         if self.evidence is not None and layout.grid is None and self.structure.given.prefix is None:
             first = (reach[:, 0] > 0).all() & (reach[:, 1:] == 0).all()
-            if not self.structure.causal:  # the prefix of a text is the one token that is read
+            # The prefix of a text is the one token that is read; the query of an attention pool is no token.
+            if not self.structure.causal and not self.structure.pooled:
                 self._differs("which token of the text is read", first != (layout.prefix == 1))
         pooled = self.structure.pooled
         return measured_readout(reach, readout, layout, None if pooled else self.valid, pooled)
@@ -353,6 +357,8 @@ def forward_pass(
             block.pool = layer.pool
             if structure.tokens_first:
                 _batch_first(block, structure.tokens)
+            if structure.kind == "plain":
+                block.change(_STREAM, lambda t: _tokens_in_a_row(t, structure.tokens))
             if layer.pool and structure.pool_skips:
                 _pad_keys(block, structure.pool_skips)
             blocks.append(block)
@@ -512,6 +518,12 @@ def _pad_keys(block: Block, skipped: int) -> None:
     """Give an attention pool that leaves out the first tokens zero attention to them."""
     block.change(("A", "A_mean"), lambda t: torch.nn.functional.pad(t, (skipped, 0)))
     block.change(("K", "V"), lambda t: torch.nn.functional.pad(t, (0, 0, skipped, 0)))
+
+
+def _tokens_in_a_row(tensor: Tensor, tokens: int) -> Tensor:
+    """A residual stream that lies on the grid of its tokens, shape (b, rows, columns, d), as (b, n, d)."""
+    on_grid = tensor.dim() == 4 and tensor.shape[1] * tensor.shape[2] == tokens
+    return tensor.flatten(1, 2) if on_grid else tensor
 
 
 def _batch_first(block: Block, tokens: int) -> None:

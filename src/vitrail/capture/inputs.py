@@ -1,28 +1,32 @@
-"""What is fed to a model, and what comes out."""
+"""The arguments of one call of a model, and the call."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail import fast
-from vitrail.errors import InputError, ModelError, NotApplicableError, TargetError, VitrailError
+from vitrail.capture.input_roles import InputTensor, describe_tensors, explained_index
+from vitrail.capture.output_tensors import OutputReading
+from vitrail.capture.tensor_tree import map_tensors, named_tensors
+from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailError
 
 #: The output of tokenizers that says which tokens they have added.
 SPECIAL_TOKENS = "special_tokens_mask"
-#: Where the scores of classes stand in the output objects of common libraries, best first.
-LOGITS = ("logits", "logits_per_image")
-EMBEDDINGS = ("image_embeds", "image_features", "pooler_output", "last_hidden_state", "text_embeds")
 
 
 @dataclass(frozen=True)
 class ModelInputs:
-    """Arguments for one call of a model; tensors whose first axis is the batch can be cut along it.
+    """Arguments for one call of a model, and which of their tensors belong to which example.
+
+    Tensors may lie in nested arguments: a dict, a tuple or a dataclass that the model takes as one argument.
 
     Attributes:
         args: Positional arguments.
@@ -31,54 +35,102 @@ class ModelInputs:
             None.
         special: Which tokens of a text the tokenizer has added, shape (b, n), or None where this is not known. It is
             not passed to the model.
+        described: The description of every tensor, in order; None to describe them by their names and shapes.
+        of: Name of the tensor that is explained; None for the first by its role.
+        reading: Which part of the model's output holds the scores, and what turns these into probabilities.
 
     Example:
         >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
         >>> model_inputs.batch, model_inputs.select(slice(0, 1)).args[0].shape
         (3, torch.Size([1, 2]))
+        >>> shared = ModelInputs((), {"pixel_values": torch.zeros(2, 3, 8, 8), "input_ids": torch.ones(5, 7).long()})
+        >>> [tuple(t.shape) for t in shared.select(slice(0, 1)).tensors]
+        [(1, 3, 8, 8), (5, 7)]
     """
 
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     embeddings: tuple[nn.Module, Tensor] | None = None
     special: Tensor | None = None
+    described: tuple[InputTensor, ...] | None = None
+    of: str | None = None
+    reading: OutputReading = field(default_factory=OutputReading)
 
-    @property
+    @cached_property
+    def named(self) -> tuple[tuple[str, Tensor], ...]:
+        """Every tensor with its name, positional ones first."""
+        return (*named_tensors(self.args), *named_tensors(self.kwargs))
+
+    @cached_property
     def tensors(self) -> list[Tensor]:
         """Every tensor, positional ones first."""
-        return [t for t in (*self.args, *self.kwargs.values()) if isinstance(t, Tensor)]
+        return [tensor for _, tensor in self.named]
+
+    @cached_property
+    def description(self) -> tuple[InputTensor, ...]:
+        """Role and axes of every tensor, and whether it is per example."""
+        return describe_tensors(self.named, self.of) if self.described is None else self.described
+
+    @cached_property
+    def explained(self) -> int | None:
+        """Index of the tensor that is explained."""
+        usable = [one.role if one.per_example else "other" for one in self.description]
+        return explained_index(usable, [one.name for one in self.description], self.of)
+
+    def having(self, role: str) -> Tensor | None:
+        """The tensor that is explained if it has a role, else None."""
+        if self.explained is None or self.description[self.explained].role != role:
+            return None
+        return self.tensors[self.explained]
+
+    def called(self, key: str) -> Tensor | None:
+        """The tensor whose name ends with a key, in nested arguments as well, or None."""
+        return next((t for one, t in zip(self.description, self.tensors, strict=True) if one.key == key), None)
 
     @property
     def batch(self) -> int:
-        """Number of inputs."""
-        first = self.image if self.image is not None else next(iter(self.tensors), None)
+        """Number of examples."""
+        first = None if self.explained is None else self.tensors[self.explained]
         if first is None or first.dim() == 0:
             raise InputError("nothing to explain: give a tensor with a batch axis, images, or a dict of tensors")
         return int(first.shape[0])
 
     @property
+    def what(self) -> str:
+        """What is explained, as the end of a message about a method that needs something else."""
+        if self.explained is None:
+            return "nothing is explained here"
+        one = self.description[self.explained]
+        names = {"tokens": "a text", "patches": "flattened patches", "other": "numbers of an unknown kind"}
+        what = names.get(one.role, f"a {one.role}")
+        return f"what is explained here is {what} ({one.name}): use a method of another family, or of= or roles="
+
+    @property
     def image(self) -> Tensor | None:
-        """The images, shape (b, channels, height, width), or None for text."""
-        return next((t for t in self.tensors if t.dim() == 4 and t.is_floating_point()), None)
+        """The images that are explained, shape (b, channels, height, width), or None."""
+        return self.having("image")
 
     @property
     def only_image(self) -> bool:
         """Whether the images, given as the first argument, are all there is."""
-        return len(self.args) == 1 and not self.kwargs and self.embeddings is None and self.args[0] is self.image
+        plain = self.embeddings is None and self.reading.output is None
+        return plain and len(self.args) == 1 and not self.kwargs and self.args[0] is self.image
 
     @property
     def words(self) -> Tensor | None:
-        """The numbers of a text's tokens, shape (b, n), or None for images."""
-        given = self.kwargs.get("input_ids", self.args[0] if self.args else None)
-        text = isinstance(given, Tensor) and given.dim() == 2 and not given.is_floating_point()
-        return given if text and self.image is None else None
+        """The numbers of a text's tokens, shape (b, n), or None where no text is explained."""
+        return self.having("tokens")
 
     @property
     def patches(self) -> Tensor | None:
         """Flattened patches, shape (b, n, values), of models that take these instead of images, or None."""
-        given = self.kwargs.get("pixel_values")
-        flat = isinstance(given, Tensor) and given.dim() == 3 and given.is_floating_point()
-        return given if flat and self.image is None and self.words is None else None
+        return self.having("patches")
+
+    @property
+    def numbers(self) -> Tensor | None:
+        """What is explained where it is made of numbers, so that a graph can start at it; None for tokens."""
+        found = None if self.explained is None else self.tensors[self.explained]
+        return found if found is not None and found.is_floating_point() else None
 
     @property
     def valid(self) -> Tensor | None:
@@ -86,8 +138,10 @@ class ModelInputs:
 
         A pass that is recorded cannot wait for the answer: it takes the mask, whatever it says.
         """
-        mask = self.kwargs.get("attention_mask" if self.patches is None else "pixel_attention_mask")
-        if self.image is not None or not isinstance(mask, Tensor) or mask.dim() != 2:
+        mask = self.called("attention_mask" if self.patches is None else "pixel_attention_mask")
+        if self.image is not None or mask is None or mask.dim() != 2 or mask.shape[0] != self.batch:
+            return None
+        if self.words is not None and mask.shape != self.words.shape:
             return None
         valid = mask.bool()
         return valid if fast.recording() or not bool(valid.all()) else None
@@ -97,36 +151,56 @@ class ModelInputs:
 
         The words themselves stay: models find padding, positions and the last token of a text by them.
         """
-        batch = self.batch
-
-        def index(value: Any) -> Any:
-            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
-
-        return replace(self._changed(index), embeddings=(layer, vectors))
+        return replace(self.indexed(rows), embeddings=(layer, vectors))
 
     def select(self, rows: slice) -> ModelInputs:
-        """Some of the inputs."""
-        batch = self.batch
+        """Some of the examples; what is shared by all of them stays whole."""
+        return self._of_examples(rows)
 
-        def cut(value: Any) -> Any:
-            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
-
-        return self._changed(cut)
+    def indexed(self, rows: Tensor) -> ModelInputs:
+        """Some of the examples by index, any of them as often as it is named."""
+        return self._of_examples(rows)
 
     def pick(self, rows: Tensor, images: Tensor) -> ModelInputs:
-        """Some of the inputs by index, any of them as often as it is named, with other images or flattened patches."""
-        batch, image = self.batch, self.patches if self.image is None else self.image
+        """Some of the examples by index, with other images, or whatever else is explained."""
+        return self._of_examples(rows, images)
 
-        def index(value: Any) -> Any:
-            if value is image:
-                return images
-            return value[rows] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
+    def _of_examples(self, rows: slice | Tensor, explained: Tensor | None = None) -> ModelInputs:
+        def cut(index: int, tensor: Tensor) -> Tensor:
+            if explained is not None and index == self.explained:
+                return explained
+            if self.description[index].packed:
+                return self._cut_packed(index, tensor, rows)
+            return tensor[rows] if self.description[index].per_example else tensor
 
-        return self._changed(index)
+        special = None if self.special is None else self.special[rows]
+        return replace(self._each(cut), special=special)
+
+    def _cut_packed(self, index: int, tensor: Tensor, rows: slice | Tensor) -> Tensor:
+        """Patches of some examples, where those of all lie in one long row, image by image.
+
+        Raises:
+            NotApplicableError: It is not known which of them belong to which example.
+        """
+        name = self.description[index].name
+        grid = self.called("video_grid_thw" if "video" in name else "image_grid_thw")
+        batch = self.batch
+        if grid is None or grid.shape != (batch, 3) or int(grid.prod(1).sum()) != len(tensor):
+            whole = isinstance(rows, slice) and rows.indices(batch) == (0, batch, 1)
+            if whole or (batch == 1 and (isinstance(rows, slice) or len(rows) == 1)):
+                return tensor
+            raise NotApplicableError(
+                f"{name} holds the patches of all examples in one row, and which belong to which example is unknown "
+                f"(image_grid_thw has no single row for each of {batch} examples): explain one example at a time, with "
+                "an attention, gradient or relevance method"
+            )
+        parts = torch.split(tensor, grid.prod(1).tolist())
+        chosen = list(range(batch))[rows] if isinstance(rows, slice) else rows.tolist()
+        return torch.cat([parts[i] for i in chosen])
 
     def swap(self, old: Tensor, new: Tensor) -> ModelInputs:
         """The same with one tensor in place of another."""
-        return self._changed(lambda value: new if value is old else value)
+        return replace(self, **self._mapped(lambda value: new if value is old else value), described=self.description)
 
     def onto(self, model: nn.Module) -> ModelInputs:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
@@ -136,22 +210,29 @@ class ModelInputs:
     def to(self, device: torch.device, dtype: torch.dtype | None) -> ModelInputs:
         """The same on a device, floats in a precision."""
 
-        def move(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
+        def move(value: Tensor) -> Tensor:
             return value.detach().to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
-        return self._changed(move)
+        special = None if self.special is None else move(self.special)
+        return replace(self, **self._mapped(move), special=special, embeddings=None)
 
-    def _changed(self, change: Callable[[Any], Any]) -> ModelInputs:
-        """The same with every argument changed; without vectors in place of embedded words."""
-        args, kwargs = tuple(map(change, self.args)), {name: change(value) for name, value in self.kwargs.items()}
-        return ModelInputs(args, kwargs, special=change(self.special))
+    def changed(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
+        """The same with every tensor changed; without vectors in place of embedded words."""
+        return replace(self, **self._mapped(change), embeddings=None, described=self.description)
+
+    def _each(self, change: Callable[[int, Tensor], Tensor]) -> ModelInputs:
+        """The same with every tensor changed, given its index."""
+        count = itertools.count()
+        return self.changed(lambda tensor: change(next(count), tensor))
+
+    def _mapped(self, change: Callable[[Tensor], Tensor]) -> dict[str, Any]:
+        args = tuple(map_tensors(value, change) for value in self.args)
+        return {"args": args, "kwargs": {name: map_tensors(value, change) for name, value in self.kwargs.items()}}
 
     def into(self, model: nn.Module) -> Any:
         """Call the model."""
         if self.embeddings is None:
-            return model(*self.args, **self.kwargs)
+            return self.reading.read(model(*self.args, **self.kwargs))
         layer, vectors = self.embeddings
         words, used = self.words, []
 
@@ -173,22 +254,34 @@ class ModelInputs:
             new = new + (own - own.detach()) if own.requires_grad else new.clone()
             return new if rest is None else (new, *rest)
 
-        handle = layer.register_forward_hook(put)
+        # Encoders and decoders may hold copies of the layer that share its weight.
+        shared = getattr(layer, "weight", None)
+        layers = {layer, *(m for m in model.modules() if isinstance(m, nn.Embedding) and m.weight is shared)}
+        handles = [one.register_forward_hook(put) for one in layers]
         try:
             result = model(*self.args, **self.kwargs)
         finally:
-            handle.remove()
+            for handle in handles:
+                handle.remove()
         if not used:
             raise NotApplicableError(
-                f"this method changes the vectors of words, and {type(model).__name__} does not embed them with "
-                "get_input_embeddings()"
+                f"this method changes the vectors of words, and no layer with the weight of "
+                f"{type(model).__name__}.get_input_embeddings() was called with these tokens"
             )
-        return result
+        return self.reading.read(result)
 
     @property
     def shape(self) -> tuple[tuple[int, ...], ...]:
-        """Shapes without the batch axis; two feeds of one shape meet the same structure."""
-        return tuple(tuple(t.shape[1:]) for t in self.tensors)
+        """Shapes without the batch axis; two calls of one shape have the same structure."""
+        return tuple(
+            tuple(t.shape[1:] if one.per_example else t.shape)
+            for one, t in zip(self.description, self.tensors, strict=True)
+        )
+
+    @property
+    def signature(self) -> tuple[Any, ...]:
+        """Names and roles of the tensors, and which of them is explained."""
+        return (tuple((one.name, one.role, one.per_example) for one in self.description), self.explained)
 
 
 def method_dtype(model: nn.Module) -> torch.dtype:
@@ -244,64 +337,3 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
         f"{name} does not accept images of {height}×{width} pixels ({reason}): resize them to the model's own "
         "size, or pass paths or PIL images, which are resized for you"
     )
-
-
-def logits_of(output: Any) -> Tensor | None:
-    """The class scores in a model's output, shape (b, C), or None if it has none.
-
-    A bare tensor of two axes, the ``logits`` of an output object or dict, or the first such tensor of a tuple.
-
-    Example:
-        >>> logits_of((torch.zeros(2, 5), None)).shape
-        torch.Size([2, 5])
-        >>> logits_of({"last_hidden_state": torch.zeros(2, 7, 4)}) is None
-        True
-    """
-    if isinstance(output, Tensor):
-        return _as_scores(output)
-    if isinstance(output, Mapping):
-        found = next((output[name] for name in LOGITS if isinstance(output.get(name), Tensor)), None)
-        if found is None and len(output) == 1 and not any(name in output for name in EMBEDDINGS):
-            found = next(iter(output.values()))
-        return _as_scores(found) if isinstance(found, Tensor) else None
-    if isinstance(output, tuple | list):
-        return next((s for s in map(logits_of, output) if s is not None), None)
-    found = next((getattr(output, name) for name in LOGITS if isinstance(getattr(output, name, None), Tensor)), None)
-    return None if found is None else _as_scores(found)
-
-
-def _as_scores(tensor: Tensor) -> Tensor | None:
-    if tensor.dim() == 1 and tensor.is_floating_point():
-        return tensor[:, None]
-    return tensor if tensor.dim() == 2 and tensor.is_floating_point() else None
-
-
-def any_output(output: Any) -> Tensor:
-    """Some differentiable tensor of the output with a batch axis: the scores if there are any, else an embedding."""
-    scores = logits_of(output)
-    if scores is not None:
-        return scores
-    if isinstance(output, Tensor):
-        return output
-    for name in EMBEDDINGS:
-        value = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
-        if isinstance(value, Tensor):
-            return value
-    values = output.values() if isinstance(output, Mapping) else output if isinstance(output, tuple | list) else ()
-    for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value
-    raise TargetError(f"the model returned {fields_of(output)}, in which no tensor of scores was found")
-
-
-def fields_of(output: Any) -> str:
-    """The output's type and the tensors in it, for messages."""
-    if isinstance(output, Tensor):
-        return f"a tensor of shape {tuple(output.shape)}"
-    named: list[tuple[str, Any]] = []
-    if isinstance(output, Mapping):
-        named = [(str(k), v) for k, v in output.items()]
-    elif isinstance(output, tuple | list):
-        named = [(f"[{i}]", v) for i, v in enumerate(output)]
-    tensors = ", ".join(f"{name} {tuple(v.shape)}" for name, v in named if isinstance(v, torch.Tensor))
-    return f"a {type(output).__name__}" + (f" with {tensors}" if tensors else "")

@@ -80,6 +80,7 @@ class ModelStructure:
         given: What the user said of the layout.
         owners: Token of each pixel as measured, shape (height, width), or None.
         overlapping: Whether a pixel belongs to several tokens.
+        order_by_image: Whether the order of the tokens depends on the image.
         programs: Programs of the passes for which the structure was confirmed, see `vitrail.capture.program`.
     """
 
@@ -103,6 +104,7 @@ class ModelStructure:
     given: Layout = field(default_factory=Layout)
     owners: Tensor | None = field(default=None, compare=False, repr=False)
     overlapping: bool = False
+    order_by_image: bool = False
     programs: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_facts(self, other: ModelStructure) -> bool:

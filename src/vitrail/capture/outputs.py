@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.inputs import any_output, logits_of
 from vitrail.capture.operators import NORM
+from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.recogniser import FOLD, MATMUL, SAME
 
 #: Functions that select or average tokens: an output made by one of them is a feature vector.
@@ -42,9 +42,34 @@ def maker(makers: Makers, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
 def output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
     """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
     kind = _output_kind(model, output, makers)
-    scores = logits_of(output)
+    scores = logits_of(output, stated_count(model))
     fast.remember(model, "outputs", (kind, None if scores is None else int(scores.shape[1])))
     return kind
+
+
+def stated_count(model: nn.Module) -> int | None:
+    """Number of classes that a model states: ``num_classes``, or ``num_labels`` of its config.
+
+    Example:
+        >>> from types import SimpleNamespace
+        >>> stated_count(SimpleNamespace(num_classes=5)), stated_count(nn.Identity())
+        (5, None)
+    """
+    stated = getattr(model, "num_classes", None)
+    stated = getattr(getattr(model, "config", None), "num_labels", None) if stated is None else stated
+    return stated if isinstance(stated, int) and stated >= 0 else None
+
+
+def keep_kind(model: nn.Module, key: Hashable) -> None:
+    """Keep what is known of the output under a key: of the part that one way to read it chooses."""
+    fast.remember(model, "outputs", fast.recall(model, "outputs"), key)
+
+
+def recall_kind(model: nn.Module, key: Hashable) -> None:
+    """Let `class_logits` use what was kept under a key."""
+    known = fast.recall(model, "outputs", key)
+    if known is not None:
+        fast.remember(model, "outputs", known)
 
 
 def _known_kind(model: nn.Module) -> str | None:
@@ -53,16 +78,16 @@ def _known_kind(model: nn.Module) -> str | None:
 
 
 def _output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
-    scores = logits_of(output)
+    stated = stated_count(model)
+    scores = logits_of(output, stated)
     if scores is None:
         return "scores"
-    found = maker(makers, any_output(output))
+    found = maker(makers, scores)
     func, args = found if found is not None else (None, ())
     if func in _SIGMOID and scores.shape[1] > 0:
         return "sigmoid"
     if is_probabilities(scores):
         return "probabilities"
-    stated = getattr(model, "num_classes", getattr(getattr(model, "config", None), "num_labels", None))
     if stated == scores.shape[1] or not isinstance(output, Tensor):
         return "scores"
     projected = func in MATMUL and any(isinstance(a, nn.Parameter) and a.dim() == 2 for a in args)
@@ -103,7 +128,7 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
         >>> class_logits(nn.Identity(), torch.tensor([[0.25, 0.75]])).softmax(1)
         tensor([[0.2500, 0.7500]])
     """
-    scores = logits_of(output)
+    scores = logits_of(output, stated_count(unwrap(model)))
     kind = _known_kind(model)
     kind = _known_kind(unwrap(model)) if kind is None else kind
     if kind is None:

@@ -47,7 +47,9 @@ class Program:
         self._held: list[Tensor] = []
 
     def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        """Add one function call."""
+        """Add one function call; calls that only ask for a size or a number compute nothing that goes on."""
+        if isinstance(result, int | float | str | torch.Size):
+            return
         described: list[Any] = [self.value, func]
         for value in args:
             described.append(self._origin.get(id(value)) if isinstance(value, Tensor) else None)

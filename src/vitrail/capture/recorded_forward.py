@@ -7,14 +7,18 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitrail import fast
 from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, logits_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.outputs import class_logits, output_count
+from vitrail.capture.output_tensors import logits_of
+from vitrail.capture.outputs import class_logits, output_count, stated_count
+from vitrail.capture.program import Program
 from vitrail.capture.trace import Needs
 
 #: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
@@ -29,26 +33,72 @@ ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 5e-2, torc
 
 def worth_recording(structure: ModelStructure, batch: int, dtype: torch.dtype) -> bool:
     """Whether launching a pass over this many inputs takes a good part of its time."""
+    if structure.order_by_image:  # each image needs the places of its own tokens
+        return False
     tokens = max((layer.size[1] for layer in structure.layers), default=0)
     return batch * tokens * structure.width <= MOST_NUMBERS[dtype in (torch.bfloat16, torch.float16)]
 
 
-def as_the_model_is(model: nn.Module, model_inputs: ModelInputs, index: int = 0) -> Callable[[list[Tensor]], Tensor]:
-    """Function that compares one result of a replay with the class scores of the model as it is, on the device.
+#: Functions whose results are compared by the outputs: another function in their place changes these.
+_COMPUTING = frozenset({
+    F.linear, F.layer_norm, F.gelu, F.scaled_dot_product_attention, F.dropout, F.softmax, F.relu, F.silu, F.conv2d,
+    torch.matmul, torch.add, torch.mul, torch.cat, Tensor.add, Tensor.mul, Tensor.matmul, Tensor.softmax,
+    Tensor.__add__, Tensor.__mul__, Tensor.__matmul__, Tensor.size, Tensor.dim,
+})  # fmt: skip
+
+
+class _MovesMode(TorchFunctionMode):
+    """Notes the functions of a pass that move, select or detach tensors: these can change maps but not the outputs."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        super().__init__()
+        self.program = Program(inputs)
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func not in _COMPUTING and getattr(func, "__name__", "") != "__get__":
+            self.program.note(func, args, kwargs or {}, result)
+        return result
+
+
+#: Moves of a pass: their number as a `Program`, and checksums of indices.
+Moves = tuple[int, Tensor | None]
+
+
+def as_the_model_is(
+    model: nn.Module, model_inputs: ModelInputs, scores_of: Callable[[Any], Tensor | None], index: int = 0
+) -> Callable[[list[Tensor], Moves | None], tuple[Tensor | bool, Moves]]:
+    """Function that compares a replay with the model as it is: its class scores, and how it moves tensors.
 
     Args:
         model: The model; it runs once, without gradients.
         model_inputs: Inputs of the replay.
-        index: Which result of the replay holds the class scores as logits.
+        scores_of: From the model's output to its class scores as the replay returns them.
+        index: Which result of the replay holds the class scores.
     """
 
-    def confirm(results: list[Tensor]) -> Tensor:
-        with frozen(model, merge=False), torch.no_grad():
+    def confirm(results: list[Tensor], before: Moves | None) -> tuple[Tensor | bool, Moves]:
+        mode = _MovesMode(model_inputs.tensors)
+        with frozen(model, merge=False), torch.no_grad(), mode:
             output = run_model(model, model_inputs)
-        logits = class_logits(model, output)
-        return same_to_rounding(results[index], logits)
+        indices = mode.program.indices
+        moves = (mode.program.value, torch.stack([one.reshape(()) for one in indices]) if indices else None)
+        return same_to_rounding(results[index], scores_of(output)) & _same_moves(moves, before), moves
 
     return confirm
+
+
+def _same_moves(moves: Moves, before: Moves | None) -> Tensor | bool:
+    if before is None:
+        return True
+    (number, sums), (known_number, known_sums) = moves, before
+    if number != known_number or (sums is None) != (known_sums is None):
+        return False
+    if sums is None or known_sums is None:
+        return True
+    return sums.shape == known_sums.shape and (sums == known_sums).all()
 
 
 def same_to_rounding(replayed: Tensor, scores: Tensor | None) -> Tensor:
@@ -85,13 +135,13 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], ModelStructure]:
         with frozen(model), torch.no_grad(), fast.with_split_products(given[0].device):
-            scores = logits_of(model(given[0]))
+            scores = logits_of(model(given[0]), stated_count(model))
         assert scores is not None
         return [scores], structure  # keeps the structure alive so that its id is not reused
 
-    def confirm(results: list[Tensor]) -> Tensor:
+    def confirm(results: list[Tensor], _: None) -> tuple[Tensor, None]:
         with frozen(model, merge=False), torch.no_grad():
-            return same_to_rounding(results[0], logits_of(model(padded)))
+            return same_to_rounding(results[0], logits_of(model(padded), stated_count(model))), None
 
     padded = torch.cat([images, images[-1:].expand(filled - count, -1, -1, -1)]) if filled > count else images
     padded = padded.contiguous()
@@ -124,13 +174,10 @@ def recorded_pass(
         swapped = model_inputs.swap(image, given[0])
         if any(needs):
             with forward_pass(model, swapped, structure, needs) as one, torch.no_grad():
-                return _tensors_of(one)
-        return _tensors_of(forward_only(model, swapped, structure))
+                return _tensors_of(one, stated_count(model))
+        return _tensors_of(forward_only(model, swapped, structure), stated_count(model))
 
-    def confirm(results: list[Tensor]) -> Tensor:
-        with frozen(model, merge=False), torch.no_grad():
-            return same_to_rounding(results[0], logits_of(run_model(model, model_inputs)))
-
+    confirm = as_the_model_is(model, model_inputs, lambda output: logits_of(output, stated_count(model)))
     asked = tuple(tuple((kind, where.start, where.stop) for kind, where in need.items()) for need in needs)
     key = ("pass", id(structure), asked)
     (scores, *kept), (one, locations) = fast.run_recorded(model, key, [image], compute, confirm)
@@ -141,9 +188,9 @@ def recorded_pass(
     return replace(one, output=scores, logits=class_logits(model, scores), blocks=blocks)
 
 
-def _tensors_of(one: ForwardPass) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
+def _tensors_of(one: ForwardPass, count: int | None) -> tuple[list[Tensor], tuple[ForwardPass, list[tuple[int, str]]]]:
     """Class scores and all tensors of the blocks; and the pass, with the block and name of each tensor."""
-    scores = logits_of(one.output)
+    scores = logits_of(one.output, count)
     assert scores is not None
     held = [
         (i, name, t) for i, block in enumerate(one.blocks) for name, t in vars(block).items() if isinstance(t, Tensor)

@@ -24,9 +24,10 @@ from torch.overrides import TorchFunctionMode
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.structure import read_structure
 from vitrail.errors import ModelError, NotApplicableError
 
@@ -112,12 +113,10 @@ def drop_tokens(inputs: ModelInputs, kept: Tensor) -> ModelInputs:
     """Shorten texts to the tokens that are kept, equally many in each; ``kept`` has shape (b, tokens)."""
     index = kept_indices(kept if inputs.valid is None else kept & inputs.valid)
 
-    def shorten(value: Any) -> Any:
-        by_token = isinstance(value, Tensor) and value.shape[:2] == kept.shape
-        return value.gather(1, index) if by_token else value
+    def shorten(tensor: Tensor) -> Tensor:
+        return tensor.gather(1, index) if tensor.shape == kept.shape else tensor
 
-    args, kwargs = tuple(map(shorten, inputs.args)), {name: shorten(v) for name, v in inputs.kwargs.items()}
-    return replace(inputs, args=args, kwargs=kwargs)
+    return inputs.changed(shorten)
 
 
 def mask_tokens(model: nn.Module, inputs: ModelInputs, kept: Tensor) -> ModelInputs:
@@ -143,8 +142,8 @@ class TokenDropper:
 
     Args:
         model: The user's model; it is not changed.
-        images: Any valid input, shape (b, channels, height, width), on the model's device. The first image is used for
-            the trial passes.
+        images: Any valid images, shape (b, channels, height, width), on the model's device, or all inputs of a call.
+            The first example is used for the trial passes.
         layout: Prefix, grid and readout, where they cannot be detected.
 
     Raises:
@@ -158,9 +157,9 @@ class TokenDropper:
         (16, torch.Size([2, 5]))
     """
 
-    def __init__(self, model: nn.Module, images: Tensor, layout: Layout | None = None) -> None:
+    def __init__(self, model: nn.Module, images: Tensor | ModelInputs, layout: Layout | None = None) -> None:
         self.model = unwrap(model)
-        model_inputs = ModelInputs((images[:1],)).onto(self.model)
+        model_inputs = _as_inputs(images).select(slice(0, 1)).onto(self.model)
         if model_inputs.image is None:
             raise NotApplicableError("token dropping needs images: pass a tensor of shape (b, channels, height, width)")
         self.structure = read_structure(self.model, model_inputs, layout)
@@ -184,7 +183,9 @@ class TokenDropper:
         return self.prefix > 0 and readout not in ("mean", "cls+mean")
 
     @classmethod
-    def or_none(cls, model: nn.Module, images: Tensor, grid: tuple[int, int] | None = None) -> TokenDropper | None:
+    def or_none(
+        cls, model: nn.Module, images: Tensor | ModelInputs, grid: tuple[int, int] | None = None
+    ) -> TokenDropper | None:
         """The dropper of a model, or None if the model does not support it or has patches of another grid."""
         try:
             dropper = cls(model, images)
@@ -192,15 +193,15 @@ class TokenDropper:
             return None
         return dropper if grid in (None, dropper.grid) else None
 
-    def __call__(self, images: Tensor, keep: Tensor) -> Any:
+    def __call__(self, images: Tensor | ModelInputs, keep: Tensor) -> Any:
         """Run the model on some patches of each image.
 
         Args:
-            images: Normalised for the model, shape (b, channels, height, width).
+            images: Normalised for the model, shape (b, channels, height, width), or all inputs of a call.
             keep: Indices of the patches to keep, shape (b, m).
         """
         with frozen(self.model), torch.no_grad(), self.dropping(keep):
-            return self.model(images)
+            return _as_inputs(images).into(self.model)
 
     @contextmanager
     def dropping(self, keep: Tensor) -> Iterator[None]:
@@ -216,9 +217,9 @@ class TokenDropper:
         with self._mode(keep, self._call_index):
             yield
 
-    def _run(self, images: Tensor, keep: Tensor, call_index: int) -> Any:
+    def _run(self, model_inputs: ModelInputs, keep: Tensor, call_index: int) -> Any:
         with frozen(self.model), torch.no_grad(), self._mode(keep, call_index):
-            return self.model(images)
+            return model_inputs.into(self.model)
 
     @contextmanager
     def _mode(self, keep: Tensor, call_index: int) -> Iterator[None]:
@@ -238,7 +239,7 @@ class TokenDropper:
 
     def _find_call(self, model_inputs: ModelInputs) -> int:
         """Index of the call that makes the residual stream; if several do, the last one that works."""
-        call, images = self.structure.layers[0].call, model_inputs.tensors[0]
+        call = self.structure.layers[0].call
         attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
         recorded = _CallResults()
         with frozen(self.model), torch.no_grad():
@@ -249,17 +250,18 @@ class TokenDropper:
                 raise self._not_applicable(str(error)) from error
         stream = attention.nodes.get(("dX", call))
         for index in [i for i, result in enumerate(recorded.results) if result is stream][::-1]:
-            if self._supports_dropping(images, unperturbed, index):
+            if self._supports_dropping(model_inputs, unperturbed, index):
                 return index
         raise self._not_applicable("its output depends on the order of its tokens after the position embedding")
 
-    def _supports_dropping(self, images: Tensor, unperturbed: Tensor, call_index: int) -> bool:
+    def _supports_dropping(self, model_inputs: ModelInputs, unperturbed: Tensor, call_index: int) -> bool:
         """Whether the model runs with one patch fewer and is invariant to the order of its patches."""
+        images = model_inputs.tensors[0] if model_inputs.image is None else model_inputs.image
         every = torch.arange(self.patches, device=images.device)[None]
         order = torch.randperm(self.patches, generator=torch.Generator().manual_seed(0)).to(images.device)
         try:
-            self._run(images, every[:, : max(1, self.patches - 1)], call_index)
-            permuted = any_output(self._run(images, every[:, order], call_index)).float()
+            self._run(model_inputs, every[:, : max(1, self.patches - 1)], call_index)
+            permuted = any_output(self._run(model_inputs, every[:, order], call_index)).float()
         except _FORWARD_ERRORS:
             return False
         tolerance = 1e-3 if images.dtype in (torch.float32, torch.float64) else 5e-2
@@ -269,6 +271,10 @@ class TokenDropper:
         return NotApplicableError(
             f"tokens of {self.structure.model} cannot be dropped: {reason}; use a fill such as black, mean or blur"
         )
+
+
+def _as_inputs(images: Tensor | ModelInputs) -> ModelInputs:
+    return images if isinstance(images, ModelInputs) else ModelInputs((images,))
 
 
 class _CallResults(TorchFunctionMode):

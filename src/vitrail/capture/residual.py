@@ -196,7 +196,7 @@ class ResidualStream:
         Both terms come from that stream, and linear maps lie on the way to one of them alone.
         """
         mid = self._mid
-        if self._branch or mid is None or left.shape[-1] != mid.shape[-1] or left.numel() != mid.numel():
+        if self._branch or mid is None or left.shape[-1:] != mid.shape[-1:] or left.numel() != mid.numel():
             return None
         one, two = self._after_mid.get(id(left)), self._after_mid.get(id(right))
         if one is None or two is None or one[1] == two[1]:
@@ -350,7 +350,8 @@ class ResidualStream:
         if not any(id(a) in self._branch for a in touched):
             touched = [a for group in args if isinstance(group, list | tuple) for a in group if isinstance(a, Tensor)]
             if not any(id(a) in self._branch for a in touched):
-                if isinstance(result, Tensor) and not self._is_scaled_stream(func, args, result):
+                same = any(result is a for a in args)  # as Tensor.to returns, where nothing is to be changed
+                if isinstance(result, Tensor) and not same and not self._is_scaled_stream(func, args, result):
                     self._fresh[id(result)] = result
                 return
         if self._block is not None:
@@ -386,9 +387,9 @@ class ResidualStream:
         factor = scale_factor(func, args, branch)
         if factor is None:
             return
-        if factor.numel() == width and factor.shape[-1] == width and id(factor) not in self._branch:
+        if factor.numel() == width and factor.shape[-1:] == (width,) and id(factor) not in self._branch:
             self._scale_branch(factor)
-        elif factor.shape[-1] == 1 and factor.shape[:-1] == branch.shape[:-1]:
+        elif factor.shape[-1:] == (1,) and factor.shape[:-1] == branch.shape[:-1]:
             self._scale_tokens(factor)
 
     def _scale_branch(self, factor: Tensor) -> None:
@@ -417,5 +418,5 @@ class ResidualStream:
     def _note_mlp_scale(self, args: tuple[Any, ...], result: Any) -> None:
         for factor in args:
             fits = isinstance(factor, Tensor) and factor.dim() > 0 and factor.numel() == factor.shape[-1]
-            if fits and factor.numel() == result.shape[-1]:
+            if fits and (factor.numel(),) == result.shape[-1:]:
                 self._mlp_scale = (result, factor)

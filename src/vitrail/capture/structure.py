@@ -14,10 +14,11 @@ from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
 from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
 from vitrail.capture.model_structure import AttentionLayer, ModelStructure
-from vitrail.capture.outputs import output_kind
+from vitrail.capture.output_tensors import any_output
+from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
 from vitrail.capture.residual import ResidualStream
 from vitrail.capture.structure_checks import (
     ALL_CALLS,
@@ -27,6 +28,7 @@ from vitrail.capture.structure_checks import (
     check_pool,
     check_stream,
 )
+from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, ModelError, TargetError
 from vitrail.fast.module_walk import modules_of, weights_state
@@ -62,6 +64,8 @@ def read_structure(
     with lock_of(model):
         key = (
             model_inputs.shape,
+            model_inputs.signature,
+            model_inputs.reading,
             tuple((t.dtype, t.device) for t in model_inputs.tensors),
             _version(model),
             _arithmetic(model_inputs.tensors),
@@ -70,10 +74,12 @@ def read_structure(
         )
         known: ModelStructure | None = fast.recall(model, "structure", key)
         if known is not None and not fresh:
+            recall_kind(model, model_inputs.reading)
             return known
         measured = _measure(model, model_inputs, layout or Layout(), target)
         if known is not None and known.same_facts(measured):
             measured.programs.update(known.programs)
+        keep_kind(model, model_inputs.reading)
         measured.programs[ANY_PROGRAM] = fast.current_call()
         fast.remember(model, "structure", measured, key)
         return measured
@@ -138,6 +144,10 @@ def _measure(
             # The graph starts at the pixels, so that only attention over the image is part of it.
             leaf = image.detach().clone().requires_grad_()
             model_inputs = model_inputs.swap(image, leaf)
+        elif model_inputs.numbers is not None:
+            # Videos, spectrograms and series: the graph starts there as well, and the order of tokens is counted.
+            start = model_inputs.numbers
+            model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
         with mode:
             output = run_model(model, model_inputs)
         outputs = output_kind(model, output, mode.makers)
@@ -162,8 +172,9 @@ def _reached_by(
 ) -> tuple[list[int], dict[int, Tensor]]:
     """The attention calls a target function depends on, and the gradients there; measured on all inputs."""
     image = model_inputs.patches if model_inputs.image is None else model_inputs.image
-    if image is not None:
-        model_inputs = model_inputs.swap(image, image.detach().clone().requires_grad_())
+    start = model_inputs.numbers
+    if start is not None:
+        model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
     mode = AttentionMode({}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False)
     with mode:
         output = run_model(model, model_inputs)
@@ -244,6 +255,7 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
         base, layout=layout, tokens=tokens, notes=tuple(notes), owners=owners,
         overlapping=one.shared >= verify.OVERLAP,
     )  # fmt: skip
+    base = replace(base, order_by_image=_order_by_image(one, base))
     streams = {i: X for i, X in mode.stream.entering.items() if i in live} if mode.stream is not None else {}
     first = streams.get(live[0])
     base = replace(base, tokens_first=first is not None and first.shape[0] == tokens and first.shape[1] == 1)
@@ -258,6 +270,20 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     base, folding = check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
     return replace(base, checks=tuple(checks))
+
+
+def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
+    """Whether the tokens of a random image stand in another order than those of the first one."""
+    image = one.model_inputs.image
+    if base.owners is None or image is None:
+        return False
+    leaf = torch.randn(image.shape, generator=torch.Generator().manual_seed(2)).to(image).requires_grad_()
+    mode = AttentionMode({}, 1, values_of=base.layers[0].call, masks=False)
+    with mode:
+        run_model(one.model, one.model_inputs.swap(image, leaf))
+    if len(mode.calls) != base.calls or mode.values is None:
+        return True
+    return bool(order_differs(mode.values, leaf, base.owners, base.overlapping))
 
 
 def _masks(calls: Sequence[Call]) -> tuple[bool, bool]:
@@ -286,6 +312,9 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
         return "mixed"
     if any(s[0] != 1 for s in shapes):
         return "windowed"
+    widest = max(shapes, key=lambda s: s[2])
+    if any(s[2] == s[3] < widest[2] and s[1] * s[2] == widest[1] * widest[2] for s in shapes):
+        return "windowed"  # its windows were folded into the axis of the heads
     if len(pools) > 1:
         return "class-attention"
     pool = len(shapes) > 1 and shapes[-1][2] <= max(8, tokens // 16) and shapes[-1][2] < shapes[-1][3]
@@ -295,7 +324,8 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
     if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
         return "pyramid"
-    if any(c.beside for c in calls) or verify.first_break(calls) is not None:
+    # What was beside the first of them is attention over other inputs, which it does not depend on.
+    if any(c.beside for c in calls[1:]) or verify.first_break(calls) is not None:
         return "parallel"
     return "plain"
 

@@ -202,7 +202,7 @@ def _print_geometries(geometries: Mapping[Path, ImageGeometry | None]) -> None:
 
 
 def _remark(explanation: Any) -> str:
-    """What to say about an explanation's maps: constant ones, and verdicts of the check."""
+    """Remarks on an explanation's maps: constant ones, and verdicts of the check."""
     constant = int(explanation.constant.sum())
     if constant:
         return f"{constant} constant"

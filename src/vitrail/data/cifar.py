@@ -49,7 +49,7 @@ class CIFAR10(BaseDataset):
         split: "train" or "test".
 
     Raises:
-        DataError: The split is missing or incomplete. The message says what was expected.
+        DataError: The split is missing or incomplete. The message states what was expected.
     """
 
     name = "cifar10"

@@ -38,7 +38,7 @@ class ImageNet(BaseDataset):
             in the folder and next to it.
 
     Raises:
-        DataError: Images, labels or boxes are missing or do not match. The message says what was expected.
+        DataError: Images, labels or boxes are missing or do not match. The message states what was expected.
     """
 
     name = "imagenet"

@@ -142,7 +142,7 @@ def render(
         (True, 16)
     """
     min_objects, max_objects = _check_options(seed, index, size, objects, pairs, tagged, tag)
-    tag_rng = _generator(seed, index, 1)  # a generator of its own, so that the tag changes nothing else
+    tag_rng = _generator(seed, index, 1)  # a separate generator, so that the tag changes nothing else
     side, (right, bottom) = size // 32 * 4, (uniform_int(tag_rng, 0, 1), uniform_int(tag_rng, 0, 1))
     x, y = (size - side) * right, (size - side) * bottom
     corner = (x, y, x + side, y + side) if tagged else None

@@ -62,7 +62,7 @@ class VOC2012(BaseDataset):
             ``ImageSets/Segmentation/trainaug.txt``, made from the additional annotations of SBD, are present.
 
     Raises:
-        DataError: Files are missing. The message says what was expected.
+        DataError: Files are missing. The message states what was expected.
     """
 
     name = "voc2012"

@@ -35,7 +35,7 @@ class KnownTable:
 #: All that is kept of a model, by name.
 TABLES = {
     "structure": KnownTable("attention layers, tokens, patch order and readout, by shape and type of the inputs", 32),
-    "outputs": KnownTable("kind and number of the outputs", 1),
+    "outputs": KnownTable("kind and number of the outputs, by how they are read", 8),
     "adapters": KnownTable("effective weight and bias of a linear layer with adapters", 1),
     "adapted layers": KnownTable("which of its modules have adapters", 1),
     "window positions": KnownTable("where the rows of attention windows lie, by shape of the inputs", 8),

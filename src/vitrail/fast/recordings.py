@@ -38,8 +38,9 @@ from vitrail.fast.unchanged import State, state_of
 Extra = TypeVar("Extra")
 #: From inputs to result tensors, and whatever does not depend on the values of the inputs.
 Compute = Callable[[Sequence[Tensor]], tuple[list[Tensor], Extra]]
-#: From results of a replay to a boolean on their device: whether the model as it is gives the same.
-Confirm = Callable[[list[Tensor]], Tensor | bool]
+#: From the results of a replay, and what was noted when the recording was first confirmed (None the first time), to a
+#: boolean on their device, whether the model as it is gives the same, and what was noted.
+Confirm = Callable[[list[Tensor], Any], tuple[Tensor | bool, Any]]
 #: Recordings kept for each model, and passes of which it is known whether they can be recorded.
 MOST_RECORDINGS, MOST_KNOWN = 32, 128
 #: A pass is recorded in its second run; one whose recording was dropped for lack of memory, after more runs.
@@ -81,6 +82,7 @@ class _Recording(Generic[Extra]):
     finished: torch.cuda.Event
     kept: list[Tensor]
     confirmed_in: State | None = None
+    noted: Any = None
 
     def replay(self, inputs: Sequence[Tensor]) -> tuple[list[Tensor], Extra]:
         """Results for other inputs."""
@@ -197,7 +199,7 @@ def run(
         key: What the pass depends on besides the model and its inputs.
         inputs: Tensors on one CUDA device.
         compute: The pass.
-        confirm: From the results of a replay to whether the model as it is gives the same, computed on the device.
+        confirm: Runs the model as it is and compares it with the results of a replay.
     """
     key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs))
     passes = _passes.setdefault(model, OrderedDict())
@@ -265,7 +267,8 @@ def _run(
     results, extra = known.replay(inputs)
     state = state_of(model)
     if state is None or known.confirmed_in is not state:
-        if not bool(confirm(results)):
+        agrees, known.noted = confirm(results, known.noted)
+        if not bool(agrees):
             _drop_out_of_date(model, passes, key)
             return compute(inputs)
         known.confirmed_in = state

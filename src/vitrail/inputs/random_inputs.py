@@ -9,12 +9,15 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output, logits_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
 
 #: Tokens of a random text, unless the model takes fewer.
 TEXT_LENGTH = 64
+#: Random texts beside the images of models like CLIP.
+TEXTS = 3
 #: Token ids that models give a meaning to: padding decides which tokens are seen, an end where a text is read.
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
@@ -23,8 +26,8 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
     """Create random images or random texts, on the model's device and the same in every call.
 
     Args:
-        model: The model. It takes texts if it embeds tokens, otherwise images: of the size of its preprocessing, or
-            224×224 if that is unknown.
+        model: The model. It takes texts if it embeds tokens, otherwise images: of the size of its preprocessing or its
+            config, or 224×224 if that is unknown. Hugging Face models like CLIP take both.
         batch: Number of inputs.
 
     Example:
@@ -37,8 +40,16 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
     if vocabulary is not None:
         ids = _token_ids(getattr(module, "config", None), vocabulary, batch, generator)
         return ModelInputs((), {"input_ids": ids}).onto(module)
-    preprocess = model.preprocess if isinstance(model.preprocess, Preprocess) else Preprocess((224, 224))
+    config = getattr(module, "config", None)
+    side = getattr(getattr(config, "vision_config", config), "image_size", None)
+    usual = Preprocess((side, side)) if isinstance(side, int) else Preprocess((224, 224))
+    preprocess = model.preprocess if isinstance(model.preprocess, Preprocess) else usual
     noise = torch.randn(batch, len(preprocess.mean), *preprocess.size, generator=generator)
+    text = getattr(config, "text_config", None)
+    words = getattr(text, "vocab_size", None)
+    if isinstance(words, int) and hasattr(module, "get_text_features"):
+        ids = _token_ids(text, words, TEXTS, generator)
+        return ModelInputs((), {"input_ids": ids, "pixel_values": noise}).onto(module)
     return ModelInputs((noise,)).onto(module)
 
 

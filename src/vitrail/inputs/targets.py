@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.capture.inputs import fields_of, logits_of
+from vitrail.capture.output_tensors import fields_of, logits_of, missing_scores
+from vitrail.capture.score_function import as_probabilities
 from vitrail.errors import OptionError, TargetError
 from vitrail.models.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
 
@@ -39,12 +40,14 @@ class ResolvedTarget:
         values: What the function gave, shape (b, K), or None where classes are explained.
         logits: Class scores in the graph, shape (b, C), or None.
         groups: Groups of classes among the targets, with class indices.
+        scores: "softmax", "sigmoid" or "identity": what turns the logits into probabilities.
     """
 
     classes: Tensor | None
     values: Tensor | None
     logits: Tensor | None
     groups: tuple[ClassGroup, ...] = ()
+    scores: str = "softmax"
 
     @property
     def count(self) -> int:
@@ -63,7 +66,7 @@ class ResolvedTarget:
         if self.values is not None:
             return self.values[:, k]
         assert self.classes is not None and self.logits is not None  # noqa: PT018
-        return pick(class_scores(self.logits, score, self.groups), self.classes[:, k])
+        return pick(class_scores(self.logits, score, self.groups, self.scores), self.classes[:, k])
 
     def rows(self) -> list[list[int | ClassGroup]]:
         """The targets as one row of classes and groups for each image, in the form that `vitrail.explain` takes."""
@@ -72,32 +75,33 @@ class ResolvedTarget:
         return target_rows(self.classes, self.groups, self.logits.shape[1])
 
 
-def class_scores(logits: Tensor, score: str, groups: Sequence[ClassGroup] = ()) -> Tensor:
+def class_scores(logits: Tensor, score: str, groups: Sequence[ClassGroup] = (), scores: str = "softmax") -> Tensor:
     """Logits, probabilities or log-probabilities, shape (b, C + groups); a single output is read as one sigmoid.
 
     Args:
         logits: Shape (b, C).
         score: "logit", "prob" or "logprob".
         groups: Groups of classes, whose scores follow those of the classes.
+        scores: "softmax", "sigmoid" (every class by itself) or "identity" (a regression, whose values are taken as they
+            are whatever ``score`` is).
 
     Example:
         >>> class_scores(torch.zeros(1, 4), "prob")
         tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
+        >>> class_scores(torch.zeros(1, 4), "prob", scores="sigmoid")
+        tensor([[0.5000, 0.5000, 0.5000, 0.5000]])
         >>> class_scores(torch.zeros(1, 1), "prob")
         tensor([[0.5000]])
     """
     if score not in SCORES:
         raise OptionError(f"score={score!r} is not one of {', '.join(map(repr, SCORES))}")
-    return append_groups(_scores_of_classes(logits, score), groups, log=score != "prob")
-
-
-def _scores_of_classes(logits: Tensor, score: str) -> Tensor:
-    if score == "logit":
-        return logits
-    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
-    if logits.shape[1] == 1:
-        return torch.sigmoid(wide) if score == "prob" else F.logsigmoid(wide)
-    return wide.softmax(-1) if score == "prob" else wide.log_softmax(-1)
+    if groups and scores != "softmax":
+        raise TargetError(
+            f"a group of classes adds the probabilities of classes that exclude each other, and those of this model do "
+            f"not (scores={scores!r}): pass target=function, or scores='softmax' if they do"
+        )
+    found = logits if score == "logit" else as_probabilities(logits, scores, log=score == "logprob")
+    return append_groups(found, groups, log=score != "prob")
 
 
 def pick(scores: Tensor, classes: Tensor) -> Tensor:
@@ -106,7 +110,12 @@ def pick(scores: Tensor, classes: Tensor) -> Tensor:
 
 
 def resolve_target(
-    target: Target, logits: Tensor | None, batch: int, names: Sequence[str] | None = None, output: Any = None
+    target: Target,
+    logits: Tensor | None,
+    batch: int,
+    names: Sequence[str] | None = None,
+    output: Any = None,
+    scores: str = "softmax",
 ) -> ResolvedTarget:
     """Resolve a target against a model's output.
 
@@ -116,6 +125,7 @@ def resolve_target(
         batch: Number of images b.
         names: Class names, for targets given by name and for messages.
         output: What the model returned, for targets that are a function of it; the logits by default.
+        scores: What turns the logits into probabilities: "softmax", "sigmoid" or "identity".
 
     Example:
         >>> resolve_target([[1, 2]], torch.zeros(2, 3), batch=2).classes
@@ -128,17 +138,14 @@ def resolve_target(
     """
     output = logits if output is None else output
     if callable(target):
-        return ResolvedTarget(None, _values(target(output), batch), logits)
+        return ResolvedTarget(None, _values(target(output), batch), logits, scores=scores)
     if logits is None:
-        raise TargetError(
-            f"the model returned {fields_of(output)}, which holds no class scores: "
-            "pass target=function, from that output to one number per image"
-        )
+        raise TargetError(missing_scores(output))
     if logits.shape[0] != batch:
         raise TargetError(f"the model returned {logits.shape[0]} rows of scores for {batch} inputs")
     best = 1 if target is None else top_count(target)
     if best:
-        return ResolvedTarget(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits)
+        return ResolvedTarget(logits.detach().topk(min(best, logits.shape[1])).indices, None, logits, scores=scores)
     classes, groups = _classes(target, batch, names)
     grouped, count = classes >= GROUP_CODE, logits.shape[1]
     members = torch.tensor([k for group in groups for k in group.indices], dtype=torch.long)
@@ -147,7 +154,7 @@ def resolve_target(
     if len(worst):
         raise TargetError(f"class {int(worst[0])} does not exist: the model has {count} classes, 0 to {count - 1}")
     numbered = torch.where(grouped, classes - GROUP_CODE + count, classes)
-    return ResolvedTarget(numbered.to(logits.device), None, logits, groups)
+    return ResolvedTarget(numbered.to(logits.device), None, logits, groups, scores)
 
 
 def classes_of_each(target: Target, batch: int, names: Sequence[str] | None) -> list[list[int | ClassGroup]]:
@@ -313,7 +320,7 @@ def contrast(first: int, second: int) -> Callable[[Any], Tensor]:
     def target(output: Any) -> Tensor:
         logits = logits_of(output)
         if logits is None:
-            raise TargetError(f"the model returned {fields_of(output)}, which holds no class scores to compare")
+            raise TargetError(missing_scores(output))
         worst = max(first, second)
         if not 0 <= min(first, second) <= worst < logits.shape[1]:
             raise TargetError(f"class {worst} does not exist: the model has {logits.shape[1]} classes")

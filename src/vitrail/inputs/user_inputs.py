@@ -4,35 +4,53 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from vitrail.capture.inputs import SPECIAL_TOKENS, ModelInputs
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import GuessWarning, InputError
+from vitrail.inputs.call_arguments import call_arguments, is_record
+from vitrail.inputs.input_description import describe_inputs
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: A tensor, a PIL image, a path, a sequence of these, or keyword arguments for the model (a tokenizer's output).
+#: A tensor, a PIL image, a path, a sequence of these, keyword arguments for the model (a tokenizer's output), a tuple
+#: of its positional arguments, or the dict or dataclass that it takes as its only argument.
 Inputs = Any
 
 
-def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
-    """Check the inputs and convert them to a batch on the model's device.
+def to_model_inputs(
+    inputs: Inputs,
+    model: LoadedModel,
+    roles: Mapping[str, str] | None = None,
+    of: str | None = None,
+    reading: OutputReading | None = None,
+) -> ModelInputs:
+    """Check the inputs, convert them to a batch on the model's device, and describe their tensors.
+
+    Args:
+        inputs: As `vitrail.explain` takes them.
+        model: The model.
+        roles: Roles of tensors by name, where the user states them.
+        of: Name of the tensor that is explained, where there are several.
+        reading: How the model's output is read.
 
     Raises:
         InputError: An input cannot be used; the message says which and why.
     """
-    if isinstance(inputs, Mapping):
-        model_inputs = _named_inputs(inputs)
+    if isinstance(inputs, Mapping) or is_record(inputs):
+        model_inputs = call_arguments(inputs, model.module)
     elif isinstance(inputs, Tensor):
-        model_inputs = ModelInputs((_batched(inputs),))
+        model_inputs = ModelInputs((_batched(inputs, model.module),))
     elif isinstance(inputs, str | Path) or is_image(inputs):
         model_inputs = ModelInputs((_prepare([inputs], model),))
     elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes | bytearray | memoryview):
@@ -43,7 +61,7 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
             if len(shapes) > 1:
                 listed = ", ".join(map(str, sorted(shapes)))
                 raise InputError(f"tensors of different shapes cannot be batched: {listed}")
-            model_inputs = ModelInputs((_batched(torch.stack(list(inputs))),))
+            model_inputs = ModelInputs((_batched(torch.stack(list(inputs)), None),))
         else:
             model_inputs = ModelInputs((_prepare(inputs, model),))
     else:
@@ -51,48 +69,65 @@ def to_model_inputs(inputs: Inputs, model: LoadedModel) -> ModelInputs:
         raise InputError(
             f"cannot explain a {type(inputs).__name__}: give a tensor{hint}, PIL images, paths, or a dict of tensors"
         )
+    _check_roles(roles, of)
     if model_inputs.batch == 0:
         raise InputError(f"nothing to explain: the batch is empty, shape {tuple(model_inputs.tensors[0].shape)}")
-    for tensor in model_inputs.tensors:
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+    for name, tensor in model_inputs.named:
+        if tensor.is_floating_point() and "mask" not in name and not bool(torch.isfinite(tensor).all()):
             raise InputError("the input holds NaN or infinite values: check how it was normalised")
-    return model_inputs.onto(model.module)
+    model_inputs = replace(model_inputs, reading=reading or OutputReading())
+    return describe_inputs(model.module, model_inputs.onto(model.module), roles, of)
 
 
-def tensor_inputs(inputs: Inputs) -> ModelInputs | None:
-    """Inputs that are tensors and numbers, as they are; None for others, and for tensors that are no batch."""
-    if type(inputs) is Tensor:
-        images = inputs.is_floating_point() and inputs.dim() in (3, 4)
-        words = not inputs.is_floating_point() and inputs.dim() == 2
-        return ModelInputs((_batched(inputs),)) if images or words else None
-    if isinstance(inputs, Mapping) and all(
-        type(v) in (Tensor, bool, int, float, str, type(None)) for v in inputs.values()
-    ):
-        model_inputs = _named_inputs(inputs)
-        return model_inputs if model_inputs.tensors else None
-    return None
+def _check_roles(roles: Any, of: Any) -> None:
+    if roles is not None and not isinstance(roles, Mapping):
+        raise InputError(f"roles={roles!r} must be a dict from names of tensors to roles, as {{'input_ids': 'shared'}}")
+    if of is not None and not isinstance(of, str):
+        raise InputError(f"of={of!r} must be the name of the tensor that is explained")
 
 
-def _named_inputs(inputs: Mapping[str, Any]) -> ModelInputs:
-    """Keyword arguments for the model; special tokens are an output of tokenizers that no model takes."""
-    given = dict(inputs)
-    special = given.pop(SPECIAL_TOKENS, None)
-    return ModelInputs((), given, special=None if special is None else special.bool())
+#: Main inputs of Hugging Face models that are sequences of numbers, without channels, height and width.
+_SEQUENCES = ("input_values", "input_features", "past_values", "inputs_embeds", "spectrogram")
 
 
-def _batched(tensor: Tensor) -> Tensor:
-    if tensor.dim() == 3 and tensor.is_floating_point():
-        return tensor[None]
-    if tensor.dim() == 4 and not tensor.is_floating_point():
+def _batched(tensor: Tensor, model: nn.Module | None) -> Tensor:
+    """A tensor that the model takes as its only argument, checked; one image without a batch axis gains one."""
+    numbers, axes = tensor.is_floating_point(), tensor.dim()
+    if axes == 4 and not numbers:
         raise InputError(
             f"images of type {tensor.dtype} are raw pixels: normalise them to floats, or pass paths or PIL images, "
             "which are prepared for you"
         )
-    if tensor.dim() == 4 or (tensor.dim() == 2 and not tensor.is_floating_point()):
+    if axes == 4 or (axes == 2 and not numbers):
         return tensor
+    if model is not None and numbers and axes in (2, 3) and getattr(model, "main_input_name", None) in _SEQUENCES:
+        return tensor
+    if model is not None and numbers and axes == 5 and _takes_videos(model):
+        return tensor
+    if model is not None and numbers and axes == 3 and tensor.shape[0] == _channels(model):
+        warnings.warn(
+            f"a tensor of shape {tuple(tensor.shape)} has no batch axis: it is taken as one image of "
+            f"{tensor.shape[0]} channels; pass image[None] to say so",
+            GuessWarning,
+            stacklevel=5,
+        )
+        return tensor[None]
+    hint = ": pass it by name in a dict if the model takes no images, or image[None] for one image" if axes == 3 else ""
     raise InputError(
         f"a tensor of shape {tuple(tensor.shape)} is not a batch of images: expected (batch, channels, height, width)"
+        f"{hint}"
     )
+
+
+def _channels(model: nn.Module) -> int | None:
+    """Channels of the images that a model takes, by its first convolution."""
+    first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
+    return None if first is None else int(first.in_channels)
+
+
+def _takes_videos(model: nn.Module) -> bool:
+    frames = hasattr(getattr(model, "config", None), "num_frames")
+    return frames or any(isinstance(m, nn.Conv3d) for m in model.modules())
 
 
 def needs_preprocess(inputs: Inputs) -> bool:

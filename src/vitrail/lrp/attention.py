@@ -134,6 +134,8 @@ def product(state: RelevanceState, func: Any, *args: Any, **kwargs: Any) -> Tens
         Z = multiply(state, A, V.contiguous(), one="inner", positive=id(met.A) in state.weights)
         state.weights.clear()
         state.rotations.clear()
+        if not state.attention:
+            state.first_values = V
         state.stream.attended(len(state.attention), Block(), V)
         out = met.restore(merge_heads(Z, state.heads_first) if met.A.dim() == 3 else Z)
         state.stream.branch_from(out)

@@ -125,9 +125,10 @@ def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
     """A product entry by entry: with a constant a scale, with something that depends on the input a gate."""
     left, right = _numbers_fixed(left, right)
     if depends(left) and depends(right):
-        if left.shape[-1:] != right.shape[-1:] and 1 in (left.shape[-1], right.shape[-1]):
-            # One number a token, as in a norm written out: a scale.
-            left, right = (t.detach() if t.shape[-1] == 1 else t for t in (left, right))
+        widths = [t.shape[-1] if t.dim() else 1 for t in (left, right)]
+        if widths[0] != widths[1] and 1 in widths:
+            # One number a token, as in a norm written out, or one number in all: a scale.
+            left, right = (t.detach() if width == 1 else t for t, width in zip((left, right), widths, strict=True))
         else:
             return multiply(state, left, right, torch.mul, torch.mul, torch.mul, "gate")
     x, factor = (left, right) if depends(left) else (right, left)

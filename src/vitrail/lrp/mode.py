@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.attention import ATTRIBUTES
+from vitrail.capture.program import Program
 from vitrail.capture.recogniser import DIV
 from vitrail.lrp.attention import ATTENTION, STEPWISE, written_softmax
 from vitrail.lrp.handlers import HANDLERS, IN_PLACE, depends
@@ -33,6 +35,7 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         heads_first: Whether a merged batch-and-heads axis holds all inputs of the first head first.
         mixed_precision: Whether matrix products take operands in half precision, see
             `vitrail.lrp.elementwise_gradients`.
+        program: Notes every function that the model calls, or None.
 
     Attributes:
         entering: For each attention call whose branch is added to a stream, that stream: its place in the graph, and
@@ -46,8 +49,10 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         text: bool = False,
         heads_first: bool = False,
         mixed_precision: bool = False,
+        program: Program | None = None,
     ) -> None:
         super().__init__(rules, samples, heads_first, mixed_precision)
+        self._program, self._inside = program, False
         self.entering: dict[int, tuple[GradientEdge, Tensor]] = {}
         self._text = text
 
@@ -59,6 +64,19 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func in ATTRIBUTES:
+            return func(*args, **kwargs)
+        if self._program is None or self._inside:
+            return self._by_rules(func, args, kwargs)
+        self._inside = True  # the steps of a function are none of the model's calls
+        try:
+            result = self._by_rules(func, args, kwargs)
+        finally:
+            self._inside = False
+        self._program.note(func, args, kwargs, result)
+        return result
+
+    def _by_rules(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stepwise = STEPWISE.get(func)
         if stepwise is not None:
             return stepwise(self, func, *args, **kwargs)

@@ -13,9 +13,12 @@ from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 
 from vitrail import fast
+from vitrail.capture.forward import PassEvidence
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, any_output, logits_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import any_output, logits_of
+from vitrail.capture.program import Program
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError
 from vitrail.lrp.mode import RelevanceMode
@@ -72,6 +75,11 @@ class Propagation:
         found = [one.logits for one in self.passes if one.logits is not None]
         return torch.cat(found) if len(found) == len(self.passes) else None
 
+    @property
+    def evidence(self) -> PassEvidence | None:
+        """What the pass shows of the structure; None where the batch was divided or the precision changed."""
+        return self.passes[0].evidence if len(self.passes) == 1 else None
+
     def relevances(self, start: Start, want: frozenset[str]) -> Relevances:
         """Propagate relevance in one backward pass.
 
@@ -92,12 +100,13 @@ class Propagation:
 
 @dataclass(frozen=True)
 class _Pass:
-    """One forward: what the mode saw, the scores in its graph, the image it starts at, and the model's class scores."""
+    """One forward: what the mode saw, the scores in its graph, the image it starts at, class scores and evidence."""
 
     mode: RelevanceMode
     scores: Tensor
     image: Tensor | None
     logits: Tensor | None = None
+    evidence: PassEvidence | None = None
 
 
 def propagation(
@@ -142,8 +151,8 @@ def _run(
         leaf = start.detach().to(torch.promote_types(start.dtype, torch.float32)).requires_grad_()
         model_inputs = model_inputs.swap(start, leaf.clone())
     samples = Samples(model_inputs.batch, structure.tokens_first)
-    options = {"text": start is None, "heads_first": structure.heads_first}
-    mode, scores, logits = None, None, None
+    options: dict[str, Any] = {"text": start is None, "heads_first": structure.heads_first}
+    mode, scores, logits, program = None, None, None, Program()
     if rules.supports_bfloat16 and not fast.fast_paths_disabled() and _precisions(model) == {torch.bfloat16}:
         mode = RelevanceMode(rules, samples, **options, mixed_precision=True)
         try:
@@ -154,7 +163,8 @@ def _run(
         except RuntimeError as error:  # its own code does not take two precisions
             _log.debug("relevance is propagated in single precision: %s", error)
     if mode is None or scores is None:
-        mode = RelevanceMode(rules, samples, **options)
+        program = Program(model_inputs.tensors)
+        mode = RelevanceMode(rules, samples, **options, program=program)
         with mode:
             output = _single(model, model_inputs)
             scores = read(output)
@@ -166,7 +176,10 @@ def _run(
         )
     if not scores.requires_grad:
         raise ModelError("the model's output does not depend on its input, so no relevance can flow")
-    return _Pass(mode, scores, None if image is None else leaf, None if logits is None else logits.detach())
+    if logits is None or image is None:
+        return _Pass(mode, scores, None if image is None else leaf)
+    first = mode.first_values if structure.layers[0].call == 0 and structure.owners is not None else None
+    return _Pass(mode, scores, leaf, logits.detach(), PassEvidence(program, first, leaf))
 
 
 def _precisions(model: nn.Module) -> set[torch.dtype]:
@@ -179,14 +192,13 @@ def _single(model: nn.Module, model_inputs: ModelInputs) -> Any:
     if not _precisions(model):
         return run_model(model, model_inputs)
     half = {name: t for name, t in (*model.named_parameters(), *model.named_buffers()) if t.dtype in HALF}
-    wide = ModelInputs(
-        tuple(map(_widened, model_inputs.args)), {k: _widened(v) for k, v in model_inputs.kwargs.items()}
-    )
-    return functional_call(model, {name: t.detach().float() for name, t in half.items()}, wide.args, dict(wide.kwargs))
+    wide = model_inputs.changed(_widened)
+    single = {name: t.detach().float() for name, t in half.items()}
+    return wide.reading.read(functional_call(model, single, wide.args, dict(wide.kwargs)))
 
 
-def _widened(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.dtype in HALF else value
+def _widened(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in HALF else tensor
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ class RelevanceState:
 
     Attributes:
         attention: The attention maps, as nodes of the graph, one entry for each call, shape (b, H, m, n).
+        first_values: Values of the first attention, shape (b, H, n, dh), in the graph.
         recogniser: Recognises attention that the model writes out.
         scores: Results of linear maps on one vector for each input.
         rotations: Products with constants that may be terms of a rotary position embedding.
@@ -45,6 +46,7 @@ class RelevanceState:
         self.samples = samples
         self.heads_first = heads_first
         self.attention: list[Tensor] = []
+        self.first_values: Tensor | None = None
         self.recogniser = Recogniser()
         self.scores: dict[int, Tensor] = {}
         self.rotations: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""Feature maps as masks over the image: stretched, compared, and joined where they are alike."""
+"""Feature maps as masks over the image: interpolated, compared, and clustered by similarity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.methods.postprocess import is_constant
 
-#: From a number of things to the slices they are worked through in, as ``Probe.pieces``.
+#: From a number of items to the slices in which they are processed, as ``Probe.pieces``.
 Pieces = Callable[[int], Iterator[slice]]
 
 
@@ -38,8 +38,8 @@ class FeatureMasks:
 
     Attributes:
         grids: Maps on the grid, shape (N, rows, columns).
-        low: What each stretched map has at its lowest, shape (N,).
-        span: From there to its highest, shape (N,).
+        low: Minimum of each interpolated map, shape (N,).
+        span: Maximum minus minimum, shape (N,).
         size: Height and width of the image.
         aligned: Whether interpolation puts corners on corners.
     """
@@ -56,7 +56,7 @@ class FeatureMasks:
     def __getitem__(self, piece: slice) -> Tensor:
         """Masks between 0 and 1, shape (n, height, width)."""
         big = self.features(piece)
-        # Stretched maps lie between 0 and 1 but for rounding.
+        # Interpolated maps lie between 0 and 1 up to rounding.
         return ((big - self.low[piece, None, None]) / self.span[piece, None, None]).clamp(0, 1)
 
     def features(self, piece: slice) -> Tensor:
@@ -150,7 +150,7 @@ def mean_similarity(masks: FeatureMasks) -> tuple[float, float]:
 
 
 def agglomerate(distance: Tensor, threshold: float, linkage: str = "complete") -> Tensor:
-    """Join the two nearest clusters, again and again, as long as they are less than a threshold apart.
+    """Join the two nearest clusters repeatedly while their distance is below a threshold.
 
     Distances only grow by joining, so joins need not happen in order of height. With complete linkage on a GPU all
     pairs of clusters that are each other's nearest are joined at once, round by round, unless distances below the
@@ -180,7 +180,7 @@ def agglomerate(distance: Tensor, threshold: float, linkage: str = "complete") -
 
 
 def by_rounds(distance: Tensor, threshold: float) -> Tensor:
-    """A member of each one's cluster, the same for all of a cluster, shape (N,); distances below it must differ."""
+    """Index of one member of each item's cluster, shape (N,); distances below the threshold must differ."""
     D = distance.clone().fill_diagonal_(torch.inf)
     here = torch.arange(len(D), device=D.device)
     root = here

@@ -13,7 +13,7 @@ from vitrail.methods.probe import Probe
 def path_gradient(probe: Probe, steps: int) -> Tensor:
     """Gradient at the last attention, averaged over images α·x for even α from 0 to 1, both ends included.
 
-    For a text, x are the vectors of its tokens; positions stay what they are.
+    For a text, x are the vectors of its tokens; positions do not change.
 
     Args:
         probe: Evaluates the model.
@@ -27,7 +27,7 @@ def path_gradient(probe: Probe, steps: int) -> Tensor:
     images = probe.inputs
     alphas = torch.linspace(0, 1, steps, dtype=images.dtype, device=images.device)
     total: Tensor | None = None
-    # The path is walked in pieces over (step, image), so that memory does not grow with the number of steps.
+    # The path is evaluated in pieces over (step, image), so that memory does not grow with the number of steps.
     for piece in probe.pieces(steps * len(images)):
         index = torch.arange(piece.start, piece.stop, device=images.device)
         step, owner = index // len(images), index % len(images)

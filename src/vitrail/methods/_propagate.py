@@ -1,4 +1,4 @@
-"""Pushing a row of relevance down through the blocks.
+"""Propagation of a row of relevance through the blocks.
 
 Every rollout-like method multiplies one matrix a block, last block on the left, and reads one row of the product. That
 row can be carried from the last block to the first with one vector-matrix product a block, so no product of two

@@ -37,7 +37,7 @@ def attcat(trace: Trace, *, query: str = "mean", sign: str = "signed") -> Tensor
     choose("sign", sign, ("signed", "positive", "abs"))
     total = torch.zeros((), device=trace.device)
     for block in trace.blocks:
-        if block.pool:  # what it reads leaves the last block and has no attention of its own
+        if block.pool:  # its input is the output of the last block, which no attention receives
             continue
         cat = (block.X * block.dX).sum(-1)
         _, m, n = block.attention.size

@@ -65,7 +65,7 @@ def bi_attn(
         # (I + M)·R without an identity in memory: the first block's R is I.
         R = M.clone() if R is None else R + M @ R + M
     assert R is not None
-    perception = R  # the identity is added where it is read
+    perception = R  # the identity is added at the readout
     W = path_gradient(trace.probe, steps).clamp_min(0).mean(1) if feedback else None
     r = trace.readout.expand(len(R), -1)
     if W is None:

@@ -190,7 +190,7 @@ class CardLine:
         rating: "pass", "mixed", "fail", or "–" where nothing is rated.
         cells: By model, the number as it is shown.
         values: By model, the number.
-        remark: What is to be said beside the numbers.
+        remark: Remark beside the numbers.
     """
 
     section: str
@@ -219,7 +219,7 @@ class MethodCard:
         return max(rated, key=list(RATINGS).index, default=UNRATED)
 
     def mean(self, key: str) -> float | None:
-        """Mean of a line over the photograph models; what the others have where the rule counts others too."""
+        """Mean of a line over the photograph models, or over the models that the rule counts."""
         line, rule = self.lines.get(key), next(rule for rule in RULES if rule.key == key)
         if line is None:
             return None

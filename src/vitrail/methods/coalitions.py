@@ -27,10 +27,10 @@ from vitrail.capture.removal import (
     kept_indices,
     mask_tokens,
 )
-from vitrail.errors import ModelError, NotApplicableError, OptionError
+from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError
 from vitrail.methods.probe import Probe
 
-#: Side of a patch, in pixels, of models without one grid.
+#: Side of a patch in pixels, for models without one grid.
 PATCH = 16
 #: Strata of the sizes up to half of the players.
 STRATA = 16
@@ -38,7 +38,7 @@ GOLDEN = (sqrt(5) - 1) / 2
 
 
 def patch_grid(probe: Probe) -> tuple[int, int]:
-    """Rows and columns of the patches of an image; of models without one grid, patches of 16 pixels."""
+    """Rows and columns of the patches of an image; for models without one grid, patches of 16 pixels."""
     height, width = int(probe.images.shape[2]), int(probe.images.shape[3])
     return probe.structure.layout.grid or (ceil(height / PATCH), ceil(width / PATCH))
 
@@ -115,7 +115,7 @@ class CoalitionGame:
         for size in sorted(set(sizes.tolist())):
             which = (sizes == size).nonzero()[:, 0]
             pairs = (torch.arange(rows)[:, None] * count + which).flatten()
-            yield from pairs.split(self.probe.most)
+            yield from pairs.split(self.probe.max_batch)
 
     def _scores(self, kept: Tensor, owner: Tensor) -> Tensor:
         """Scores of inputs with some patches present, shape (N, K)."""
@@ -150,8 +150,12 @@ class CoalitionGame:
             _ = probe.inputs  # raises for models that do not accept word embeddings
         elif self.text and removal == "mask":
             self._masked_text(kept, owner)
-        elif removal == "tokens" and not self.text:
-            self.dropper = TokenDropper(probe.model, probe.images, probe.structure.layout)
+            self._try(removal, torch.zeros_like(kept), owner)
+        elif self.text:
+            self._try(removal, torch.ones_like(kept).cumsum(1) == 1, owner)
+        elif removal == "tokens":
+            self.dropper = TokenDropper(probe.model, probe.model_inputs, probe.structure.layout)
+            self._try(removal, kept.expand(2, -1), owner.expand(2))
         elif removal == "mask":
             if probe.structure.kind != "plain" or probe.structure.layout.grid is None:
                 raise NotApplicableError(
@@ -161,6 +165,19 @@ class CoalitionGame:
                 self._output(removal, kept, owner)
             except ModelError as error:
                 raise NotApplicableError(f"{error}; use removal='fill'") from error
+
+    def _try(self, removal: str, kept: Tensor, owner: Tensor) -> None:
+        """Run a model of several inputs without some tokens: others may depend on their number."""
+        if {one.role for one in self.probe.model_inputs.description} <= {
+            "tokens",
+            "mask",
+        } or self.probe.model_inputs.only_image:
+            return
+        try:
+            with frozen(self.probe.model), torch.no_grad():
+                self._output(removal, kept, owner)
+        except (ModelError, InputError) as error:
+            raise NotApplicableError(f"{error}; use removal='fill'") from error
 
     @property
     def _prefix(self) -> int:
@@ -178,16 +195,16 @@ class CoalitionGame:
         if self.text and removal == "mask":
             return run_model(probe.model, self._masked_text(kept, owner))
         if self.text:
-            inputs = _picked(probe.model_inputs, owner)
+            inputs = probe.model_inputs.indexed(owner)
             assert inputs.words is not None
             return run_model(probe.model, drop_tokens(inputs, all_tokens(kept, self._prefix, inputs.words.shape[1])))
         if removal == "mask":
             return attention_without(probe.model, probe.fed(probe.images[owner], owner), probe.structure, kept)
         assert self.dropper is not None
-        return self.dropper(probe.images[owner], kept_indices(kept))
+        return self.dropper(probe.fed(probe.images[owner], owner), kept_indices(kept))
 
     def _masked_text(self, kept: Tensor, owner: Tensor) -> ModelInputs:
-        inputs = _picked(self.probe.model_inputs, owner)
+        inputs = self.probe.model_inputs.indexed(owner)
         assert inputs.words is not None
         return mask_tokens(self.probe.model, inputs, all_tokens(kept, self._prefix, inputs.words.shape[1]))
 
@@ -196,16 +213,6 @@ class CoalitionGame:
         if not self.text:
             return fill_patches(given, kept, patch_grid(self.probe), self.fill)
         return torch.where(all_tokens(kept, self._prefix, given.shape[1])[..., None], given, self.fill)
-
-
-def _picked(inputs: ModelInputs, owner: Tensor) -> ModelInputs:
-    """Some of the texts by index, any of them as often as it is named."""
-    batch = inputs.batch
-
-    def index(value: Any) -> Any:
-        return value[owner] if isinstance(value, Tensor) and value.dim() and value.shape[0] == batch else value
-
-    return ModelInputs(tuple(map(index, inputs.args)), {k: index(v) for k, v in inputs.kwargs.items()})
 
 
 @dataclass(frozen=True)
@@ -228,20 +235,20 @@ class CoalitionPairs:
         return len(self.present)
 
     def first(self, count: int) -> CoalitionPairs:
-        """The first pairs, which are stratified as all of them are."""
+        """The first pairs; they are stratified in the same proportions."""
         complete = self.complete and count >= len(self)
         return CoalitionPairs(self.present[:count], self.stratum[:count], self.mass, complete)
 
     @property
     def weights(self) -> Tensor:
-        """Weight of each pair, shape (M,), of mean one: what its stratum should have, by what it has."""
+        """Weight of each pair, shape (M,), with mean one: expected share of its stratum divided by its actual share."""
         counts = self.stratum.bincount(minlength=len(self.mass)).clamp_min(1)
         weights = (self.mass / counts)[self.stratum]
         return weights / weights.mean()
 
 
 def draw_pairs(players: int, count: int, seed: int) -> CoalitionPairs:
-    """Draw pairs of complementary coalitions; all of them, where there are no more than asked for.
+    """Draw pairs of complementary coalitions, or all pairs if there are at most ``count``.
 
     Args:
         players: Number of players, at least 2.
@@ -259,7 +266,7 @@ def draw_pairs(players: int, count: int, seed: int) -> CoalitionPairs:
     size = torch.arange(1, half + 1, dtype=torch.float64)
     kernel = 1 / (size * (players - size))
     if players % 2 == 0:
-        kernel[-1] /= 2  # coalitions of half of the players are their own complements' size
+        kernel[-1] /= 2  # a coalition of half of the players has as many players as its complement
     kernel /= kernel.sum()
     if players <= 32 and 2 ** (players - 1) - 1 <= count:
         return _all_pairs(players, kernel)

@@ -32,7 +32,7 @@ def _grid(probe: Probe) -> tuple[int, int]:
 def random(probe: Probe, *, seed: int = 0) -> Tensor:
     """Even noise on the grid of the patches, drawn from the seed and the image's own bytes.
 
-    A image's map does not depend on the images beside it, and differs from theirs; a text's, on its words.
+    The map of an image does not depend on the other images of the batch; that of a text depends on its words.
 
     Args:
         probe: The model and its inputs.
@@ -130,7 +130,7 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
     derive=_make_inverted,
 )
 def inverted(probe: Probe, *, of: str = "gradtoken") -> Tensor:
-    """The opposite of a method: what it finds most relevant is least.
+    """The negative of a method: the most relevant patch becomes the least relevant.
 
     Args:
         probe: The model and its inputs.

@@ -61,7 +61,7 @@ def lrp_pass(_: Mapping[str, Any], __: ModelSize, targets: int) -> Cost:
 
 
 def gradient_passes(option: str | None = None) -> CostFunction:
-    """Cost of a forward and a backward pass for each target, as often as an option says.
+    """Cost of a forward and a backward pass for each target, as many times as an option states.
 
     Example:
         >>> gradient_passes("steps")({"steps": 20}, ModelSize(), 2)

@@ -1,4 +1,4 @@
-"""Gradients at the pixels, or at the vectors of words: times these, along a path to them, or around them."""
+"""Gradients at the pixels or word embeddings: times the input, integrated along a path, or averaged over noise."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _over_channels(values: Tensor, reduce: str, prefix: int = 0) -> Tensor:
     cost=gradient_passes(),
 )
 def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
-    """Each pixel times the gradient at it; of a text, each token's vector times the gradient at it.
+    """Each pixel, or each token embedding of a text, times the gradient at it.
 
     Args:
         probe: Evaluates the model.
@@ -78,7 +78,7 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
 def integrated_gradients(
     probe: Probe, *, steps: int = 50, rule: str = "gauss", baseline: float = 0.0, reduce: str = "sum"
 ) -> Tensor:
-    """The way from a baseline to the image, times the mean gradient along it.
+    """Difference of image and baseline, times the mean gradient on the path between them.
 
     Args:
         probe: Evaluates the model.
@@ -171,7 +171,7 @@ def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: in
     spread = sigma * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))
     totals = [torch.zeros_like(images) for _ in range(probe.count)]
     generator = torch.Generator().manual_seed(seed)
-    each = max(1, probe.most // len(images))
+    each = max(1, probe.max_batch // len(images))
     for start in range(0, samples, each):
         count = min(each, samples - start)
         noise = torch.stack([torch.randn(images.shape[1:], generator=generator) for _ in range(count)]).to(images)

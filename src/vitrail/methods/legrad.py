@@ -1,4 +1,4 @@
-"""LeGrad: positive gradients of attention, each block judged by what the model would say if it ended there."""
+"""LeGrad: positive gradients of attention, with the class score of each block as if the model ended there."""
 
 from __future__ import annotations
 

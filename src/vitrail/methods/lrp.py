@@ -34,7 +34,7 @@ def _lrp_rules(epsilon: float, **_: object) -> RuleSet:
     "relevance",
     cite="bach2015lrp",
     variants={"stable": {"epsilon": EPSILON}},
-    rules=_lrp_rules,
+    rules=lambda where, epsilon: _lrp_rules(epsilon) if where == "pixels" else None,
     cost=lrp_pass,
 )
 def lrp(trace: ProbedTrace, *, where: str = "pixels", epsilon: float = 0.0) -> Tensor:
@@ -55,7 +55,7 @@ def lrp(trace: ProbedTrace, *, where: str = "pixels", epsilon: float = 0.0) -> T
     return trace.probe.relevances(_lrp_rules(epsilon), frozenset({where})).map(trace)
 
 
-@register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", rules=lambda **_: ORIG, cost=lrp_pass)
+@register("partial_lrp", "Partial LRP", "relevance", cite="voita2019analyzing", cost=lrp_pass)
 def partial_lrp(trace: ProbedTrace) -> Tensor:
     """What LRP finds at the last block's attention: positive parts, mean over heads, the readout's row.
 
@@ -204,7 +204,7 @@ def attnlrp(
     "relevance",
     cite="vukadin2024abslrp",
     signed=True,
-    applies=Applies(excluded={"text": "it is defined on pixels, and a text has none"}),
+    applies=Applies(excluded={"text": "it is defined on pixels, and the tokens lie on no grid of image patches"}),
     rules=lambda **_: ABSLRP,
     cost=lrp_pass,
 )

@@ -1,4 +1,4 @@
-"""Occlusion: what the class loses when a window of the image is covered."""
+"""Occlusion: decrease of the class score when a window of the image is covered."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _attempted: set[tuple[str, str, str]] = set()
 def import_modules(names: Iterable[str]) -> None:
     """Import modules that register methods or scores.
 
-    A module that is not found is looked for in the current folder, which is then appended to ``sys.path``.
+    A module that is not found is searched in the current folder, which is then appended to ``sys.path``.
 
     Raises:
         OptionError: A module cannot be imported.
@@ -66,7 +66,7 @@ def _find_in_current_folder(name: str) -> None:
 
 
 def load_plugins(group: str | None = None, name: str | None = None) -> None:
-    """Load entry points of installed packages, each once; one that fails is warned about and registers nothing.
+    """Load entry points of installed packages, each once; one that fails raises a warning and registers nothing.
 
     Args:
         group: "vitrail.methods" or "vitrail.scores"; both by default.
@@ -82,7 +82,7 @@ def load_plugins(group: str | None = None, name: str | None = None) -> None:
 
 @lru_cache(maxsize=4)
 def _entries(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Entry points of a group; ``path`` is where packages are looked for, so that another one is searched again."""
+    """Entry points of a group; ``path`` is the search path, so that a changed path is searched again."""
     del path
     return tuple(entry_points(group=group))
 

@@ -28,7 +28,7 @@ def to_maps(
     valid = model_inputs.valid
     if relevance.dim() == 4 and valid is not None:
         return _to_token_maps(relevance, signed, valid, structure.layout.prefix or 0)
-    # On a text the prefix is padding, which would lend contrast to relevance that has none.
+    # The prefix of a text is padding, whose zeros would give contrast to constant relevance.
     constant = is_constant(relevance.flatten(3), axes=1)[..., 0]
     if relevance.dim() == 4 and grid is not None and image is not None:
         relevance = relevance.reshape(*relevance.shape[:3], *grid)

@@ -15,9 +15,10 @@ from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass, output_pass
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, fields_of, run_model
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import fields_of
 from vitrail.capture.outputs import scores_as_logits
 from vitrail.capture.recorded_forward import recorded_scores
 from vitrail.capture.trace import ALL, LAST, Block, Needs, Trace
@@ -51,16 +52,20 @@ class PropagationCache:
     ) -> ForwardPass | None:
         """Run the forward pass under rules, keep it, and return it as a pass for the model's output.
 
-        Rules change what goes backwards only, so its class scores are the model's own. None where they are not: the
-        model is in half precision, runs under autocast, or has no class scores.
+        Rules change what goes backwards only, so its class scores are the model's own. None where they are not, or
+        where the structure cannot be confirmed by it: the model is in half precision, runs under autocast, masks its
+        attention, attends elsewhere as well, or has no class scores.
         """
         from vitrail.lrp.propagate import propagation
 
-        if torch.is_autocast_enabled(model_inputs.tensors[0].device.type):
+        seen = structure.kind == "plain" and not structure.masked and structure.calls == len(structure.layers)
+        if not seen or model_inputs.image is None or torch.is_autocast_enabled(model_inputs.tensors[0].device.type):
             return None
         found = self.get(rules, lambda: propagation(model, model_inputs, structure, rules))
-        scores = found.scores
-        return None if scores is None else output_pass(model, model_inputs, structure, scores)
+        if found.scores is None or found.evidence is None:
+            return None
+        evidence = found.evidence if rules.gradient else replace(found.evidence, values=None)
+        return output_pass(model, model_inputs, structure, found.scores, evidence)
 
     def clear(self) -> None:
         """Release the graph."""
@@ -84,7 +89,7 @@ class Probe:
         groups: Groups of classes among the targets.
         score: "logit", "prob" or "logprob": what is read off for a class.
         k: Index of the current target, for methods that handle targets one by one.
-        most: Most images in one forward pass.
+        max_batch: Maximum number of images in one forward pass.
         seen: The pass over the inputs as they are, where there was one that methods may read off again.
         shared: The pass whose trace a method reads, with its graph.
         notes: Where a method puts intermediate results, or None where they are not kept.
@@ -101,7 +106,7 @@ class Probe:
     groups: tuple[ClassGroup, ...] = ()
     score: str = "prob"
     k: int = 0
-    most: int = 32
+    max_batch: int = 32
     seen: ForwardPass | None = None
     shared: ForwardPass | None = None
     notes: dict[str, list[Any]] | None = None
@@ -113,7 +118,7 @@ class Probe:
         """The images as the model takes them, shape (b, channels, height, width)."""
         image = self.model_inputs.image
         if image is None:
-            raise NotApplicableError("this method changes pixels, and a text has none: use a method of another family")
+            raise NotApplicableError(f"this method changes the pixels of images, and {self.model_inputs.what}")
         return image.detach()
 
     @property
@@ -162,9 +167,9 @@ class Probe:
             self.notes.setdefault(name, []).append(value)
 
     def pieces(self, count: int) -> Iterator[slice]:
-        """``count`` images in pieces of at most ``most``."""
-        for start in range(0, count, self.most):
-            yield slice(start, min(start + self.most, count))
+        """``count`` images in pieces of at most ``max_batch``."""
+        for start in range(0, count, self.max_batch):
+            yield slice(start, min(start + self.max_batch, count))
 
     # -- changed images ----------------------------------------------------------------------------------------
 

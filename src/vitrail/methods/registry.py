@@ -66,7 +66,7 @@ class Method:
         class_specific: Whether the map depends on the class.
         takes: "trace" or "probe", see ``compute``.
         needs: What the shared pass must keep, or a function from the options to that.
-        score: What is differentiated or evaluated unless the option ``score`` says otherwise: "logit", "prob" or
+        score: What is differentiated or evaluated unless the option ``score`` is set: "logit", "prob" or
             "logprob"; None for methods without such an option.
         detach_attention: Whether its gradients do not pass through attention.
         signed: Whether negative relevance has a meaning, or a function from the options to that.
@@ -77,8 +77,10 @@ class Method:
         evaluations_per_mask: For a method that scores masks: from the options to the number of images evaluated for
             each mask, by which its masks are counted.
         derive: For a method defined by another one: from all options to that method's entry and options.
-        rules: For a method that propagates relevance by one rule set: from the options to the rule set. A call for
-            such methods alone needs no other forward pass than the one under these rules.
+        rules: For a method that propagates relevance by one rule set: from the options to the rule set, or to None
+            where the method reads more of the shared pass than which token each pixel belongs to. A call for such
+            methods alone needs no other forward pass than the one under these rules. Rules that carry no gradient
+            cannot confirm that order either, so their maps must be of pixels.
         check_weights: For a method with weights of its own, trained for one model: a function of the model and the
             options that raises where the weights do not fit; None for all other methods.
     """
@@ -99,7 +101,7 @@ class Method:
     cost: CostFunction = shared_pass
     evaluations_per_mask: Callable[[Mapping[str, Any]], int] | None = None
     derive: Callable[[Mapping[str, Any]], tuple[Method, dict[str, Any]]] | None = None
-    rules: Callable[..., RuleSet] | None = None
+    rules: Callable[..., RuleSet | None] | None = None
     check_weights: Callable[[nn.Module, Mapping[str, Any]], None] | None = None
 
     @property
@@ -109,12 +111,12 @@ class Method:
 
     @property
     def quick(self) -> Mapping[str, Any]:
-        """Options for a rough result in a fraction of the time; none where the method is fast anyway."""
+        """Options for a rough result in a fraction of the time; empty if the method is fast."""
         return self.variants.get("quick", {})
 
     @property
     def preview(self) -> Mapping[str, Any]:
-        """Options for a result that is good enough to look at; the defaults where the method is fast anyway."""
+        """Options for a preview of good quality; the defaults if the method is fast."""
         return self.variants.get("preview", self.quick)
 
     @property
@@ -149,7 +151,7 @@ class Method:
         return self.signed(**options) if callable(self.signed) else self.signed
 
     def apply(self, given: Any, options: Mapping[str, Any]) -> Tensor:
-        """Compute the relevance from a `Trace` or a `Probe`, whichever the method takes."""
+        """Compute the relevance from a `Trace` or a `Probe`, as the method requires."""
         return self.compute(given, **{k: v for k, v in options.items() if k != "score"})
 
     def reason_against(self, kind: str) -> str | None:
@@ -159,7 +161,7 @@ class Method:
         if kind == "Swin" and self.applies.reads == "attention":
             return "attends inside windows, so no attention matrix connects all its patches"
         if kind == "text" and self.applies.reads != "attention" and not self.applies.text:
-            return "a text has no pixels and no grid"
+            return "the tokens lie on no grid of image patches, as in a text, audio or a video"
         return None
 
     def check(
@@ -221,7 +223,7 @@ class Method:
 
 
 def kind_of(structure: ModelStructure) -> str:
-    """A model's kind among ``MODEL_KINDS``; every model that is no plain encoder counts as Swin."""
+    """A model's kind among ``MODEL_KINDS``; every model that is not a plain encoder counts as Swin."""
     if structure.kind != "plain":
         return "Swin"
     layout = structure.layout
@@ -322,7 +324,7 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
 
 
 def choose(option: str, value: object, allowed: Iterable[object]) -> None:
-    """Refuse an option's value that is not one of a few.
+    """Raise an error if an option is not one of the given values.
 
     Example:
         >>> choose("heads", "max", ["relu", "mean"])
@@ -336,7 +338,7 @@ def choose(option: str, value: object, allowed: Iterable[object]) -> None:
 
 
 def within(option: str, index: int, count: int, what: str) -> None:
-    """Refuse an index that is not one of ``count`` things; negative ones count from the end.
+    """Raise an error if an index is not below ``count``; negative indices count from the end.
 
     Example:
         >>> within("layer", 12, 12, "blocks")
@@ -349,7 +351,7 @@ def within(option: str, index: int, count: int, what: str) -> None:
 
 
 def check_whole_numbers(least: int, **values: int) -> None:
-    """Refuse options that must be whole numbers, of at least so much.
+    """Raise an error if an option is not an integer of at least a minimum.
 
     Example:
         >>> check_whole_numbers(1, masks=0)

@@ -1,4 +1,4 @@
-"""RISE: the average of random masks, weighed by what the model says of the image behind each."""
+"""RISE: the mean of random masks, weighted by the class score of each masked image."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PRECISIONS = {"model": None, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class RandomMasks:
-    """Random grids, stretched by interpolation and cut out at random shifts; ``masks[slice]`` makes some of them.
+    """Random grids, interpolated and cropped at random shifts; ``masks[slice]`` computes some of them.
 
     Attributes:
         grids: Zeros and ones, shape (N, cells, cells).
@@ -37,7 +37,7 @@ class RandomMasks:
 
     @classmethod
     def draw(cls, count: int, cells: int, keep: float, seed: int, images: Tensor) -> RandomMasks:
-        """Masks for images, from a generator of their own: first all grids, then all shifts.
+        """Masks for images, from a separate generator: first all grids, then all shifts.
 
         Args:
             count: Number of masks.
@@ -61,7 +61,7 @@ class RandomMasks:
 
     def __getitem__(self, piece: slice) -> Tensor:
         """Masks between 0 and 1, shape (n, height, width)."""
-        # A cut of the stretched grid is the grid between cuts of the two matrices that stretch it.
+        # A crop of the interpolated grid is the grid times crops of the two interpolation matrices.
         top, left = self.shifts[piece].T
         rows, columns = (torch.arange(length, device=top.device) for length in self.size)
         down, across = self.down[top[:, None] + rows], self.across[left[:, None] + columns]
@@ -88,7 +88,7 @@ class RandomMasks:
 def rise(
     probe: Probe, *, masks: int = 4000, cells: int = 8, keep: float = 0.5, seed: int = 0, precision: str = "model"
 ) -> Tensor:
-    """Random masks weighed by the class's score behind them; all targets share the forward passes.
+    """Random masks weighted by the class score of the masked images; all targets share the forward passes.
 
     Args:
         probe: The model and its inputs.

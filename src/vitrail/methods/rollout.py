@@ -100,7 +100,7 @@ def drop_smallest(M: Tensor, share: float, keep_first: bool = False, valid: Tens
         dropped = flat.scatter(-1, smallest, 0.0)
     else:
         there = (valid[:, :, None] & valid[:, None, :]).flatten(-2).view(len(M), *[1] * (flat.dim() - 2), -1)
-        # By the number of tokens; a table, as a GPU would be waited for to count them.
+        # A table by number of tokens: counting them here would synchronise with the GPU.
         by_count = tuple(int(count**2 * share) for count in range(valid.shape[-1] + 1))
         most = index_tensor(by_count, M.device)[valid.sum(-1)]
         place = torch.where(there, flat, torch.inf).argsort(dim=-1, stable=True).argsort(dim=-1)

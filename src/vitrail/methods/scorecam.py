@@ -1,4 +1,4 @@
-"""Score-CAM: feature maps as masks, weighed by what the model says of the image behind each."""
+"""Score-CAM: feature maps as masks, weighted by the class score of each masked image."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _needs(block: int | None, **_: object) -> Needs:
     evaluations_per_mask=lambda _: 1,
 )
 def scorecam(probe: Probe, *, scoring: str = "vitcx", block: int | None = None, eigen: bool = False) -> Tensor:
-    """Every feature map of the last block as a mask; their sum, weighed by the class's score behind them.
+    """Sum of the feature maps of the last block as masks, weighted by the class score of the masked images.
 
     Maps are stretched to the image and brought to [0, 1] to become masks; constant ones are left out.
 

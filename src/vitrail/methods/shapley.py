@@ -20,7 +20,7 @@ from vitrail.methods.probe import Probe, ProbedTrace
 from vitrail.methods.registry import Applies, Method, check_whole_numbers, choose, find, register
 
 ESTIMATORS = ("regression", "permutation")
-#: The prior unless another is asked for; models it does not apply to get ``UNIFORM``.
+#: The default prior; models that it does not apply to use ``UNIFORM``.
 PRIOR = "grad_rollout"
 #: The prior that gives all players equal shares.
 UNIFORM = "uniform"
@@ -112,10 +112,10 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
         return [(tuple(range(probe.batch)), grid_cells(patch_grid(probe), cell))]
     words, valid, prefix = probe.model_inputs.words, probe.model_inputs.valid, probe.structure.layout.prefix or 0
     if words is None:
-        raise NotApplicableError("shapley needs images, or texts given as input_ids of shape (b, n)")
+        raise NotApplicableError(f"shapley removes patches of images or tokens of texts, and {probe.model_inputs.what}")
     present = torch.ones_like(words, dtype=torch.bool) if valid is None else valid
     special = probe.model_inputs.special
-    if special is not None:  # they stay, as the prefix does
+    if special is not None:  # special tokens are always present, as is the prefix
         present = present & ~special
     if not bool(present[:, prefix:].any(1).all()):
         raise InputError("a text has no tokens beside special ones and padding: pass texts with words")
@@ -145,9 +145,20 @@ def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
             if prior != PRIOR:
                 raise
         else:
-            return _one_pass(probe, method, options)
+            found = _one_pass(probe, method, options)
+            words = probe.model_inputs.words
+            if words is None or found.shape[-1] == words.shape[1] - (probe.structure.layout.prefix or 0):
+                return found
+            if prior != PRIOR:
+                raise NotApplicableError(
+                    f"prior={prior!r} has {found.shape[-1]} tokens for {words.shape[1]} words, since the model adds "
+                    "tokens of other inputs: use prior='uniform'"
+                )
     if probe.model_inputs.image is None:
-        assert probe.model_inputs.words is not None
+        if probe.model_inputs.words is None:
+            raise NotApplicableError(
+                f"shapley removes patches of images or tokens of texts, and {probe.model_inputs.what}"
+            )
         patches = probe.model_inputs.words.shape[1] - (probe.structure.layout.prefix or 0)
     else:
         patches = patch_grid(probe)[0] * patch_grid(probe)[1]
@@ -254,12 +265,12 @@ def _permutations(
 
 
 def _rounds(pairs: int, tolerance: float | None) -> list[int]:
-    """Numbers of pairs after which the standard error is looked at."""
+    """Numbers of pairs after which the standard error is checked."""
     return [pairs] if tolerance is None else [*range(ROUND, pairs, ROUND), pairs]
 
 
 def _trivial(total: Tensor, players: int) -> tuple[ShapleyEstimate, Tensor]:
-    """The whole effect for a single player."""
+    """The estimate of a single player, which has the whole effect."""
     values = total[..., None].expand(-1, -1, players)
     return ShapleyEstimate(values, torch.zeros_like(values)), torch.full((len(total),), 2)
 

@@ -57,7 +57,10 @@ def k_means(points: Tensor, clusters: int, seed: int) -> Tensor:
     score="prob",
     variants={"quick": {"masks": 64}, "preview": {"masks": 256}, "config": {"masks": 2048, "ratio": 0.25}},
     applies=Applies(
-        excluded={"text": "a text has too few tokens to sample", "pool": "an attention pool has no residual stream"}
+        excluded={
+            "text": "the tokens lie on no grid of image patches",
+            "pool": "an attention pool has no residual stream",
+        }
     ),
     cost=forward_passes(lambda options, _: 1 + number(options, "masks")),
 )
@@ -99,7 +102,7 @@ def tis(probe: Probe, *, masks: int = 1024, ratio: float = 0.5, removal: str | N
 
 
 def _activations(probe: Probe) -> Tensor:
-    """What every block adds up to, as one map of patches for each channel, shape (b, blocks · d, S)."""
+    """Output of every block as one map of patches for each channel, shape (b, blocks · d, S)."""
     if probe.seen is not None and probe.seen.blocks:
         outputs = [_output(block) for block in probe.seen.blocks]
     else:

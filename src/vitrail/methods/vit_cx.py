@@ -1,4 +1,4 @@
-"""ViT-CX: clustered feature maps as masks, their causal impact freed of artefacts, the map of uneven coverage."""
+"""ViT-CX: clustered feature maps as masks, weighted by their debiased causal impact, corrected for coverage."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FEATURES = {"norm1": "Y", "attention": "branch", "skip": "sum", "block": "out"}
 CLUSTER_RULES = ("sum", "mean")
 NOISES = ("per_mask", "shared")
 LINKAGES = ("complete", "average", "single")
-#: What each of the two modes consists of, besides a factor of the map.
+#: Options that each of the two modes sets; they also differ in a factor of the map.
 MODES = {
     "released": {"features": "norm1", "cluster": "sum", "noise": "per_mask"},
     "paper": {"features": "attention", "cluster": "mean", "noise": "shared"},
@@ -99,7 +99,7 @@ def vit_cx(
     random_masks: int = 5000,
     seed: int = 0,
 ) -> Tensor:
-    """Clusters of feature maps as masks; what each shows is scored with noise on what it hides.
+    """Clusters of feature maps as masks; each masked image is scored with noise on the hidden pixels.
 
     Args:
         probe: The model and its inputs.
@@ -107,7 +107,7 @@ def vit_cx(
             follow, and by a factor.
         features: Feature maps of the last block: "norm1", what its attention reads (released); "attention", what its
             attention adds, before LayerScale (paper); "skip", the stream after that sum; "block", its output. None: as
-            ``mode`` says, and likewise below.
+            ``mode`` sets; the same holds for the options below.
         block: Feature maps of another block, by index from the start or negative from the end. None: the last, or the
             last before the grid shrinks for the last time.
         cluster: A cluster's mask: "sum" of its members, brought to [0, 1] (released), or their "mean" (paper).
@@ -164,7 +164,7 @@ def _single_masks(probe: Probe, kind: str, block: int | None) -> list[FeatureMas
 
 
 def _all(probe: Probe, single: list[FeatureMasks]) -> Iterator[FeatureMasks]:
-    """The masks of each image as they are."""
+    """The masks of each image, unchanged."""
     for masks in single:
         _note_clusters(probe, masks, masks, torch.ones(len(masks), dtype=torch.long))
         yield masks
@@ -174,8 +174,8 @@ def _clustered(
     probe: Probe, single: list[FeatureMasks], cluster: str, linkage: str, delta: float
 ) -> Iterator[FeatureMasks]:
     """One mask for each cluster, for each image."""
-    # All are joined before the first mask is looked at: joining asks the device for one answer after the other, and
-    # would wait for the image before each time.
+    # All images are clustered before the first mask is scored: clustering synchronises with the device many times, and
+    # would otherwise wait for the scores of the previous image each time.
     labelled = [agglomerate(1 - similarity(masks), delta, linkage) for masks in single]
     for masks, labels in zip(single, labelled, strict=True):
         clusters = joined(masks, labels, cluster == "mean", probe.pieces) if len(masks) else masks
@@ -184,7 +184,7 @@ def _clustered(
 
 
 def _plain(probe: Probe, i: int, masks: Masks) -> Tensor:
-    """The score behind each mask, shape (1, N, K)."""
+    """Scores of the masked images, shape (1, N, K)."""
     image = probe.images[i]
     scores = [probe.scores((image * masks[p][:, None]).to(image.dtype), i) for p in probe.pieces(len(masks))]
     return torch.cat([image.new_zeros(0, probe.count), *scores])[None]
@@ -193,26 +193,26 @@ def _plain(probe: Probe, i: int, masks: Masks) -> Tensor:
 def _debiased(
     probe: Probe, i: int, masks: Masks, *, shared: bool, sigma: float, draws: int, twice: bool, seed: int
 ) -> Tensor:
-    """The score behind each mask with noise on what it hides, less what the noise alone changes.
+    """Score of each masked image with noise on the hidden pixels, minus the change that the noise causes alone.
 
     Returns:
         Impact of masks, shape (draws, N, K).
     """
     image = probe.images[i]
     before = probe.unchanged()[i]
-    # A GPU draws its own noise: the CPU's would take longer than the model.
+    # On a GPU the noise is drawn there: drawing it on the CPU takes longer than the model.
     home = image.device if image.device.type == "cuda" else torch.device("cpu")
     generator = torch.Generator(home).manual_seed(seed)
 
     def noise(count: int) -> Tensor:
-        # One mask after the other, so that the noise does not depend on how many are looked at together.
+        # Drawn mask by mask, so that the noise does not depend on the batch size.
         drawn = [torch.randn(image.shape, generator=generator, device=home, dtype=torch.float32) for _ in range(count)]
         return (torch.stack(drawn) * sigma).to(image)
 
     def difference(M: Tensor, Z: Tensor) -> Tensor:
         hidden = (1 - M) * Z
         pair = ((image * M + hidden).to(image.dtype), (image + hidden).to(image.dtype))
-        if 2 * len(M) <= probe.most and not fast_paths_disabled():  # one forward pass for both
+        if 2 * len(M) <= probe.max_batch and not fast_paths_disabled():  # one forward pass for both
             behind, before_mask = probe.scores(torch.cat(pair), i).chunk(2)
         else:
             behind, before_mask = (probe.scores(images, i) for images in pair)
@@ -232,7 +232,7 @@ def _debiased(
 
 
 def _map(probe: Probe, i: int, masks: Masks, impact: Tensor, mode: str, coverage: bool) -> Tensor:
-    """Masks summed by their impact, shape (draws, N, K), and divided by what they cover; shape (K, height, width)."""
+    """Sum of masks weighted by their impact, shape (draws, N, K), divided by coverage; shape (K, height, width)."""
     draws, count, targets = impact.shape
     impact = impact.to(torch.promote_types(impact.dtype, torch.float32))
     weights = impact.mT.flatten(0, 1)
@@ -243,7 +243,7 @@ def _map(probe: Probe, i: int, masks: Masks, impact: Tensor, mode: str, coverage
         total.addmm_(weights[:, piece], M)
         covered += M.sum(0)
     if coverage and count:
-        # Nothing is said of a pixel that all masks hide, be it up to rounding.
+        # A pixel that all masks hide, up to rounding, has no relevance.
         seen = covered > 64 * torch.finfo(covered.dtype).eps * count
         scale = 1 / count if mode == "released" else count
         total = torch.where(seen, scale * total / torch.where(seen, covered, 1.0), 0.0)
@@ -266,7 +266,7 @@ def _agreement(maps: Tensor) -> Tensor:
 
 
 def _note_clusters(probe: Probe, single: FeatureMasks, clusters: FeatureMasks, sizes: Tensor) -> None:
-    """Hand out the masks, how many maps went into each, and how alike maps and masks are."""
+    """Record the masks, the number of maps in each, and the similarity of maps and of masks."""
     if probe.notes is None:
         return
     probe.note("masks", torch.cat([clusters[p].cpu() for p in probe.pieces(len(clusters))]) if len(clusters) else None)

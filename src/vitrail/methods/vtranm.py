@@ -51,7 +51,7 @@ def _needs(
     needs["stream"] = ALL
     if variant == "af":
         return needs
-    # What the pool's values were made of stands in for the stream, which does not pass through a pool.
+    # The input of the pool's values replaces the residual stream, which does not pass through a pool.
     needs |= {"V": ALL, "value_path": LAST}
     if value_input == "raw" or not value_bias:
         needs["value_path"] = ALL
@@ -147,7 +147,7 @@ def vtranm(
 
 
 def _note(trace: Trace, weights: Sequence[tuple[Tensor | None, Tensor | None]]) -> None:
-    """Hand out attention and transformation apart, block by block: what the readout attends to, and the weights w."""
+    """Record attention and transformation of each block: the readout's attention, and the weights w."""
     for block, (w, w_mlp) in zip(trace.blocks, weights, strict=True):
         batch, queries, keys = block.attention.size
         r = trace.reading(queries, keys).expand(batch, -1)
@@ -162,7 +162,7 @@ def _note(trace: Trace, weights: Sequence[tuple[Tensor | None, Tensor | None]]) 
 def measured(trace: Trace, measure: Measure) -> list[tuple[Tensor, Tensor | None]]:
     """The weights w of every block: of its attention, shape (b, H, n), and of its MLP, shape (b, n); a pool has none.
 
-    Blocks are taken several at a time while they are small: a dozen launches on all beat a dozen on each.
+    Small blocks are computed together, which needs fewer kernel launches.
     """
     weights: list[tuple[Tensor, Tensor | None]] = []
     at_once = max(1, AT_ONCE // trace.blocks[0].V.numel())

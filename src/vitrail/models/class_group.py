@@ -1,4 +1,4 @@
-"""A group of classes as one target: the model says any of them."""
+"""A group of classes as one target: the model predicts any of them."""
 
 from __future__ import annotations
 

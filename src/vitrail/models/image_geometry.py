@@ -99,5 +99,5 @@ class ImageGeometry:
         if self.squashed:
             parts.append("its aspect ratio was changed")
         if self.rotated:
-            parts.append(f"the file was {ORIENTATIONS[self.orientation]}, as its EXIF orientation says")
+            parts.append(f"the file was {ORIENTATIONS[self.orientation]}, according to its EXIF orientation")
         return "; ".join(parts)

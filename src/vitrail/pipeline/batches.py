@@ -56,6 +56,7 @@ def explain_batch(job: BatchJob) -> dict[str, Explanation]:
     prepared = job.prepared
     common: dict[str, Any] = {
         "targets": computed.classes, "groups": computed.groups, "logits": computed.logits,
+        "scores": prepared.scores,
         "target_labels": target_labels(job.target),
         "model": prepared.loaded.name, "classes": prepared.loaded.classes,
         "images": prepared.inputs.image, "structure": dict(prepared.shown_structure.rows()),

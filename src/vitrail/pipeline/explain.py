@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
+from vitrail.capture.output_tensors import OutputChoice, OutputReading
 from vitrail.errors import MapWarning
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.inputs.targets import Target
@@ -36,7 +37,8 @@ def explain(
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
-    tokenizer: Any = ...,
+    tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
+    scores: str | None = ...,
     **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
@@ -48,7 +50,8 @@ def explain(
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
-    tokenizer: Any = ...,
+    tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
+    scores: str | None = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -73,6 +76,10 @@ def explain(
     progress: Progress = None,
     advance: Callable[[int], None] = lambda _: None,
     tokenizer: Any = None,
+    roles: Mapping[str, str] | None = None,
+    of: str | None = None,
+    output: OutputChoice = None,
+    scores: str | None = None,
     **options: Any,
 ) -> Explanation | Explanations:
     """Compute relevance maps for a model's output.
@@ -82,8 +89,9 @@ def explain(
 
     Args:
         model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
-        inputs: A batch of images as a tensor, one or several PIL images or paths, or a dict of tensors that is passed
-            to the model as keyword arguments; with a tokenizer, a text or several.
+        inputs: A batch of images as a tensor, one or several PIL images or paths, or the arguments of the model: a dict
+            of tensors by name, a tuple of tensors by position, or the dict or dataclass that it takes as its only
+            argument; with a tokenizer, a text or several.
         method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well. "auto" is the method that
             `vitrail.compare` recommended for this model.
         methods: Several methods, which share one pass: names, or a dict from names to options.
@@ -113,6 +121,16 @@ def explain(
         tokenizer: For texts: the model's fast Hugging Face tokenizer, or `vitrail.text.TokenizerSettings`, which
             also say how token scores become word scores and how long texts are split. The result's ``text`` has a
             score for each word.
+        roles: What tensors of the inputs are, by name, where that was not found out: "image", "video", "patches",
+            "spectrogram", "series", "tokens", "positions", "mask", "shared" (by all examples) or "other". ``vitrail
+            doctor`` shows what was found.
+        of: Name of the tensor that is explained, where the inputs have several images or texts. By default the first
+            image in the order of forward's parameters; without images the first video, and so on in the order of
+            ``roles``.
+        output: Which part of the model's output holds the class scores, where there are several: a name, an index, or a
+            function of the output. A target that is a function gets this part.
+        scores: What turns the scores into probabilities: "softmax", "sigmoid" (several labels an image) or "identity"
+            (a regression). By default what the model states, see ``scores`` of the result.
         **options: Options of ``method``.
 
     Returns:
@@ -128,7 +146,7 @@ def explain(
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
     request = Request(
         requested_methods(method, methods, options), target, layout, batch_size, keep, stitch, smoothing, check,
-        progress, advance, tokenizer,
+        progress, advance, tokenizer, roles, of, OutputReading(output, scores),
     )  # fmt: skip
     loaded = unwrapped_model(model, preprocess)
     with fast.one_call():
@@ -162,7 +180,8 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
 
     def explain_windows(windows: Mapping[str, Tensor], target: Target) -> Explanations:
-        given = {"layout": request.layout, "keep": request.keep, "progress": request.progress}
+        reading = {"output": request.reading.output, "scores": request.reading.scores}
+        given = {"layout": request.layout, "keep": request.keep, "progress": request.progress, **reading}
         return explain(loaded, windows, methods=request.methods, target=target, advance=request.advance, **given)  # type: ignore[no-any-return,call-overload]
 
     request = replace(request, tokenizer=settings)

@@ -71,6 +71,8 @@ class Explanation:
         smoothing: How the maps were smoothed, or None if they were not.
         target_labels: Names of the K targets of a function, such as the texts that `vitrail.similarity` was given; None
             if unknown.
+        scores: What turns the logits into probabilities: "softmax", "sigmoid" (each class by itself) or "identity" (a
+            regression, whose values are taken as they are).
         originals: The images that were preprocessed, with the part of each that the model saw (``geometry``); None if
             the inputs were tensors or texts.
     """
@@ -98,6 +100,7 @@ class Explanation:
     checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
     smoothing: Smoothing | None = None
     target_labels: tuple[str, ...] | None = None
+    scores: str = "softmax"
     originals: tuple[OriginalImage, ...] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
@@ -106,10 +109,10 @@ class Explanation:
 
     @property
     def probabilities(self) -> Tensor | None:
-        """Probability of each target, shape (B, K), or None where targets are not classes."""
-        if self.logits is None or self.targets is None:
+        """Probability of each target, shape (B, K); None where targets are no classes or values of a regression."""
+        if self.logits is None or self.targets is None or self.scores == "identity":
             return None
-        return class_scores(self.logits, "prob", self.groups).gather(1, self.targets)
+        return class_scores(self.logits, "prob", self.groups, self.scores).gather(1, self.targets)
 
     @cached_property
     def rgb_images(self) -> np.ndarray[Any, Any] | None:

@@ -11,6 +11,9 @@ from vitrail.capture.forward import check_finite, forward_only
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import OutputReading
+from vitrail.capture.outputs import output_count
+from vitrail.capture.score_function import score_function
 from vitrail.capture.structure import is_measured_now, read_structure
 from vitrail.capture.window_positions import Places, find_places, stitched_layout
 from vitrail.errors import NotApplicableError, TargetError
@@ -31,12 +34,14 @@ class PreparedModel:
         loaded: The model, unwrapped, with its preprocessing and class names.
         inputs: Inputs on the model's device.
         structure: The model's structure.
+        scores: What turns the class scores into probabilities: "softmax", "sigmoid" or "identity".
         window_positions: Positions of the windows, if their attention is stitched.
     """
 
     loaded: LoadedModel
     inputs: ModelInputs
     structure: ModelStructure
+    scores: str = "softmax"
     window_positions: Places | None = None
 
     @property
@@ -84,7 +89,7 @@ def prepare(loaded: LoadedModel, inputs: Inputs, request: Request, jobs: Sequenc
         TargetError: The model returns features and the target is a class.
         NotApplicableError: A method does not apply to the model.
     """
-    model_inputs = to_model_inputs(inputs, loaded)
+    model_inputs = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading)
     target = request.target if callable(request.target) else None
     structure = read_structure(loaded.module, model_inputs, request.layout, target)
     prepared = PreparedModel(loaded, model_inputs, structure)
@@ -106,8 +111,11 @@ def measured_again(prepared: PreparedModel, target: Target, jobs: Sequence[Metho
 def _checked(prepared: PreparedModel, target: Target, jobs: Sequence[MethodJob], stitch: bool) -> PreparedModel:
     """The prepared model, if target and methods apply to it."""
     structure = prepared.structure
-    _check_outputs(structure, prepared.loaded, target)
+    if prepared.inputs.reading == OutputReading():
+        _check_outputs(structure, prepared.loaded, target)
     stitch = stitch and structure.kind == "windowed"
+    count, stated = output_count(prepared.module), prepared.inputs.reading.scores
+    prepared = replace(prepared, scores=score_function(prepared.module, structure.outputs, stated, count).name)
     _check_methods(jobs, prepared, stitch)
     if not stitch:
         return prepared
@@ -119,7 +127,7 @@ def _check_outputs(structure: ModelStructure, loaded: LoadedModel, target: Targe
     if structure.outputs == "features" and not callable(target) and not loaded.classes:
         raise TargetError(
             f"{structure.model} returns features, not class scores: it has no classification head; pass "
-            "target=function, from its output to one number per image"
+            "target=function, from its output to one number per image, or scores='softmax' if they are class scores"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from vitrail import fast
 from vitrail.capture.attention_storage import some_weight
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.outputs import output_count
+from vitrail.capture.outputs import class_logits, output_count
 from vitrail.capture.recorded_forward import as_the_model_is, worth_recording
 from vitrail.inputs.targets import resolve_target, top_count
 from vitrail.pipeline.shared_pass import BatchJob, ComputedBatch, ResultFlags, compute_batch
@@ -43,7 +44,8 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
     others = [value for value in (*inputs.args, *inputs.kwargs.values()) if not isinstance(value, Tensor)]
     methods = tuple((one.label, one.method.compute, repr(one.options)) for one in job.methods)
     asked = target if not named else "classes"
-    key = (id(structure), asked, settings.max_batch, methods, tuple(inputs.kwargs), repr(others))
+    read = (prepared.scores, inputs.signature)
+    key = (id(structure), asked, settings.max_batch, methods, tuple(inputs.kwargs), repr(others), read)
 
     def compute(given: Sequence[Tensor]) -> tuple[list[Tensor], tuple[int, ModelStructure]]:
         swapped, evaluated = inputs, list[int]()
@@ -59,7 +61,7 @@ def recorded_batch(job: BatchJob) -> ComputedBatch | None:
         results = [batch.classes.clone(), batch.logits, values, *chain.from_iterable(batch.maps)]
         return results, (sum(evaluated), structure)  # keeps the structure alive so that its id is not reused
 
-    confirm = as_the_model_is(module, inputs, index=1)
+    confirm = as_the_model_is(module, inputs, partial(class_logits, module), index=1)
     results, (evaluated, _) = fast.run_recorded(module, key, tensors, compute, confirm)
     classes, logits, values, *maps = results
     flags = ResultFlags(module, logits, values)
@@ -84,6 +86,10 @@ def _reason_not_recorded(job: BatchJob) -> str | None:
         return "attention of windows is stitched"
     if callable(job.target):
         return "the target is a function"
+    if job.prepared.structure.order_by_image:
+        return "the order of the tokens depends on the image"
+    if job.prepared.inputs.reading.output is not None:
+        return "a part of the output is chosen"
     dtype = some_weight(job.prepared.module).dtype
     if not worth_recording(job.prepared.structure, job.prepared.inputs.batch, dtype):
         return "computing takes much longer than launching"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
 
 from vitrail.capture.layout import Layout
+from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import OptionError, TargetError
 from vitrail.inputs.targets import Target
 from vitrail.methods import find
@@ -37,6 +38,9 @@ class Request:
         progress: How progress is shown.
         advance: Called with the number of images a method has just evaluated.
         tokenizer: Tokenizer or its settings where the inputs are texts, or None.
+        roles: What the user states about tensors of the inputs, by name, or None.
+        of: Name of the tensor that is explained, or None.
+        reading: Which part of the output is read, and what turns its scores into probabilities.
     """
 
     methods: Mapping[str, Mapping[str, Any]]
@@ -50,6 +54,9 @@ class Request:
     progress: Progress = None
     advance: Callable[[int], None] = lambda _: None
     tokenizer: Any = None
+    roles: Mapping[str, str] | None = None
+    of: str | None = None
+    reading: OutputReading = field(default_factory=OutputReading)
 
     def __post_init__(self) -> None:
         keep: object = self.keep
@@ -76,11 +83,12 @@ class Request:
 
     def settings(self) -> dict[str, Any]:
         """Arguments of `vitrail.explain` for other inputs of the same kind."""
-        given = {"layout": self.layout, "batch_size": self.batch_size}
+        reading = {"output": self.reading.output, "scores": self.reading.scores}
+        given = {"layout": self.layout, "batch_size": self.batch_size, **reading}
         if self.tokenizer is not None:
             return {**given, "tokenizer": self.tokenizer}
         smoothing = {} if self.smoothing is None else self.smoothing.settings()
-        return {**given, "stitch": self.stitch, **smoothing}
+        return {**given, "stitch": self.stitch, "roles": self.roles, "of": self.of, **smoothing}
 
 
 def requested_methods(

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
 import torch
+from torch import Tensor, nn
 
-from vitrail.errors import MapWarning
+from vitrail.capture.score_function import doubt_about_scores, score_function
+from vitrail.errors import GuessWarning, MapWarning
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.inputs.user_inputs import Inputs, input_names, needs_preprocess
 from vitrail.models import LoadedModel
@@ -49,7 +52,25 @@ def complete(
     completed = {label: replace(e, source=source, seconds=e.seconds + waited) for label, e in completed.items()}
     if not all_flagged or any(constant):
         _warn_about_constant_maps(completed)
+    if isinstance(source, MapSource) and not callable(request.target):
+        _warn_about_scores(source, next(iter(completed.values())).logits)
     return _with_checks(completed, source, request) if request.check else completed
+
+
+_looked_at: WeakSet[nn.Module] = WeakSet()
+
+
+def _warn_about_scores(source: MapSource, logits: Tensor | None) -> None:
+    """Warn, once a model, if its scores may not be those of a softmax."""
+    model = source.loaded.module
+    if logits is None or model in _looked_at:
+        return
+    _looked_at.add(model)
+    stated = source.model_inputs.reading.scores
+    function = score_function(model, source.structure.outputs, stated, int(logits.shape[1]))
+    doubt = doubt_about_scores(model, function, logits)
+    if doubt is not None:
+        warnings.warn(doubt, GuessWarning, stacklevel=6)
 
 
 def _with_checks(results: Results, source: MapSource | TextSource, request: Request) -> Results:

@@ -23,7 +23,7 @@ from vitrail.capture.window_positions import stitch as join_windows
 from vitrail.errors import InputError, ModelError, StructureDiffersError
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
 from vitrail.methods.postprocess import to_maps
-from vitrail.methods.probe import Probe, ProbedTrace, Scorer
+from vitrail.methods.probe import Probe, ProbedTrace, PropagationCache, Scorer
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.method_job import MethodJob
 from vitrail.pipeline.prepared_model import PreparedModel
@@ -137,7 +137,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     timer = MethodTimer(job)
     by_trace = [one for one in job.methods if one.method.takes == "trace"]
     with ExitStack() as stack:
-        shared = _shared_forward(job, by_trace, stack)
+        propagations = PropagationCache()
+        shared = _shared_forward(job, by_trace, propagations, stack)
         logits = class_logits(module, shared.output)
         resolved = _resolved(job, classes, shared.output, logits)
         examine(shared, () if resolved.values is None else resolved.values.unbind(1))
@@ -147,8 +148,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         reusable = not by_trace and not torch.is_autocast_enabled(inputs.tensors[0].device.type)
         probe = Probe(
             module, inputs, structure, _scorer(module, resolved, job.target), resolved.count, resolved.classes,
-            resolved.groups, most=job.settings.max_batch, seen=shared if reusable else None,
-            shared=shared if by_trace else None,
+            resolved.groups, max_batch=job.settings.max_batch, seen=shared if reusable else None,
+            shared=shared if by_trace else None, propagations=propagations,
         )  # fmt: skip
         without_backward = [one for one in by_trace if one.round is None]
         traces = _traces_without_gradient(job, shared, resolved, by_trace)
@@ -192,6 +193,8 @@ def _traces_without_gradient(
     How the tokens are read, and which of them can be read at all, depends on such a function. Methods that evaluate
     perturbed inputs need to know the latter.
     """
+    if not shared.blocks and any(one.method.rules for one in by_trace):  # a pass under relevance rules
+        return [job.stitched(shared.trace())]
     if not shared.blocks or not (shared.allowed or any(one.round is None for one in by_trace)):
         return []
     if resolved.values is None or not shared.structure.layers:
@@ -207,7 +210,9 @@ def _on_seen_tokens(relevance: Tensor, trace: Trace) -> Tensor:
     return relevance.masked_fill(~valid, 0.0) if valid.shape == relevance.shape else relevance
 
 
-def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitStack) -> ForwardPass:
+def _shared_forward(
+    job: BatchJob, by_trace: Sequence[MethodJob], propagations: PropagationCache, stack: ExitStack
+) -> ForwardPass:
     """The forward pass that all methods share, with what they need of it."""
     module, inputs, structure = job.prepared.module, job.prepared.inputs, job.prepared.structure
     needs = [one.method.needed(one.options) for one in job.methods]
@@ -222,15 +227,22 @@ def _shared_forward(job: BatchJob, by_trace: Sequence[MethodJob], stack: ExitSta
     outputs_alone = outputs_alone and not (structure.masked and structure.kind == "plain")
     if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
+    tables = [one.method.rule_set(one.options) for one in job.methods]
+    if not any(needs) and tables and tables[0] is not None and all(tables) and not callable(job.target):
+        # A pass under relevance rules gives the output and confirms the structure; the first method goes on with it.
+        found = propagations.output_pass(module, inputs, structure, tables[0])
+        if found is not None:
+            return found
     return _captured_forward(stack, needs, callable(job.target), job.prepared)
 
 
 def _resolved(job: BatchJob, classes: Tensor | None, output: Any, logits: Tensor | None) -> ResolvedTarget:
     """The target for a batch; where its classes are known already, nothing is read from the device."""
     if classes is not None:
-        return ResolvedTarget(classes, None, logits)
+        return ResolvedTarget(classes, None, logits, scores=job.prepared.scores)
     prepared = job.prepared
-    return resolve_target(job.target, logits, prepared.inputs.batch, prepared.loaded.classes, output)
+    names, batch = prepared.loaded.classes, prepared.inputs.batch
+    return resolve_target(job.target, logits, batch, names, output, prepared.scores)
 
 
 def _captured_forward(stack: ExitStack, needs: list[Needs], whole_graph: bool, prepared: PreparedModel) -> ForwardPass:
@@ -261,7 +273,7 @@ def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Score
         assert resolved.classes is not None
         logits = class_logits(model, output)
         assert logits is not None
-        return class_scores(logits, kind, resolved.groups).gather(1, resolved.classes[owner])
+        return class_scores(logits, kind, resolved.groups, resolved.scores).gather(1, resolved.classes[owner])
 
     return score
 

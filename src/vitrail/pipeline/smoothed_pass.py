@@ -76,7 +76,8 @@ def _resolve(prepared: PreparedModel, target: Target, batch_size: int | None) ->
     check_finite(prepared.module, logits)
     if callable(target):
         return ResolvedTarget(None, None, logits)
-    return resolve_target(target, logits, prepared.inputs.batch, prepared.loaded.classes, outputs[0].output)
+    batch, names = prepared.inputs.batch, prepared.loaded.classes
+    return resolve_target(target, logits, batch, names, outputs[0].output, prepared.scores)
 
 
 def _add(total: Tensor, grid: Tensor, group: Sequence[tuple[int, slice]], copies: Sequence[ImageCopy]) -> None:

@@ -28,7 +28,7 @@ MapsByMethod = Mapping[str, Tensor]
 
 
 class PerturbedModel(Protocol):
-    """What the evaluation of a batch uses of an evaluator.
+    """The attributes of an evaluator that the evaluation of a batch uses.
 
     Attributes:
         presets: The presets.
@@ -281,7 +281,7 @@ class BatchEvaluation:
 
 
 def _to_cpu(curves: Mapping[CurveKey, RecordedCurve]) -> dict[CurveKey, RecordedCurve]:
-    """Copy all curves from the device, which is waited for once."""
+    """Copy all curves from the device with one synchronisation."""
     names = ("predicted", "labels", "outputs", "nan", "constant")
     tensors = {id(tensor): tensor for curve in curves.values() for tensor in (getattr(curve, n) for n in names)}
     copies = {key: tensor.to("cpu", non_blocking=True) for key, tensor in tensors.items()}

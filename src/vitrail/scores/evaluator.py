@@ -23,7 +23,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.inputs import ModelInputs, fields_of
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.output_tensors import fields_of
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.removal import TokenDropper
 from vitrail.errors import InputError, OptionError, TargetError

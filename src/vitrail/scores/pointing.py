@@ -286,7 +286,7 @@ def _within_tolerance(masks: Tensor, tolerance: float) -> Tensor:
     radius = int(np.ceil(tolerance)) - 1
     if radius < 1:
         return masks
-    # A disc is a stack of horizontal segments. Cumulative sums say whether the mask has a pixel in each segment.
+    # A disc is a stack of horizontal segments. Cumulative sums tell whether the mask has a pixel in each segment.
     height, width = masks.shape[1:]
     sums, x = F.pad(masks.int().cumsum(2), (1, 0)), torch.arange(width, device=masks.device)
     near = torch.zeros_like(masks)

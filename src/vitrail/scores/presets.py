@@ -222,7 +222,7 @@ PRESETS: dict[str, Preset] = {
         replace(
             _CHEFER, name="gradtoken", source="GradToken",
             choices={"levels": "steps of 10 % stated, first and last level not; as chefer21, whose rows it quotes",
-                     "fill": "as chefer21, which it says it follows", "area": "as chefer21"},
+                     "fill": "as chefer21, which it states to follow", "area": "as chefer21"},
         ),
         _RISE,
         replace(_RISE, name="rise-224", source="RISE, code, single images", curves=_deletion_insertion(224, "blur")),

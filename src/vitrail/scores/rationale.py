@@ -176,7 +176,7 @@ def class_probability(model: Any, tokenizer: Any, batch_size: int = 8) -> ClassP
 
     Args:
         model: A sequence classifier.
-        tokenizer: Its fast tokenizer, or a `vitrail.text.TokenizerSettings`, which says how long texts are read.
+        tokenizer: Its fast tokenizer, or a `vitrail.text.TokenizerSettings`, which states how long texts are read.
         batch_size: Most windows in one forward pass.
     """
     from vitrail.inputs.targets import class_scores

@@ -96,7 +96,7 @@ def register_score(
         raise OptionError(f"{name!r} is not a name: use letters, digits and _")
     if direction not in DIRECTIONS:
         raise OptionError(f"direction={direction!r} of {name} is not one of {', '.join(map(repr, DIRECTIONS))}")
-    if not set(needs) <= set(NEEDS):  # a word, which is a sequence of letters, is refused too
+    if not set(needs) <= set(NEEDS):  # a string is a sequence too, and is rejected
         raise OptionError(f"needs={needs!r} of {name} must be a tuple of some of {', '.join(map(repr, NEEDS))}")
 
     def add(compute: Callable[[ScoreInputs], Tensor]) -> Callable[[ScoreInputs], Tensor]:

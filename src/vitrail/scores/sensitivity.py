@@ -1,8 +1,8 @@
 """Sensitivity: how much a map changes under small noise on the image.
 
 With Φ the map, x the image and δ noise too small to change the prediction, the change is ‖Φ(x + δ) − Φ(x)‖ divided by
-‖Φ(x)‖ or by ‖x‖. The two cannot be compared, so the name of the score says which. The ratio is the relative change of
-the map divided by the relative change of the image.
+‖Φ(x)‖ or by ‖x‖. The two cannot be compared, so the score is named after the divisor. The ratio is the relative change
+of the map divided by the relative change of the image.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ def score_wsol(
 class WsolScores(SampleScores):
     """Accumulates the results of `score_wsol`, with the default thresholds.
 
-    A column ``top1``, where there is one, says whether the model's prediction is the label; "Top-1 Loc" is the share of
+    A column ``top1``, if present, states whether the prediction is the label; "Top-1 Loc" is the share of
     images with both a correct prediction and a correct box.
 
     Example:

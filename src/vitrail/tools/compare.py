@@ -135,7 +135,7 @@ def compare(
     """Rank methods on your own model and images, and recommend one.
 
     The predicted class is explained. Patches are removed in the order of each map, most relevant first and least
-    relevant first, by dropping tokens where the model allows it. The recommendation is kept by the hash of the model's
+    relevant first, by dropping tokens if the model supports it. The recommendation is kept by the hash of the model's
     weights, and ``explain(method="auto")`` uses it.
 
     Args:

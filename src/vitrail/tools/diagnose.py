@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,16 +13,20 @@ from torch import nn
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, any_output
+from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import OutputReading, any_output
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.errors import VitrailError
+from vitrail.inputs.output_description import describe_output
 from vitrail.inputs.random_inputs import output_target, random_inputs, vocabulary_size
+from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.methods import METHODS, Method
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.provenance import versions
 
 
@@ -50,11 +56,16 @@ class Diagnosis:
         return render("diagnosis.html", tables=tables)
 
 
-def diagnose(model: LoadedModel) -> Diagnosis:
-    """Run a model on random noise: find its structure, check its outputs, and try every method.
+def diagnose(model: LoadedModel, inputs: Inputs = None, **reading: Any) -> Diagnosis:
+    """Run a model on random noise: describe its inputs and outputs, find its structure, and try every method.
 
     The checks are those of `vitrail.ModelStructure`, and a comparison of the outputs with and without explicit
     attention. Perturbation methods are not run, only checked against the structure.
+
+    Args:
+        model: The model.
+        inputs: Inputs as `vitrail.explain` takes them; by default random ones, images or texts or both.
+        **reading: ``roles``, ``of``, ``output`` and ``scores`` of `vitrail.explain`.
 
     Example:
         >>> from vitrail.testing import tiny_vit
@@ -63,7 +74,11 @@ def diagnose(model: LoadedModel) -> Diagnosis:
         ('17 = 1 prefix + 4×4 patches', ['vit_shapley'])
     """
     module = unwrap(model.module)
-    model_inputs = random_inputs(model)
+    parts = OutputReading(reading.get("output"), reading.get("scores"))
+    call_inputs = call_of(random_inputs(model)) if inputs is None else inputs
+    model_inputs = to_model_inputs(
+        call_inputs, replace(model, module=module), reading.get("roles"), reading.get("of"), parts
+    )
     target = output_target(module, model_inputs)
     structure = read_structure(module, model_inputs, None, target)
     checks = [(check.name, str(check)) for check in structure.checks]
@@ -72,14 +87,36 @@ def diagnose(model: LoadedModel) -> Diagnosis:
         checks.append(("explicit attention", f"largest difference of the outputs {difference:.1e}"))
     classes = f"{len(model.classes)} names known" if model.classes else "names unknown"
     tokens = vocabulary_size(module)
+    with frozen(module), torch.no_grad():
+        output = run_model(module, model_inputs)
+    described = describe_output(module, output, structure.outputs, reading.get("scores"))
     properties = [
         *structure.rows(),
+        *((f"input {one.name}", str(one)) for one in model_inputs.description),
+        *described.rows(),
+        ("causal", _causal(module, model_inputs, structure)),
         ("images", _preprocessing(model)) if tokens is None else ("vocabulary", f"{tokens} tokens"),
         ("classes", classes),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions().items())),
     ]
-    methods = tuple(_check(method, model, model_inputs, target, structure) for method in METHODS.values())
+    call = partial(explain, model, call_inputs, target=target, **reading)
+    methods = tuple(_check(method, model, call, structure) for method in METHODS.values())
     return Diagnosis(tuple(properties), tuple(checks), methods)
+
+
+def call_of(model_inputs: ModelInputs) -> Any:
+    """Inputs for one call as `vitrail.explain` takes them."""
+    return model_inputs.args[0] if model_inputs.args else dict(model_inputs.kwargs)
+
+
+def _causal(module: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> str:
+    """Whether tokens attend to later ones, measured on one pass."""
+    if structure.kind != "plain":
+        return "not measured: its attention layers form no single chain"
+    with forward_pass(module, model_inputs, structure, [{"A": ALL}]) as one:
+        square = [block.A for block in one.blocks if block.A.shape[-1] == block.A.shape[-2]]
+        later = max((float(A.detach().triu(1).abs().max()) for A in square), default=1.0)
+    return "yes: no token attends to a later one" if later == 0 else "no"
 
 
 def _preprocessing(model: LoadedModel) -> str:
@@ -100,17 +137,16 @@ def _explicit_attention_error(module: nn.Module, model_inputs: ModelInputs, stru
 
 
 def _check(
-    method: Method, model: LoadedModel, model_inputs: ModelInputs, target: Any, structure: ModelStructure
+    method: Method, model: LoadedModel, call: Callable[..., Explanation], structure: ModelStructure
 ) -> tuple[str, bool, str]:
     """Name of a method, whether it works on the model, and its run time or the reason why it does not."""
     try:
         if method.family == "perturbation":
             method.check(structure, method.options, model=model.module)
             return method.name, True, "not run: it evaluates many perturbed inputs"
-        call_inputs = model_inputs.args[0] if model_inputs.args else model_inputs.kwargs
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            explanation = explain(model, call_inputs, method.name, target=target, **method.quick)
+            explanation = call(method=method.name, **method.quick)
     except VitrailError as error:
         return method.name, False, str(error)
     constant = bool(explanation.constant.any())

@@ -1,4 +1,4 @@
-"""Check maps of one input and target: what checks of images and of texts have in common."""
+"""Check maps of one input and target: the base of checks of images and of texts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Budget:
 
     Attributes:
         copies: Moved copies of each map.
-        levels: Shares of the patches that are removed; the first is the one that is put into words.
+        levels: Shares of the patches that are removed; the first is reported in the sentences.
         draws: Draws of noise.
         keep: Whether copies are also evaluated with their most relevant patches only (insertion).
         reruns: Most forward passes, of one image, for computing maps again; None for no limit.
@@ -58,13 +58,13 @@ BUDGETS = {
 
 @dataclass(frozen=True)
 class CheckSettings:
-    """What is checked, and how.
+    """Settings of a check.
 
     Attributes:
         image: Which input.
         k: Which target.
         budget: How thorough the check is.
-        seed: Of moved copies, noise and random weights.
+        seed: Seed of moved copies, noise and random weights.
         tests: Some of ``TESTS``.
     """
 
@@ -95,6 +95,7 @@ class CheckRun(ABC):
         self.image, self.k, self.budget = settings.image, settings.k, settings.budget
         self.seed, self.tests = settings.seed, settings.tests
         self.targets, self.groups, self.classes = first.targets, first.groups, first.classes
+        self.scores = first.scores
         whole = self._evaluate(torch.arange(remove.count, device=remove.device)[None])
         self.probability = float(self._shown(whole))
         self.controls = {name: self._curves(values[None], False)[0][0] for name, values in self._control_maps().items()}
@@ -181,7 +182,7 @@ class CheckRun(ABC):
         return scores.sigmoid() if self.source.target is None else scores
 
     def _curves(self, maps: Tensor, keep: bool) -> tuple[Tensor, Tensor]:
-        """Scores with the most relevant patches removed, and if wanted with them only, shape (n, levels) each."""
+        """Scores with the most relevant patches removed, and, if ``keep``, with them only, shape (n, levels) each."""
         patches = maps[0].numel()
         # Ties are broken at random, since the order of the patches would favour one corner of the image.
         noise = torch.rand(patches, generator=torch.Generator().manual_seed(self.seed), dtype=torch.float64)
@@ -196,7 +197,7 @@ class CheckRun(ABC):
         return joined, torch.stack(kept, 1).cpu() if kept else joined[:0]
 
     def _other_class(self, first: Any) -> int | None:
-        """The likeliest class beside the explained one, or None where the target is a function."""
+        """The most probable class other than the explained one, or None if the target is a function."""
         if self.source.target is not None or first.logits is None or first.logits.shape[1] < 2:
             return None
         explained = int(first.targets[self.image, self.k])
@@ -283,7 +284,7 @@ def _nth(target: Callable[[Any], Tensor], k: int) -> Callable[[Any], Tensor]:
 
 
 def _descending(values: Tensor, ties: Tensor) -> Tensor:
-    """Positions by falling value; of equal values, by ``ties``."""
+    """Positions sorted by decreasing value; equal values are sorted by ``ties``."""
     shuffled = ties.argsort()
     return shuffled[values[shuffled].argsort(descending=True, stable=True)]
 

@@ -20,7 +20,7 @@ from vitrail.trust.null import moved_maps
 
 
 def patch_values(explanation: Any, image: int, k: int, grid: tuple[int, int]) -> Tensor:
-    """A map as relevance of patches, shape (rows, columns): as the method computed it where it did, else pixel means.
+    """A map as relevance of patches, shape (rows, columns): the method's grid if it has this size, else pixel means.
 
     Args:
         explanation: A `vitrail.Explanation`.
@@ -65,7 +65,7 @@ class ImageCheckRun(CheckRun):
         logits = class_logits(self.source.loaded.module, output)
         if logits is None:
             raise ModelError("the model returned no class scores for an image with removed patches")
-        scores = class_scores(logits.double(), "logprob", self.groups)
+        scores = class_scores(logits.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k]])
 
     def _noisy(self) -> Tensor:

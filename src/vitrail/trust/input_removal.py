@@ -38,7 +38,7 @@ def log_odds(log_probabilities: Tensor) -> Tensor:
 
 
 class InputRemoval(ABC):
-    """Evaluates a score of an input of which only some units, patches or words, are left.
+    """Evaluates a score of an input with some units (patches or words) removed.
 
     Attributes:
         by: How units are removed.
@@ -80,7 +80,7 @@ class InputRemoval(ABC):
 
 
 class PatchRemoval(InputRemoval):
-    """Runs a model on an image of which only some patches are left.
+    """Runs a model on an image with some patches removed.
 
     Args:
         loaded: The model.
@@ -127,12 +127,12 @@ class PatchRemoval(InputRemoval):
 
 
 class WordRemoval(InputRemoval):
-    """Runs a model on a text of which only some words are left.
+    """Runs a model on a text with some words removed.
 
     Args:
         source: The model, tokenizer and texts.
         words: The words of the text.
-        by: "words" to leave words out, "mask" to put the tokenizer's mask in their place; None for "words".
+        by: "words" to leave words out, "mask" to replace them by the tokenizer's mask token; None for "words".
         batch_size: Most texts in one forward pass.
         advance: Called with the number of texts after each forward pass.
     """

@@ -30,7 +30,7 @@ HARDLY = 0.95
 
 @dataclass(frozen=True)
 class MapCheck:
-    """What the check found out about one map.
+    """Result of the check of one map.
 
     Similarities are Spearman's rank correlations with the map; None where a test was not run, see ``skipped``.
 

@@ -1,4 +1,4 @@
-"""The null distribution of a check: the same map, moved to where the image gives no reason for it.
+"""The null distribution of a check: the same map moved to other places of the image.
 
 A random order of patches is an easy opponent: it removes scattered patches, which a model hardly notices. Moved copies
 of the map have the same values, and regions of the same shape and size, but no relation to the image.
@@ -60,7 +60,7 @@ def moved_maps(values: Tensor, count: int, seed: int = 0) -> Tensor:
 def shifted_orders(values: Tensor, count: int, seed: int = 0) -> Tensor:
     """Copies of the scores of words, shifted along the text over its end, forwards or backwards.
 
-    Each shift is drawn once; where a text has fewer of them than copies are wanted, random orders are the rest.
+    Each shift is drawn once; if a text has fewer shifts than copies, random orders fill the rest.
 
     Args:
         values: Scores of words, shape (W,).
@@ -81,7 +81,7 @@ def shifted_orders(values: Tensor, count: int, seed: int = 0) -> Tensor:
     words = len(values)
     copies = [values.roll(shift) for shift in range(1, words)]
     copies += [values.flip(0).roll(shift) for shift in range(words)]
-    copies = [copy for copy in copies if not torch.equal(copy, values)]  # symmetric scores come back to themselves
+    copies = [copy for copy in copies if not torch.equal(copy, values)]  # as of symmetric scores
     drawn = [copies[i] for i in torch.randperm(len(copies), generator=generator)[:count].tolist()]
     while len(drawn) < count:
         drawn.append(values[torch.randperm(words, generator=generator).to(values.device)])

@@ -35,7 +35,7 @@ class TextCheckRun(CheckRun):
             )
         self.words = remove.words
         self.text = source.texts[settings.image]
-        # A text may turn on one word, which every tenth order removes among a tenth of the words.
+        # One word may decide a text, and a random order has it in the first tenth in one case of ten.
         budget = replace(settings.budget, levels=(*settings.budget.levels, 1 / remove.count))
         settings = replace(settings, budget=budget)
         self.text_source = source
@@ -58,7 +58,7 @@ class TextCheckRun(CheckRun):
         return {"length of words": torch.tensor([float(len(word)) for word in self.words], dtype=torch.float64)}
 
     def _score(self, output: Tensor) -> Tensor:
-        scores = class_scores(output.double(), "logprob", self.groups)
+        scores = class_scores(output.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k].to(scores.device)])
 
     def _noisy(self) -> None:

@@ -14,7 +14,7 @@ from vitrail.viz.types import ExplanationLike
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Most rows (targets of images) that are shown; the heading says how many there are.
+#: Most rows (targets of images) that are shown; the heading states the total.
 MAX_ROWS = 6
 
 

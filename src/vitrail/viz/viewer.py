@@ -89,7 +89,7 @@ class ExplanationViewer:
         return path
 
     def _repr_html_(self) -> str:
-        # A frame of its own: the page's styles and scripts do not touch the notebook's, and the other way round.
+        # A separate frame isolates the page's styles and scripts from the notebook's.
         return (
             f'<iframe srcdoc="{escape(self.html)}" sandbox="allow-scripts" title="Explanations" '
             f'style="width:100%;height:{self.height}px;border:0"></iframe>'

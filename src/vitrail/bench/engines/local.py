@@ -119,14 +119,14 @@ class _WorkerPool:
                 process.join(10)
 
     def _start(self, device: str) -> None:
-        # Forks of a process that has run nothing: as clean as new processes, and faster to start.
+        # Forks of a fresh server process start faster than new processes.
         forks = "forkserver" in mp.get_all_start_methods()
         context: Any = mp.get_context("forkserver" if forks else "spawn")
         if forks:
             context.set_forkserver_preload(list(PRELOADED_MODULES))
         ours, theirs = context.Pipe()
         process = context.Process(target=_worker_loop, args=(theirs, device, self.engine.threads), daemon=True)
-        with _sigint_blocked():  # children inherit it: after Ctrl-C only this process speaks, and stops its workers
+        with _sigint_blocked():  # inherited by children: after Ctrl-C only this process prints, and stops its workers
             if forks:
                 ensure_running()
             else:

@@ -11,7 +11,7 @@ from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, run_task
 from vitrail.bench.explainer import error_line
 from vitrail.errors import InputError, OutputError, require
 
-#: Number of times a task is repeated whose actor died.
+#: Number of times that a task is repeated after its actor died.
 RETRIES = 3
 
 

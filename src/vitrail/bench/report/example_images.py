@@ -112,7 +112,7 @@ def _explained_class(run: Run, example: SelectedExample) -> tuple[int, float]:
 
 
 def _stored_map(run: Run, example: SelectedExample, method: str, size: tuple[int, ...]) -> Tensor | None:
-    """A map that the run kept, upsampled to the image; None where there is none."""
+    """A map that the run saved, upsampled to the image; None if it was not saved."""
     if not run.plan.keep_maps:
         return None
     from safetensors import safe_open

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.inputs import ModelInputs, logits_of
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import as_logits
 from vitrail.capture.removal import TokenDropper, fill_patches, kept_mask
 from vitrail.capture.structure import read_structure

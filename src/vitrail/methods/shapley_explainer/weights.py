@@ -85,7 +85,7 @@ def float_hash(model: nn.Module) -> str:
         return digest
     known: str | None = fast.recall(model, "explainers", ("hash", digest))
     if known is None:
-        copy = trainable_copy(model)  # a name, because the hash does not keep its model alive
+        copy = trainable_copy(model)  # a variable, because the hash does not keep its model alive
         known = fast.remember(model, "explainers", WeightsHash(copy).hexdigest() or "", ("hash", digest))
     assert known is not None
     return known

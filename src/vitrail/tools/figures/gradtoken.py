@@ -17,7 +17,19 @@ from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.scores.segmentation import SegmentationScores, score_segmentation
 from vitrail.tools.figures.method_columns import comparison, draw_comparison
-from vitrail.tools.figures.panels import (
+from vitrail.tools.figures.prepare import (
+    check_integer,
+    explain_images,
+    explain_with_intermediates,
+    input_image,
+    resolve_targets,
+    select_methods,
+    to_grid,
+)
+from vitrail.tools.figures.registry import Progress, register_figure
+from vitrail.tools.figures.scene_inputs import scenes_with_masks, trained_on_scenes
+from vitrail.viz.colormap import overlay
+from vitrail.viz.panels import (
     CHART_COLOURS,
     INK,
     QUIET,
@@ -32,18 +44,6 @@ from vitrail.tools.figures.panels import (
     style_chart,
     wrap_text,
 )
-from vitrail.tools.figures.prepare import (
-    check_integer,
-    explain_images,
-    explain_with_intermediates,
-    input_image,
-    resolve_targets,
-    select_methods,
-    to_grid,
-)
-from vitrail.tools.figures.registry import Progress, register_figure
-from vitrail.tools.figures.scene_inputs import scenes_with_masks, trained_on_scenes
-from vitrail.viz.colormap import overlay
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -234,7 +234,7 @@ def _draw_curves(figure: Figure, curves: Sequence[SegmentationScores], threshold
         axes.plot(range(total), values, color=colour, linewidth=1.2, marker="o", markersize=2.5)
         best = int(torch.tensor(values).argmax())
         axes.plot(best, values[best], "o", ms=5, mfc="none", mec=INK, mew=0.7)
-        annotate(axes, best, values[best] + 0.02 * (max(values) - min(values)), f"{values[best]:.1f}")
+        annotate(axes, best, values[best], f"{values[best]:.1f}", points=5)
         axes.margins(x=0.08, y=0.25)
         axes.set_xticks([total - d for d in shown], [str(d) for d in shown])
     rule = "the best of ten thresholds" if threshold == "best" else "their mean as threshold"

@@ -10,7 +10,9 @@ from torch import Tensor
 from vitrail.inputs.targets import Target
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explanation import Explanation
-from vitrail.tools.figures.panels import (
+from vitrail.tools.figures.prepare import explain_images, input_image, resolve_targets, select_methods
+from vitrail.tools.figures.registry import DrawFunction, Progress
+from vitrail.viz.panels import (
     BAR_WIDTH,
     CELL,
     GAP,
@@ -23,13 +25,12 @@ from vitrail.tools.figures.panels import (
     add_axes,
     add_grid,
     colour_bar,
+    method_heading,
     new_figure,
     show,
     show_map,
     wrap_text,
 )
-from vitrail.tools.figures.prepare import explain_images, input_image, resolve_targets, select_methods
-from vitrail.tools.figures.registry import DrawFunction, Progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -94,7 +95,7 @@ def draw_comparison(
     counts = [group[names[0]].maps.shape[1] for group in explanations]
     cell = max(1.1 if caption else MIN_CELL, min(CELL, PAGE_WIDTH / (1 + len(names))))
     aspect = first.maps.shape[2] / first.maps.shape[3]
-    titles = ["Input", *((headings or {}).get(name) or _heading(explanations[0][name]) for name in names)]
+    titles = ["Input", *((headings or {}).get(name) or method_heading(explanations[0][name]) for name in names)]
     titles = [wrap_text(title, cell, HEADING, 3) for title in titles]
     top = MARGIN + LINE * (1 + max(title.count("\n") for title in titles))
     line, rows = LINE if caption else 0.0, sum(counts)
@@ -122,8 +123,3 @@ def draw_comparison(
     if note:
         figure.text(MARGIN / width, 0.01, note, fontsize=SMALL - 0.5, color=QUIET)
     return figure
-
-
-def _heading(explanation: Explanation) -> str:
-    variant = explanation.method.partition(":")[2]
-    return f"{explanation.title}\n{variant}" if variant else explanation.title

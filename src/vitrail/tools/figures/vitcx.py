@@ -15,29 +15,6 @@ from vitrail.methods.registry import choose, within
 from vitrail.models import LoadedModel
 from vitrail.tools.figures.mask_similarity import convert_images, feature_maps, load_compared, pairwise_cosines
 from vitrail.tools.figures.method_columns import draw_comparison
-from vitrail.tools.figures.panels import (
-    CELL,
-    CHART_COLOURS,
-    GAP,
-    HEADING,
-    INK,
-    LABEL_WIDTH,
-    LINE,
-    MARGIN,
-    QUIET,
-    SMALL,
-    add_axes,
-    add_grid,
-    annotate,
-    colour_bar,
-    colour_map,
-    image_grid,
-    new_figure,
-    show,
-    show_map,
-    style_chart,
-    wrap_text,
-)
 from vitrail.tools.figures.prepare import (
     check_integer,
     explain_images,
@@ -61,6 +38,29 @@ from vitrail.tools.figures.vitcx_data import (
     to_pixels,
 )
 from vitrail.viz.colormap import Array
+from vitrail.viz.panels import (
+    CELL,
+    CHART_COLOURS,
+    GAP,
+    HEADING,
+    INK,
+    LABEL_WIDTH,
+    LINE,
+    MARGIN,
+    QUIET,
+    SMALL,
+    add_axes,
+    add_grid,
+    annotate,
+    colour_bar,
+    colour_map,
+    image_grid,
+    new_figure,
+    show,
+    show_map,
+    style_chart,
+    wrap_text,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,7 +145,7 @@ def draw_masks(
     """
     explanations = explain_vit_cx(loaded, images, targets, progress, 1, method)
     aspect = images.shape[2] / images.shape[3]
-    figure, axes = image_grid(3 * len(explanations), 1 + MAPS_PER_ROW, aspect)
+    figure, axes = image_grid(3 * len(explanations), 1 + MAPS_PER_ROW, aspect, labels=True)
     for i, e in enumerate(explanations):
         attention_row, feature_row, mask_row = axes[3 * i : 3 * i + 3, 1:]
         show(axes[3 * i + 1, 0], input_image(e), "Input", label=wrap_text(e.label(0, 0), CELL * aspect, lines=3))

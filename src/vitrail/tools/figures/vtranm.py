@@ -15,7 +15,9 @@ from vitrail.methods.registry import within
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explanation import Explanation
 from vitrail.tools.figures.method_columns import comparison
-from vitrail.tools.figures.panels import (
+from vitrail.tools.figures.prepare import explain_with_intermediates, input_image, resolve_targets, to_grid
+from vitrail.tools.figures.registry import Progress, register_figure
+from vitrail.viz.panels import (
     BAR_WIDTH,
     GAP,
     HEADING,
@@ -32,8 +34,6 @@ from vitrail.tools.figures.panels import (
     show_map,
     wrap_text,
 )
-from vitrail.tools.figures.prepare import explain_with_intermediates, input_image, resolve_targets, to_grid
-from vitrail.tools.figures.registry import Progress, register_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

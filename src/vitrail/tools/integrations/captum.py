@@ -192,7 +192,8 @@ def _scores(explanation: Explanation, images: Tensor) -> Tensor:
             values.append(value if value.dim() == 1 else value[:, 0])
         else:
             assert one.logits is not None and targets is not None  # noqa: PT018
-            scores = class_scores(one.logits, explanation.options["score"], explanation.groups)
+            kind, groups = explanation.options["score"], explanation.groups
+            scores = class_scores(one.logits, kind, groups, explanation.scores)
             values.append(scores.gather(1, targets[piece])[:, 0])
     return torch.cat(values)
 

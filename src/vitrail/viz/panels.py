@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from torch import Tensor
 
 from vitrail.errors import InputError, require
 from vitrail.methods.postprocess import is_constant, normalise, upsample
 from vitrail.viz.colormap import Array, colourise, colours, overlay
+from vitrail.viz.types import ExplanationLike
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,11 +29,11 @@ CELL, GAP, LINE, MARGIN = 1.2, 0.06, 0.14, 0.08
 #: Width of a rotated label of up to three lines, and of a colour bar with its tick labels, in inches.
 LABEL_WIDTH, BAR_WIDTH = 0.36, 0.55
 #: Largest height or width of a figure, in inches.
-MAX_SIZE = 60
+MAX_SIZE = 100
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """Create a figure of 200 dots per inch, without a window; width and height are in inches."""
+def new_figure(width: float, height: float, dpi: int = 200) -> Figure:
+    """Create a figure without a window; width and height are in inches."""
     require("matplotlib", "plot", "draw figures")
     from vitrail.viz.notebook_figure import NotebookFigure
 
@@ -40,7 +42,7 @@ def new_figure(width: float, height: float) -> Figure:
             f"the figure would be {width:.0f}×{height:.0f} inches, at most {MAX_SIZE} are allowed: "
             "pass fewer images or classes"
         )
-    return NotebookFigure(figsize=(width, height), dpi=200, facecolor="white")
+    return NotebookFigure(figsize=(width, height), dpi=dpi, facecolor="white")
 
 
 def add_grid(
@@ -75,8 +77,9 @@ def add_axes(grid: GridSpec) -> Any:
 
 
 def image_grid(
-    rows: int, columns: int, aspect: float, *, cell: float = CELL, lines: int = 1, below: float = 0.0
-) -> tuple[Figure, Any]:
+    rows: int, columns: int, aspect: float, *, cell: float = CELL, lines: int = 1, below: float = 0.0,
+    labels: bool = False,
+) -> tuple[Figure, Any]:  # fmt: skip
     """Create a figure of images of equal size.
 
     Args:
@@ -86,16 +89,21 @@ def image_grid(
         cell: Width of an image, in inches.
         lines: Lines of text above the images of each row; 0 for one line above the first row.
         below: Height of what is drawn below the images, in inches.
+        labels: Leave room for labels of the second column.
 
     Returns:
         The figure, and its axes, shape (rows, columns).
     """
-    gap, top = GAP + lines * LINE, MARGIN + max(lines, 1) * LINE
-    width = MARGIN + LABEL_WIDTH + columns * (cell + GAP) + BAR_WIDTH
+    gap, top, left = GAP + lines * LINE, MARGIN + max(lines, 1) * LINE, MARGIN + LABEL_WIDTH
+    second = left + cell + GAP + (LABEL_WIDTH if labels else 0)
+    width = second + (columns - 1) * (cell + GAP) + BAR_WIDTH
     figure = new_figure(width, top + rows * (cell * aspect + gap) - gap + MARGIN + below)
-    return figure, add_axes(
-        add_grid(figure, rows, columns, (cell, cell * aspect), MARGIN + LABEL_WIDTH, top, (GAP, gap))
-    )
+    size, gaps = (cell, cell * aspect), (GAP, gap)
+    grids = [
+        add_grid(figure, rows, 1, size, left, top, gaps),
+        add_grid(figure, rows, columns - 1, size, second, top, gaps),
+    ]
+    return figure, np.concatenate([add_axes(grid) for grid in grids], 1)
 
 
 def show(axes: Any, pixels: Array, title: str = "", *, label: str = "", caption: str = "", note: str = "") -> None:
@@ -148,7 +156,7 @@ def colour_map(relevance: Tensor, scale: float | None = None) -> Array:
     return colourise((normalise(grid) if scale is None else grid / (scale or 1)).numpy(), False)
 
 
-def colour_bar(axes: Any, signed: bool, names: Sequence[str] = (), half: bool = False) -> None:
+def colour_bar(axes: Any, signed: bool, names: Sequence[str] = (), *, half: bool = False, offset: float = 0.0) -> None:
     """Draw a colour bar right of axes.
 
     Args:
@@ -156,18 +164,26 @@ def colour_bar(axes: Any, signed: bool, names: Sequence[str] = (), half: bool = 
         signed: Whether it is that of signed maps.
         names: Names of its ticks from low to high.
         half: Leave room for the other kind: the bar of signed maps stands below that of unsigned ones.
+        offset: Distance from its place right of the axes, as a share of their width.
     """
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import ListedColormap
 
+    bottom, height = (0.0 if signed else 0.57, 0.43) if half else (0.0, 1.0)
+    box = axes.get_position()
+    place = (box.x1 + (0.07 + offset) * box.width, box.y0 + bottom * box.height, 0.07 * box.width, height * box.height)
     mappable = ScalarMappable(cmap=ListedColormap(list(colours(signed))))
-    bar = axes.figure.colorbar(
-        mappable, cax=axes.inset_axes((1.07, 0.57 if half and not signed else 0, 0.07, 0.43 if half else 1))
-    )
+    bar = axes.figure.colorbar(mappable, cax=axes.figure.add_axes(place, label="bar"))
     ticks = names or (("against", "0", "for") if signed else ("low", "high"))
     bar.set_ticks([i / (len(ticks) - 1) for i in range(len(ticks))], labels=ticks, fontsize=SMALL - 0.5)
     bar.ax.tick_params(length=2, width=0.5, pad=2)
     bar.outline.set_linewidth(0.4)
+
+
+def method_heading(explanation: ExplanationLike) -> str:
+    """The method's title, with its variant on a second line."""
+    variant = explanation.method.partition(":")[2]
+    return f"{explanation.title}\n{variant}" if variant else explanation.title
 
 
 def style_chart(axes: Any, title: str = "", x: str = "", y: str = "") -> Any:
@@ -185,9 +201,9 @@ def style_chart(axes: Any, title: str = "", x: str = "", y: str = "") -> Any:
     return axes
 
 
-def annotate(axes: Any, x: float, y: float, text: str) -> None:
-    """Write a value above a point of a chart."""
-    axes.annotate(text, (x, y), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=SMALL, color=INK)
+def annotate(axes: Any, x: float, y: float, text: str, points: float = 2) -> None:
+    """Write a value some points above a position of a chart."""
+    axes.annotate(text, (x, y), xytext=(0, points), textcoords="offset points", ha="center", fontsize=SMALL, color=INK)
 
 
 def wrap_text(text: str, width: float, size: float = SMALL, lines: int = 2) -> str:

@@ -1,11 +1,10 @@
-"""Cards in the documentation: the block of each method page, and the tables of the list of methods."""
+"""Generated parts of the documentation: the card of each method page, and the tables of the list of methods."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from vitrail.methods.applicability import FAMILIES
 from vitrail.methods.card import (
     MODELS,
     NEEDS,
@@ -18,8 +17,10 @@ from vitrail.methods.card import (
     method_card,
     shown_number,
 )
-from vitrail.methods.registry import METHODS
+from vitrail.methods.registry import METHODS, MODEL_KINDS
 
+#: The families in the order of the tables.
+FAMILIES = ("attention", "gradient", "path", "relevance", "input", "perturbation", "trained", "control")
 #: Columns of the table of cards: heading, attribute or key of the line whose rating is shown, key of the number.
 COLUMNS = (
     ("needs", "needs", ""),
@@ -43,7 +44,7 @@ class Situation:
         fits: Whether a method is considered.
         best: Sort key of the methods, the lowest is the first.
         keys: Lines whose numbers are shown.
-        why: What was looked for, in words.
+        why: The criterion, in words.
     """
 
     title: str
@@ -175,13 +176,24 @@ def rules_table() -> str:
     return "\n".join(rows)
 
 
-def replaced(page: str, mark: str, content: str) -> str:
-    r"""A page with the text between ``<!-- mark -->`` and ``<!-- /mark -->`` replaced.
+def applicability() -> str:
+    """Methods × kinds of models in Markdown, by family, with the reasons for every "–" below."""
+    methods = sorted(METHODS.values(), key=lambda m: FAMILIES.index(m.family))
+    rows = [f"| method | {' | '.join(MODEL_KINDS)} |", "|---" * (1 + len(MODEL_KINDS)) + "|"]
+    against: dict[tuple[str, str], list[str]] = {}
+    for method in methods:
+        reasons = [method.reason_against(kind) for kind in MODEL_KINDS]
+        rows.append(f"| `{method.name}` | {' | '.join('–' if reason else 'yes' for reason in reasons)} |")
+        for kind, reason in zip(MODEL_KINDS, reasons, strict=True):
+            if reason:
+                against.setdefault((kind, reason), []).append(f"`{method.name}`")
+    order = sorted(against, key=lambda pair: MODEL_KINDS.index(pair[0]))
+    listed = [f"- **{kind}**: {reason}. {', '.join(against[kind, reason])}" for kind, reason in order]
+    return "\n".join([*rows, "", *listed])
 
-    Example:
-        >>> replaced("a <!-- x --> old <!-- /x --> b", "x", "new")
-        'a <!-- x -->\n\nnew\n\n<!-- /x --> b'
-    """
+
+def replaced(page: str, mark: str, content: str) -> str:
+    """A page with the text between ``<!-- mark -->`` and ``<!-- /mark -->`` replaced."""
     first, last = f"<!-- {mark} -->", f"<!-- /{mark} -->"
     before, begun, rest = page.partition(first)
     _, ended, after = rest.partition(last)
@@ -191,11 +203,11 @@ def replaced(page: str, mark: str, content: str) -> str:
 
 
 def renewed_page(page: str, name: str) -> str:
-    """The page of a method with its card made anew."""
+    """The page of a method with an updated card."""
     return replaced(page, "card", card_table(method_card(name)))
 
 
 def renewed_index(page: str) -> str:
-    """The list of methods with recommendations, cards and rules made anew."""
-    page = replaced(page, "recommendations", recommendations())
+    """The list of methods with updated recommendations, cards, rules and applicability."""
+    page = replaced(replaced(page, "recommendations", recommendations()), "applicability", applicability())
     return replaced(replaced(page, "cards", cards_table()), "card rules", rules_table())

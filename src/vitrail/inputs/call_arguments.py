@@ -1,0 +1,95 @@
+"""From a dict, a tuple or a dataclass of tensors to the arguments of a model's forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import is_dataclass
+from inspect import Parameter, Signature, signature
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitrail.capture.frozen import unwrap
+from vitrail.capture.inputs import SPECIAL_TOKENS, ModelInputs
+
+_NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+
+
+def is_record(inputs: Any) -> bool:
+    """Whether inputs are a dataclass, or a tuple of tensors that are arguments and not single images.
+
+    Example:
+        >>> import torch
+        >>> is_record((torch.zeros(1, 3, 8, 8), torch.zeros(1, 5))), is_record((torch.zeros(3, 8, 8),))
+        (True, False)
+    """
+    if is_dataclass(inputs) and not isinstance(inputs, type):
+        return True
+    if not isinstance(inputs, tuple) or not inputs or not all(isinstance(i, Tensor) for i in inputs):
+        return False
+    return hasattr(inputs, "_fields") or any(i.dim() != 3 for i in inputs)
+
+
+def call_arguments(inputs: Any, model: nn.Module) -> ModelInputs:
+    """The arguments of one call.
+
+    A dict holds keyword arguments. It is passed whole where forward takes one argument and none of its keys is a
+    parameter. The same holds for a tuple, by position. A dataclass is passed whole. Keyword arguments are put into the
+    order of forward's parameters, so that their order in the dict does not matter; others follow by name.
+
+    Args:
+        inputs: A mapping, a tuple of tensors or a dataclass.
+        model: The model.
+
+    Example:
+        >>> class Pair(nn.Module):
+        ...     def forward(self, first, second):
+        ...         return first + second
+        >>> import torch
+        >>> list(call_arguments({"second": torch.zeros(1), "first": torch.ones(1)}, Pair()).kwargs)
+        ['first', 'second']
+    """
+    takes = _signature(model)
+    if isinstance(inputs, Mapping):
+        given = dict(inputs)
+        special = given.pop(SPECIAL_TOKENS, None)
+        special = special.bool() if isinstance(special, Tensor) else None
+        if takes is not None and not _binds(takes, (), given) and _takes_whole(takes, given):
+            return ModelInputs((inputs,), special=special)
+        order = {name: i for i, name in enumerate(takes.parameters)} if takes is not None else {}
+        names = sorted(given, key=lambda name: (order.get(name, len(order)), str(name)))
+        return ModelInputs((), {name: given[name] for name in names}, special=special)
+    if isinstance(inputs, tuple) and (takes is None or _binds(takes, inputs, {})) and not hasattr(inputs, "_fields"):
+        return ModelInputs(inputs) if takes is None else _by_name(takes, inputs)
+    return ModelInputs((inputs,))
+
+
+def _signature(model: nn.Module) -> Signature | None:
+    try:
+        return signature(unwrap(model).forward)
+    except (TypeError, ValueError):
+        return None
+
+
+def _binds(takes: Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    try:
+        takes.bind(*args, **{str(name): value for name, value in kwargs.items()})
+    except TypeError:
+        return False
+    return True
+
+
+def _takes_whole(takes: Signature, given: Mapping[str, Any]) -> bool:
+    """Whether forward takes one argument, whose name is not among the names given."""
+    if not _binds(takes, (given,), {}):
+        return False
+    first = next((p for p in takes.parameters.values() if p.kind in _NAMED), None)
+    return first is not None and first.name not in given
+
+
+def _by_name(takes: Signature, inputs: tuple[Any, ...]) -> ModelInputs:
+    """Positional arguments by the names of their parameters, where these can be passed by name."""
+    parameters = list(takes.parameters.values())[: len(inputs)]
+    if len(parameters) < len(inputs) or any(p.kind != Parameter.POSITIONAL_OR_KEYWORD for p in parameters):
+        return ModelInputs(inputs)
+    return ModelInputs((), {p.name: value for p, value in zip(parameters, inputs, strict=True)})

@@ -1,0 +1,89 @@
+"""Models of images with texts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.zoo.entry import Entry, Subject
+from tests.zoo.tiny import add_noise, in_double
+
+PIXELS, WORDS = 64, 8
+WIDTH = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+VISION = WIDTH | {"image_size": PIXELS, "patch_size": 16}
+TEXT = WIDTH | {
+    "vocab_size": 60, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+
+def words(count: int, length: int = WORDS) -> dict[str, Tensor]:
+    ids = torch.randint(3, 50, (count, length), generator=torch.Generator().manual_seed(1))
+    ids[:, -1] = 2
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def pixels(count: int) -> Tensor:
+    return torch.randn(count, 3, PIXELS, PIXELS, generator=torch.Generator().manual_seed(3))
+
+
+def build(
+    model: str, config: str, inputs: dict[str, Tensor], target: Any, shared: tuple[str, ...], **options: Any
+) -> Subject:
+    import transformers
+
+    torch.manual_seed(0)
+    module = getattr(transformers, model)(getattr(transformers, config)(**options))
+    return in_double(Subject(add_noise(module), inputs, target, shared, grid=(4, 4)))
+
+
+def first_text(output: Any) -> Tensor:
+    """Similarity of each image to the first text."""
+    return output.logits_per_image[:, 0]
+
+
+def contrastive(model: str, config: str, texts: int = 2, **options: Any) -> Subject:
+    """Three images and several texts, which all images share."""
+    given = {**words(texts), "pixel_values": pixels(3)}
+    sizes = {"vision_config": VISION, "text_config": TEXT} | options
+    return build(model, config, given, first_text, ("input_ids", "attention_mask"), **sizes)
+
+
+def paired(model: str, config: str, target: Any = 1, **options: Any) -> Subject:
+    """Two images with a text each."""
+    return build(model, config, {**words(2), "pixel_values": pixels(2)}, target, (), **options)
+
+
+def match(output: Any) -> Tensor:
+    """Whether image and text belong together."""
+    return output.itm_score[:, 1]
+
+
+CHAIN = ("rollout", "transformer_mm", "gradient_x_input", "occlusion")
+INPUTS = ("gradient_x_input", "occlusion")
+ENTRIES = [
+    Entry("hf:CLIPModel", partial(contrastive, "CLIPModel", "CLIPConfig", projection_dim=16), ("permute_examples",),
+          CHAIN, slow=False),
+    Entry("hf:CLIPModel, three texts", partial(contrastive, "CLIPModel", "CLIPConfig", 3, projection_dim=16),
+          ("permute_examples",), CHAIN),
+    Entry("hf:SiglipModel", partial(contrastive, "SiglipModel", "SiglipConfig"), ("permute_examples",), CHAIN,
+          slow=False),
+    Entry("hf:ChineseCLIPModel", partial(contrastive, "ChineseCLIPModel", "ChineseCLIPConfig", projection_dim=16),
+          ("permute_examples",), CHAIN),
+    Entry("hf:AltCLIPModel",
+          partial(contrastive, "AltCLIPModel", "AltCLIPConfig", projection_dim=16,
+                  text_config=TEXT | {"project_dim": 16, "pad_token_id": 1}),
+          ("permute_examples",), CHAIN),
+    Entry("hf:BlipModel", partial(contrastive, "BlipModel", "BlipConfig", projection_dim=16), ("permute_examples",),
+          CHAIN),
+    Entry("hf:MetaClip2Model", partial(contrastive, "MetaClip2Model", "MetaClip2Config", projection_dim=16),
+          ("permute_examples",), CHAIN),
+    Entry("hf:ViltForQuestionAnswering",
+          partial(paired, "ViltForQuestionAnswering", "ViltConfig", **VISION, num_labels=5, vocab_size=60,
+                  max_position_embeddings=32), ("permute_examples",), INPUTS),
+    Entry("hf:BlipForImageTextRetrieval",
+          partial(paired, "BlipForImageTextRetrieval", "BlipConfig", match, vision_config=VISION, text_config=TEXT,
+                  image_text_hidden_size=16), ("permute_examples",), INPUTS),
+]  # fmt: skip
