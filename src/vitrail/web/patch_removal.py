@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from vitrail.capture.inputs import logits_of
+from vitrail.capture.output_tensors import logits_of
 from vitrail.errors import InputError
 from vitrail.inputs.targets import class_scores
 from vitrail.trust.input_removal import DEFAULT_GRID, PatchRemoval
