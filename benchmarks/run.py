@@ -45,6 +45,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "row_tiles": kernels.row_tiles,
     "overhead": two_versions.overhead,
     "serve": server.serve,
+    "serve_flood": server.serve_flood,
     "serve_abuse": server_abuse.serve_abuse,
     "ray_cluster": cluster.ray_cluster,
 }

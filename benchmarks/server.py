@@ -6,6 +6,9 @@ asks for the default method on the sample scenes, as first-time users do, so the
 third request of every tenth user is for a slow method that evaluates many perturbed images. At the end, a client is
 killed during a long job, and the time until the server cancels the job is measured. Time and number of requests are
 bounded.
+
+``serve_flood``: one client keeps as many long jobs queued as the server takes, of forty. Another measures a default map
+and a check, each of a new image. Measurements with and without the flood alternate.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from PIL import Image
 
 FAST_METHODS = ["gradtoken", "vtranm", "transformer_mm", "rollout"]
 SLOW_METHOD = "rise:masks=64"
+#: A long method of the client that floods, and how many such jobs it starts.
+FLOOD_METHOD, FLOOD_JOBS = "rise:masks=9999", 40
 SAMPLES = ["scene-1", "scene-2", "pair-1", "pair-2", "scene-3", "scene-4"]
 #: One for all clients: creating it takes longer than a request.
 CONTEXT = ssl.create_default_context()
@@ -218,6 +223,76 @@ def load_test(count: int, seconds: float, threads: int, new: str, source: str) -
     }  # fmt: skip
 
 
+async def flood(url: str, jobs: int, is_full: asyncio.Event) -> None:
+    """Keep long jobs queued from one client until cancelled; at most eight are accepted at a time."""
+    async with httpx.AsyncClient(base_url=url, timeout=120, verify=CONTEXT) as client:
+        await client.get("/")
+        sample = {"model": "scenes", "sample": "scene-1"}
+        picture = (await client.post("/api/pictures/sample", json=sample)).json()["picture"]
+        body = {"model": "scenes", "picture": picture, "targets": [0]}
+        accepted: list[str] = []
+        try:
+            while True:
+                for _ in range(jobs - len(accepted)):
+                    methods = [f"{FLOOD_METHOD},seed={len(accepted)}"]
+                    response = await client.post("/api/explain", json={**body, "methods": methods})
+                    if response.status_code == 503:
+                        is_full.set()
+                        break
+                    accepted.append(response.json()["id"])
+                for job in accepted:  # a client that asks for its job keeps it alive
+                    await client.get(f"/api/jobs/{job}")
+                await asyncio.sleep(2.0)
+        finally:
+            for job in accepted:
+                await client.delete(f"/api/jobs/{job}")
+
+
+async def time_requests(url: str, first: int, maps: int) -> dict[str, list[float]]:
+    """Seconds of default maps and of one check, each of a new image, by one client."""
+    user = User(first, slow=False)
+    found: dict[str, list[float]] = {"map": [], "check": []}
+    async with httpx.AsyncClient(base_url=url, timeout=600, verify=CONTEXT) as client:
+        await client.get("/")
+        for turn, path in enumerate(["explain"] * maps + ["check"]):
+            file = {"file": ("image.png", new_image(first, turn))}
+            picture = await store_image(user, client, "/api/pictures", files=file)
+            body = {"model": "scenes", "picture": picture, "methods": ["leadlight"], "targets": [turn % 12]}
+            start = time.monotonic()
+            response = await client.post(f"/api/{path}?wait=true", json=body)
+            assert response.json()["state"] == "done", response.text
+            found["map" if path == "explain" else path].append(time.monotonic() - start)
+            await asyncio.sleep(0.05)
+    return found
+
+
+async def time_flood(url: str, rounds: int, jobs: int, maps: int) -> dict[str, Any]:
+    """Alternate between measurements without and with a flood of long jobs by another client."""
+    await time_requests(url, 999, 3)  # warm-up
+    alone: dict[str, list[float]] = {"map": [], "check": []}
+    flooded: dict[str, list[float]] = {"map": [], "check": []}
+    for turn in range(rounds):
+        for name, seconds in (await time_requests(url, 1000 + turn, maps)).items():
+            alone[name] += seconds
+        is_full = asyncio.Event()
+        task = asyncio.create_task(flood(url, jobs, is_full))
+        await asyncio.wait_for(is_full.wait(), 60)
+        await asyncio.sleep(1.0)
+        for name, seconds in (await time_requests(url, 2000 + turn, maps)).items():
+            flooded[name] += seconds
+        task.cancel()
+        await asyncio.wait([task])
+        await asyncio.sleep(1.0)
+    results: dict[str, Any] = {"flood_jobs": jobs, "flood_method": FLOOD_METHOD, "rounds": rounds}
+    for name, goal in ("map", 2.0), ("check", 3.0):
+        results[name] = {
+            "count": len(alone[name]), "alone_median_s": round(median(alone[name]), 4),
+            "flood_median_s": round(median(flooded[name]), 4), "flood_max_s": round(max(flooded[name]), 4),
+            "ratio": round(median(flooded[name]) / median(alone[name]), 2), "goal": goal,
+        }  # fmt: skip
+    return results
+
+
 def compare(measured: list[dict[str, Any]], count: int) -> dict[str, Any]:
     """All measurements of several sources, and the ratios of the last source to the first."""
     first, last = measured[::count], measured[count - 1 :: count]
@@ -242,3 +317,11 @@ def serve(
             measured.append(load_test(users, min(seconds, 600.0), threads, new, source))
             print(measured[-1], flush=True)
     return measured[-1] if len(measured) == 1 else compare(measured, len(sources))
+
+
+def serve_flood(run: Run, *, rounds: int = 3, maps: int = 10, threads: int = os.cpu_count() or 1) -> dict[str, Any]:
+    """One client while another floods the server with long jobs: seconds and ratios of a default map and a check."""
+    if run.tiny:
+        rounds, maps = 1, 2
+    with running_server("--queue", "128", OMP_NUM_THREADS=str(threads)) as (url, _):
+        return {"flood": asyncio.run(time_flood(url, rounds, FLOOD_JOBS, maps))}

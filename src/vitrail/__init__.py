@@ -7,6 +7,13 @@
 torch.Size([1, 1, 32, 32])
 """
 
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import forget
@@ -21,6 +28,9 @@ from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.tools.compare import MethodComparison, compare
 from vitrail.tools.moved_modules import keep_documented_paths
+
+if TYPE_CHECKING:
+    from vitrail.web.running_page import RunningPage
 
 __version__ = "0.1.0"
 
@@ -42,9 +52,46 @@ __all__ = [
     "forget",
     "load",
     "methods",
+    "serve",
     "similarity",
     "unchanged",
 ]  # fmt: skip
+
+
+def serve(
+    *models: nn.Module | LoadedModel | str,
+    preprocess: Preprocess | None = None,
+    classes: Sequence[str] | None = None,
+    tokenizer: Any = None,
+    port: int = 0,
+    open_page: bool = True,
+) -> RunningPage:
+    """Serve the web page for your models, in a thread of this program, such as a notebook.
+
+    Args:
+        models: A module, a loaded model or a name that `load` takes; several to compare them.
+        preprocess: How images become inputs of the model; by default what its library states.
+        classes: Class names; by default those that are known of the model.
+        tokenizer: The fast tokenizer of a text model.
+        port: The port; any free one by default.
+        open_page: Open the page in a browser.
+
+    Returns:
+        The running page, with its ``url``; stop it with ``close()``.
+
+    Raises:
+        ModelError: The preprocessing is unknown, or the page does not support the model.
+
+    Example:
+        >>> with serve("scenes", open_page=False) as page:
+        ...     page.url[:17]
+        'http://127.0.0.1:'
+    """
+    from vitrail.web.running_page import serve_models
+
+    return serve_models(
+        models, preprocess=preprocess, classes=classes, tokenizer=tokenizer, port=port, open_page=open_page
+    )
 
 
 def methods() -> dict[str, Method]:

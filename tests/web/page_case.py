@@ -71,8 +71,16 @@ def delay_responses(page, path, milliseconds=250):
     page.evaluate(script, [path, milliseconds])
 
 
+def show_all_methods(page, root="#image-panel"):
+    """Show the whole list of methods."""
+    toggle = page.locator(f"{root} .all-methods[aria-expanded=false]")
+    if toggle.count() and toggle.is_visible():
+        toggle.click()
+
+
 def select_methods(page, *methods, root="#image-panel"):
     """Check methods and wait for their results."""
+    show_all_methods(page, root)
     for name in methods:
         page.check(f"{root} .methods input[value={name}]")
     for name in methods:

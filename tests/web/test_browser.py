@@ -15,6 +15,7 @@ from tests.web.page_case import (
     canvas_checksum,
     random_image,
     select_methods,
+    show_all_methods,
     wait_for,
     wait_idle,
     wait_redrawn,
@@ -52,7 +53,7 @@ def test_check_runs_by_itself_and_marks_maps_no_better_than_chance(visit, screen
         page.wait_for_selector(CHECKED.format(name))
     assert page.inner_text(CHECKED.format("random")) == "no better than chance"
     assert "chance" in page.get_attribute(".map-card[data-method=random]", "class")
-    assert page.inner_text(CHECKED.format("leadlight")) == "passes the check"
+    assert page.inner_text(CHECKED.format("leadlight")) == "faithful"
     assert re.search(r"Removing the 10 % most relevant patches \w+ \w+ from", page.inner_text("#check"))
     page.click(".map-card[data-method=random] .map")
     wait_for(page, "document.querySelector('#main-map canvas').dataset.shows === 'random'")
@@ -200,6 +201,7 @@ def test_address_is_the_state(visit):
     page.click(".classes li:nth-child(2) .class-button")
     wait_for(page, "!location.search.includes('classes=0&')")
     second, heading = page.url, page.inner_text("#question")
+    show_all_methods(page)
     page.check("#image-panel .methods input[value=gradcam]")
     wait_for(page, "location.search.includes('method=gradcam')")
     wait_idle(page)
@@ -265,7 +267,8 @@ def test_methods_are_explained_beside_the_map(visit):
     wait_idle(page)
     assert len(page.inner_text(".intro").split(".")) == 2, "one sentence"
     assert "Class-agnostic" in page.inner_text("#reading-list")
-    assert page.get_attribute("#about-method a", "href").startswith("https://aclanthology.org/")
+    assert page.get_attribute("#about-method a >> nth=0", "href") == "/help/methods/rollout"
+    assert page.get_attribute("#about-method a >> nth=1", "href").startswith("https://aclanthology.org/")
     page.click(".map-card[data-method=attcat] button.name")
     wait_for(page, "document.querySelector('#reading-list').textContent.includes('Warm patches speak for')")
     assert f"Vitrail {__version__}" in page.inner_text(".page-footer")

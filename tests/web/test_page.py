@@ -265,8 +265,11 @@ def test_phone_has_no_horizontal_scrolling(visit):
     wait_idle(page)
     overflow = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     assert page.evaluate(overflow) == 0
-    page.tap("#image-panel .collapsible summary")
+    assert page.is_hidden("#image-panel .sidebar")
+    page.tap("#drawer-toggle")
+    assert page.is_visible("#image-panel .sidebar")
     assert page.evaluate(overflow) == 0
+    page.tap("#drawer-toggle")
     page.tap("#main-map")
     assert page.inner_text("#readout").startswith("Row")
     page.tap("#readout button:has-text('Show attention')")

@@ -74,7 +74,7 @@ def test_page_and_permalinks(client, image_id):
     missing = client.get("/r/%3Cscript%3Ealert(1)")
     assert missing.status_code == 404
     assert "<script>alert" not in missing.text
-    error_text(client.get("/nowhere"), 404)
+    error_text(client.get("/api/nowhere"), 404)
     error_text(client.post("/api/models"), 405)
 
 

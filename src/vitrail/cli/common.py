@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from vitrail.cli.network import no_retries
 from vitrail.errors import InputError
 
 out = Console()
@@ -106,7 +107,8 @@ def load_model(model: str, weights: str, device: str) -> Any:
     file = None if weights in ("pretrained", "random") else weights
     if model in EMBEDDED_MODELS and weights != "pretrained":
         raise InputError(f"{model} is an embedded model with its own weights: remove --weights")
-    loaded = load(model, file, pretrained=weights == "pretrained")
+    with no_retries(model, weights):
+        loaded = load(model, file, pretrained=weights == "pretrained")
     try:
         loaded.module.to(device)
     except (RuntimeError, AssertionError) as error:

@@ -47,7 +47,10 @@ def compare(
     opened = [open_image(file) for file in files[:MOST_IMAGES]]
     loaded = load_model(model, weights, device)
     comparison = compare_methods(loaded, opened, method)
-    table = plain_table("method", "faithfulness ↑", "tied", "class similarity ↓", "localisation ↑", "forward passes ↓")
+    headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")
+    table = plain_table(*headings, padding=(0, 1, 0, 0), pad_edge=False)
+    for column in table.columns:
+        column.no_wrap = True
     for row in comparison.table():
         table.add_row(*map(escape, row), style="bold" if row[0] == comparison.recommended else "")
     out.print(table)

@@ -31,6 +31,8 @@ from vitrail.errors import InputError, OutputError
 if TYPE_CHECKING:
     from vitrail.models.image_geometry import ImageGeometry
 
+#: An explained class with a lower probability than this is reported as one that the model does not predict.
+MIN_PROBABILITY = 0.001
 #: With more images than this, those that were cropped or turned are counted instead of described.
 MAX_SENTENCES = 8
 
@@ -97,6 +99,7 @@ def explain(
     For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
     """
     methods = list(dict.fromkeys(method))
+    _check_names(methods, imports)
     folder = next((path for path in images or () if path.is_dir()), None)
     if smooth is not None and (text or not images or folder is not None):
         raise InputError("--smooth is for image files: it does not go with a folder, texts or the embedded scenes")
@@ -131,6 +134,7 @@ def _explain_images(
     targets = parse_targets(loaded, target)
     table = plain_table("image", "explained", "method", "seconds", "maps")
     folders, geometries = _folder_names(images), {}
+    remarks: dict[str, None] = {}
     with progress_bar("Explaining", len(images)) as advance:
         for path in images:
             explanations = explain_inputs(
@@ -143,11 +147,44 @@ def _explain_images(
             for name, e in explanations.items():
                 labels = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
                 table.add_row(path.name, labels, name, f"{e.seconds:.2f}", _remark(e))
+            remarks |= dict.fromkeys(f"{path.name}: {sentence}" for sentence in unlikely_targets(first))
             advance()
     out.print(table)
+    for remark in remarks:
+        out.print(f"[yellow]{escape(remark)}[/yellow]", highlight=False, soft_wrap=True)
     _print_geometries(geometries)
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     out.print(f"Overlays, maps and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def unlikely_targets(explanation: Any) -> list[str]:
+    """Sentences on explained classes to which the model gives less than ``MIN_PROBABILITY``, and what it predicts."""
+    probabilities = explanation.probabilities
+    if probabilities is None:
+        return []
+    sentences = []
+    for b, k in (probabilities < MIN_PROBABILITY).nonzero().tolist():
+        best = int(explanation.logits[b].argmax())
+        names = explanation.classes
+        name = names[best].split(",")[0] if names and best < len(names) else f"class {best}"
+        share = float(explanation.logits[b].double().softmax(-1)[best])
+        sentences.append(
+            f"the model does not predict {explanation.target_name(b, k)} (less than {100 * MIN_PROBABILITY:g} %); it "
+            f"predicts {name} ({100 * share:.1f} %). The map explains a class that the model rejects."
+        )
+    return sentences
+
+
+def _check_names(methods: list[str], imports: list[str] | None) -> None:
+    """Report an unknown method before anything is loaded or shown; "auto" is chosen later."""
+    from vitrail.methods import find
+    from vitrail.methods.plugins import import_modules
+
+    if imports:
+        import_modules(imports)
+    for name in methods:
+        if name != "auto":
+            find(name)
 
 
 def _print_geometries(geometries: Mapping[Path, ImageGeometry | None]) -> None:
@@ -203,6 +240,8 @@ def _explain_texts(
     except OSError as error:
         raise OutputError(f"cannot write to {to} ({error}): choose another folder with --out") from error
     first = next(iter(explanations.values()))
+    for sentence in unlikely_targets(first):
+        out.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
     for b in range(len(texts)):
         for k in range(first.maps.shape[1]):
             out.print(f"[bold]{first.label(b, k)}[/bold]", highlight=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from importlib.metadata import version
 from importlib.resources import files
@@ -13,6 +13,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.templating import Jinja2Templates
 
@@ -22,7 +23,7 @@ from vitrail.web.access import AccessToken
 from vitrail.web.errors import ApiError, error_body, message_of
 from vitrail.web.events import cancel_abandoned_jobs
 from vitrail.web.health import health_router
-from vitrail.web.help_page import help_page
+from vitrail.web.help_page import help_page, method_page, not_found_page
 from vitrail.web.limits import Limits
 from vitrail.web.middleware import SecurityMiddleware
 from vitrail.web.model import ServedModel
@@ -64,13 +65,16 @@ def make_app(
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
     app.state.templates.env.globals["colour_tables"] = colour_tables()
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
-    app.add_api_route("/", _page, include_in_schema=False, response_class=HTMLResponse)
-    app.add_api_route("/r/{job}", _permalink, include_in_schema=False, response_class=HTMLResponse)
-    app.add_api_route("/help", _help, include_in_schema=False, response_class=HTMLResponse)
-    app.add_api_route("/api/docs", _reference, include_in_schema=False, response_class=HTMLResponse)
+    pages: dict[str, Callable[..., Any]] = {
+        "/": _page, "/r/{job}": _permalink, "/help": _help, "/help/methods/{name}": _method_help,
+        "/api/docs": _reference,
+    }  # fmt: skip
+    for path, respond in pages.items():
+        app.add_api_route(path, respond, methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _internal_error)
+    app.add_middleware(GZipMiddleware, minimum_size=1024)  # leaves event streams and images alone
     app.add_middleware(SecurityMiddleware, limits=limits, hosts=hosts, access=access)
     return app
 
@@ -115,6 +119,13 @@ async def _help(_: Request) -> Response:
     return HTMLResponse(help_page(version("vitrail")))
 
 
+async def _method_help(_: Request, name: str) -> Response:
+    page = method_page(name)
+    if page is None:
+        raise HTTPException(404, f"no method {name[:60]!r}")
+    return HTMLResponse(page)
+
+
 async def _reference(request: Request) -> Response:
     return HTMLResponse(api_reference(request.app.openapi()))
 
@@ -122,9 +133,11 @@ async def _reference(request: Request) -> Response:
 # -- errors ------------------------------------------------------------------------------------------------------------
 
 
-async def _http_error(_: Request, problem: Exception) -> Response:
+async def _http_error(request: Request, problem: Exception) -> Response:
     assert isinstance(problem, HTTPException)
     message = message_of(problem.detail)
+    if problem.status_code == 404 and not request.url.path.startswith(("/api/", "/static/")):
+        return HTMLResponse(not_found_page(request.url.path), 404)
     return JSONResponse(error_body(message["what"], message["fix"]), problem.status_code, problem.headers)
 
 

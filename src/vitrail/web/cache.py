@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from vitrail.pipeline.explanation import Explanation
+from vitrail.trust.map_check import MapCheck
 from vitrail.web.jobs import Job
 from vitrail.web.validation import RequestedMethod
 
@@ -124,21 +125,34 @@ class CheckCache:
     """
 
     def __init__(self, count: int) -> None:
-        self.store: BoundedStore[Mapping[str, Any]] = BoundedStore(count, count * _CHECK_BYTES)
+        self.store: BoundedStore[MapCheck] = BoundedStore(count, count * _CHECK_BYTES)
 
-    def put(self, job: Job, method: RequestedMethod, target: int, check: Mapping[str, Any]) -> None:
+    def put(self, job: Job, method: RequestedMethod, target: int, check: MapCheck) -> None:
         """Store the check of one map of a job's input."""
         self.store.put(f"{_key(job, method, target)}|{job.seed}", check, _CHECK_BYTES)
 
-    def get(self, job: Job, method: RequestedMethod, target: int) -> Mapping[str, Any] | None:
+    def get(self, job: Job, method: RequestedMethod, target: int) -> MapCheck | None:
         """Return the check of one map of a job's input, or None if it is not known."""
         return self.store.get(f"{_key(job, method, target)}|{job.seed}")
 
+    def of_job(self, job: Job) -> dict[str, dict[int, MapCheck]]:
+        """The known checks of a job's maps: for each method as given, by position of the target."""
+        found: dict[str, dict[int, MapCheck]] = {}
+        for label, options in job.methods.items():
+            keys = [f"{_label_key(job, label, options, target)}|{job.seed}" for target in job.targets or ()]
+            checks = {k: self.store.get(key) for k, key in enumerate(keys)}
+            found[label] = {k: check for k, check in checks.items() if check is not None}
+        return found
+
 
 def _key(job: Job, method: RequestedMethod, target: int) -> str:
+    return _label_key(job, method.label, method.extra_options, target)
+
+
+def _label_key(job: Job, label: str, options: Mapping[str, Any], target: int) -> str:
     text = job.raw_input if job.image_id is None else ""
-    options = sorted(method.extra_options.items())
-    return f"{job.served.id}|{job.image_id}|{text}|{method.label}|{options}|{target}|{job.contrast}"
+    given = sorted(options.items())
+    return f"{job.served.id}|{job.image_id}|{text}|{label}|{given}|{target}|{job.contrast}"
 
 
 def _select_target(explanation: Explanation, k: int) -> Explanation:

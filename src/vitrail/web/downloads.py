@@ -14,10 +14,11 @@ from vitrail.methods import find
 from vitrail.pipeline.explanation import Explanations
 from vitrail.pipeline.provenance import versions
 from vitrail.pipeline.saved_files import slug
-from vitrail.viz.figure import MAX_COLUMNS, gallery
+from vitrail.web.cache import CheckCache
 from vitrail.web.encoding import replace_non_finite
 from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
+from vitrail.web.map_figure import map_figure
 from vitrail.web.snippet import python_code
 
 
@@ -27,26 +28,21 @@ class JobFile:
 
     Attributes:
         media_type: Its media type.
-        create: Creates its bytes from a job.
+        create: Creates its bytes from a job and the known checks of its maps.
         kinds: The kinds of jobs it is available for.
         uses_matplotlib: Whether matplotlib draws it.
     """
 
     media_type: str
-    create: Callable[[Job], bytes]
+    create: Callable[[Job, CheckCache], bytes]
     kinds: tuple[str, ...] = ("explain", "curves")
     uses_matplotlib: bool = False
 
 
-def _figure(job: Job, kind: str) -> bytes:
-    if job.kind == "curves":
-        figure = _curves_figure(job)
-    else:
-        explanations = _explanations(job)
-        many = job.image_id is not None and len(explanations) > MAX_COLUMNS
-        figure = gallery(explanations) if many else explanations.figure()
+def _figure(job: Job, checks: CheckCache, kind: str) -> bytes:
+    figure = _curves_figure(job) if job.kind == "curves" else map_figure(_explanations(job, checks))
     buffer = BytesIO()
-    figure.savefig(buffer, format=kind)
+    figure.savefig(buffer, format=kind, bbox_inches="tight", pad_inches=0.05)
     return buffer.getvalue()
 
 
@@ -77,29 +73,33 @@ def _curves_figure(job: Job) -> Any:
     return figure
 
 
-def _explanations(job: Job) -> Explanations:
-    """The finished explanations; copies, since a drawn explanation caches its image."""
-    return Explanations({label: replace(job.explanations[label]) for label in job.methods if label in job.explanations})
+def _explanations(job: Job, checks: CheckCache) -> Explanations:
+    """The finished explanations with their checks; copies, since a drawn explanation caches its image."""
+    known = checks.of_job(job)
+    return Explanations({
+        label: replace(job.explanations[label], checks={(0, k): check for k, check in known[label].items()})
+        for label in job.methods if label in job.explanations
+    })  # fmt: skip
 
 
-def _maps(job: Job) -> bytes:
+def _maps(job: Job, checks: CheckCache) -> bytes:
     from safetensors.torch import save
 
     tensors = {}
-    for label, e in _explanations(job).items():
+    for label, e in _explanations(job, checks).items():
         for name, tensor in (("maps", e.maps), ("grid", e.grid), ("flat", e.constant), ("targets", e.targets)):
             if tensor is not None:
                 tensors[f"{label}/{name}"] = tensor.detach().cpu().clone().contiguous()
     return bytes(save(tensors))
 
 
-def _manifest(job: Job) -> bytes:
+def _manifest(job: Job, checks: CheckCache) -> bytes:
     failed = [{"method": i.method, "target": i.target, "error": i.error} for i in job.items if i.error is not None]
     manifest = {
         "job": job.id, "kind": job.kind, "model": job.served.title, "picture": job.image_id,
         "text": job.raw_input if job.image_id is None else None, "targets": job.targets,
         "contrast": job.contrast, "seed": job.seed,
-        "methods": {label: e.manifest() for label, e in _explanations(job).items()}, "failed": failed,
+        "methods": {label: e.manifest() for label, e in _explanations(job, checks).items()}, "failed": failed,
         "versions": versions(),
     }  # fmt: skip
     if job.kind == "curves":
@@ -108,7 +108,7 @@ def _manifest(job: Job) -> bytes:
     return (json.dumps(replace_non_finite(manifest), indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
-def _curves_table(job: Job) -> bytes:
+def _curves_table(job: Job, _: CheckCache) -> bytes:
     buffer = StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(("method", "target", "fraction", "deletion", "insertion"))
@@ -119,11 +119,11 @@ def _curves_table(job: Job) -> bytes:
 
 
 FILES = {
-    "figure.png": JobFile("image/png", lambda job: _figure(job, "png"), uses_matplotlib=True),
-    "figure.pdf": JobFile("application/pdf", lambda job: _figure(job, "pdf"), uses_matplotlib=True),
+    "figure.png": JobFile("image/png", lambda job, checks: _figure(job, checks, "png"), uses_matplotlib=True),
+    "figure.pdf": JobFile("application/pdf", lambda job, checks: _figure(job, checks, "pdf"), uses_matplotlib=True),
     "maps.safetensors": JobFile("application/octet-stream", _maps),
     "manifest.json": JobFile("application/json", _manifest),
-    "code.py": JobFile("text/x-python; charset=utf-8", lambda job: python_code(job).encode()),
+    "code.py": JobFile("text/x-python; charset=utf-8", lambda job, _: python_code(job).encode()),
     "curves.csv": JobFile("text/csv; charset=utf-8", _curves_table, ("curves",)),
 }
 

@@ -58,6 +58,7 @@ class Job:
         owners: Identities of the client that may cancel it.
         steps: Number of steps of curves.
         contrast: For the difference of two logits, the class whose logit is subtracted.
+        request_key: Equal for jobs that ask for the same.
     """
 
     kind: str
@@ -77,13 +78,28 @@ class Job:
     cancelled: Event = field(default_factory=Event, repr=False)
     followers: int = 0
     followed_at: float = field(default_factory=monotonic)
+    request_key: tuple[object, ...] = field(default=(), init=False, repr=False)
     _watchers: set[JobWatcher] = field(default_factory=set, repr=False)
     _lock: Lock = field(default_factory=Lock, repr=False)
+
+    def __post_init__(self) -> None:
+        text = self.raw_input if self.image_id is None else ""
+        methods = tuple((name, repr(sorted(options.items()))) for name, options in self.methods.items())
+        self.request_key = (
+            self.kind, self.served.id, self.image_id, text, methods, tuple(self.targets or ()), self.seed, self.steps,
+            self.contrast,
+        )  # fmt: skip
 
     @property
     def finished(self) -> bool:
         """Whether the job is done, failed or cancelled."""
         return self.state in FINISHED
+
+    @property
+    def target_name(self) -> str:
+        """The explained class, or "A rather than B" for the difference of two."""
+        first = self.served.class_name((self.targets or [0])[0])
+        return first if self.contrast is None else f"{first} rather than {self.served.class_name(self.contrast)}"
 
     @property
     def size(self) -> int:

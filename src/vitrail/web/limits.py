@@ -22,8 +22,8 @@ MAX_INTERLEAVED_EVALUATIONS = 8
 #: Requests of several clients that are computed in one batch, at most, and about how long such a batch may take.
 MAX_BATCH = 16
 BATCH_SECONDS = 0.4
-#: A fast method on a smaller model runs in one thread: on the scenes model (1.3 million) two were no faster. The bound
-#: itself is a guess.
+#: A smaller model uses one thread: on the scenes model (1.3 million) two were no faster, for an image or a batch
+#: of RISE. The bound itself is a guess.
 MIN_PARALLEL_PARAMETERS = 10_000_000
 
 

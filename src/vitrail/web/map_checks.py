@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,13 +14,18 @@ from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.text.prediction import predict_texts
-from vitrail.trust.check_run import BUDGETS, TESTS
+from vitrail.trust.check_run import BUDGETS, SAME, STABLE, TESTS
 from vitrail.trust.checker import check_maps
 from vitrail.trust.map_check import MapCheck
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 
 BUDGET = "quick"
+#: What a map is compared with in each test.
+CORRELATIONS = {
+    "noise": "the map under small noise", "seed": "the map with another seed", "class": "the map for {other}",
+    "head": "the map with a random head", "block": "the map with a random head and last block",
+}  # fmt: skip
 
 
 def target_of(job: Job) -> Target:
@@ -28,7 +34,7 @@ def target_of(job: Job) -> Target:
     return [job.targets] if job.contrast is None else contrast(job.targets[0], job.contrast)
 
 
-def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int], None]) -> dict[str, Any]:
+def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int], None]) -> MapCheck:
     """Check the map of one method for target ``k`` of a job; see `vitrail.Explanation.check`.
 
     Args:
@@ -45,7 +51,11 @@ def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int
             _source(job, copy or job.served.loaded), {explanation.method: explanation}, 0, k, budget=BUDGET,
             tests=tests, batch_size=job.served.batch_size, seed=job.seed, advance=advance,
         )  # fmt: skip
-    return _check_json(next(iter(checks.values())))
+    check = next(iter(checks.values()))
+    if job.contrast is not None:
+        reason = "class: a map of the difference of two classes has no other class to compare with"
+        check = replace(check, skipped=tuple(reason if s.startswith("class:") else s for s in check.skipped))
+    return check
 
 
 def check_evaluations(job: Job) -> int:
@@ -74,8 +84,26 @@ def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource:
     return MapSource(loaded, served.model_inputs(job.raw_input), served.structure, function, explain_again)
 
 
-def _check_json(check: MapCheck) -> dict[str, Any]:
+def check_json(check: MapCheck) -> dict[str, Any]:
+    """A check as the page shows it: the verdict, sentences, what the removal did, and each correlation with its range.
+
+    ``removal`` has the share of patches removed, and the output for the whole input, without the marked patches and
+    without as many others. Of ``correlations``, ``good`` says whether the value lies in the good range.
+    """
+    found = {
+        "noise": check.noise_similarity, "seed": check.seed_similarity, "class": check.class_similarity,
+        "head": check.head_similarity, "block": check.block_similarity,
+    }  # fmt: skip
+    correlations = [
+        {"test": test, "with": CORRELATIONS[test].format(other=check.other_class), "value": value,
+         "good": value >= STABLE if test in ("noise", "seed") else value <= SAME,
+         "range": f"{STABLE:g} or more" if test in ("noise", "seed") else f"{SAME:g} or less"}
+        for test, value in found.items() if value is not None
+    ]  # fmt: skip
     return {
         "verdict": check.verdict, "meaning": check.meaning, "passed": check.passed,
         "failures": list(check.failures), "p_value": check.p_value, "sentences": list(check.sentences),
+        "removal": {"share": check.levels[0], "whole": check.probability, "marked": check.removed[0],
+                    "elsewhere": check.null_removed[0], "is_probability": check.is_probability, "unit": check.unit},
+        "correlations": correlations,
     }  # fmt: skip

@@ -76,6 +76,16 @@ class ServedModel:
         """The same with a copy of the model for each thread that runs models."""
         return replace(self, copies=(self.copies[0], *(copy_modules(self.copies[0]) for _ in range(count - 1))))
 
+    @cached_property
+    def has_own_copies(self) -> bool:
+        """Whether each thread has its own copy, so that a thread that pauses while it holds one blocks no other.
+
+        Compiled models share a lock, see `vitrail.capture.frozen`.
+        """
+        modules = [loaded.module for loaded in self.copies]
+        compiled = any(getattr(module, "_compiled_call_impl", None) is not None for module in modules[0].modules())
+        return len(set(map(id, modules))) == len(modules) and not compiled and unwrap(modules[0]) is modules[0]
+
     def check_copy(self, raw_input: Any) -> LoadedModel | None:
         """A copy of the model for the checks of the calling thread, or None if it cannot be copied."""
         index = worker_index()

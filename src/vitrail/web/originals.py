@@ -49,3 +49,17 @@ def geometry_json(served: ServedModel, width: int, height: int) -> dict[str, Any
         "box": [left / width, top / height, right / width, bottom / height], "cropped": geometry.cropped,
         "squashed": geometry.squashed, "text": str(geometry),
     }  # fmt: skip
+
+
+def enlargement_notes(served: ServedModel, width: int, height: int) -> list[str]:
+    """A note for an image that is smaller than the model's input; otherwise none.
+
+    Args:
+        served: The model.
+        width: Width of the image, after EXIF rotation.
+        height: Height of the image.
+    """
+    rows, columns = served.preprocess.size
+    if width >= columns and height >= rows:
+        return []
+    return [f"enlarged from {width} × {height} pixels to the model's input of {columns} × {rows}"]

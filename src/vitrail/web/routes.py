@@ -15,12 +15,14 @@ from PIL import Image
 from vitrail.errors import VitrailError
 from vitrail.web import schemas
 from vitrail.web.downloads import download_name, find_file
+from vitrail.web.encoding import replace_non_finite
 from vitrail.web.errors import ApiError, not_found, to_api_error
 from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
 from vitrail.web.middleware import COOKIE
 from vitrail.web.model import ServedModel, attention_from
-from vitrail.web.originals import geometry_json
+from vitrail.web.originals import enlargement_notes, geometry_json
+from vitrail.web.patch_removal import remove_patches
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.state import Client, ServerState, StoredImage
 from vitrail.web.validation import check_contrast, check_methods, check_targets
@@ -100,8 +102,11 @@ async def sample_png(request: Request, sample: str, model: Model) -> Response:
 
 
 def _image_json(image: StoredImage, served: ServedModel | None) -> dict[str, Any]:
-    seen = None if served is None else geometry_json(served, image.width, image.height)
-    return {"picture": image.id, "width": image.width, "height": image.height, "notes": list(image.notes),
+    seen, notes = None, list(image.notes)
+    if served is not None:
+        seen = geometry_json(served, image.width, image.height)
+        notes += enlargement_notes(served, image.width, image.height)
+    return {"picture": image.id, "width": image.width, "height": image.height, "notes": notes,
             "geometry": seen}  # fmt: skip
 
 
@@ -196,6 +201,19 @@ async def attention(request: Request, body: schemas.AttentionRequest) -> Any:
     return JSONResponse(
         await _result(server.queue.submit(client.key, lambda: attention_from(served, raw_input, body.token)))
     )
+
+
+@router.post("/remove", response_model=schemas.RemoveResponse, tags=["models"], responses=_errors(404, 422, 503))
+async def remove(request: Request, body: schemas.RemoveRequest) -> Any:
+    """Return class probabilities of an image without some patches, and without as many others."""
+    server = server_of(request)
+    served = _image_model(server, body.model)
+    raw_input = server.raw_input(served, body.picture, None)
+    if any(index >= served.class_count for index in body.classes):
+        raise ApiError(422, f"class {max(body.classes)} does not exist", f"There are {served.class_count} classes.")
+    client = client_of(request)
+    work = server.queue.submit(client.key, lambda: remove_patches(served, raw_input, body.removed, body.classes))
+    return JSONResponse(replace_non_finite(await _result(work)))
 
 
 async def _result(future: Any) -> Any:
@@ -327,7 +345,9 @@ async def job_file(request: Request, job: str, name: str) -> Response:
     file = find_file(found, name)
 
     def create() -> bytes:
-        return server.draw(lambda: file.create(found)) if file.uses_matplotlib else file.create(found)
+        if file.uses_matplotlib:
+            return server.draw(lambda: file.create(found, server.check_cache))
+        return file.create(found, server.check_cache)
 
     try:
         data = await asyncio.wrap_future(server.run_in_background(client_of(request), create))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from time import monotonic, thread_time
 from typing import Any
@@ -13,19 +13,22 @@ from vitrail.errors import VitrailError
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
+from vitrail.trust.map_check import MapCheck
 from vitrail.web.cache import CheckCache, to_cpu
 from vitrail.web.curve_levels import curve_preset, level_passes, merge_levels
 from vitrail.web.encoding import map_json, words_json
 from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import MIN_PARALLEL_PARAMETERS, Limits
-from vitrail.web.map_checks import check_evaluations, check_map, target_of
+from vitrail.web.map_checks import check_evaluations, check_json, check_map, target_of
 from vitrail.web.queue import JobCancelled, Queue, Step, log
 from vitrail.web.request_batch import MapBatches, explain_inputs
 from vitrail.web.validation import RequestedMethod
 
 #: Minimum time between two progress updates, in seconds.
 PROGRESS_INTERVAL = 0.15
+#: Share of the images after which the time left is reported.
+MIN_SHARE = 0.1
 #: Levels of a curve that are computed before an update.
 LEVELS_PER_UPDATE = 5
 
@@ -36,7 +39,7 @@ class JobRunner:
     Args:
         job: The job.
         methods: Its methods.
-        queue: The queue whose short steps run between two batches of a long method.
+        queue: The queue whose other clients run between two batches of a long method.
         limits: How much time one method, and all together, may take.
         batches: Maps that are already computed, and those that are computed together with other jobs.
         checks: Maps that are already checked.
@@ -60,11 +63,11 @@ class JobRunner:
         others = sorted((m for m in needed if not m.shares_pass), key=lambda m: m.evaluations)
         steps = [self._map_step(methods) for methods in ([shared] if shared else []) + [[m] for m in others]]
         if self.job.kind == "check":
-            steps += [Step(lambda m=m: self._check_maps(m), can_interleave=False) for m in self.methods]  # type: ignore[misc]
+            steps += [self._long_step(lambda m=m: self._check_maps(m)) for m in self.methods]  # type: ignore[misc]
         if self.job.kind == "curves":
             for levels in level_passes(self.job.steps):
                 steps += [
-                    Step(lambda m=m, levels=levels: self._compute_curves(m, levels), can_interleave=False)  # type: ignore[misc]
+                    self._long_step(lambda m=m, levels=levels: self._compute_curves(m, levels))  # type: ignore[misc]
                     for m in self.methods
                 ]
         return steps
@@ -79,7 +82,7 @@ class JobRunner:
             return False
         return all(self.cache.get(job, method, targets) is not None for method in self.methods)
 
-    def _find_checks(self) -> dict[tuple[str, int], Mapping[str, Any]]:
+    def _find_checks(self) -> dict[tuple[str, int], MapCheck]:
         """The known checks by method and target; kept, since others may displace them before the job runs."""
         pairs = [(method, target) for method in self.methods for target in self.job.targets or ()]
         found = ((m.label, target, self.checks.get(self.job, m, target)) for m, target in pairs)
@@ -92,8 +95,15 @@ class JobRunner:
 
     def _map_step(self, methods: list[RequestedMethod]) -> Step:
         short = all(method.can_interleave for method in methods)
-        is_parallel = not short or self.job.served.parameters >= MIN_PARALLEL_PARAMETERS
-        return Step(lambda: self._compute_maps(methods), short, is_parallel, self.batches.group(self.job, methods))
+        group = self.batches.group(self.job, methods)
+        return Step(lambda: self._compute_maps(methods), short, self._is_parallel, group)
+
+    def _long_step(self, run: Callable[[], None]) -> Step:
+        return Step(run, can_interleave=False, is_parallel=self._is_parallel)
+
+    @property
+    def _is_parallel(self) -> bool:
+        return self.job.served.parameters >= MIN_PARALLEL_PARAMETERS
 
     # -- items ---------------------------------------------------------------------------------------------------
 
@@ -177,7 +187,7 @@ class JobRunner:
                 continue
             known = self._known_checks.get((item.method, item.target)) or self.checks.get(self.job, method, item.target)
             if known is not None:
-                item.result, item.state, item.progress, item.seconds = {"check": known}, "done", 1.0, None
+                item.result, item.state, item.progress, item.seconds = {"check": check_json(known)}, "done", 1.0, None
                 self.job.notify(item)
                 continue
             advance = self._progress([item], check_evaluations(self.job), is_long=True)
@@ -186,7 +196,7 @@ class JobRunner:
                 k = (self.job.targets or []).index(item.target)
                 check = check_map(self.job, self.job.explanations[item.method], k, advance)
                 self.checks.put(self.job, method, item.target, check)
-                item.result = {"check": check}
+                item.result = {"check": check_json(check)}
             except JobCancelled:
                 raise
             except Exception as error:  # noqa: BLE001 - as for maps
@@ -202,7 +212,10 @@ class JobRunner:
             images = self.job.served.model_inputs(self.job.raw_input).image
         images = None if images is None else images.cpu()
         # Their source keeps the inputs of the model, which may be those of a batch.
-        self.job.explanations |= {label: replace(e, images=images, source=None) for label, e in explanations.items()}
+        given: dict[str, Any] = {"images": images, "source": None}
+        if self.job.contrast is not None:
+            given["target_labels"] = (self.job.target_name,)
+        self.job.explanations |= {label: replace(e, **given) for label, e in explanations.items()}
 
     def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
         return explain_inputs(self.job.served, [self.job.raw_input], methods, target_of(self.job), advance)
@@ -238,26 +251,33 @@ class JobRunner:
     def _progress(self, items: Sequence[JobItem], total: int, is_long: bool, done: int = 0) -> Callable[[int], None]:
         """Build the function called after each batch: it reports progress, and raises if the job must stop.
 
-        In a long method it also runs short steps of other clients; their time is not counted. The time left follows
-        from the images evaluated so far.
+        In a long method it also lets other clients run; their time is not counted. The time left follows from the
+        images evaluated since the first batch, which also pays for copies and recordings of the model. It is unknown
+        until a tenth of the images is evaluated.
         """
-        last_update, seconds, start, first = 0.0, 0.0, monotonic(), done
+        last_update, seconds, start = 0.0, 0.0, monotonic()
+        first: tuple[int, float] | None = None
 
         def advance(images: int) -> None:
-            nonlocal done, last_update, seconds, start
+            nonlocal done, last_update, seconds, start, first
             self._check_cancelled()
             done += images
             now = monotonic()
             seconds, self._total_seconds = seconds + now - start, self._total_seconds + now - start
             self._check_time(items[0].method, seconds)
+            if first is None:
+                first = (done, seconds)
+            evaluated = done - first[0]
+            is_known = evaluated >= MIN_SHARE * total
+            left = max(0.0, (seconds - first[1]) * (total - done) / evaluated) if is_known else None
             if now - last_update > PROGRESS_INTERVAL:
                 last_update = now
                 for item in items:
                     item.progress = min(0.99, done / total)
-                    item.result["seconds_left"] = max(0.0, seconds * (total - done) / max(1, done - first))
+                    item.result["seconds_left"] = left
                 self.job.notify(*items)
             if is_long:
-                self.queue.run_short_steps()
+                self.queue.between_batches(self.job.served.has_own_copies)
                 self._check_cancelled()
             start = monotonic()
 

@@ -67,6 +67,25 @@ class CheckRequest(InputRequest):
     seed: Seed = 0
 
 
+class RemoveRequest(RequestSchema):
+    """Patches to remove from an image, and the classes whose probabilities are returned."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "removed": [34, 35], "classes": [2, 5]}]})
+    model: Name
+    picture: Name
+    removed: list[Index] = Field(min_length=1, max_length=20_000, description="Indices of patches, row by row")
+    classes: list[Index] = Field(min_length=1, max_length=20)
+
+
+class RemoveResponse(BaseModel):
+    """Class probabilities without the patches, and without as many others, the mean over shifted regions."""
+
+    without: list[float | None]
+    elsewhere: list[float | None]
+    example: list[int]
+    by: str
+
+
 class CurvesRequest(RequestSchema):
     """Methods to evaluate by deletion and insertion; the random control is always added."""
 
@@ -123,6 +142,29 @@ class WordScore(BaseModel):
     seen: bool
 
 
+class RemovalResult(BaseModel):
+    """The output for the whole input, without the marked patches or words, and without as many others (mean)."""
+
+    share: float
+    whole: float
+    marked: float
+    elsewhere: float
+    is_probability: bool
+    unit: str
+
+
+class CorrelationResult(BaseModel):
+    """Rank correlation of a map with another one, and whether it lies in the good range."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    test: str
+    compared_with: str = Field(alias="with")
+    value: float
+    good: bool
+    range: str
+
+
 class CheckResult(BaseModel):
     """What the check of a map found: the verdict, what it means, and the result in three sentences."""
 
@@ -132,6 +174,8 @@ class CheckResult(BaseModel):
     failures: list[str]
     p_value: float
     sentences: list[str]
+    removal: RemovalResult
+    correlations: list[CorrelationResult]
 
 
 class ItemResponse(BaseModel):

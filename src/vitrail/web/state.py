@@ -33,8 +33,10 @@ from vitrail.web.validation import RequestedMethod, check_text
 T = TypeVar("T")
 
 BACKGROUND_THREADS = 2
-#: Threads that run models, at most.
+#: Steps that run models at the same time, at most.
 MAX_WORKERS = 4
+#: Long steps that pause while those of other clients run, at most. Each has a thread and a copy of the model.
+MAX_PAUSED = 6
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class ServerState:
         self.limits = limits or Limits()
         self.cores = torch.get_num_threads()
         self.workers = self.limits.workers or min(MAX_WORKERS, self.cores)
-        self.models = {served.id: served.for_workers(self.workers) for served in models}
+        self.models = {served.id: served.for_workers(self.workers + MAX_PAUSED) for served in models}
         self._open_queues()
         self.images: BoundedStore[StoredImage] = BoundedStore(self.limits.images, self.limits.image_bytes)
         self.finished_jobs: BoundedStore[Job] = BoundedStore(self.limits.jobs, self.limits.job_bytes)
@@ -97,7 +99,8 @@ class ServerState:
         self._secret = secrets.token_bytes(32)
 
     def _open_queues(self) -> None:
-        self.queue = Queue(self.limits.queue, self.limits.queue_per_client, self.workers, cores=self.cores)
+        limits = self.limits
+        self.queue = Queue(limits.queue, limits.queue_per_client, self.workers, cores=self.cores, paused=MAX_PAUSED)
         self._background = Queue(
             self.limits.files, self.limits.files_per_client, BACKGROUND_THREADS, "files being read or drawn"
         )
@@ -198,9 +201,16 @@ class ServerState:
     def start(self, job: Job, methods: Sequence[RequestedMethod], client: Client) -> Job:
         """Queue a job; if its results are known, it does not wait for those that run a model.
 
+        Returns:
+            The job, or an equal one of the same client that nobody follows at the moment: a page that was reloaded
+            continues with the job that it has started.
+
         Raises:
             ApiError: 503, the queue is full.
         """
+        if (same := self._abandoned(job)) is not None:
+            same.followed_at = monotonic()
+            return same
         runner = JobRunner(job, methods, self.queue, self.limits, self.batches, self.check_cache)
         task = QueuedTask(client.key, deque(runner.steps), lambda problem: self._finish(job, problem))
         with self._lock:
@@ -212,6 +222,16 @@ class ServerState:
                 del self._active[job.id]
             raise
         return job
+
+    def _abandoned(self, job: Job) -> Job | None:
+        """An unfinished job of the same client that asks for the same and that nobody follows."""
+        with self._lock:
+            active = [one for one, _ in self._active.values()]
+        for one in active:
+            is_free = not one.followers and not one.finished and not one.cancelled.is_set()
+            if is_free and one.owners & job.owners and one.request_key == job.request_key:
+                return one
+        return None
 
     def cancel(self, job: Job) -> None:
         """Cancel a job: a queued one at once, a running one after the current batch."""

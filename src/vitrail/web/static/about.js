@@ -1,18 +1,10 @@
 /** Beside the large map: the verdict of its check, what the method computes, and how to read the map. */
 
 import { methodTitle } from "./captions.js";
-import { el, sentence, setText } from "./dom.js";
+import { el, minus, sentence, setText } from "./dom.js";
 import { formatSeconds } from "./maps.js";
 
 const find = (id) => document.getElementById(id);
-
-/** Short names of the verdicts for cards. */
-export const VERDICT_LABELS = {
-  faithful: "passes the check",
-  "no better than chance": "no better than chance",
-  unstable: "unstable",
-  "not class-specific": "not class-specific",
-};
 
 /** The verdict of a check as a badge, or "" while there is none. */
 export function verdictBadge(item) {
@@ -21,7 +13,7 @@ export function verdictBadge(item) {
   return el(
     "span",
     { class: passed ? "verdict passed" : "verdict failed", title: sentence(meaning), data: { verdict } },
-    VERDICT_LABELS[verdict] ?? verdict,
+    verdict,
   );
 }
 
@@ -60,7 +52,8 @@ export class AboutMap {
       if (item?.check)
         parts.push(
           el("p", { class: "check-verdict" }, about, verdictBadge(item), " ", sentence(item.check.meaning)),
-          el("p", { class: "check-detail" }, item.check.sentences.join(" ")),
+          el("p", { class: "check-detail" }, minus(item.check.sentences.slice(0, 2).join(" "))),
+          correlationList(item.check.correlations),
         );
       else if (item?.error) parts.push(el("p", {}, `${about}Not checked: ${sentence(item.error.what)}`));
       else if (!enabled) parts.push(el("p", {}, `${about}Not checked.`));
@@ -69,7 +62,7 @@ export class AboutMap {
     if (better) {
       const show = el("button", { type: "button", class: "secondary" }, `Show ${methodTitle(better)}`);
       show.addEventListener("click", () => this.on.focus(better.spec));
-      parts.push(el("p", { class: "row" }, `${methodTitle(better)} passes the check on this image.`, show));
+      parts.push(el("p", { class: "row" }, `The map of ${methodTitle(better)} is faithful on this image.`, show));
     }
     const drawnKey = JSON.stringify([method.spec, parts.map((part) => part.textContent)]);
     if (this.check.drawnKey !== drawnKey) {
@@ -97,8 +90,10 @@ export class AboutMap {
           ` (${paper.authors}, ${paper.year})`,
         )
       : el("p", { class: "paper" }, method.family === "control" ? "A control, not a method." : "A method of Vitrail.");
+    const page = method.name ? `/help/methods/${encodeURIComponent(method.name)}` : "/help#methods";
     this.method.replaceChildren(
       el("p", { class: "summary" }, el("strong", {}, methodTitle(method)), ": ", method.summary ?? ""),
+      el("p", { class: "paper" }, el("a", { href: page, target: "_blank" }, `More about ${method.title}`)),
       source,
       el("p", { class: "cost" }, costText(method)),
     );
@@ -128,6 +123,21 @@ export class AboutMap {
     this.reading.drawnKey = drawnKey;
     this.reading.replaceChildren(...lines.map((line) => el("li", {}, line)));
   }
+}
+
+/** The rank correlations of a check, each with its good range. */
+function correlationList(correlations) {
+  if (!correlations?.length) return "";
+  const rows = correlations.map((one) =>
+    el(
+      "li",
+      { class: one.good ? "good" : "doubtful" },
+      el("span", { class: "value" }, minus(one.value.toFixed(2))),
+      el("span", {}, one.with),
+      el("small", {}, one.good ? `good: ${one.range}` : `doubtful; good: ${one.range}`),
+    ),
+  );
+  return el("ul", { class: "correlations", "aria-label": "Rank correlation of this map with" }, ...rows);
 }
 
 function pendingText(item) {

@@ -15,7 +15,32 @@ export const DEFAULT_STYLE = {
 const VIEWS = ["maps", "matrix", "models"];
 const SHOWN = ["both", "first", "second"];
 
-const integers = (text) => (text ?? "").split(",").filter((part) => /^\d{1,7}$/.test(part)).map(Number);
+const isInteger = (part) => /^\d{1,7}$/.test(part);
+const integers = (text) => (text ?? "").split(",").filter(isInteger).map(Number);
+
+/**
+ * What of a link does not apply, as sentences.
+ *
+ * @param model the model that is shown
+ * @param methods methods of the link that do not exist or do not apply
+ */
+export function problemsOf(search, model, methods) {
+  const parameters = new URLSearchParams(search);
+  const parts = (parameters.get("classes") ?? "").split(",").filter(Boolean);
+  const classes = parts.filter((part) => !isInteger(part) || Number(part) >= model.class_count);
+  const problems = [];
+  if (methods.length)
+    problems.push(`${methods.length > 1 ? "Methods" : "Method"} ${methods.join(", ")} not available for ${model.title}.`);
+  if (classes.length)
+    problems.push(
+      `${classes.length > 1 ? "Classes" : "Class"} ${classes.join(", ")} not found: ${model.title} has classes 0 to ${model.class_count - 1}.`,
+    );
+  if (parameters.get("text") && model.kind !== "text")
+    problems.push("The text of this link is not explained: no text model is served here.");
+  if (parameters.get("view") && !VIEWS.includes(parameters.get("view")))
+    problems.push(`View ${parameters.get("view")} does not exist.`);
+  return problems;
+}
 
 /**
  * Read the state from the parameters of a URL; what is missing or not valid is left out.

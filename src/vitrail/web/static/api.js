@@ -97,6 +97,7 @@ export const predict = (input, signal) => requestForImage("/api/predict", input,
 export const explain = (body) => requestForImage("/api/explain", body);
 export const check = (body) => requestForImage("/api/check", body);
 export const curves = (body) => requestForImage("/api/curves", body);
+export const remove = (body, signal) => requestForImage("/api/remove", body, signal);
 export const attention = (body, signal) => requestForImage("/api/attention", body, signal);
 export const job = (id) => requestJson("GET", `/api/jobs/${id}`);
 export const cancel = (id) => request("DELETE", `/api/jobs/${id}`);

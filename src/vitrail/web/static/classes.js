@@ -97,7 +97,7 @@ export class ClassPicker {
     button.addEventListener("click", () => this.#choose(index));
     const row = el("li", { class: position === 0 ? "first" : position === 1 ? "second" : "" }, button);
     if (this.canCompare && position !== 0) {
-      const label = `${position === 1 ? "Stop comparing" : "Compare"} with ${this.name(index)}`;
+      const label = position === 1 ? `Stop comparing with ${this.name(index)}` : `Compare with ${this.name(index)}`;
       const compare = el(
         "button",
         {
@@ -108,7 +108,7 @@ export class ClassPicker {
           title: label,
           "aria-label": label,
         },
-        "vs",
+        position === 1 ? "comparing" : "compare",
       );
       compare.addEventListener("click", () =>
         this.#select(position === 1 ? [this.targets[0]] : [this.targets[0], index]),
@@ -237,6 +237,7 @@ export class ClassPicker {
     this.input.value = "";
     this.#closePopup();
     this.#choose(index);
+    this.list.querySelector(`[data-role="class-${index}"]`)?.focus();
   }
 
   #closePopup() {

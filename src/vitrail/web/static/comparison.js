@@ -14,6 +14,7 @@ import {
 import { DIVERGING, PAIR, SEQUENTIAL, drawImage, drawMap, drawPair } from "./colour.js";
 import { el, errorMessage, iconButton, oncePerFrame, setText } from "./dom.js";
 import { formatNumber, mapOf, ordinal, patchValues } from "./maps.js";
+import { summarise } from "./summary.js";
 
 const LARGE_SIZE = 768;
 /** Longest side of an original image on the canvas. */
@@ -50,9 +51,11 @@ export class MapComparison {
       if (event.target === this.zoom) this.zoom.close();
     });
     this.readoutText = el("span", {});
+    this.pinButton = el("button", { type: "button", class: "secondary", id: "pin" }, "Pin");
+    this.pinButton.title = "Keep this result for comparison with others";
     this.readout.append(
       this.readoutText,
-      el("span", { class: "readout-actions" }, this.attentionButton, this.enlargeButton),
+      el("span", { class: "readout-actions" }, this.attentionButton, this.enlargeButton, this.pinButton),
     );
     this.#drawReadouts();
   }
@@ -160,6 +163,8 @@ export class MapComparison {
       caption.drawnKey = drawnKey;
       caption.replaceChildren(el("span", {}, this.#captionText(method)), verdictBadge(worst));
     }
+    const map = mapOf(this.scene.item(method.spec, this.scene.targets[0]));
+    setText(document.getElementById("main-map-summary"), map ? summarise(map, this.scene.grid) : "");
     this.figure.classList.toggle("chance", worst?.check?.verdict === "no better than chance");
     const classes = this.scene.targets.map((t) => this.scene.className(t)).join(" and ");
     this.mainMap.setAttribute("aria-label", `${method.title} map for ${classes} over the image`);

@@ -50,6 +50,7 @@ export function sentence(string) {
 export function showAlert(error) {
   if (error?.name === "AbortError") return;
   const alert = document.getElementById("alert");
+  alert.classList.remove("info");
   alert.replaceChildren(
     errorMessage(error),
     iconButton("close", "Dismiss this message", () => {
@@ -58,6 +59,22 @@ export function showAlert(error) {
   );
   alert.hidden = false;
 }
+
+/** Say at the top of the page what was changed or ignored, until it is dismissed. */
+export function showInfo(text) {
+  const alert = document.getElementById("alert");
+  alert.classList.add("info");
+  alert.replaceChildren(
+    el("p", { class: "info-message" }, text),
+    iconButton("close", "Dismiss this message", () => {
+      alert.hidden = true;
+    }),
+  );
+  alert.hidden = false;
+}
+
+/** Write hyphens before digits as minus signs. */
+export const minus = (text) => text.replaceAll(/(^|[\s(=])-(?=[\d.])/g, "$1−");
 
 export function hideAlert() {
   document.getElementById("alert").hidden = true;

@@ -5,6 +5,9 @@ import { el } from "./dom.js";
 const CELL = 300;
 const GAP = 10;
 const LEFT = 190;
+/** Height of a verdict below a map, and of the colour bars at the end. */
+const VERDICT = 26;
+const LEGEND = 26;
 const FONT = '"Segoe UI", Inter, "Noto Sans", "Liberation Sans", system-ui, sans-serif';
 
 /** Split a text into lines that fit a width. */
@@ -28,8 +31,22 @@ function wrap(context, text, width) {
  * @param columns [{title, note}]
  * @param rows [{title, note}]
  * @param canvas returns the canvas of a cell
+ * @param check returns the check of a cell, or undefined
+ * @param bars colour bars: [{canvas, labels}]
  */
-export function saveTable({ caption, columns, rows, canvas, fileName }) {
+export function saveTable(table) {
+  drawTable(table).toBlob((blob) => {
+    const url = URL.createObjectURL(blob);
+    const link = el("a", { href: url, download: table.fileName });
+    document.body.append(link);
+    link.click();
+    link.remove();
+    setTimeout(() => URL.revokeObjectURL(url), 10_000);
+  }, "image/png");
+}
+
+/** Draw a table of maps with the verdict of each and the colour bars, on a new canvas. */
+function drawTable({ caption, columns, rows, canvas, check, bars }) {
   const page = document.createElement("canvas");
   const context = page.getContext("2d");
   const heights = rows.map((row) =>
@@ -45,7 +62,7 @@ export function saveTable({ caption, columns, rows, canvas, fileName }) {
   const longest = (texts) => Math.max(...texts.map((lines) => lines.length));
   const noteHeight = 21 * longest(notes);
   const top = GAP + 30 * title.length + 24 * longest(heads) + noteHeight + 14;
-  page.height = Math.ceil(top + heights.reduce((sum, h) => sum + h + GAP, 0) + GAP);
+  page.height = Math.ceil(top + heights.reduce((sum, h) => sum + h + VERDICT + GAP, 0) + LEGEND + GAP);
   context.fillStyle = "#fff";
   context.fillRect(0, 0, page.width, page.height);
   const write = (lines, x, y, step, font, colour = "#15181b") => {
@@ -66,15 +83,21 @@ export function saveTable({ caption, columns, rows, canvas, fileName }) {
     columns.forEach((column, c) => {
       const cell = canvas(row, column);
       context.drawImage(cell, LEFT + c * (CELL + GAP), y, CELL, (CELL * cell.height) / cell.width);
+      const found = check(row, column);
+      const text = found ? `${found.passed ? "✓" : "✗"} ${found.verdict}` : "not checked";
+      const colour = found ? (found.passed ? "#17663a" : "#a3201c") : "#4d565e";
+      write([text], LEFT + c * (CELL + GAP), y + heights[r] + 19, 20, `15px ${FONT}`, colour);
     });
-    y += heights[r] + GAP;
+    y += heights[r] + VERDICT + GAP;
   });
-  page.toBlob((blob) => {
-    const url = URL.createObjectURL(blob);
-    const link = el("a", { href: url, download: fileName });
-    document.body.append(link);
-    link.click();
-    link.remove();
-    setTimeout(() => URL.revokeObjectURL(url), 10_000);
-  }, "image/png");
+  let x = GAP;
+  for (const { canvas: bar, labels } of bars) {
+    context.font = `15px ${FONT}`;
+    const width = context.measureText(labels[0]).width;
+    write([labels[0]], x, y + 18, 20, `15px ${FONT}`);
+    context.drawImage(bar, x + width + 8, y + 6, 160, 14);
+    write([labels.at(-1)], x + width + 176, y + 18, 20, `15px ${FONT}`);
+    x += width + 190 + context.measureText(labels.at(-1)).width + 20;
+  }
+  return page;
 }

@@ -1,6 +1,6 @@
 /** The image panel: an image, classes, methods, and their maps. */
 
-import { AboutMap } from "./about.js";
+import { AboutMap, worstCheck } from "./about.js";
 import { DEFAULT_STYLE } from "./address.js";
 import * as api from "./api.js";
 import { combinedState, methodTitle } from "./captions.js";
@@ -10,11 +10,17 @@ import { MapComparison } from "./comparison.js";
 import { addControls, showClassChoice, showStyle } from "./controls.js";
 import { Curves } from "./curves.js";
 import { hideAlert, sentence, setText, showAlert } from "./dom.js";
+import { examplesFor, showExamples } from "./examples.js";
 import { Downloads } from "./downloads.js";
+import { closeDrawer } from "./drawer.js";
 import { headline, tableHeadline } from "./headline.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { MethodPicker } from "./methods.js";
+import { showRecent } from "./recent.js";
+import { Pins } from "./pins.js";
+import { PatchRemoval } from "./removal.js";
+import { uploadReduced } from "./shrink.js";
 import { addImageSources, addThumbnails, markSample } from "./sources.js";
 import { findFile, keepFile } from "./uploads.js";
 import { TableViews } from "./views.js";
@@ -59,6 +65,8 @@ export class ImagePanel {
       },
       attention: (patch) => attention.open(this.input, patch, this.scene),
     });
+    this.removal = new PatchRemoval();
+    this.pins = new Pins(() => this.#shownResult());
     this.views = new TableViews(
       () => this.draw(),
       () => this.#change(),
@@ -128,13 +136,13 @@ export class ImagePanel {
   async open(model, state, models, job = null) {
     const session = (this.session += 1);
     const known = model === this.model;
-    Object.assign(this, { model, shown: state.shown ?? "both", focus: state.focus });
+    Object.assign(this, { model, models, shown: state.shown ?? "both", focus: state.focus });
     if (state.style) {
       this.style = state.style;
       showStyle(this.style);
     }
     if (!known) this.classes.setModel(model);
-    this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
+    this.rejected = this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
     this.views.setModels(models, model, state);
     let loadThumbnails = () => {};
     if (!known) {
@@ -150,7 +158,7 @@ export class ImagePanel {
 
   /** Offer a model and its samples without opening an image. */
   async prepare(model, models) {
-    this.model = model;
+    Object.assign(this, { model, models });
     this.classes.setModel(model);
     this.methods.setModel(model);
     this.views.setModels(models, model, {});
@@ -161,10 +169,19 @@ export class ImagePanel {
   async #addSamples() {
     const samples = await api.samples(this.model.id);
     this.firstSample = samples[0]?.id;
-    return addThumbnails(samples, (id) => this.#open({ sample: id }, { push: true }));
+    showExamples(find("examples"), examplesFor(this.model, samples, this.models ?? []), (address) => {
+      closeDrawer();
+      history.pushState(null, "", address);
+      dispatchEvent(new PopStateEvent("popstate"));
+    });
+    return addThumbnails(samples, (id) => {
+      closeDrawer();
+      this.#open({ sample: id }, { push: true });
+    });
   }
 
   async upload(file) {
+    closeDrawer();
     await this.#open({ file }, { push: true });
   }
 
@@ -195,9 +212,9 @@ export class ImagePanel {
     const { id } = this.model;
     if (sample) return [await api.useSample(id, sample), { sample }];
     if (file) {
-      const stored = await api.upload(id, file);
-      keepFile(stored.picture, file);
-      return [stored, { file }];
+      const { stored, sent } = await uploadReduced(file, (one) => api.upload(id, one));
+      await keepFile(stored.picture, sent);
+      return [stored, { file: sent }];
     }
     const kept = await findFile(image);
     try {
@@ -240,6 +257,7 @@ export class ImagePanel {
     this.root.classList.remove("empty");
     find("notice").hidden = true;
     markSample(source.sample ?? null);
+    showRecent(find("recent"), (file) => this.upload(file), image.id);
     this.#showNotes([...(stored.notes ?? []), ...(stored.geometry.cropped ? [stored.geometry.text] : [])]);
     if (!isSame || job) {
       this.curves.clear();
@@ -343,7 +361,29 @@ export class ImagePanel {
     const heading = view === "matrix" ? tableHeadline(this.classes) : headline(this.classes, shown, contrast);
     this.views.show(this.scene, { heading, model: this.model, classes: this.classes, keys });
     if (this.views.name === "maps") this.#drawMaps(methods, keys);
+    else this.#checkTable(keys);
     this.#drawStatus(methods, heading);
+  }
+
+  /** The large map with what it shows, for pinning; null while it is not ready. */
+  #shownResult() {
+    const method = this.methods.info(this.focus);
+    if (!this.image || !this.jobs.finished([method.spec], this.keys).length) return null;
+    return {
+      canvas: find("main-map").querySelector("canvas"),
+      model: this.model.title,
+      name: this.keys.map((key) => this.classes.name(key)).join(" and "),
+      method: methodTitle(method),
+      check: worstCheck(this.keys.map((key) => this.checks.item(method.spec, key))),
+    };
+  }
+
+  /** Check the maps of a table: those of the first model, then those of the second. */
+  #checkTable(keys) {
+    const ready = this.jobs.finished(this.methods.specs, keys);
+    this.checks.update(ready, keys, this.jobs.idle);
+    const { done, total } = this.checks.progress(ready, keys);
+    if (this.views.name === "models") this.views.other.check(this.checks.enabled && done === total);
   }
 
   #drawMaps(methods, keys) {
@@ -365,6 +405,7 @@ export class ImagePanel {
       better: failed ? (methods.find(passes) ?? null) : null,
       geometry: this.image.geometry,
     });
+    this.removal.show(this.scene, this.input, method, this.classes);
     showClassChoice(
       keys.length > 1 ? keys.map((key) => this.classes.name(key)) : [],
       this.shown,
@@ -381,6 +422,7 @@ export class ImagePanel {
   #drawStatus(methods, heading) {
     find("question").replaceChildren(...heading.nodes);
     document.title = `${heading.text} Vitrail`;
+    setText(find("intro-class"), this.classes.predicted ? this.classes.name(this.classes.predicted.index) : "its class");
     const itemsOf = (method) => this.keys.map((t) => this.jobs.item(method.spec, t)).filter(Boolean);
     const states = methods.map((method) => combinedState(itemsOf(method)));
     const open = states.filter((state) => state === "running" || state === "queued").length;

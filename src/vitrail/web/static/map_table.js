@@ -1,7 +1,8 @@
 /** A table of maps, methods in rows, that can be saved as a figure. */
 
-import { drawImage, drawMap } from "./colour.js";
-import { resizeCanvas } from "./captions.js";
+import { verdictBadge } from "./about.js";
+import { colourLegend, resizeCanvas } from "./captions.js";
+import { DIVERGING, SEQUENTIAL, drawImage, drawMap } from "./colour.js";
 import { el, setText } from "./dom.js";
 import { saveTable } from "./figure.js";
 
@@ -20,15 +21,17 @@ export class MapTable {
     this.status = el("p", { class: "status", role: "status", "aria-live": "polite" });
     this.save = el("button", { type: "button", class: "button" }, "Save as a figure (PNG)");
     this.save.addEventListener("click", () => this.#save());
+    this.legends = el("div", { class: "legends" });
     root.append(
       el("div", { class: "table-scroll", tabIndex: 0, role: "group", "aria-label": "Table of maps" }, this.table),
+      this.legends,
       el("div", { class: "row" }, this.save, this.status),
     );
   }
 
   /**
    * @param content {caption, corner, columns: [{key, title, note}], rows: [{key, title, note}], style,
-   *   cell(row, column) → {image, size: [h, w], map, state, note}}
+   *   cell(row, column) → {image, size: [h, w], map, state, note, check}}
    */
   show(content) {
     this.content = content;
@@ -36,15 +39,34 @@ export class MapTable {
     const structure = JSON.stringify([content.caption, columns, rows]);
     if (structure !== this.structure) this.#build(structure);
     let ready = 0;
+    let checked = 0;
+    const signs = new Set();
     for (const row of rows)
       for (const column of columns) {
         const cell = this.cells.get(`${row.key} ${column.key}`);
-        ready += this.#drawCell(cell, content.cell(row, column), content.style);
+        const shown = content.cell(row, column);
+        ready += this.#drawCell(cell, shown, content.style);
+        checked += Boolean(shown.check?.check ?? shown.check?.error ?? (shown.map ? null : shown.note));
+        if (shown.map) signs.add(shown.map.signed);
       }
+    this.#drawLegends(signs, content.style);
     this.save.disabled = !ready;
     const total = rows.length * columns.length;
-    setText(this.status, ready < total ? `${ready} of ${total} maps ready` : "");
+    const maps = ready < total ? `${ready} of ${total} maps ready` : "";
+    setText(this.status, maps || (checked < total ? `${checked} of ${total} maps checked` : ""));
     this.root.dataset.state = ready < total ? "running" : "done";
+    this.root.dataset.checked = String(checked === total);
+  }
+
+  /** The colour bars of the maps that are shown. */
+  #drawLegends(signs, style) {
+    const drawnKey = JSON.stringify([[...signs].sort(), style.sequential, style.diverging]);
+    if (this.legends.drawnKey === drawnKey) return;
+    this.legends.drawnKey = drawnKey;
+    this.legends.replaceChildren(
+      signs.has(false) ? colourLegend(style.sequential, ["least", "most relevant"], SEQUENTIAL) : "",
+      signs.has(true) ? colourLegend(style.diverging, ["against", "0", "for"], DIVERGING) : "",
+    );
   }
 
   #build(structure) {
@@ -66,8 +88,9 @@ export class MapTable {
             "aria-label": `${row.title}, ${column.title}`,
           });
           const note = el("small", { class: "cell-note" });
-          this.cells.set(`${row.key} ${column.key}`, { canvas, note });
-          return el("td", {}, canvas, note);
+          const verdict = el("span", { class: "cell-verdict" });
+          this.cells.set(`${row.key} ${column.key}`, { canvas, note, verdict });
+          return el("td", {}, canvas, verdict, note);
         }),
       ),
     );
@@ -79,8 +102,13 @@ export class MapTable {
   }
 
   /** Draw a cell if it has changed, and return whether its map is ready. */
-  #drawCell({ canvas, note }, { image, size, map, state, note: text }, style) {
+  #drawCell({ canvas, note, verdict }, { image, size, map, state, note: text, check }, style) {
     setText(note, text ?? (map ? "" : (state ?? "")));
+    if (verdict.drawn !== check) {
+      verdict.drawn = check;
+      const running = check?.state === "running" ? `checking, ${Math.round(100 * (check.progress ?? 0))}\u00a0%` : "";
+      verdict.replaceChildren(verdictBadge(check) || (check?.error ? "not checked" : running));
+    }
     if (!image) return false;
     resizeCanvas(canvas, size, CELL_SIZE);
     const drawnKey = JSON.stringify([image.id, canvas.width, style, Boolean(map)]);
@@ -96,7 +124,12 @@ export class MapTable {
   #save() {
     const { caption, columns, rows } = this.content;
     const canvas = (row, column) => this.cells.get(`${row.key} ${column.key}`).canvas;
-    saveTable({ caption, columns, rows, canvas, fileName: this.fileName });
+    const check = (row, column) => this.content.cell(row, column).check?.check;
+    const bars = [...this.legends.querySelectorAll(".legend")].map((legend) => ({
+      canvas: legend.querySelector("canvas"),
+      labels: [...legend.querySelectorAll("span:not(.scale)")].map((span) => span.textContent),
+    }));
+    saveTable({ caption, columns, rows, canvas, check, bars, fileName: this.fileName });
     setText(this.status, `Saved ${this.fileName}.`);
   }
 }

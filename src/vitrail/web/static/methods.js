@@ -36,6 +36,11 @@ export class MethodPicker {
       "aria-label": "Find a method",
     });
     this.filter.addEventListener("input", () => this.#applyFilter());
+    this.showAll = el("button", { type: "button", class: "secondary all-methods", "aria-expanded": "false" });
+    this.showAll.addEventListener("click", () => {
+      this.showAll.setAttribute("aria-expanded", String(this.showAll.getAttribute("aria-expanded") !== "true"));
+      this.#applyFilter();
+    });
     this.list = el("div", { class: "methods", role: "group", "aria-label": "Methods" });
     this.specInput = el("input", {
       type: "text",
@@ -64,15 +69,14 @@ export class MethodPicker {
       this.summary,
       this.filter,
       this.list,
+      this.showAll,
       this.specInput,
       el("div", { class: "row" }, fast, defaultOnly),
     );
     root.append(this.collapsible);
-    // On a phone, the open list would push the image off the screen.
-    if (matchMedia("(max-width: 46rem)").matches) this.collapsible.open = false;
   }
 
-  /** Show the methods of a model; keep the selection where the methods apply. */
+  /** Show the methods of a model; keep the selection where the methods apply. Returns those given that do not. */
   setModel(model, specs) {
     this.model = model;
     const applies = (spec) => model.methods.some((m) => m.name === spec.split(":")[0] && m.works);
@@ -80,6 +84,7 @@ export class MethodPicker {
     const kept = [...new Set(requested)].filter(applies);
     this.specs = kept.length ? kept : [model.default];
     this.#draw();
+    return specs ? [...new Set(specs)].filter((spec) => !kept.includes(spec)) : [];
   }
 
   /** The registry entry of a method, with its options as text. */
@@ -160,7 +165,15 @@ export class MethodPicker {
 
   #applyFilter() {
     const typed = this.filter.value.trim().toLowerCase();
-    for (const row of this.list.querySelectorAll("label")) row.hidden = !row.dataset.search.includes(typed);
+    const all = this.showAll.getAttribute("aria-expanded") === "true";
+    const short = new Set([this.model?.default, ...INITIAL_METHODS, ...this.specs]);
+    for (const row of this.list.querySelectorAll("label")) {
+      const listed = typed || all || short.has(row.querySelector("input").value);
+      row.hidden = !listed || !row.dataset.search.includes(typed);
+    }
+    const { length } = this.model?.methods ?? [];
+    this.showAll.textContent = all ? "Fewer methods" : `All ${length} methods`;
+    this.showAll.hidden = Boolean(typed);
     for (const group of this.list.querySelectorAll("fieldset"))
       group.hidden = !group.querySelector("label:not([hidden])");
   }

@@ -1,6 +1,7 @@
 /** A second model on the same image: its prediction, and its maps for the class that is explained. */
 
 import * as api from "./api.js";
+import { MapChecks } from "./checks.js";
 import { el, showAlert } from "./dom.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
@@ -18,6 +19,7 @@ export class OtherModel {
     this.select = select;
     this.onChange = onChange;
     this.jobs = new JobManager(onChange);
+    this.checks = new MapChecks(onChange);
     this.model = null;
     this.key = "";
     select.addEventListener("change", () => {
@@ -64,6 +66,7 @@ export class OtherModel {
         ]);
         if (key !== this.key) return;
         this.jobs.setInput(input);
+        this.checks.setInput(input);
         Object.assign(this, { model, prediction, image: { id: `${imageId} ${model.id}`, element } });
       }
       if (!this.model) return;
@@ -76,12 +79,20 @@ export class OtherModel {
       const usable = methods.filter(({ spec }) =>
         model.methods.some((method) => method.name === spec.split(":")[0] && method.works),
       );
+      this.usable = usable.map(({ spec }) => spec);
       this.jobs.request(usable, [this.target]);
     } catch (error) {
       this.key = "";
       showAlert(error);
     }
     this.onChange();
+  }
+
+  /** Check the maps that are ready, unless the user has stopped checking. */
+  check(enabled) {
+    if (!this.model || this.target == null) return;
+    if (!enabled) this.checks.pause();
+    else this.checks.update(this.jobs.finished(this.usable ?? [], [this.target]), [this.target], this.jobs.idle);
   }
 
   #known(index) {

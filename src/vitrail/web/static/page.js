@@ -1,11 +1,13 @@
 /** The page: tabs, model selection, theme, the address, and start-up. */
 
-import { formatAddress, parseAddress } from "./address.js";
+import { formatAddress, parseAddress, problemsOf } from "./address.js";
 import * as api from "./api.js";
 import { AttentionDialog } from "./attention.js";
-import { el, setText, showAlert } from "./dom.js";
+import { el, setText, showAlert, showInfo } from "./dom.js";
+import { addDrawer } from "./drawer.js";
 import { ImagePanel } from "./image.js";
 import { TextPanel } from "./text.js";
+import { addTour } from "./tour.js";
 import { reshade } from "./words.js";
 
 const THEME = "vitrail-theme";
@@ -55,13 +57,15 @@ async function openTab(name) {
   else if (name === "text") panels.text.showNoModel();
 }
 
-/** Show a model with a state in its panel. */
-async function openState(model, state, job = null, push = false) {
+/** Show a model with a state in its panel; `search` is the link it comes from, if any. */
+async function openState(model, state, job = null, push = false, search = "") {
   if (model.kind !== tab) showTab(model.kind);
   find("model").value = model.id;
   if (push) history.pushState(null, "", location.href);
   try {
     await panels[model.kind].open(model, state, models, job);
+    const problems = search ? problemsOf(search, model, panels[model.kind].rejected ?? []) : [];
+    if (problems.length) showInfo(`This link was changed. ${problems.join(" ")}`);
   } catch (error) {
     showAlert(error);
   }
@@ -74,7 +78,7 @@ async function openAddress() {
   const model = state.model
     ? models.find((one) => one.id === state.model)
     : (modelsFor(kind)[0] ?? models[0]);
-  if (model) await openState(model, state);
+  if (model) await openState(model, state, null, false, location.search);
   else if (state.model)
     showNotice(
       `The model “${state.model}” of this link is not served here.`,
@@ -190,6 +194,8 @@ function measureFirstMap() {
 
 async function start() {
   addThemeButton();
+  addDrawer();
+  addTour();
   addTabEvents();
   measureFirstMap();
   try {

@@ -1,6 +1,6 @@
 /** Ways to open an image: the file dialog, drag and drop, the clipboard, and the samples. */
 
-import { el } from "./dom.js";
+import { el, showAlert } from "./dom.js";
 
 const find = (id) => document.getElementById(id);
 
@@ -38,7 +38,14 @@ export function addImageSources(isActive, open) {
     event.preventDefault();
     depth = 0;
     showOverlay(false);
-    if (isActive()) openFirst(event.dataTransfer?.files);
+    if (!isActive()) return;
+    const { files, types } = event.dataTransfer ?? {};
+    if (files?.length) openFirst(files);
+    else if (types?.includes("text/uri-list") || types?.includes("text/html"))
+      showAlert({
+        what: "A link was dropped, not a file. This page does not load images from other sites.",
+        fix: "Save the image, then open or drop the file; or copy the image and paste it here.",
+      });
   });
 }
 
@@ -51,11 +58,12 @@ export function addThumbnails(samples, open) {
       .map((sample) => {
         const image = el("img", { alt: sample.title, width: 56, height: 56 });
         images.push([image, sample.url]);
-        const title = sample.credit ? `${sample.title} (${sample.credit})` : sample.title;
+        const title = [sample.title, sample.about, sample.credit].filter(Boolean).join(". ");
         const button = el(
           "button",
           { type: "button", title, "aria-pressed": "false", data: { sample: sample.id } },
           image,
+          sample.label ? el("small", { "aria-hidden": "true" }, sample.label) : "",
         );
         button.addEventListener("click", () => open(sample.id));
         return el("li", {}, button);

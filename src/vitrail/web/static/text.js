@@ -5,7 +5,7 @@ import * as api from "./api.js";
 import { combinedState, mapProperties, methodTitle, waitingText } from "./captions.js";
 import { MapChecks } from "./checks.js";
 import { ClassPicker } from "./classes.js";
-import { el, errorMessage, hideAlert, iconButton, oncePerFrame, sentence, setText, showAlert } from "./dom.js";
+import { el, errorMessage, hideAlert, iconButton, minus, oncePerFrame, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
 import { headline } from "./headline.js";
 import { JobManager } from "./jobs.js";
@@ -70,7 +70,7 @@ export class TextPanel {
     const known = model === this.model;
     this.model = model;
     if (!known) this.classes.setModel(model);
-    this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
+    this.rejected = this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
     if (!known) {
       const samples = (await api.samples(model.id)).filter((sample) => sample.text);
       this.firstSample = samples[0]?.text;
@@ -215,7 +215,7 @@ export class TextPanel {
     if (item?.check)
       parts.push(
         el("p", { class: "check-verdict" }, verdictBadge(item), " ", sentence(item.check.meaning)),
-        el("p", { class: "check-detail" }, item.check.sentences.join(" ")),
+        el("p", { class: "check-detail" }, minus(item.check.sentences.join(" "))),
       );
     else if (item?.error) parts.push(el("p", { class: "check-detail" }, `Not checked: ${sentence(item.error.what)}`));
     else if (item?.state === "running")

@@ -43,6 +43,16 @@ export async function keepFile(id, file) {
   }
 }
 
+/** The files kept, the latest first: [{id, file, time}]; none where there is no storage. */
+export async function recentFiles() {
+  try {
+    const all = await run("readonly", (store) => result(store.getAll()));
+    return all.sort((a, b) => b.time - a.time);
+  } catch {
+    return [];
+  }
+}
+
 /** The file of an image, or null if this browser does not have it. */
 export async function findFile(id) {
   try {

@@ -56,7 +56,10 @@ export class TableViews {
         note: formatPercent(classes.probability(key)),
         target: key,
       })),
-      cell: (row, column) => this.#cell(scene.image, scene.size, scene.item(row.key, column.target)),
+      cell: (row, column) => ({
+        ...this.#cell(scene.image, scene.size, scene.item(row.key, column.target)),
+        check: scene.check(row.key, column.target),
+      }),
     });
   }
 
@@ -78,11 +81,16 @@ export class TableViews {
       rows: scene.methods.map(rowOf),
       columns: [first, second],
       cell: (row, column) => {
-        if (column.key === "first") return this.#cell(scene.image, scene.size, scene.item(row.key, target));
+        if (column.key === "first")
+          return {
+            ...this.#cell(scene.image, scene.size, scene.item(row.key, target)),
+            check: scene.check(row.key, target),
+          };
         if (!other.model) return { state: "loading" };
         const item = other.jobs.item(row.key, other.target);
         const entry = other.model.methods.find((method) => method.name === row.key.split(":")[0]);
         const cell = this.#cell(other.image, other.model.input, item);
+        cell.check = other.checks.item(row.key, other.target);
         return entry?.works ? cell : { ...cell, note: "does not apply" };
       },
     });
