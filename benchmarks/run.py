@@ -14,6 +14,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
 import traceback
 import warnings
@@ -24,42 +25,39 @@ from typing import Any
 
 import agreement
 import calls
-import cluster
-import dataset
-import kernels
-import perturbation
-import server
-import server_abuse
 import torch
-import two_versions
 from measuring import Run, device_label, parse_value, save_results
 
-#: Cases that are functions of their own, beside those of the tables.
-FUNCTIONS: dict[str, Callable[..., Any]] = {
-    "perturbation": perturbation.perturbation,
-    "rise": perturbation.rise,
-    "evaluator": perturbation.evaluator,
-    "table": perturbation.table,
-    "dataset": dataset.dataset,
-    "linear_maps": kernels.linear_maps,
-    "row_tiles": kernels.row_tiles,
-    "overhead": two_versions.overhead,
-    "serve": server.serve,
-    "serve_flood": server.serve_flood,
-    "serve_abuse": server_abuse.serve_abuse,
-    "ray_cluster": cluster.ray_cluster,
-}
+#: Cases that are functions of their own, beside those of the tables, with their modules. These are imported when a case
+#: runs, since some need optional libraries.
+FUNCTIONS = {
+    "perturbation": "perturbation", "rise": "perturbation", "evaluator": "perturbation", "table": "perturbation",
+    "dataset": "dataset", "linear_maps": "kernels", "row_tiles": "kernels", "overhead": "two_versions",
+    "serve": "server", "serve_flood": "server", "serve_abuse": "server_abuse", "ray_cluster": "cluster",
+}  # fmt: skip
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function of a case."""
+    function: Callable[..., Any] = getattr(importlib.import_module(FUNCTIONS[name]), name)
+    return function
+
+
+def _run_function(name: str, *args: Any, **settings: Any) -> Any:
+    return function_of(name)(*args, **settings)
+
+
 CASES: dict[str, Callable[..., Any]] = {
     **{name: partial(calls.run_case, case) for name, case in calls.CASES.items()},
     **{name: partial(agreement.run_case, case) for name, case in agreement.CASES.items()},
-    **FUNCTIONS,
+    **{name: partial(_run_function, name) for name in FUNCTIONS},
 }
 
 
 def describe(name: str) -> tuple[str, dict[str, Any]]:
     """What a case measures, and its settings with their defaults."""
     if name in FUNCTIONS:
-        function = FUNCTIONS[name]
+        function = function_of(name)
         parameters = inspect.signature(function).parameters.values()
         return (function.__doc__ or "").partition("\n")[0], {
             p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY
