@@ -67,7 +67,7 @@ def require_agreement(shared: ForwardPass) -> None:
         StructureDiffersError: It differs; the message says in what.
     """
     evidence = shared.evidence
-    if evidence is None or fast.recording():
+    if evidence is None or fast.capturing():
         return
     noted, evidence.disagreements = evidence.disagreements, []
     found = [reason for reason, value in noted if value is True]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import class_logits, output_count, stated_count
-from vitrail.capture.program import Program
+from vitrail.capture.program import MAX_INDEX, Program, checksum
 from vitrail.capture.trace import Needs
 
 #: Numbers in the residual stream of a batch up to which launching a pass takes a good part of its time: by whether the
@@ -47,12 +47,28 @@ _COMPUTING = frozenset({
 })  # fmt: skip
 
 
+class _Moves(Program):
+    """Functions with their settings, and the content of indices; which tensors they were applied to is left out."""
+
+    def note(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """Add one function call."""
+        del result
+        settings = [(name, self._described(value)) for name, value in kwargs.items()]
+        self.value = hash((self.value, func, *map(self._described, args), *settings))
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        integers = not (tensor.is_floating_point() or tensor.is_complex())
+        if integers and id(tensor) not in self._inputs and 0 < tensor.numel() <= MAX_INDEX:
+            self.indices.append(checksum(tensor))
+        return (tensor.dim(), integers)
+
+
 class _MovesMode(TorchFunctionMode):
     """Notes the functions of a pass that move, select or detach tensors: these can change maps but not the outputs."""
 
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.program = Program(inputs)
+        self.program = _Moves(inputs)
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

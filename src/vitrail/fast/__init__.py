@@ -9,9 +9,9 @@ from __future__ import annotations
 from vitrail.fast.kernels import faster, kernel
 from vitrail.fast.known_model import TABLES, forget_module, on_forget, recall, remember, sizes
 from vitrail.fast.module_walk import cached_per_call, call_cache, modules_of, tensors_of, weights_of, weights_state
+from vitrail.fast.recordings import capturing, keep, log_reason, recordable, recording
 from vitrail.fast.recordings import count as count_recordings
 from vitrail.fast.recordings import forget as forget_recordings
-from vitrail.fast.recordings import keep, log_reason, recordable, recording
 from vitrail.fast.recordings import run as run_recorded
 from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
@@ -24,6 +24,7 @@ __all__ = [
     "TABLES",
     "cached_per_call",
     "call_cache",
+    "capturing",
     "changed",
     "count_recordings",
     "current_call",

@@ -98,7 +98,14 @@ class _Recording(Generic[Extra]):
 
 
 #: By pass: its recording, or how often it is still to be run before it is recorded.
-_Passes = OrderedDict[Hashable, _Recording[Any] | int]
+class _Passes(OrderedDict[Hashable, _Recording[Any] | int]):
+    """Passes of a model, and what was noted when each was computed and its structure confirmed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: dict[Hashable, Any] = {}
+
+
 _passes: WeakKeyDictionary[nn.Module, _Passes] = WeakKeyDictionary()
 _out_of_date: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
@@ -152,6 +159,11 @@ def recording() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
+def capturing() -> bool:
+    """Whether a pass is being recorded, so that no result can be read."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
+
+
 def keep(*tensors: Tensor) -> None:
     """Let tensors live as long as the recording under way, if there is one: a cache may drop them before."""
     if _state.kept is not None:
@@ -202,7 +214,7 @@ def run(
         confirm: Runs the model as it is and compares it with the results of a replay.
     """
     key = (key, *((t.shape, t.stride(), t.dtype) for t in inputs))
-    passes = _passes.setdefault(model, OrderedDict())
+    passes = _passes.setdefault(model, _Passes())
     try:
         return _run(model, passes, key, inputs, compute, confirm)
     except torch.OutOfMemoryError:
@@ -246,11 +258,12 @@ def _run(
         deterministic = _drawn(device) == drawn
         if not deterministic:
             log_reason("the pass draws random numbers")
+        noted = confirm(result[0], None)[1] if deterministic else None
         with _lock:
             runs = RUNS_BEFORE_RECORDING if len(passes) >= MANY_PASSES else 0
-            passes[key] = runs if deterministic else NOT_RECORDABLE
+            passes[key], passes.noted[key] = (runs if deterministic else NOT_RECORDABLE), noted
             while len(passes) > MOST_KNOWN:
-                passes.popitem(last=False)
+                passes.noted.pop(passes.popitem(last=False)[0], None)
         return result
     with _lock:
         known = passes.pop(key, NOT_RECORDABLE)
@@ -259,6 +272,8 @@ def _run(
             known -= 1
         if new:
             known = _record(_keeping(compute, weights_of(model)), inputs) or NOT_RECORDABLE
+            if isinstance(known, _Recording):
+                known.noted = passes.noted.get(key)
         passes[key] = known  # last in order of use
         if new and isinstance(known, _Recording):
             _bound(passes, key, device)
@@ -267,10 +282,12 @@ def _run(
     results, extra = known.replay(inputs)
     state = state_of(model)
     if state is None or known.confirmed_in is not state:
-        agrees, known.noted = confirm(results, known.noted)
+        agrees, noted = confirm(results, known.noted)
         if not bool(agrees):
             _drop_out_of_date(model, passes, key)
-            return compute(inputs)
+            computed = compute(inputs)
+            passes.noted[key] = noted
+            return computed
         known.confirmed_in = state
     return results, extra
 
@@ -309,19 +326,26 @@ class _OutsideTensors(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        for tensor in tree_leaves((args, kwargs or {})):
-            if isinstance(tensor, Tensor) and tensor.is_cuda:
-                address = tensor.untyped_storage().data_ptr()
-                if address not in self._made and address not in self._seen:
-                    self._seen.add(address)
-                    self.tensors.append(tensor.detach())
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.is_cuda:
-                address = tensor.untyped_storage().data_ptr()
-                if address not in self._seen:
-                    self._made.add(address)
+        with torch._C.DisableTorchFunction():  # noqa: SLF001 - modes of the pass saw the call already
+            self._note_read(tree_leaves((args, kwargs or {})))
+            result = func(*args, **(kwargs or {}))
+            self._made |= {_address(t) for t in tree_leaves(result) if _on_gpu(t)} - self._seen
         return result
+
+    def _note_read(self, values: Sequence[Any]) -> None:
+        for tensor in filter(_on_gpu, values):
+            address = _address(tensor)
+            if address not in self._made and address not in self._seen:
+                self._seen.add(address)
+                self.tensors.append(tensor.detach())
+
+
+def _on_gpu(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_cuda
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
 
 
 def _bound(passes: _Passes, newest: Hashable, device: torch.device) -> None:

@@ -50,7 +50,7 @@ def few_rows(R: Tensor) -> Tensor | None:
         >>> few_rows(torch.ones(2, 2)) is None
         True
     """
-    if R.device.type != "cpu" or R.dim() < 2 or fast.fast_paths_disabled():
+    if R.device.type != "cpu" or R.dim() < 2 or fast.capturing() or fast.fast_paths_disabled():
         return None
     sizes = torch.linalg.vector_norm(R.flatten(0, -2), 1, -1)
     rows = sizes.nonzero()[:, 0]
