@@ -25,7 +25,7 @@ pl = pytest.importorskip("polars")
 
 #: Plans that reproduce no table of a paper.
 OWN_PLANS = {
-    "gradtoken_fig6", "imagenet1000", "imagenet1000_many", "scenes", "smoke", "vitcx_appendix_b", "vitcx_appendix_c",
+    "gradtoken_fig6", "grid_pointing", "imagenet1000", "imagenet1000_many", "scenes", "smoke", "vitcx_appendix_b", "vitcx_appendix_c",
     "vitcx_appendix_f",
 }  # fmt: skip
 #: Plans that reproduce a part of a table, and the table.

@@ -82,7 +82,7 @@ def audio():
 CASES = {
     "clip rollout": (clip, "rollout"), "clip occlusion": (clip, "occlusion"), "clip attnlrp": (clip, "attnlrp"),
     "siglip2 leadlight": (siglip2, "leadlight"),
-    "vilt occlusion": (vilt, "occlusion"), "visual_bert leadlight": (visual_bert, "leadlight"),
+    "visual_bert leadlight": (visual_bert, "leadlight"),
     "visual_bert integrated_gradients": (visual_bert, "integrated_gradients"),
     "t5 integrated_gradients": (t5, "integrated_gradients"), "video leadlight": (video, "leadlight"),
     "audio rollout": (audio, "rollout"),
