@@ -19,9 +19,10 @@ def bench():
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
         import run
+
+        yield run  # cases import their modules when they are described
     finally:
-        sys.path.pop(0)
-    return run
+        sys.path.remove(str(ROOT / "benchmarks"))
 
 
 def test_tables_name_methods_modes_and_precisions_that_exist(bench):

@@ -377,7 +377,7 @@ def test_a_model_that_does_not_name_its_embedding_layer_is_refused_by_name():
         vitrail.explain(model, given, "gradient_x_input", target=1)
     other = nn.Embedding(60, 32).double()
     model.get_input_embeddings = lambda: other
-    with pytest.raises(NotApplicableError, match="does not embed them"):
+    with pytest.raises(NotApplicableError, match="was called with these tokens"):
         vitrail.explain(model, given, "gradient_x_input", target=1)
 
 
