@@ -305,7 +305,7 @@ def forward_pass(
             they depend on.
     """
     layers = structure.layers
-    confirm = confirm and not fast.recording()  # the same call has run the pass before
+    confirm = confirm and not fast.capturing()  # nothing can be read while a pass is recorded
     if not layers:
         with _feature_pass(model, model_inputs, structure) as found:
             yield found

@@ -126,7 +126,7 @@ def _holds(module: nn.Module, weights: _Weights | None) -> bool:
     A layer that is no such map runs as it is, so there is nothing to confirm. While a pass is recorded nothing is read
     from the device: the same call has run the pass before.
     """
-    if weights is None or fast.recording():
+    if weights is None or fast.capturing():
         return True
     weight, bias = weights
     row = torch.randn(1, weight.shape[1], generator=torch.Generator().manual_seed(7)).to(weight)
