@@ -76,7 +76,7 @@ def explain_demo_scenes(
     for pairs, index in DEMO_SCENES:
         scene = Scenes(split="test", objects=1, pairs=pairs)[index]
         targets = tuple(dict.fromkeys(scene.classes))
-        explanations = explain(loaded, scene.to_tensor(), methods=chosen, target=[list(targets)])
+        explanations = explain(loaded, scene.to_tensor()[None], methods=chosen, target=[list(targets)])
         scenes.append(DemoScene(scene, targets, explanations))
         advance()
     return scenes
