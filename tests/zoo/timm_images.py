@@ -90,7 +90,6 @@ ENTRIES = [
         "class-attention",
         size=240,
         depth=[[1, 1, 0], [1, 1, 0], [1, 1, 0]],
-        pending={"plant_patch": "the mean of two heads inside another module is taken for features"},
     ),
     other("pit_ti_224", PYRAMID, img_size=64, depth=(1, 1, 1)),
     other("levit_128s", PYRAMID, size=224),

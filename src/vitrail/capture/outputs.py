@@ -60,6 +60,11 @@ def stated_count(model: nn.Module) -> int | None:
     return stated if isinstance(stated, int) and stated >= 0 else None
 
 
+def _stated_by_parts(model: nn.Module) -> set[int]:
+    """Numbers of classes that parts of a model state, such as the classifier inside a module of the user."""
+    return {count for part in model.modules() if (count := stated_count(part))}
+
+
 def keep_kind(model: nn.Module, key: Hashable) -> None:
     """Keep what is known of the output under a key: of the part that one way to read it chooses."""
     fast.remember(model, "outputs", fast.recall(model, "outputs"), key)
@@ -88,7 +93,10 @@ def _output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
         return "sigmoid"
     if is_probabilities(scores):
         return "probabilities"
-    if stated == scores.shape[1] or not isinstance(output, Tensor):
+    if not isinstance(output, Tensor) or scores.shape[1] in {
+        stated,
+        *(_stated_by_parts(model) if stated is None else ()),
+    }:
         return "scores"
     projected = func in MATMUL and any(isinstance(a, nn.Parameter) and a.dim() == 2 for a in args)
     return "features" if stated == 0 or func in _POOLING or func in NORM or projected else "scores"

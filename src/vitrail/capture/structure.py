@@ -353,6 +353,8 @@ def _layout(
     elif owners is not None:
         layout = measured_layout(owners, tokens)
         check = _placed(layout, owners, name)
+        # Each call confirms the order that was measured: that of the patches, and where there is one.
+        one.owners = None if layout is None else _of_patches(owners, layout.patch_tokens(tokens))
     if size is not None and (layout is None or given.grid is not None or given.table is not None):
         measured = layout
         layout = count_layout(given, tokens, size, calls[0].grid, _stated_prefix(one.model))
@@ -371,6 +373,11 @@ def _layout(
     if causal and given.prefix is None and size is None:  # the first token of a causal model is a word like others
         layout = replace(layout, prefix=0)
     return layout, [*notes, *([note] if note else [])], check
+
+
+def _of_patches(owners: Tensor, patches: Sequence[int]) -> Tensor:
+    """The owners without pixels of tokens that are no patches, such as a mean of all, which depends on every pixel."""
+    return owners.masked_fill(~torch.isin(owners, torch.tensor(patches, device=owners.device)), -1)
 
 
 def _padding_in_place(owners: Tensor, valid: Tensor) -> Tensor:

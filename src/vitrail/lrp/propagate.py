@@ -20,7 +20,7 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.capture.program import Program
 from vitrail.capture.trace import Trace
-from vitrail.errors import ModelError, NotApplicableError
+from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
 from vitrail.lrp.rules import RuleSet
@@ -170,7 +170,7 @@ def _run(
             scores = read(output)
             logits = None if _precisions(model) else logits_of(output)  # in half precision they are not the model's own
     if len(mode.attention) <= structure.layers[-1].call:
-        raise ModelError(
+        raise StructureDiffersError(
             f"the model attended {len(mode.attention)} times where {structure.layers[-1].call + 1} were expected: "
             "its path depends on the input; explain the inputs one by one"
         )
