@@ -254,21 +254,11 @@ def plant_patch(subject: Subject, methods: Sequence[str]) -> None:
     for method, found in maps(planted, methods).items():
         fine = nn.functional.interpolate(found[:, None].abs(), images.shape[-2:], mode="nearest")[:, 0]
         inside = torch.zeros_like(fine, dtype=torch.bool)
-        # A patch of the model that is larger than the window has one relevance.
-        rows, columns = images.shape[-2] // found.shape[-2], images.shape[-1] // found.shape[-1]
-        whole = (_cells(window[0], rows), _cells(window[1], columns))
-        inside[(..., *whole)] = True
+        inside[(..., *window)] = True
         outside = float(torch.where(inside, 0, fine).max())
         for i in range(len(fine)):
             assert float(fine[i][inside[i]].max()) > 0, f"{method}: zero at the patch"
         assert outside <= 1e-6 * float(fine.max()), f"{method}: {outside:.2g} outside of the patch"
-
-
-def _cells(window: slice, size: int) -> slice:
-    """The cell of a grid that contains a window, or the window where cells are smaller."""
-    if size <= window.stop - window.start:
-        return window
-    return slice(window.start // size * size, -(-window.stop // size) * size)
 
 
 def decisive_patch(subject: Subject, methods: Sequence[str]) -> None:
