@@ -50,11 +50,11 @@ def plain(library: str, name: str, model: str = "") -> Entry:
     return Entry(f"{library}:{model or name}", build, ("swap_patches",), slow=slow)
 
 
-def other(library: str, name: str, reason: str) -> Entry:
+def other(library: str, name: str, reason: str, refused: str = "rollout") -> Entry:
     build = partial(tiny, library, "vision", name)
     return Entry(
         f"{library}:{name}", build, ("plant_patch", "permute_examples"), METHODS.get(name, INPUT_METHODS),
-        {"rollout": reason},
+        {refused: reason},
         slow=name not in FAST,
     )  # fmt: skip
 
@@ -67,5 +67,5 @@ ENTRIES = [
     plain("torchvision", "vit"),
     *(other("torchvision", name, reason) for name, reason in TORCHVISION.items()),
     *(plain("open_clip", name) for name in OPEN_CLIP),
-    other("open_clip", "modified resnet", "attention"),
+    other("open_clip", "modified resnet", "no such pair of sums", refused="leadlight"),
 ]
