@@ -14,6 +14,8 @@ from vitrail.capture.verify import Check
 UNCHAINED_KINDS = {
     "windowed": "attends inside windows, so no attention matrix connects all its patches",
     "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
+    "encoder-decoder": "has attention between two sequences of its own, such as those of a decoder and an encoder, so "
+    "its attention layers form no single chain",
     "class-attention": "reads its patches through several class-attention layers",
     "parallel": "runs attention layers side by side (parallel branches, several encoders, or an encoder and a "
     "decoder), so they form no single chain",
@@ -81,6 +83,7 @@ class ModelStructure:
         owners: Token of each pixel as measured, shape (height, width), or None.
         overlapping: Whether a pixel belongs to several tokens.
         order_by_image: Whether the order of the tokens depends on the image.
+        text: Whether the tokens of a text are explained.
         programs: Programs of the passes for which the structure was confirmed, see `vitrail.capture.program`.
     """
 
@@ -105,6 +108,7 @@ class ModelStructure:
     owners: Tensor | None = field(default=None, compare=False, repr=False)
     overlapping: bool = False
     order_by_image: bool = False
+    text: bool = False
     programs: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_facts(self, other: ModelStructure) -> bool:

@@ -41,12 +41,14 @@ class Applies:
         reads: A key of ``READS``.
         stitched: Whether the method also works on window attention stitched into attention between all patches.
         text: Whether a method that does not read attention also works on the embeddings of a text's tokens.
+        drops_tokens: Whether a method that does not read attention removes patches by dropping their tokens.
         excluded: Kinds of models the method is not defined on although it could read them, with the reason.
     """
 
     reads: str = "attention"
     stitched: bool = False
     text: bool = False
+    drops_tokens: bool = False
     excluded: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -123,6 +125,11 @@ class Method:
         return self.variants.get("preview", self.quick)
 
     @property
+    def reads_order(self) -> bool:
+        """Whether its maps depend on which token is which patch: methods on pixels alone do not."""
+        return self.applies.reads != "outputs" or self.applies.drops_tokens
+
+    @property
     def options(self) -> dict[str, Any]:
         """Its options with their defaults; methods that evaluate a score also take ``score``."""
         return dict(self._defaults)
@@ -197,6 +204,8 @@ class Method:
         attention = self.applies.reads == "attention"
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+        if structure.text and (reason := self.reason_against("text")) is not None:
+            self._refuse(structure, reason, "text")
         if self.applies.reads == "features" and structure.members > 1:
             raise NotApplicableError(
                 f"{self.name} does not apply to {structure.model}: {structure.members} encoders side by side compute "
@@ -223,7 +232,9 @@ class Method:
             )
 
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
-        usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
+        kinds = {kind, "text"} if structure.text else {kind}
+        known = [m for m in METHODS.values() if m.class_specific and m.family != "control"]
+        usable = [m.name for m in known if all(m.reason_against(k) is None for k in kinds)]
         more = " or stitch=True" if self.applies.stitched and structure.kind == "windowed" else ""
         raise NotApplicableError(
             f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
