@@ -165,6 +165,8 @@ class TokenDropper:
         self.structure = read_structure(self.model, model_inputs, layout)
         if self.structure.kind != "plain" or self.structure.layout.grid is None:
             raise self._not_applicable(f"its attention is {self.structure.kind}")
+        if layout is None and self.structure.order_by_image:
+            raise self._not_applicable("the order of its tokens depends on the image")
         self.grid = self.structure.layout.grid
         self.prefix = self.structure.layout.prefix or 0
         self._call_index = self._find_call(model_inputs)
