@@ -95,7 +95,10 @@ def attention_without(model: nn.Module, inputs: ModelInputs, structure: ModelStr
 
     def edit(A: Tensor) -> Tensor:
         if A.dim() != 4 or A.shape[0] != len(present):
-            raise ModelError(f"the attention of {structure.model} has shape {tuple(A.shape)}, not (b, H, m, n)")
+            raise ModelError(
+                f"the attention of {structure.model} over {len(kept)} images has shape {tuple(A.shape)}: it has "
+                "several examples in one sequence, so that patches cannot be masked in it; use occlusion or rise"
+            )
         masked = A * present[:, None, None, present.shape[1] - A.shape[-1] :]
         return masked / masked.sum(-1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
 
