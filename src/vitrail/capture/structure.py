@@ -31,7 +31,6 @@ from vitrail.capture.structure_checks import (
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, ModelError, TargetError
-from vitrail.fast.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
@@ -112,10 +111,10 @@ def forget(model: Any) -> None:
 
 def _version(model: nn.Module) -> int:
     """A number that changes when modules are replaced, or weights are trained, loaded or swapped."""
-    modules = modules_of(model)
+    modules = fast.modules_of(model)
     adapted = [m for m in modules if "base_layer" in m._modules]  # noqa: SLF001
     switches = tuple(bool(getattr(m, "merged", False)) for m in adapted)
-    return hash((tuple(map(id, modules)), weights_state(model), switches))
+    return hash((tuple(map(id, modules)), fast.weights_state(model), switches))
 
 
 def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
