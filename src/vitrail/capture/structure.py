@@ -149,8 +149,8 @@ def _measure(
             model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
         with mode:
             output = run_model(model, model_inputs)
-        outputs = output_kind(model, output, mode.makers)
-        mode.makers.clear()
+        outputs = output_kind(model, output, mode.recent_calls)
+        mode.recent_calls.clear()
         scores = any_output(output)
         one = StructurePass(model, model_inputs, mode, output, scores, leaf)
         if leaf is None and mode.embeddings:
