@@ -60,6 +60,7 @@ def read_structure(
         target: What is explained, where that is not a class score; it is called with the output for all inputs.
         fresh: Measure it in any case.
     """
+    layout = layout or Layout()
     with lock_of(model):
         key = (
             model_inputs.shape,
@@ -75,7 +76,7 @@ def read_structure(
         if known is not None and not fresh:
             recall_kind(model, model_inputs.reading)
             return known
-        measured = _measure(model, model_inputs, layout or Layout(), target)
+        measured = _measure(model, model_inputs, layout, target)
         if known is not None and known.same_facts(measured):
             measured.programs.update(known.programs)
         keep_kind(model, model_inputs.reading)
