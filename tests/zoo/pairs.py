@@ -61,7 +61,7 @@ def match(output: Any) -> Tensor:
     return output.itm_score[:, 1]
 
 
-CHAIN = ("rollout", "transformer_mm", "gradient_x_input", "occlusion")
+CHAIN = ("rollout", "transformer_mm", "attnlrp", "abslrp", "gradient_x_input", "occlusion")
 INPUTS = ("gradient_x_input", "occlusion")
 ENTRIES = [
     Entry("hf:CLIPModel", partial(contrastive, "CLIPModel", "CLIPConfig", projection_dim=16), ("permute_examples",),
