@@ -145,7 +145,7 @@ class ForwardPass:
         skipped = frozenset[int]() if self.ended is None else self.ended.alone
         found = {}
         for (kind, i), node in self.nodes.items():
-            others = {"dA": i not in skipped, "dZ": self.blocks[i].products is not None or ("dZ", i) == self._last}
+            others = {"dA": i not in skipped, "dZ": True}
             if others.get(kind, not cut):
                 found[kind, i] = node
         return found
@@ -168,6 +168,7 @@ class ForwardPass:
                 products = blocks[index].products
                 if isinstance(products, RowwiseProducts):
                     blocks[index] = blocks[index].having(products=products.with_gradient(value))
+                blocks[index] = blocks[index].having(dZ=value.to(self.dtype))
                 continue
             value = value.to(self.dtype)
             if self.structure.tokens_first and kind in ("dX", "dY"):

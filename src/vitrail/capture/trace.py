@@ -69,6 +69,7 @@ class Block:
         V: Values, shape (b, H, n, dh).
         dA: Gradient of the target at A.
         dQ: Gradient of the target at Q.
+        dZ: Gradient of the target at A·V, the attention's output before its projection, shape (b, H, m, dh).
         Y: Result of the norm in front of the attention: the feature map of the block, shape (b, n, d), or
             (b, rows, columns, d) where the model keeps it so.
         dY: Gradient of the target at Y.
@@ -100,6 +101,7 @@ class Block:
     V: Tensor
     dA: Tensor
     dQ: Tensor
+    dZ: Tensor
     Y: Tensor
     dY: Tensor
     dX: Tensor
