@@ -115,6 +115,8 @@ class AttentionMode(TorchFunctionMode):
         tail: Replaces what leaves the last block: from the outputs of all blocks, which are in the graph, to it.
         heads_first: Whether a merged axis holds all inputs of the first head first.
         from_embedding: Start the graph at the embeddings of a text's tokens.
+        words: Of a text, the numbers of its tokens: the graph then starts at their embeddings alone, not at those of
+            positions or of other inputs.
         explicit: Make every attention explicit, also where nothing of it is kept, unless its matrices are large.
         program: Notes every function that the model calls, or None.
         values_of: Keep the values of this call as a node of the graph, in ``values``.
@@ -139,6 +141,7 @@ class AttentionMode(TorchFunctionMode):
         gap: GraphGap | None = None,
         masks: bool = True,
         results: bool = False,
+        words: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -166,6 +169,7 @@ class AttentionMode(TorchFunctionMode):
         self._keep_output = keep_output
         self._heads_first = heads_first
         self._from_embedding = from_embedding or "dX" in kept
+        self._words = words
         self._grid: tuple[int, int] | None = None
         self._edits = edits or {}
         matrices = NOWHERE.union(*(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
@@ -505,11 +509,23 @@ class AttentionMode(TorchFunctionMode):
     def _embed(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
         """A text has no pixels for the graph to start at; the embeddings of its tokens serve."""
         result: Tensor = func(*args, **kwargs)
-        if self._from_embedding and not result.requires_grad:
+        if self._from_embedding and not result.requires_grad and self._starts_at(args[0]):
             result = result.detach().requires_grad_()
             self.embeddings.append((args[0], result))
             return result.clone()  # models add to it in place, which a leaf does not allow
         return result
+
+    def _starts_at(self, ids: Tensor) -> bool:
+        """Whether the graph starts at the embeddings of these tokens."""
+        words = self._words
+        if words is None or ids is words:
+            return True
+        if ids.numel() != words.numel() or ids.device != words.device:
+            return False
+        if ids.data_ptr() == words.data_ptr():
+            return True
+        same = ids if ids.shape == words.shape else ids.mT if ids.dim() == 2 and ids.mT.shape == words.shape else None
+        return same is not None and bool((same == words).all())
 
     def _convolve(self, func: Any, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
         result: Tensor = func(input, weight, *args, **kwargs)

@@ -128,6 +128,9 @@ class ForwardPass:
             return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=self.valid)
         if at_last is None:
             at_last = self._gradient_at_last(target if read is None else read)
+            if target is not None and self._last in self.nodes:
+                gradient = torch.zeros_like(self.nodes[self._last]) if at_last is None else at_last
+                blocks[-1] = blocks[-1].having(dZ=gradient.to(self.dtype))
         readout = self._readout(at_last)
         valid = self._seen_tokens(readout)
         if valid is not None:
@@ -340,6 +343,7 @@ def forward_pass(
         gap=_gap(by_call, layers) if from_pixels and not whole_graph else None,
         masks=structure.masked,
         results=confirm and whole_graph,
+        words=model_inputs.words if structure.from_words else None,
     )  # fmt: skip
     device = model_inputs.tensors[0].device
     with frozen(model):

@@ -81,6 +81,8 @@ class ModelStructure:
         owners: Token of each pixel as measured, shape (height, width), or None.
         overlapping: Whether a pixel belongs to several tokens.
         order_by_image: Whether the order of the tokens depends on the image.
+        norm_first: Whether the last block normalises in front of its attention, not after the sum.
+        from_words: Whether the graph of a text starts at the embeddings of its own tokens alone.
         programs: Programs of the passes for which the structure was confirmed, see `vitrail.capture.program`.
     """
 
@@ -105,6 +107,8 @@ class ModelStructure:
     owners: Tensor | None = field(default=None, compare=False, repr=False)
     overlapping: bool = False
     order_by_image: bool = False
+    norm_first: bool = False
+    from_words: bool = False
     programs: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_facts(self, other: ModelStructure) -> bool:

@@ -130,12 +130,20 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 def _measure(
-    model: nn.Module, all_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
+    model: nn.Module,
+    all_inputs: ModelInputs,
+    given: Layout,
+    target: Callable[..., Any] | None,
+    from_words: bool = True,
 ) -> ModelStructure:
     model_inputs = all_inputs.select(slice(0, 1))
     image = model_inputs.patches if model_inputs.image is None else model_inputs.image
-    kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), ALL_CALLS)
-    mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True)
+    kept = dict.fromkeys(("stream", "value_path", "branch", "norms", "cut"), ALL_CALLS)
+    from_words = from_words and model_inputs.words is not None
+    mode = AttentionMode(
+        kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True,
+        words=model_inputs.words if from_words else None,
+    )  # fmt: skip
     with frozen(model, merge=False), torch.no_grad():
         bare = run_model(model, model_inputs)
     with frozen(model):
@@ -150,6 +158,9 @@ def _measure(
             model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
         with mode:
             output = run_model(model, model_inputs)
+        if from_words and not mode.embeddings:
+            # The model embeds its words in another form, so the graph starts at all embeddings.
+            return _measure(model, all_inputs, given, target, from_words=False)
         outputs = output_kind(model, output, mode.makers)
         mode.makers.clear()
         scores = any_output(output)
@@ -159,8 +170,8 @@ def _measure(
         if target is None:
             one.live, one.arrived = verify.reaching(mode.calls, scores)
         else:
-            one.live, one.arrived = _reached_by(target, model, all_inputs, len(mode.calls))
-        structure = replace(_describe(one, given), outputs=outputs, given=given)
+            one.live, one.arrived = _reached_by(target, model, all_inputs, len(mode.calls), from_words)
+        structure = replace(_describe(one, given), outputs=outputs, given=given, from_words=from_words)
         check = _agreement(output, bare, scores.dtype)
         structure = replace(structure, checks=(check, *structure.checks))
     _report(structure)
@@ -168,14 +179,15 @@ def _measure(
 
 
 def _reached_by(
-    target: Callable[..., Any], model: nn.Module, model_inputs: ModelInputs, calls: int
+    target: Callable[..., Any], model: nn.Module, model_inputs: ModelInputs, calls: int, from_words: bool
 ) -> tuple[list[int], dict[int, Tensor]]:
     """The attention calls a target function depends on, and the gradients there; measured on all inputs."""
     image = model_inputs.patches if model_inputs.image is None else model_inputs.image
     start = model_inputs.numbers
     if start is not None:
         model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
-    mode = AttentionMode({}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False)
+    words = model_inputs.words if from_words else None
+    mode = AttentionMode({}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False, words=words)
     with mode:
         output = run_model(model, model_inputs)
     scores = target(output)
@@ -235,6 +247,7 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     masked, causal = _masks(calls)
     base = replace(
         base, kind=kind, layers=layers, width=_width(mode, live), calls=len(mode.calls), masked=masked, causal=causal,
+        norm_first="X_norm" in calls[-1].block,
         members=verify.members(calls) if kind != "plain" else 1,
     )  # fmt: skip
     ignored = len(mode.calls) - len(live)

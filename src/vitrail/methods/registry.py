@@ -42,12 +42,14 @@ class Applies:
         stitched: Whether the method also works on window attention stitched into attention between all patches.
         text: Whether a method that does not read attention also works on the embeddings of a text's tokens.
         excluded: Kinds of models the method is not defined on although it could read them, with the reason.
+        norm_first_texts: Whether a method that excludes texts works on text encoders whose blocks normalise first.
     """
 
     reads: str = "attention"
     stitched: bool = False
     text: bool = False
     excluded: Mapping[str, str] = field(default_factory=dict)
+    norm_first_texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -205,7 +207,8 @@ class Method:
             )
         kind = kind_of(structure)
         reason = self.reason_against(kind)
-        if reason is not None:
+        works = kind == "text" and self.applies.norm_first_texts and structure.norm_first
+        if reason is not None and not works:
             self._refuse(structure, reason, kind)
         paired = self.family == "relevance" or not {"Q", "K", "dQ"}.isdisjoint(self.needed(options))
         if paired and attention and not all(layer.product for layer in structure.layers):
