@@ -72,6 +72,7 @@ class Call:
         grid: Spatial size of the last convolution before it, or None.
         Z: Its output before the projection, shape (b, H, m, dh), in the graph; kept only on request.
         V: Its values, shape (b, H, n, dh), in the graph; kept only on request.
+        Q: Its queries, K its keys and O its logits, likewise; queries and keys where they were seen.
         beside: Whether the attention before it had not been added to the stream yet.
         product: Whether its queries and keys were seen: logits with other terms have no such pair.
         folded: Whether the heads were folded into the batch.
@@ -83,6 +84,9 @@ class Call:
     grid: tuple[int, int] | None
     Z: Tensor | None = None
     V: Tensor | None = None
+    Q: Tensor | None = None
+    K: Tensor | None = None
+    O: Tensor | None = None  # noqa: E741 - the papers' name for the logits of attention
     beside: bool = False
     product: bool = True
     folded: bool = False
@@ -117,6 +121,7 @@ class AttentionMode(TorchFunctionMode):
         from_embedding: Start the graph at the embeddings of a text's tokens.
         words: Of a text, the numbers of its tokens: the graph then starts at their embeddings alone, not at those of
             positions or of other inputs.
+        cut_outputs: Make the result of each call a leaf of the graph, and keep its queries, keys and logits too.
         explicit: Make every attention explicit, also where nothing of it is kept, unless its matrices are large.
         program: Notes every function that the model calls, or None.
         values_of: Keep the values of this call as a node of the graph, in ``values``.
@@ -142,6 +147,7 @@ class AttentionMode(TorchFunctionMode):
         masks: bool = True,
         results: bool = False,
         words: Tensor | None = None,
+        cut_outputs: bool = False,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -170,6 +176,7 @@ class AttentionMode(TorchFunctionMode):
         self._heads_first = heads_first
         self._from_embedding = from_embedding or "dX" in kept
         self._words = words
+        self._cut_outputs = cut_outputs
         self._grid: tuple[int, int] | None = None
         self._edits = edits or {}
         matrices = NOWHERE.union(*(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
@@ -221,6 +228,8 @@ class AttentionMode(TorchFunctionMode):
 
     def _node(self, kind: str, index: int, tensor: Tensor) -> Tensor:
         """Make a tensor one whose gradient can be computed; the graph starts here if nothing before needed one."""
+        if kind == "dZ" and self._cut_outputs:
+            return tensor.detach().requires_grad_()
         if not self._wants(kind, index):
             return tensor
         node = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
@@ -277,7 +286,10 @@ class AttentionMode(TorchFunctionMode):
         beside = self.stream is not None and self.stream.in_branch
         Z_graph, V_graph = Z if self._keep_output or self._results else None, V if self._keep_output else None
         allowed = None if mask is None or not self._track_masks else self._allowed(mask, shape[2:], mask is O)
-        self.calls.append(Call(block, shape, self._grid, Z_graph, V_graph, beside, Q is not None, folded, allowed))
+        pair = (Q, K, O) if self._cut_outputs else (None, None, None)
+        self.calls.append(
+            Call(block, shape, self._grid, Z_graph, V_graph, *pair, beside, Q is not None, folded, allowed)
+        )
         if index == self._values_of:
             self.values = V
         if self._gap is not None and index in (self._gap.after, self._gap.until):

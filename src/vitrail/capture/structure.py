@@ -20,6 +20,7 @@ from vitrail.capture.model_structure import AttentionLayer, ModelStructure
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
 from vitrail.capture.residual import ResidualStream
+from vitrail.capture.stream_search import find_streams
 from vitrail.capture.structure_checks import (
     ALL_CALLS,
     StructurePass,
@@ -171,7 +172,8 @@ def _measure(
             one.live, one.arrived = verify.reaching(mode.calls, scores)
         else:
             one.live, one.arrived = _reached_by(target, model, all_inputs, len(mode.calls), from_words)
-        structure = replace(_describe(one, given), outputs=outputs, given=given, from_words=from_words)
+        structure = _with_streams(one, _describe(one, given), given, target, all_inputs if target else None, from_words)
+        structure = replace(structure, outputs=outputs, given=given, from_words=from_words)
         check = _agreement(output, bare, scores.dtype)
         structure = replace(structure, checks=(check, *structure.checks))
     _report(structure)
@@ -283,6 +285,32 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     base, folding = check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
     return replace(base, checks=tuple(checks))
+
+
+def _with_streams(
+    one: StructurePass,
+    base: ModelStructure,
+    given: Layout,
+    target: Callable[..., Any] | None,
+    all_inputs: ModelInputs | None,
+    from_words: bool,
+) -> ModelStructure:
+    """The structure of a model with several streams of tokens, where that is what it has."""
+    if base.kind not in ("pyramid", "parallel", "class-attention") or one.mode.recogniser.unmatched:
+        return base
+    streams = find_streams(one.model, all_inputs or one.model_inputs, target, from_words)
+    if streams is None or not streams.crossed:
+        return base
+    names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
+    layers = tuple(replace(_layer(o.call, one.mode, names), pool=False) for o in streams.layers)
+    tokens = streams.sizes[streams.explained]
+    base = replace(base, kind="streams", streams=streams, layers=layers, tokens=tokens)
+    check = Check("streams of tokens", True, f"{len(streams.sizes)} streams, attention between them seen in full")
+    calls = [one.mode.calls[layers[streams.first].call]]
+    if one.image_size is None:
+        return replace(base, layout=Layout(given.prefix or 0, None, (0,), given.suffix), checks=(*base.checks, check))
+    layout, notes, placed = _layout(one, calls, given, tokens, causal=False)
+    return replace(base, layout=layout, notes=(*base.notes, *notes), checks=(*base.checks, check, placed))
 
 
 def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:

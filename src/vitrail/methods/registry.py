@@ -42,6 +42,7 @@ class Applies:
         stitched: Whether the method also works on window attention stitched into attention between all patches.
         text: Whether a method that does not read attention also works on the embeddings of a text's tokens.
         excluded: Kinds of models the method is not defined on although it could read them, with the reason.
+        streams: Whether it is defined on streams of tokens that cross-attention joins.
         norm_first_texts: Whether a method that excludes texts works on text encoders whose blocks normalise first.
     """
 
@@ -49,6 +50,7 @@ class Applies:
     stitched: bool = False
     text: bool = False
     excluded: Mapping[str, str] = field(default_factory=dict)
+    streams: bool = False
     norm_first_texts: bool = False
 
 
@@ -197,6 +199,8 @@ class Method:
 
     def _check_structure(self, structure: ModelStructure, options: Mapping[str, Any]) -> None:
         attention = self.applies.reads == "attention"
+        if structure.streams is not None and self.applies.streams:
+            return
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
         if self.applies.reads == "features" and structure.members > 1:
