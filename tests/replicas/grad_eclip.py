@@ -13,9 +13,7 @@ def scaled_cosines(query: Tensor, keys: list[Tensor]) -> list[Tensor]:
     return [(cosine - low) / (high - low) for cosine in cosines]
 
 
-def replica(
-    pass_: Pass, classes: Classes, blocks: int = 1, similarity: bool = True, score: str = "logit"
-) -> Tensor:
+def replica(pass_: Pass, classes: Classes, blocks: int = 1, similarity: bool = True, score: str = "logit") -> Tensor:
     """ReLU of the sum over blocks, and over the tokens that the head reads, of Σ_c gradient_c · value_c · similarity.
 
     Args:
@@ -35,8 +33,8 @@ def replica(
     for block, gradient in zip(chosen, gradients, strict=True):
         for image in range(b):
             # One vector a token: the channels of all heads, one head after the other.
-            flat = {name: [torch.cat(list(t[image, :, j])) for j in range(n)] for name, t in
-                    (("g", gradient), ("v", block.V.detach()), ("q", block.Q.detach()), ("k", block.K.detach()))}  # fmt: skip
+            tensors = {"g": gradient, "v": block.V, "q": block.Q, "k": block.K}
+            flat = {name: [torch.cat(list(t.detach()[image, :, j])) for j in range(n)] for name, t in tensors.items()}
             for i in range(n):
                 if pass_.r[i] == 0:
                     continue

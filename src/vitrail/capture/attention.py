@@ -158,6 +158,8 @@ class AttentionMode(TorchFunctionMode):
         #: Convolutions after the first attention, and whether one before it reads overlapping patches.
         self.convolutions = 0
         self.overlapping = False
+        #: Whether features of the input are read at sampled points, as deformable attention does.
+        self.sampled = False
         #: The last function calls, where every attention is made explicit.
         self.makers: deque[tuple[Tensor, Any, tuple[Any, ...]]] = deque(maxlen=256 if explicit else 0)
         self.program = program
@@ -551,6 +553,11 @@ class AttentionMode(TorchFunctionMode):
             self.overlapping = self.overlapping or strides != tuple(weight.shape[2:])
         return result
 
+    def _sample(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+        self.sampled = self.sampled or input.requires_grad
+        result: Tensor = func(input, *args, **kwargs)
+        return result
+
     # Functions, not bound methods: a mode that held its own methods would keep itself, and the graph, alive.
     HANDLERS: ClassVar[dict[Any, Callable[..., Any]]] = {
         F.scaled_dot_product_attention: _fused,
@@ -559,6 +566,7 @@ class AttentionMode(TorchFunctionMode):
         torch.conv2d: _convolve,
         torch.einsum: _product,
         F.embedding: _embed,
+        F.grid_sample: _sample,
         **dict.fromkeys(NORM, _normalise),
         **dict.fromkeys(SOFTMAX, _softmax),
         **dict.fromkeys(MATMUL, _product),

@@ -141,9 +141,7 @@ class ForwardPass:
             readout = _among(readout, valid)
         return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=valid)
 
-    def _stream_trace(
-        self, streams: Streams, target: Tensor | None, keep_graph: bool, read: Tensor | None
-    ) -> Trace:
+    def _stream_trace(self, streams: Streams, target: Tensor | None, keep_graph: bool, read: Tensor | None) -> Trace:
         """The pass through several streams of tokens; the readout of each is measured in this pass."""
         scores = target if read is None else read
         if scores is None:

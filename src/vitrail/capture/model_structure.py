@@ -160,7 +160,9 @@ class ModelStructure:
         if self.kind == "plain":
             rows += [("tokens", self._token_row()), ("readout", self.layout.describe())]
         if self.streams is not None:
-            sizes = [f"{n} (explained)" if i == self.streams.explained else str(n) for i, n in enumerate(self.streams.sizes)]
+            sizes = [
+                f"{n} (explained)" if i == self.streams.explained else str(n) for i, n in enumerate(self.streams.sizes)
+            ]
             rows += [("streams", ", ".join(sizes)), ("tokens", self._token_row())]
         for label, names in (
             ("value projection", [o.value for o in self.layers]),

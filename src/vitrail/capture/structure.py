@@ -31,7 +31,7 @@ from vitrail.capture.structure_checks import (
 )
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import TOLERANCE, Check
-from vitrail.errors import GuessWarning, ModelError, TargetError
+from vitrail.errors import GuessWarning, ModelError, TargetError, VitrailError
 from vitrail.fast.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
@@ -189,7 +189,9 @@ def _reached_by(
     if start is not None:
         model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
     words = model_inputs.words if from_words else None
-    mode = AttentionMode({}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False, words=words)
+    mode = AttentionMode(
+        {}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False, words=words
+    )
     with mode:
         output = run_model(model, model_inputs)
     scores = target(output)
@@ -304,12 +306,15 @@ def _with_streams(
     names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
     layers = tuple(replace(_layer(o.call, one.mode, names), pool=False) for o in streams.layers)
     tokens = streams.sizes[streams.explained]
-    base = replace(base, kind="streams", streams=streams, layers=layers, tokens=tokens)
+    unstreamed, base = base, replace(base, kind="streams", streams=streams, layers=layers, tokens=tokens)
     check = Check("streams of tokens", True, f"{len(streams.sizes)} streams, attention between them seen in full")
     calls = [one.mode.calls[layers[streams.first].call]]
     if one.image_size is None:
         return replace(base, layout=Layout(given.prefix or 0, None, (0,), given.suffix), checks=(*base.checks, check))
-    layout, notes, placed = _layout(one, calls, given, tokens, causal=False)
+    try:
+        layout, notes, placed = _layout(one, calls, given, tokens, causal=False)
+    except VitrailError:  # its tokens lie on no grid of the image
+        return unstreamed
     return replace(base, layout=layout, notes=(*base.notes, *notes), checks=(*base.checks, check, placed))
 
 
@@ -351,6 +356,8 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     pools = [s for s in shapes if s[2] == 1 < s[3]]
     if mode.recogniser.unmatched:
         return "mixed"
+    if mode.sampled:
+        return "unseen"
     if any(s[0] != 1 for s in shapes):
         return "windowed"
     widest = max(shapes, key=lambda s: s[2])

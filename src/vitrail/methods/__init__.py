@@ -18,9 +18,9 @@ from vitrail.methods.registry import METHODS, Applies, Method, find, register
 # isort: on
 
 __all__ = [
-    "METHODS", "Applies", "Cost", "Method", "ModelSize", "Probe", "Trace", "agcam", "atman", "attattr", "attcat", "bi_attn",
-    "cdam", "controls", "find", "forward_passes", "grad_eclip", "grad_rollout", "gradcam", "gradcam_features", "gradient_passes",
-    "gradsam", "gradtoken", "iia", "input_gradients", "leadlight", "legrad", "lrp", "lrp_pass", "occlusion",
-    "raw_attention", "register", "rise", "rollout", "scorecam", "shapley", "shared_pass", "tam", "tis",
-    "transformer_mm", "vit_cx", "vit_shapley", "vtranm",
+    "METHODS", "Applies", "Cost", "Method", "ModelSize", "Probe", "Trace", "agcam", "atman", "attattr", "attcat",
+    "bi_attn", "cdam", "controls", "find", "forward_passes", "grad_eclip", "grad_rollout", "gradcam",
+    "gradcam_features", "gradient_passes", "gradsam", "gradtoken", "iia", "input_gradients", "leadlight", "legrad",
+    "lrp", "lrp_pass", "occlusion", "raw_attention", "register", "rise", "rollout", "scorecam", "shapley",
+    "shared_pass", "tam", "tis", "transformer_mm", "vit_cx", "vit_shapley", "vtranm",
 ]  # fmt: skip

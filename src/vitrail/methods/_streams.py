@@ -44,8 +44,7 @@ def updated_relevance(
         R = added
     wanted = streams.explained if explained is None else explained
     rows = [
-        (r[:, None] @ R[streams.layers[i].queries, wanted])[:, 0]
-        for r, i in zip(readouts, streams.read, strict=True)
+        (r[:, None] @ R[streams.layers[i].queries, wanted])[:, 0] for r, i in zip(readouts, streams.read, strict=True)
     ]
     return sum(rows[1:], start=rows[0])
 
@@ -74,7 +73,9 @@ def rolled_relevance(streams: Streams, matrices: Sequence[Tensor], readouts: Seq
     for r, i in zip(readouts, streams.read, strict=True):
         rows[streams.layers[i].queries] = rows[streams.layers[i].queries] + r
     for step in reversed(streams.steps()):
-        totals = {s: 1 + sum(matrices[i].sum(-1) for i in found) for s, found in by_stream(streams.layers, step).items()}
+        totals = {
+            s: 1 + sum(matrices[i].sum(-1) for i in found) for s, found in by_stream(streams.layers, step).items()
+        }
         shares = [row / totals[s] if s in totals else row for s, row in enumerate(rows)]
         rows = list(shares)
         for i in step:

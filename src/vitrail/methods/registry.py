@@ -230,7 +230,12 @@ class Method:
             )
 
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
-        usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
+        streams = structure.streams is not None
+        usable = [
+            m.name
+            for m in METHODS.values()
+            if m.class_specific and (m.reason_against(kind) is None or (streams and m.applies.streams))
+        ]
         more = " or stitch=True" if self.applies.stitched and structure.kind == "windowed" else ""
         raise NotApplicableError(
             f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
