@@ -40,7 +40,7 @@ def test_layers_are_those_listed_by_hand(name):
 
 
 class Mixing(nn.Module):
-    """A decoder layer that also reads the mean of the encoder's tokens, past its attention."""
+    """A decoder of two layers, the second of which may also read the mean of the encoder's tokens."""
 
     def __init__(self, leak: bool) -> None:
         super().__init__()
@@ -53,10 +53,11 @@ class Mixing(nn.Module):
         x = self.embed(images).flatten(2).mT
         x = x + self.attention(x, x, x)[0]
         q = self.query.expand(len(x), -1, -1)
-        q = q + self.own(q, q, q)[0]
-        if self.leak:
-            q = q + x.mean(1, keepdim=True)
-        q = q + self.cross(q, x, x)[0]
+        for leak in (False, self.leak):
+            q = q + self.own(q, q, q)[0]
+            if leak:
+                q = q + x.mean(1, keepdim=True)
+            q = q + self.cross(q, x, x)[0]
         return self.head(q)[:, 2]
 
 
