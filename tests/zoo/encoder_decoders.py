@@ -136,15 +136,15 @@ def subject_of(name: str) -> Subject:
 
 ENTRIES = [
     Entry("hf:BartForConditionalGeneration", partial(subject_of, "bart"), WORDS, STREAM_METHODS,
-          {"gradtoken": "several streams of tokens"}, slow=False),
+          {"gradtoken": "several streams of tokens"}, slow=False, target="next word"),
     Entry("hf:T5ForConditionalGeneration", partial(subject_of, "t5"), WORDS, STREAM_METHODS,
-          {"vtranm": "several streams of tokens"}),
+          {"gradtoken": "several streams of tokens"}, target="next word"),
     Entry("hf:DetrForObjectDetection", partial(subject_of, "detr"), ("permute_examples",), STREAM_METHODS,
-          {"leadlight": "several streams of tokens"}, slow=False),
+          {"leadlight": "several streams of tokens"}, slow=False, target="label of a box"),
     Entry("hf:ConditionalDetrForObjectDetection", partial(subject_of, "conditional_detr"), ("permute_examples",),
-          STREAM_METHODS, {"leadlight": "several streams of tokens"}),
+          STREAM_METHODS, {"leadlight": "several streams of tokens"}, target="label of a box"),
     Entry("hf:LxmertForQuestionAnswering", partial(subject_of, "lxmert, text"), ("permute_examples",), STREAM_METHODS,
-          {"gradtoken": "several streams of tokens"}),
+          {"gradtoken": "several streams of tokens"}, target="answer"),
     Entry("hf:LxmertForQuestionAnswering, image", partial(subject_of, "lxmert, image"), ("permute_examples",),
-          STREAM_METHODS, {"gradtoken": "several streams of tokens"}),
+          STREAM_METHODS, {"gradtoken": "several streams of tokens"}, target="answer"),
 ]  # fmt: skip
