@@ -62,6 +62,8 @@ def match(output: Any) -> Tensor:
 
 
 CHAIN = ("rollout", "transformer_mm", "gradient_x_input", "occlusion")
+#: With the methods made for such models.
+PROMPTED = (*CHAIN, "grad_eclip", "legrad", "atman")
 INPUTS = ("gradient_x_input", "occlusion")
 #: What the text encoder is explained by, given together with images.
 TEXT_SIDE = ("rollout", "transformer_mm", "grad_eclip", "legrad", "atman")
@@ -97,19 +99,19 @@ def text_side(texts: int = 3) -> Subject:
 ENTRIES = [
     Entry("hf:CLIPModel, text", text_side, ("same_as_twin",), TEXT_SIDE, slow=False, target="image"),
     Entry("hf:CLIPModel", partial(contrastive, "CLIPModel", "CLIPConfig", projection_dim=16), ("permute_examples",),
-          CHAIN, slow=False, target="prompt"),
+          PROMPTED, slow=False, target="prompt"),
     Entry("hf:CLIPModel, three texts", partial(contrastive, "CLIPModel", "CLIPConfig", 3, projection_dim=16),
           ("permute_examples",), CHAIN, target="prompt"),
-    Entry("hf:SiglipModel", partial(contrastive, "SiglipModel", "SiglipConfig"), ("permute_examples",), CHAIN,
+    Entry("hf:SiglipModel", partial(contrastive, "SiglipModel", "SiglipConfig"), ("permute_examples",), PROMPTED,
           slow=False, target="prompt"),
     Entry("hf:ChineseCLIPModel", partial(contrastive, "ChineseCLIPModel", "ChineseCLIPConfig", projection_dim=16),
           ("permute_examples",), CHAIN, target="prompt"),
     Entry("hf:AltCLIPModel",
           partial(contrastive, "AltCLIPModel", "AltCLIPConfig", projection_dim=16,
                   text_config=TEXT | {"project_dim": 16, "pad_token_id": 1}),
-          ("permute_examples",), CHAIN, target="prompt"),
+          ("permute_examples",), PROMPTED, target="prompt"),
     Entry("hf:BlipModel", partial(contrastive, "BlipModel", "BlipConfig", projection_dim=16), ("permute_examples",),
-          CHAIN, target="prompt"),
+          PROMPTED, target="prompt"),
     Entry("hf:MetaClip2Model", partial(contrastive, "MetaClip2Model", "MetaClip2Config", projection_dim=16),
           ("permute_examples",), CHAIN, target="prompt"),
     Entry("hf:ViltForQuestionAnswering",
