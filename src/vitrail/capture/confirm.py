@@ -55,7 +55,9 @@ def examine(shared: ForwardPass, targets: Sequence[Tensor] = (), by_order: bool 
             continue
         reached = upstream_of(target, evidence.outputs)
         layers = {layer.call for layer in structure.layers}
-        if evidence.outputs and reached != layers & set(evidence.outputs):
+        # Results that do not depend on the input are no nodes of the graph.
+        nodes = {call for call, Z in evidence.outputs.items() if Z.grad_fn is not None}
+        if evidence.outputs and reached != layers & nodes:
             evidence.differs("which attention layers the score depends on", True)
 
 

@@ -215,7 +215,8 @@ class _Place:
 def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[str]) -> Relevances:
     mode, layers = one.mode, structure.layers
     attention = layers if "A" in want else layers[-1:] if "A:last" in want else ()
-    streams = [o.call for o in layers if not o.pool] if want & {"tokens", "totals"} else []
+    inside = layers if structure.streams is None else (layers[structure.streams.first],)
+    streams = [o.call for o in inside if not o.pool] if want & {"tokens", "totals"} else []
     missing = [i for i, call in enumerate(streams) if call not in mode.entering]
     if missing:
         raise NotApplicableError(
