@@ -61,7 +61,7 @@ def match(output: Any) -> Tensor:
     return output.itm_score[:, 1]
 
 
-CHAIN = ("rollout", "transformer_mm", "gradient_x_input", "occlusion")
+CHAIN = ("rollout", "transformer_mm", "attnlrp", "abslrp", "gradient_x_input", "occlusion")
 #: With the methods made for such models.
 PROMPTED = (*CHAIN, "grad_eclip", "legrad", "atman")
 INPUTS = ("gradient_x_input", "occlusion")
@@ -116,8 +116,8 @@ ENTRIES = [
           ("permute_examples",), CHAIN, target="prompt"),
     Entry("hf:ViltForQuestionAnswering",
           partial(paired, "ViltForQuestionAnswering", "ViltConfig", **VISION, num_labels=5, vocab_size=60,
-                  max_position_embeddings=32), ("permute_examples",), INPUTS,
-          pending={"permute_examples": "patches are drawn in a random order; methods on pixels are refused for it"}),
+                  max_position_embeddings=32), ("permute_examples", "swap_patches"), INPUTS,
+          {"rollout": "the order of the patches differed"}),
     Entry("hf:BlipForImageTextRetrieval",
           partial(paired, "BlipForImageTextRetrieval", "BlipConfig", match, vision_config=VISION, text_config=TEXT,
                   image_text_hidden_size=16), ("permute_examples",), INPUTS, target="match"),

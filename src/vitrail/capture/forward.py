@@ -489,7 +489,10 @@ def _feature_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelS
     """A forward pass through a model without attention, whose last feature map is kept as the one block's Y."""
     image = model_inputs.image
     if image is None:
-        raise NotApplicableError(f"{structure.model} {UNCHAINED_KINDS['none']}; a text has no other feature map")
+        raise NotApplicableError(
+            f"{structure.model} {UNCHAINED_KINDS['none']}, and only images have another feature map; "
+            f"{model_inputs.what}"
+        )
     mode = FeatureMode(model_inputs.batch)
     with frozen(model):
         with mode:

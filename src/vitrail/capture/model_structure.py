@@ -15,6 +15,8 @@ from vitrail.capture.verify import Check
 UNCHAINED_KINDS = {
     "windowed": "attends inside windows, so no attention matrix connects all its patches",
     "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
+    "encoder-decoder": "has attention between two sequences of its own, such as those of a decoder and an encoder, so "
+    "its attention layers form no single chain",
     "class-attention": "reads its patches through several class-attention layers",
     "parallel": "runs attention layers side by side (parallel branches, several encoders, or an encoder and a "
     "decoder), so they form no single chain",
@@ -84,6 +86,7 @@ class ModelStructure:
         owners: Token of each pixel as measured, shape (height, width), or None.
         overlapping: Whether a pixel belongs to several tokens.
         order_by_image: Whether the order of the tokens depends on the image.
+        text: Whether the tokens of a text are explained.
         streams: Streams of tokens that attention joins, for models of kind "streams"; else None.
         norm_first: Whether the last block normalises in front of its attention, not after the sum.
         from_words: Whether the graph of a text starts at the embeddings of its own tokens alone.
@@ -111,6 +114,7 @@ class ModelStructure:
     owners: Tensor | None = field(default=None, compare=False, repr=False)
     overlapping: bool = False
     order_by_image: bool = False
+    text: bool = False
     streams: Streams | None = None
     norm_first: bool = False
     from_words: bool = False

@@ -238,7 +238,8 @@ def _report(structure: ModelStructure) -> None:
 
 def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     mode = one.mode
-    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, ())
+    text = one.model_inputs.words is not None
+    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, (), text=text)
     if any(type(m).__module__.startswith(_QUANTISED) for m in one.model.modules()):
         return replace(base, kind="quantised")
     if not mode.calls:
@@ -368,7 +369,9 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     pool = len(shapes) > 1 and shapes[-1][2] <= max(8, tokens // 16) and shapes[-1][2] < shapes[-1][3]
     body = shapes[:-1] if pool else shapes
     if any(s[2:] != (tokens, tokens) for s in body):
-        return "pyramid"
+        own = {s[2] for s in shapes if s[2] == s[3]}  # lengths of sequences that attend to themselves
+        crossed = any(s[2] != s[3] and own >= set(s[2:]) for s in shapes)
+        return "encoder-decoder" if crossed else "pyramid"
     # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
     if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
         return "pyramid"

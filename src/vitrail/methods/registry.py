@@ -41,6 +41,7 @@ class Applies:
         reads: A key of ``READS``.
         stitched: Whether the method also works on window attention stitched into attention between all patches.
         text: Whether a method that does not read attention also works on the embeddings of a text's tokens.
+        drops_tokens: Whether a method that does not read attention removes patches by dropping their tokens.
         excluded: Kinds of models the method is not defined on although it could read them, with the reason.
         streams: Whether it is defined on streams of tokens that cross-attention joins.
         norm_first_texts: Whether a method that excludes texts works on text encoders whose blocks normalise first.
@@ -49,6 +50,7 @@ class Applies:
     reads: str = "attention"
     stitched: bool = False
     text: bool = False
+    drops_tokens: bool = False
     excluded: Mapping[str, str] = field(default_factory=dict)
     streams: bool = False
     norm_first_texts: bool = False
@@ -127,6 +129,11 @@ class Method:
         return self.variants.get("preview", self.quick)
 
     @property
+    def reads_order(self) -> bool:
+        """Whether its maps depend on which token is which patch: methods on pixels alone do not."""
+        return self.applies.reads != "outputs" or self.applies.drops_tokens
+
+    @property
     def options(self) -> dict[str, Any]:
         """Its options with their defaults; methods that evaluate a score also take ``score``."""
         return dict(self._defaults)
@@ -203,6 +210,8 @@ class Method:
             return
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+        if structure.text and (reason := self.reason_against("text")) is not None:
+            self._refuse(structure, reason, "text")
         if self.applies.reads == "features" and structure.members > 1:
             raise NotApplicableError(
                 f"{self.name} does not apply to {structure.model}: {structure.members} encoders side by side compute "
@@ -230,11 +239,11 @@ class Method:
             )
 
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
+        kinds = {kind, "text"} if structure.text else {kind}
         streams = structure.streams is not None
+        known = [m for m in METHODS.values() if m.class_specific and m.family != "control"]
         usable = [
-            m.name
-            for m in METHODS.values()
-            if m.class_specific and (m.reason_against(kind) is None or (streams and m.applies.streams))
+            m.name for m in known if (streams and m.applies.streams) or all(m.reason_against(k) is None for k in kinds)
         ]
         more = " or stitch=True" if self.applies.stitched and structure.kind == "windowed" else ""
         raise NotApplicableError(
