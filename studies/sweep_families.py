@@ -394,8 +394,8 @@ def counts(table: Sequence[Mapping[str, Any]]) -> str:
     share = 100 * full / max(1, len(softmax))
     return (
         f"{full} of {len(softmax)} softmax-attention classifiers fully working ({share:.1f} %, goal: 95 %); "
-        f"{sum(map(is_wrong, built))} families wrong (goal: none) of {sum(map(is_tested, built))} that had a test with a "
-        f"known answer, among {len(built)}"
+        f"{sum(map(is_wrong, built))} families wrong (goal: none) of {sum(map(is_tested, built))} that had a test "
+        f"with a known answer, among {len(built)}"
     )
 
 
