@@ -299,7 +299,7 @@ def _with_streams(
     from_words: bool,
 ) -> ModelStructure:
     """The structure of a model with several streams of tokens, where that is what it has."""
-    if base.kind not in ("pyramid", "parallel", "class-attention") or one.mode.recogniser.unmatched:
+    if base.kind not in ("pyramid", "parallel", "class-attention", "encoder-decoder") or one.mode.recogniser.unmatched:
         return base
     streams = find_streams(one.model, all_inputs or one.model_inputs, target, from_words)
     if streams is None or not streams.crossed:
