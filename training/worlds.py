@@ -8,8 +8,10 @@ rendered first.
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -186,11 +188,28 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--test", type=int, default=1_000, help="held-out pairs (%(default)s)")
     parser.add_argument("--hidden", type=float, default=0.5, help="fraction of examples with hidden patches (%(default)s)")
     parser.add_argument("--blended", type=float, default=0.25, help="fraction of blended examples (%(default)s)")
+    parser.add_argument("--cache", type=Path, default=None, help="folder that keeps rendered sets for further runs")
+    parser.add_argument("--render-only", action="store_true", help="render into --cache and stop")
     parser.add_argument("--render-seconds", type=float, default=90.0, help="time limit to render the training set")
     args = parser.parse_args()
     if args.smoke:
         args.train, args.test, args.batch, args.epochs = min(args.train, 128), 32, args.batch or 32, args.epochs or 2
     return args
+
+
+def rendered(args: argparse.Namespace, world: str, split: str) -> WorldData:
+    """Examples of a split: training examples, or held-out pairs; read from the cache if they are there."""
+    file = None if args.cache is None else args.cache / f"{world}-{split}.pt"
+    if file is not None and file.is_file():
+        return WorldData(**torch.load(file, weights_only=True))
+    count, seconds = (args.train, args.render_seconds) if split == "train" else (args.test, math.inf)
+    data = render_world(world, split, count, split != "train", args.workers, seconds)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(".partial")
+        torch.save(vars(data), partial)
+        partial.replace(file)
+    return data
 
 
 def main() -> None:
@@ -199,9 +218,11 @@ def main() -> None:
     device = set_up(args.seed)
     writer = RunWriter(args.out, vars(args))
     spec = MODELS[args.which]
-    sets = {split: render_world(spec.world, split, args.test, True, args.workers) for split in ("val", "test")}
-    data = render_world(spec.world, "train", args.train, False, args.workers, args.render_seconds).to(device)
+    sets = {split: rendered(args, spec.world, split) for split in ("val", "test", "train")}
+    if args.render_only:
+        return
     sets = {split: one.to(device) for split, one in sets.items()}
+    data = sets["train"]
     torch.manual_seed(args.seed)
     net = spec.net(**spec.architecture).to(device)
     model = EMBEDDED_KINDS[spec.kind](**spec.architecture).to(device).eval().requires_grad_(False)

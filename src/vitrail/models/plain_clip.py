@@ -63,6 +63,10 @@ class PlainCLIP(nn.Module):
         self.text_norm, self.text_projection = nn.LayerNorm(text_width), nn.Linear(text_width, embedding, bias=False)
         self.logit_scale = nn.Parameter(torch.tensor(2.3))
 
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The layer that makes the vectors of words."""
+        return self.word_embed
+
     def get_image_features(self, pixel_values: Tensor) -> Tensor:
         """Map images, shape (b, 3, h, w), to embeddings, shape (b, d), not normalised."""
         x = self.embed(pixel_values).flatten(2).transpose(1, 2)
