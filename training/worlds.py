@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from training import START_TIME
 from training.loop import train
 from training.recipe import Clock, Loss, Recipe, TrainingTask
 from training.run_writer import RunWriter
@@ -184,6 +185,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m training.worlds", description=__doc__)
     add_options(parser, 4.0, "the run, after rendering")
     parser.add_argument("--which", choices=list(MODELS), required=True, help="model to train")
+    parser.add_argument("--total-minutes", type=float, default=None, help="time limit for the run, with rendering")
     parser.add_argument("--train", type=int, default=40_000, help="training examples (%(default)s)")
     parser.add_argument("--test", type=int, default=1_000, help="held-out pairs (%(default)s)")
     parser.add_argument("--hidden", type=float, default=0.5, help="fraction of examples with hidden patches (%(default)s)")
@@ -237,7 +239,9 @@ def main() -> None:
     )  # fmt: skip
     recipe = replace(RECIPE, batch=args.batch or RECIPE.batch, lr=args.lr or RECIPE.lr, epochs=args.epochs)
     compiled = device.type == "cuda" and not args.no_compile
-    result = train(task, recipe, Clock.now() + 60 * args.minutes - RESERVED_SECONDS, device, writer, compiled)
+    end = Clock.now() + 60 * args.minutes
+    end = end if args.total_minutes is None else min(end, START_TIME + 60 * args.total_minutes)
+    result = train(task, recipe, end - RESERVED_SECONDS, device, writer, compiled)
     description = {"training": data.description, "hidden": args.hidden, "blended": args.blended,
                    "test": sets["test"].description}  # fmt: skip
     writer.finish(task, recipe, result, description, args.seed, lambda m: spec.score(m, sets["test"]), device)
