@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from time import perf_counter
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -40,36 +40,64 @@ class WorldChunkRunner:
 
     def run(self, indices: Sequence[int]) -> None:
         """Run some pairs, one batch at a time, and collect the rows of the part."""
-        for start in range(0, len(indices), self.plan.batch):
-            self._run_batch(indices[start : start + self.plan.batch])
-
-    def _run_batch(self, indices: Sequence[int]) -> None:
         dataset = self.images.dataset
         assert isinstance(dataset, WorldPairs)
-        pairs = WORLD_TASKS[dataset.task](self.model.loaded.module, dataset.split, indices)
-        batch = ExplainedPairs(tuple(dataset.ids[i] for i in indices), pairs)
+        render = partial(WORLD_TASKS[dataset.task], self.model.loaded.module, dataset.split)
+        refused = self._refused(render(indices[:1]), dataset.ids[indices[0]])
+        for start in range(0, len(indices), self.plan.batch):
+            chosen = indices[start : start + self.plan.batch]
+            batch = ExplainedPairs(tuple(dataset.ids[i] for i in chosen), render(chosen))
+            batch.failures |= {(method, row): why for method, why in refused.items() for row in range(len(chosen))}
+            self._explain_batch(batch, [method for method in self.methods if method not in refused])
+            self._add_rows(batch)
+
+    def _refused(self, example: WorldBatch, name: str) -> dict[str, str]:
+        """Methods that fail on an example, with the reason; the others can share a pass."""
+        refused = {}
         for method in self.methods:
-            start = perf_counter()
             try:
-                batch.explanations[method] = self._explain(pairs, method, batch.ids[0])
+                self._explain(example, [method], name)
             except OutputError:
                 raise
             except Exception as error:  # noqa: BLE001 - a failure of a method becomes rows of the results
-                batch.failures |= {(method, row): error_line(error) for row in range(len(indices))}
-            batch.seconds[method] = (perf_counter() - start) / len(indices)
-        self._add_rows(batch)
+                refused[method] = error_line(error)
+        return refused
 
-    def _explain(self, pairs: WorldBatch, method: str, name: str) -> Tensor:
-        """Maps of both targets of each example, shape (b, 2, *axes), on the CPU."""
+    def _explain_batch(self, batch: ExplainedPairs, methods: Sequence[str]) -> None:
+        """Explain a batch by methods that share one pass; if that fails, by one after the other."""
+        try:
+            found = self._explain(batch.pairs, methods, batch.ids[0]) if methods else {}
+        except OutputError:
+            raise
+        except Exception as error:  # noqa: BLE001 - a failure of a method becomes rows of the results
+            if len(methods) == 1:
+                batch.failures |= {(methods[0], row): error_line(error) for row in range(len(batch.ids))}
+                return
+            for method in methods:
+                self._explain_batch(batch, [method])
+            return
+        for method, (maps, seconds) in found.items():
+            batch.explanations[method], batch.seconds[method] = maps, seconds / len(batch.ids)
+
+    def _explain(self, pairs: WorldBatch, methods: Sequence[str], name: str) -> dict[str, tuple[Tensor, float]]:
+        """By method, maps of both targets of each example, shape (b, 2, *axes), on the CPU, and the time in seconds."""
         inputs: Any = pairs.inputs
-        inputs = {k: v.to(self.device) for k, v in inputs.items()} if isinstance(inputs, dict) else inputs.to(self.device)
-        options = {"seed": map_seed(self.key, name, method)} if needs_seed(method) else {}
+        if isinstance(inputs, dict):
+            inputs = {key: value.to(self.device) for key, value in inputs.items()}
+        else:
+            inputs = inputs.to(self.device)
+        options = {m: {"seed": map_seed(self.key, name, m)} if needs_seed(m) else {} for m in methods}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)
             # One call for all rows: the target is a function of the output of exactly these.
-            found = explain(self.model.loaded, inputs, methods={method: options}, target=pairs.target, of=pairs.of)
+            found = explain(
+                self.model.loaded, inputs, methods=options, target=pairs.target, of=pairs.of, batch_size=pairs.rows
+            )
         grid = getattr(self.model.loaded.module, "grid", None)
-        return maps_of_pairs(found[method].maps.detach().float(), pairs, grid).cpu()
+        return {
+            method: (maps_of_pairs(one.maps.detach().float(), pairs, grid).cpu(), one.seconds)
+            for method, one in found.items()
+        }
 
     def _add_rows(self, batch: ExplainedPairs) -> None:
         correct = batch.pairs.correct.double().mean(1)

@@ -46,6 +46,11 @@ class WorldBatch:
     of: str | None = None
     candidates: Tensor | None = None
 
+    @property
+    def rows(self) -> int:
+        """Rows of the inputs."""
+        return len(next(iter(self.inputs.values())) if isinstance(self.inputs, dict) else self.inputs)
+
 
 def _scenes(split: str, indices: Sequence[int]) -> list[Scene]:
     pairs = Scenes(split, 1 << 20, pairs=True, coloured=True)
