@@ -31,8 +31,8 @@ class WorldData:
     Attributes:
         inputs: Images, shape (n, size, size, 3), videos, shape (n, frames, size, size, 3), or spectrograms, shape
             (n, frames, bins); uint8.
-        owners: Of scenes, the object at each pixel; of videos and spectrograms, the class at each pixel, or the number of
-            classes where there is none. uint8.
+        owners: Of scenes, the object at each pixel; of videos and spectrograms, the class at each pixel, or the number
+            of classes where there is none. uint8.
         labels: Of scenes, shape and colour of each object, −1 where there is none, shape (n, 4, 2); otherwise target
             distributions, shape (n, classes).
         description: What the examples are, for the manifest.

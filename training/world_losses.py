@@ -1,4 +1,4 @@
-"""Augmentation and losses of the models of the worlds. All is free of synchronisation, so that steps can be captured."""
+"""Augmentation and losses of the models of the worlds. Nothing synchronises, so that steps can be captured."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def places_of(boxes: Tensor, size: int) -> Tensor:
 
 
 def caption_table() -> Tensor:
-    """Encoded captions of all templates, shapes, colours and places, the last of each unnamed; shape (captions, length).
+    """Encoded captions of all templates, shapes, colours and places, the last of each unnamed; (captions, length).
 
     The caption of template t, shape s, colour c and place p is row ((t·13 + s)·7 + c)·10 + p.
     """

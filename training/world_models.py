@@ -118,7 +118,7 @@ class TrainableDetector(PlainDetector):
         nn.init.normal_(self.queries, std=0.5)
 
     def forward_all(self, images: Tensor) -> tuple[list[dict[str, Tensor]], Tensor]:
-        """Predictions after each block of the decoder, and the logits of each patch, shape (b·blocks, n, classes + 1)."""
+        """Predictions after each block of the decoder, and the logits of each patch, (b·blocks, n, classes + 1)."""
         outputs = run_blocks(self.blocks, self.embed(images).flatten(2).transpose(1, 2) + self.position)
         memory, queries, found = self.norm(outputs[-1]), self.queries.expand(len(images), -1, -1), []
         for block in self.decoder:

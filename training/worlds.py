@@ -81,8 +81,12 @@ def score_clip(model: Any, data: WorldData) -> Scores:
     places = places_of(batch.boxes(), batch.owners.shape[-1])
     own = batch.shapes[:, :2, None]
     colours, spots = torch.arange(COLOURS, device=device), torch.arange(PLACES, device=device)
-    by_colour = embed(own.expand(-1, -1, COLOURS), colours.expand(len(own), 2, -1), own.new_full((len(own), 2, COLOURS), PLACES))
-    by_place = embed(own.expand(-1, -1, PLACES), own.new_full((len(own), 2, PLACES), COLOURS), spots.expand(len(own), 2, -1))
+    by_colour = embed(
+        own.expand(-1, -1, COLOURS), colours.expand(len(own), 2, -1), own.new_full((len(own), 2, COLOURS), PLACES)
+    )
+    by_place = embed(
+        own.expand(-1, -1, PLACES), own.new_full((len(own), 2, PLACES), COLOURS), spots.expand(len(own), 2, -1)
+    )
     colour = torch.einsum("bd,bokd->bok", images, by_colour).argmax(-1) == batch.colours[:, :2]
     place = torch.einsum("bd,bokd->bok", images, by_place).argmax(-1) == places[:, :2]
     return {
@@ -188,7 +192,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--total-minutes", type=float, default=None, help="time limit for the run, with rendering")
     parser.add_argument("--train", type=int, default=40_000, help="training examples (%(default)s)")
     parser.add_argument("--test", type=int, default=1_000, help="held-out pairs (%(default)s)")
-    parser.add_argument("--hidden", type=float, default=0.5, help="fraction of examples with hidden patches (%(default)s)")
+    parser.add_argument(
+        "--hidden", type=float, default=0.5, help="fraction of examples with hidden patches (%(default)s)"
+    )
     parser.add_argument("--blended", type=float, default=0.25, help="fraction of blended examples (%(default)s)")
     parser.add_argument("--cache", type=Path, default=None, help="folder that keeps rendered sets for further runs")
     parser.add_argument("--render-only", action="store_true", help="render into --cache and stop")

@@ -10,7 +10,16 @@ from typing import Any
 from vitrail.bench.context import AnyBenchModel, BenchContext, BenchImages, BenchModel, open_context
 from vitrail.bench.ground_truth import read_ground_truth
 from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL, class_outputs
-from vitrail.bench.plan import TEXT_DATASETS, WORLD_DATASETS, Plan, PlanOverrides, PlanProblem, find_plan, parse_plan, plan_error
+from vitrail.bench.plan import (
+    TEXT_DATASETS,
+    WORLD_DATASETS,
+    Plan,
+    PlanOverrides,
+    PlanProblem,
+    find_plan,
+    parse_plan,
+    plan_error,
+)
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.data import DATASETS, ImageGrids, Sample
 from vitrail.data.datasets import RENDERED
@@ -211,7 +220,9 @@ def _check_kind(plan: Plan, index: int) -> Iterator[PlanProblem]:
         world = name in PROTOCOLS and PROTOCOLS[name].world
         if name in plan.protocols_of(data) and world != (data.name in WORLD_DATASETS):
             scored = "pairs of the worlds" if world else "images or texts"
-            yield PlanProblem(path=("protocols", i), text=f"{name} scores {scored}, and {data.title} has others: remove it")
+            yield PlanProblem(
+                path=("protocols", i), text=f"{name} scores {scored}, and {data.title} has others: remove it"
+            )
         elif name in plan.protocols_of(data) and text != (name in PROTOCOLS and PROTOCOLS[name].text):
             scored, kind = ("images", "texts") if text else ("texts", "images")
             known = ", ".join(protocol.name for protocol in PROTOCOLS.values() if protocol.text)

@@ -81,8 +81,11 @@ def _score_event(batch: ExplainedPairs, method: str, target: str) -> ScoresAndRe
     before = during.int().cumsum(-1) == 0
     inside, outside = ((frames * one).sum(-1) / one.sum(-1) for one in (during, before))
     less = 0.5 * (torch.sign(inside - outside) + 1)
-    reasons = {row: "the movement starts in the first frame" for row in (~before[:, 0].any(-1)).nonzero()[:, 0].tolist()}
-    return {"less_before": less.mean(1), "event_share": (frames * during).sum(-1).div(frames.sum(-1).clamp_min(1e-30)).mean(1)}, reasons
+    reasons = dict.fromkeys((~before[:, 0].any(-1)).nonzero()[:, 0].tolist(), "the movement starts in the first frame")
+    return {
+        "less_before": less.mean(1),
+        "event_share": (frames * during).sum(-1).div(frames.sum(-1).clamp_min(1e-30)).mean(1),
+    }, reasons
 
 
 WORLD_PROTOCOLS = (

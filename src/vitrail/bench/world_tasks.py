@@ -223,4 +223,6 @@ def maps_of_pairs(values: Tensor, batch: WorldBatch, grid: Sequence[int] | None)
         cells = int(np.prod(grid))
         values = values[..., values.shape[-1] - cells :].unflatten(-1, tuple(grid))
     mode = {1: "nearest", 2: "bilinear", 3: "trilinear"}[len(shape)]
-    return F.interpolate(values.float(), size=tuple(shape), mode=mode, align_corners=None if mode == "nearest" else False)
+    return F.interpolate(
+        values.float(), size=tuple(shape), mode=mode, align_corners=None if mode == "nearest" else False
+    )

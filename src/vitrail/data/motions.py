@@ -157,7 +157,10 @@ def _place(rng: Generator, movements: list[int | None], start: int) -> list[tupl
         path = movement_path(movement, start)
         low, high = -path.min(0), SIZE - side - path.max(0)
         for _ in range(12):
-            x, y = uniform_int(rng, int(low[0]) - 3, int(high[0]) + 3), uniform_int(rng, int(low[1]) - 3, int(high[1]) + 3)
+            x, y = (
+                uniform_int(rng, int(low[0]) - 3, int(high[0]) + 3),
+                uniform_int(rng, int(low[1]) - 3, int(high[1]) + 3),
+            )
             covered = np.zeros_like(taken)
             for dx, dy in np.unique(path, axis=0):
                 in_image, in_window = window_slices((x + int(dx), y + int(dy)), side, SIZE)

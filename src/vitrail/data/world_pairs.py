@@ -19,7 +19,7 @@ WORLD_TASK_NAMES = ("captions", "words", "boxes", "regions", "movements", "tones
 class WorldPairs(BaseDataset):
     """Held-out examples of a world with two things in each, rendered on access. No files are needed.
 
-    A sample shows what can be drawn: the image, the first frame of the video, or the spectrogram with time to the right.
+    A sample shows the image, the first frame of the video, or the spectrogram with time to the right.
 
     Args:
         task: One of ``WORLD_TASK_NAMES``.
@@ -49,6 +49,8 @@ class WorldPairs(BaseDataset):
             levels = render_tones(0, index, pairs=True, split=self.split).levels
             return Sample(self.ids[index], Image.fromarray(np.ascontiguousarray(levels.T[::-1])))
         if self.task == "movements":
-            return Sample(self.ids[index], Image.fromarray(render_motion(0, index, pairs=True, split=self.split).frames[0]))
+            return Sample(
+                self.ids[index], Image.fromarray(render_motion(0, index, pairs=True, split=self.split).frames[0])
+            )
         scenes = Scenes(self.split, len(self), pairs=True, coloured=True)
         return Sample(self.ids[index], Image.fromarray(scenes[index].image))

@@ -80,8 +80,8 @@ class PlainDetector(nn.Module):
         """Detect objects in images, shape (b, 3, h, w).
 
         Returns:
-            ``logits``, shape (b, queries, classes + 1), the last one for no object; and ``pred_boxes``, the centre, width
-            and height as shares of the image, shape (b, queries, 4).
+            ``logits``, shape (b, queries, classes + 1), the last one for no object; and ``pred_boxes``, the centre,
+            width and height as shares of the image, shape (b, queries, 4).
         """
         x = self.embed(pixel_values).flatten(2).transpose(1, 2) + self.position
         memory = self.norm(self.blocks(x))
