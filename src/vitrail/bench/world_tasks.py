@@ -1,7 +1,7 @@
 """Tasks of the worlds: pairs of things in one input, a target for each, and where each lies.
 
-Every example has two things, A and B: two objects, two movements or two tones. A map of target A should lie on A and not
-on B.
+Every example has two things, A and B: two objects, two movements or two tones. A map of target A should lie on A and
+not on B.
 """
 
 from __future__ import annotations

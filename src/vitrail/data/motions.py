@@ -128,8 +128,8 @@ def render_motion(seed: int, index: int, *, pairs: bool = False, split: str | No
     for time in range(FRAMES):
         planes = background.copy()
         occupied = np.zeros((SIZE, SIZE), np.bool_)
-        shown = [not (movement == MOVEMENTS.index("blink") and start <= time < start + EVENT and (time - start) % 2 == 0)
-                 for movement in movements]  # fmt: skip
+        hidden = start <= time < start + EVENT and (time - start) % 2 == 0
+        shown = [not (hidden and movement == MOVEMENTS.index("blink")) for movement in movements]
         for k, (drawn, path) in enumerate(placed):
             in_image, in_window = window_slices((int(path[time, 0]), int(path[time, 1])), len(drawn.mask), SIZE)
             if shown[k]:

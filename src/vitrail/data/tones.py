@@ -98,7 +98,7 @@ def render_tones(seed: int, index: int, *, pairs: bool = False, split: str | Non
 
 
 def _draw_tone(rng: Generator, kind: int) -> tuple[Floats, int, int]:
-    """Energy from 0 to 1 of a tone at a random time and frequency, shape (frames, bins), with its first and last step."""
+    """Energy from 0 to 1 of a tone at a random time and frequency, shape (frames, bins), its first step and its end."""
     name, length = TONES[kind], uniform_int(rng, *LENGTH)
     first = uniform_int(rng, 2, FRAMES - length - 2)
     time = np.arange(FRAMES)[:, None] - first + 0.5
