@@ -56,7 +56,7 @@ def test_plans_name_what_does_not_fit(tmp_path, old, new, message):
     [("captions", "scenes-clip"), ("boxes", "scenes-detr"), ("movements", "scenes-video"), ("tones", "tones")],
 )
 def test_targets_are_the_scores_of_the_two_things(task, model):
-    """The model finds most of what is in the examples, and a target value is higher for A than for a thing not there."""
+    """The model is right for most of the examples, and every target has a value and a place."""
     module = load(model).module
     batch = WORLD_TASKS[task](module, "val", range(6))
     assert batch.correct.float().mean() > 0.8

@@ -92,7 +92,8 @@ def _prompt_found(model: nn.Module, images: Tensor, shapes: Sequence[Sequence[in
     device = next(model.parameters()).device
     names = torch.from_numpy(encode_captions([str(Caption(shape)) for shape in range(12)])).to(device)
     best = model(names, images.to(device))["logits_per_image"].topk(2).indices.cpu()
-    return (best[:, None] == torch.tensor(shapes)[..., None]).any(-1)
+    found: Tensor = (best[:, None] == torch.tensor(shapes)[..., None]).any(-1)
+    return found
 
 
 def captions(model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
@@ -221,7 +222,7 @@ def maps_of_pairs(values: Tensor, batch: WorldBatch, grid: Sequence[int] | None)
         return values
     if values.dim() == 3 and grid is not None:
         cells = int(np.prod(grid))
-        values = values[..., values.shape[-1] - cells :].unflatten(-1, tuple(grid))
+        values = values[..., values.shape[-1] - cells :].reshape(*values.shape[:2], *grid)
     mode = {1: "nearest", 2: "bilinear", 3: "trilinear"}[len(shape)]
     return F.interpolate(
         values.float(), size=tuple(shape), mode=mode, align_corners=None if mode == "nearest" else False

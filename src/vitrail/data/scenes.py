@@ -227,7 +227,8 @@ def _place_objects(
     max_radius = max(0.25 * size, 16.0)
     pair_radius = uniform(rng, max(0.15 * size, min_radius), max(0.23 * size, max_radius * 0.9))
     placed: list[PlacedObject] = []
-    for label, colour in zip(classes, colours or [None] * len(classes), strict=True):
+    for k, label in enumerate(classes):
+        colour = None if colours is None else colours[k]
         radius = pair_radius * uniform(rng, 0.9, 1.1) if pairs else uniform(rng, min_radius, max_radius)
         smallest = radius * 0.8 if pairs else min_radius  # keeps the two objects of a pair similar in size
         placement = None

@@ -101,7 +101,7 @@ def _draw_tone(rng: Generator, kind: int) -> tuple[Floats, int, int]:
     """Energy from 0 to 1 of a tone at a random time and frequency, shape (frames, bins), its first step and its end."""
     name, length = TONES[kind], uniform_int(rng, *LENGTH)
     first = uniform_int(rng, 2, FRAMES - length - 2)
-    time = np.arange(FRAMES)[:, None] - first + 0.5
+    time: Floats = np.arange(FRAMES, dtype=np.float64)[:, None] - first + 0.5
     inside = np.clip(np.minimum(time, length - time) / 2, 0, 1)  # a short fade at both ends
     base, bins = uniform(rng, 11, BINS - 12), np.arange(BINS)[None, :] + 0.0
     along = np.clip(time / length, 0, 1) - 0.5
@@ -112,18 +112,25 @@ def _draw_tone(rng: Generator, kind: int) -> tuple[Floats, int, int]:
     elif name == "falling":
         centre = base - sweep * along
     elif name == "vibrato":
-        centre = base + uniform(rng, 2.5, 3.5) * smooth_wave(time / uniform(rng, 11, 15))
+        depth, period = uniform(rng, 2.5, 3.5), uniform(rng, 11, 15)
+        centre = base + depth * smooth_wave(_periods(time, period))
     elif name == "stepped":
-        centre = base + 5 * np.sign(triangle_wave(time / uniform(rng, 18, 24)) - 0.25)
+        centre = base + 5 * np.sign(triangle_wave(_periods(time, uniform(rng, 18, 24))) - 0.25)
     energy = np.clip(1.8 - np.abs(bins - centre), 0, 1)
     if name == "double":
         apart = uniform(rng, 3.5, 5)
         energy = np.clip(1.5 - np.abs(np.abs(bins - centre) - apart), 0, 1)
     elif name == "pulsed":
-        energy = energy * np.clip((triangle_wave(time / uniform(rng, 7, 10)) - 0.22) * 8, 0, 1)
+        energy = energy * np.clip((triangle_wave(_periods(time, uniform(rng, 7, 10))) - 0.22) * 8, 0, 1)
     elif name == "noisy":
         energy = np.clip(4.5 - np.abs(bins - centre), 0, 1) * (0.25 + 0.75 * rng.random((FRAMES, BINS)))
     return energy * inside, first, first + length
+
+
+def _periods(time: Floats, period: float) -> Floats:
+    """Number of periods that have passed at each time step."""
+    passed: Floats = time / period
+    return passed
 
 
 def _smooth_noise(rng: Generator) -> Floats:

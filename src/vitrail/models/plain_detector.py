@@ -22,7 +22,7 @@ class CrossBlock(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, mlp * width), nn.GELU(), nn.Linear(mlp * width, width))
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], self.heads, -1).transpose(1, 2)
 
     def forward(self, x: Tensor, memory: Tensor) -> Tensor:
         """Map queries, shape (b, q, d), and a memory, shape (b, n, d), to queries of the same shape."""
