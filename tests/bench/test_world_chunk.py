@@ -14,7 +14,7 @@ pl = pytest.importorskip("polars")
 PLAN = """
 name = "segments"
 models = ["scenes-seg"]
-methods = ["gradcam_features"]
+methods = ["transformer_mm"]
 protocols = ["discrimination"]
 dataset = { name = "worlds", options = { task = "regions", count = 2 } }
 """
@@ -31,8 +31,8 @@ def test_a_plan_gives_scores_of_methods_and_controls(tmp_path):
     store = run_plan(path, tmp_path / "runs", overrides=PlanOverrides(home=None))
     table = read_results(store.folder).filter(pl.col("score") == "share")
     means = dict(table.group_by("method").agg(pl.col("value").mean()).iter_rows())
-    assert set(means) == {"gradcam_features", "random", "centre", "edges"}
-    assert means["gradcam_features"] == 1
+    assert set(means) == {"transformer_mm", "random", "centre", "edges"}
+    assert means["transformer_mm"] == 1
     assert means["centre"] == means["edges"] == 0.5, "a map without a target is right for one of two"
 
 

@@ -150,9 +150,11 @@ class BenchContext:
     def any_model(self, index: int) -> AnyBenchModel:
         """Return one of the models, for images or for texts, by its position in the plan."""
         if index not in self._models:
-            load_one = self._load_text_model if self.plan.reads_texts else self._load
-            load_one = self._load_world_model if self.plan.reads_worlds else load_one
-            self._models[index] = load_one(self.plan.models[index])
+            spec = self.plan.models[index]
+            if self.plan.reads_worlds:
+                self._models[index] = self._load_world_model(spec)
+            else:
+                self._models[index] = self._load_text_model(spec) if self.plan.reads_texts else self._load(spec)
         return self._models[index]
 
     def model(self, index: int) -> BenchModel:
