@@ -18,7 +18,7 @@ from torch import nn
 from training import START_TIME
 from training.recipe import Clock, Recipe, TrainingResult, TrainingTask
 from training.runtime import logger
-from vitrail.models.plain_vit import PlainViT
+from vitrail.models.loading import EMBEDDED_KINDS
 
 
 class RunWriter:
@@ -59,7 +59,7 @@ class RunWriter:
         return path
 
     def finish(self, task: TrainingTask, recipe: Recipe, result: TrainingResult, data: Mapping[str, Any], seed: int,
-               evaluate: Callable[[PlainViT], dict[str, float]], device: torch.device) -> dict[str, float]:  # fmt: skip
+               evaluate: Callable[[Any], dict[str, float]], device: torch.device) -> dict[str, float]:  # fmt: skip
         """Save the weights, load them again, evaluate the loaded model, and add it to the manifest."""
         assert task.metadata is not None
         path = self.save_weights(task.name, task.model, task.metadata)
@@ -84,11 +84,11 @@ class RunWriter:
         return accuracies
 
 
-def load_saved(path: Path, device: torch.device) -> PlainViT:
+def load_saved(path: Path, device: torch.device) -> nn.Module:
     """Load a model in float32 from its file alone."""
     with safe_open(path, "pt") as file:
-        architecture = json.loads(file.metadata()["architecture"])
-    model = PlainViT(**architecture)
+        metadata = file.metadata()
+    model = EMBEDDED_KINDS[metadata.get("kind", "classifier")](**json.loads(metadata["architecture"]))
     model.load_state_dict({k: v.float() for k, v in load_file(path).items()}, strict=True)
     return model.to(device).eval().requires_grad_(False)
 

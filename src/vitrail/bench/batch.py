@@ -217,6 +217,7 @@ class BenchProtocol:
         targets: What its maps explain, if that is not the plan's targets.
         sparse: See `ProtocolScores`.
         text: Whether it scores texts instead of images.
+        world: Whether it scores pairs of the worlds.
     """
 
     name: str
@@ -225,6 +226,7 @@ class BenchProtocol:
     targets: tuple[str, ...] = ()
     sparse: bool = False
     text: bool = False
+    world: bool = False
 
     def __call__(self, batch: ScoreBatch | TextBatch, targets: tuple[str, ...]) -> Iterator[ProtocolScores]:
         """Compute the scores of every method."""

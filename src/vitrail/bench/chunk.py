@@ -23,6 +23,7 @@ from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
 from vitrail.bench.perturbation_scores import score_perturbation
 from vitrail.bench.protocols import PROTOCOLS, needs_objects
 from vitrail.bench.text_chunk import TextChunkRunner
+from vitrail.bench.world_chunk import WorldChunkRunner
 from vitrail.capture.attention_storage import some_weight
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.score_function import class_probabilities
@@ -81,7 +82,7 @@ class Chunk:
     def prepare(self, device: str) -> None:
         """Begin to read the images, to be called while another chunk is computed on a GPU."""
         context = open_context(self.plan, device)
-        if reads_ahead(device) and not context.plan.reads_texts:
+        if reads_ahead(device) and not (context.plan.reads_texts or context.plan.reads_worlds):
             context.read_ahead.start(self.name, image_reader(self, context), self.indices, context.plan.batch)
 
     def perform(self, device: str) -> Path:
@@ -100,6 +101,10 @@ class Chunk:
                 texts = TextChunkRunner(context, self.model, self.dataset, self.methods, self.key)
                 texts.run(self.indices)
                 return partial(_write_rows, self, texts.rows)
+            if context.plan.reads_worlds:
+                pairs = WorldChunkRunner(context, self.model, self.dataset, self.methods, self.key)
+                pairs.run(self.indices)
+                return partial(_write_rows, self, pairs.rows)
             return _ChunkRunner(self, context).run()
 
 

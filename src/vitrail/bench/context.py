@@ -20,6 +20,7 @@ from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
 from vitrail.bench.read_ahead import ReadAhead
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import read_structure
 from vitrail.data import Dataset, open_dataset
@@ -108,6 +109,11 @@ class BenchTextModel(AnyBenchModel):
     settings: TokenizerSettings
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BenchWorldModel(AnyBenchModel):
+    """A loaded model for pairs of the worlds."""
+
+
 class BenchContext:
     """An opened plan.
 
@@ -144,8 +150,11 @@ class BenchContext:
     def any_model(self, index: int) -> AnyBenchModel:
         """Return one of the models, for images or for texts, by its position in the plan."""
         if index not in self._models:
-            load_one = self._load_text_model if self.plan.reads_texts else self._load
-            self._models[index] = load_one(self.plan.models[index])
+            spec = self.plan.models[index]
+            if self.plan.reads_worlds:
+                self._models[index] = self._load_world_model(spec)
+            else:
+                self._models[index] = self._load_text_model(spec) if self.plan.reads_texts else self._load(spec)
         return self._models[index]
 
     def model(self, index: int) -> BenchModel:
@@ -158,6 +167,12 @@ class BenchContext:
         """Return one of the models of a plan for texts."""
         model = self.any_model(index)
         assert isinstance(model, BenchTextModel)
+        return model
+
+    def world_model(self, index: int) -> BenchWorldModel:
+        """Return one of the models of a plan for pairs of the worlds."""
+        model = self.any_model(index)
+        assert isinstance(model, BenchWorldModel)
         return model
 
     @cached_property
@@ -228,6 +243,14 @@ class BenchContext:
             loaded=loaded, settings=settings, structure=structure, weights_hash=digest,
             not_applicable=self._not_applicable(structure, loaded.module),
         )  # fmt: skip
+
+    def _load_world_model(self, spec: ModelSpec) -> BenchWorldModel:
+        loaded = load(spec.name, spec.weights)
+        self._convert(loaded, spec)
+        digest, loaded = hash_weights(loaded.module), self._to_device(loaded, spec)
+        # What is found depends on the target, so that every call of a method finds it.
+        structure = ModelStructure(type(loaded.module).__name__, "vitrail", "plain", Layout(), 0, ())
+        return BenchWorldModel(loaded=loaded, structure=structure, weights_hash=digest)
 
     @staticmethod
     def _convert(loaded: LoadedModel, spec: ModelSpec) -> None:

@@ -13,13 +13,20 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from vitrail.bench.chunk import Chunk
-from vitrail.bench.context import AnyBenchModel, BenchContext, BenchModel, BenchTextModel, open_images
+from vitrail.bench.context import (
+    AnyBenchModel,
+    BenchContext,
+    BenchModel,
+    BenchTextModel,
+    BenchWorldModel,
+    open_images,
+)
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.method_groups import group_methods, serves_all_targets
 from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL
@@ -27,6 +34,7 @@ from vitrail.bench.parts import read_footer
 from vitrail.bench.plan import DatasetSpec, Plan
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.bench.text_protocols import ERASER
+from vitrail.bench.world_chunk import example_inputs
 from vitrail.data import cifar, movies, voc
 from vitrail.errors import VitrailError
 from vitrail.methods import ModelSize, find
@@ -92,6 +100,8 @@ def measure_model(context: BenchContext, model: AnyBenchModel) -> ModelCost:
     if isinstance(model, BenchTextModel):
         size = (1, max_tokens(model.loaded.module, model.settings))
         return ModelCost(size, size, width, blocks, methods, seconds, memory)
+    if isinstance(model, BenchWorldModel):
+        return ModelCost((128, 128), None, width, 4, methods, seconds, memory)
     assert isinstance(model, BenchModel)
     return ModelCost(model.preprocess.size, grid, width, blocks, methods, seconds, memory)
 
@@ -192,7 +202,17 @@ def _time_forward(context: BenchContext, model: AnyBenchModel) -> tuple[float, i
     return min(times), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
+def _timed_pairs(context: BenchContext, model: BenchWorldModel, count: int) -> Callable[[int], object]:
+    inputs: Any = example_inputs(context, model, count)
+    module, device = model.loaded.module, context.device
+    if isinstance(inputs, dict):
+        return lambda size: module(**{name: value[:size].to(device) for name, value in inputs.items()})
+    return lambda size: module(inputs[:size].to(device))
+
+
 def _timed_images(context: BenchContext, model: AnyBenchModel, count: int) -> Callable[[int], object]:
+    if isinstance(model, BenchWorldModel):
+        return _timed_pairs(context, model, count)
     assert isinstance(model, BenchModel)
     images = torch.randn(count, len(model.preprocess.mean), *model.preprocess.size).to(context.device)
     return lambda size: model.loaded.module(images[:size])

@@ -25,6 +25,8 @@ TargetKind = Literal["predicted", "label"]
 CONTROLS = ("random", "centre", "edges")
 #: Data sets of texts. A plan has either images or texts.
 TEXT_DATASETS = ("movies",)
+#: Data sets of pairs whose targets are functions of the model's output; a plan has only these or none.
+WORLD_DATASETS = ("worlds",)
 #: Libraries whose versions decide the numbers.
 LIBRARIES = ("vitrail", "torch", "timm", "numpy")
 
@@ -201,6 +203,11 @@ class Plan(BaseModel):
     def reads_texts(self) -> bool:
         """Whether its data sets are texts."""
         return any(data.name in TEXT_DATASETS for data in self.dataset)
+
+    @property
+    def reads_worlds(self) -> bool:
+        """Whether its data sets are pairs of the worlds."""
+        return any(data.name in WORLD_DATASETS for data in self.dataset)
 
     def protocols_of(self, data: DatasetSpec) -> tuple[str, ...]:
         """Return the protocols to run on one of the data sets."""

@@ -13,6 +13,7 @@ from vitrail.bench.faithfulness_protocols import FAITHFULNESS_PROTOCOLS
 from vitrail.bench.grid_protocols import GRID_PROTOCOLS
 from vitrail.bench.multiclass_protocols import MULTICLASS_PROTOCOLS, OBJECTS
 from vitrail.bench.text_protocols import TEXT_PROTOCOLS
+from vitrail.bench.world_protocols import WORLD_PROTOCOLS
 from vitrail.capture.outputs import class_logits
 from vitrail.errors import OptionError
 from vitrail.scores.complexity import score_complexity
@@ -188,6 +189,7 @@ _OWN_PROTOCOLS: dict[str, BenchProtocol] = {
         *GRID_PROTOCOLS,
         *MULTICLASS_PROTOCOLS,
         *TEXT_PROTOCOLS,
+        *WORLD_PROTOCOLS,
     )
 }
 

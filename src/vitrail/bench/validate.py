@@ -10,9 +10,19 @@ from typing import Any
 from vitrail.bench.context import AnyBenchModel, BenchContext, BenchImages, BenchModel, open_context
 from vitrail.bench.ground_truth import read_ground_truth
 from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL, class_outputs
-from vitrail.bench.plan import TEXT_DATASETS, Plan, PlanOverrides, PlanProblem, find_plan, parse_plan, plan_error
+from vitrail.bench.plan import (
+    TEXT_DATASETS,
+    WORLD_DATASETS,
+    Plan,
+    PlanOverrides,
+    PlanProblem,
+    find_plan,
+    parse_plan,
+    plan_error,
+)
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.data import DATASETS, ImageGrids, Sample
+from vitrail.data.datasets import RENDERED
 from vitrail.errors import ModelError, OptionError, VitrailError
 from vitrail.methods import find
 from vitrail.methods.plugins import import_modules, load_plugins
@@ -159,7 +169,7 @@ def _check_dataset(context: BenchContext, index: int, malformed: frozenset[str])
     plan = context.plan
     data = plan.dataset[index]
     key = "root" if data.root is not None else "ids" if data.ids is not None else "name"
-    if data.root is None and data.name in DATASETS and data.name != "scenes":
+    if data.root is None and data.name in DATASETS and data.name not in RENDERED:
         text = (
             f"the folder of {data.title} is not given: use --data {data.title}=FOLDER, or set VITRAIL_DATA to a folder "
             f"that contains {data.title}/, or write root = … here"
@@ -200,12 +210,20 @@ def _check_kind(plan: Plan, index: int) -> Iterator[PlanProblem]:
     """Check that a data set and its protocols are all of texts or all of images."""
     data = plan.dataset[index]
     text = data.name in TEXT_DATASETS
+    if (data.name in WORLD_DATASETS) != plan.reads_worlds:
+        yield PlanProblem(path=("dataset", index, "name"), text="a plan has only pairs of the worlds or none: split it")
     if text != plan.reads_texts:
         yield PlanProblem(path=("dataset", index, "name"), text="a plan has either images or texts: split it in two")
     elif text and plan.keep_maps:
         yield PlanProblem(path=("keep_maps",), text="keep_maps saves maps of images: remove it from a plan of texts")
     for i, name in enumerate(plan.protocols):
-        if name in plan.protocols_of(data) and text != (name in PROTOCOLS and PROTOCOLS[name].text):
+        world = name in PROTOCOLS and PROTOCOLS[name].world
+        if name in plan.protocols_of(data) and world != (data.name in WORLD_DATASETS):
+            scored = "pairs of the worlds" if world else "images or texts"
+            yield PlanProblem(
+                path=("protocols", i), text=f"{name} scores {scored}, and {data.title} has others: remove it"
+            )
+        elif name in plan.protocols_of(data) and text != (name in PROTOCOLS and PROTOCOLS[name].text):
             scored, kind = ("images", "texts") if text else ("texts", "images")
             known = ", ".join(protocol.name for protocol in PROTOCOLS.values() if protocol.text)
             advice = f"choose from {known}" if text else "remove it"

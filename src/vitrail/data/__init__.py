@@ -1,39 +1,55 @@
 """Data sets of images and texts with labels, masks, boxes or marked passages, and the scenes renderer."""
 
+from vitrail.data.captions import Caption, describe_objects, encode_captions
 from vitrail.data.cifar import CIFAR10, CIFAR100
 from vitrail.data.datasets import DATASETS, open_dataset
 from vitrail.data.image_grids import ImageGrids, draw_grids
 from vitrail.data.imagenet import ImageNet
 from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
+from vitrail.data.motions import MOVEMENTS, MotionScene, render_motion
 from vitrail.data.movies import Movies
 from vitrail.data.sample import BaseDataset, Dataset, Sample
 from vitrail.data.scene_dataset import SceneDataset, scene_sample
 from vitrail.data.scenes import Scene, Scenes, render
 from vitrail.data.shapes import SCENE_CLASSES
+from vitrail.data.textures import SCENE_COLOURS
+from vitrail.data.tones import TONES, ToneScene, render_tones
 from vitrail.data.voc import VOC2012, VOC_CLASSES, VOC_TO_IMAGENET
+from vitrail.data.world_pairs import WorldPairs
 
 __all__ = [
     "CIFAR10",
     "CIFAR100",
     "DATASETS",
+    "MOVEMENTS",
     "SCENE_CLASSES",
+    "SCENE_COLOURS",
+    "TONES",
     "VOC2012",
     "VOC_CLASSES",
     "VOC_TO_IMAGENET",
     "BaseDataset",
+    "Caption",
     "Dataset",
     "ImageGrids",
     "ImageNet",
     "ImageNetSegmentation",
     "MaskFolder",
+    "MotionScene",
     "Movies",
     "Sample",
     "Scene",
     "SceneDataset",
     "Scenes",
+    "ToneScene",
+    "WorldPairs",
+    "describe_objects",
     "draw_grids",
+    "encode_captions",
     "open_dataset",
     "render",
+    "render_motion",
+    "render_tones",
     "scene_sample",
 ]

@@ -16,6 +16,7 @@ from vitrail.data.movies import Movies
 from vitrail.data.sample import Dataset
 from vitrail.data.scene_dataset import SceneDataset
 from vitrail.data.voc import VOC2012
+from vitrail.data.world_pairs import WorldPairs
 from vitrail.errors import DataError
 
 __all__ = ["DATASETS", "open_dataset"]
@@ -32,17 +33,21 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
         Movies,
         SceneDataset,
         VOC2012,
+        WorldPairs,
     )
 }  # fmt: skip
 """Data set classes by name."""
+
+RENDERED = ("scenes", "worlds")
+"""Data sets that are rendered, and need no files."""
 
 
 def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> Dataset:
     """Open a data set by name.
 
     Args:
-        name: cifar10, cifar100, grids, imagenet, imagenet-segmentation, masks, movies, scenes or voc2012.
-        root: Folder, archive or file of the data set; not used for scenes, which are rendered.
+        name: cifar10, cifar100, grids, imagenet, imagenet-segmentation, masks, movies, scenes, voc2012 or worlds.
+        root: Folder, archive or file of the data set; not used for scenes and worlds, which are rendered.
         **options: Further arguments of the data set's class, such as ``split``.
 
     Returns:
@@ -58,15 +63,15 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
         Traceback (most recent call last):
         ...
         vitrail.errors.DataError: unknown data set 'mnist': use one of cifar10, cifar100, grids,
-        imagenet, imagenet-segmentation, masks, movies, scenes, voc2012
+        imagenet, imagenet-segmentation, masks, movies, scenes, voc2012, worlds
     """
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}: use one of {', '.join(DATASETS)}")
     dataset_class = DATASETS[name]
-    if dataset_class is SceneDataset:
+    if name in RENDERED:
         if root is not None:
-            raise DataError(f"scenes are rendered, not read from {root}: leave out the root")
-        return SceneDataset(**options)
+            raise DataError(f"{name} are rendered, not read from {root}: leave out the root")
+        return dataset_class(**options)
     if root is None:
         raise DataError(f"{name} is read from files: pass its folder as root")
     accepted = [option for option in inspect.signature(dataset_class).parameters if option not in ("root", "file")]

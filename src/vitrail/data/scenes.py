@@ -35,7 +35,7 @@ COUNTS = {"train": 60_000, "val": 2_000, "test": 2_000}
 
 MAX_OBJECTS, MIN_SIZE = 6, 64
 _TAG_NAMES = {"None": "tagged", "True": "tagged", "False": "untagged"}
-_SPLIT_OFFSETS = {name: k << 48 for k, name in enumerate(COUNTS)}  # splits are far apart and cannot overlap
+SPLIT_OFFSETS = {name: k << 48 for k, name in enumerate(COUNTS)}  # splits are far apart and cannot overlap
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +51,7 @@ class Scene:
         background: Name of the background texture.
         tag: Box of the tag, or None if there is none.
         tag_class: Class whose pattern the tag shows, or None.
+        colours: Index of the colour of each object in `SCENE_COLOURS`; empty if the scene is not coloured.
     """
 
     image: NDArray[np.uint8]
@@ -61,6 +62,7 @@ class Scene:
     background: str
     tag: Box | None = None
     tag_class: int | None = None
+    colours: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for array in (self.image, self.masks, self.boxes, self.areas):
@@ -110,6 +112,7 @@ def render(
     pairs: bool = False,
     tagged: bool = False,
     tag: Tag = None,
+    coloured: bool = False,
 ) -> Scene:
     """Render one scene.
 
@@ -124,6 +127,8 @@ def render(
         tag: What the corner shows: None or True for the tag of the first object's class, False for no tag, a class
             index for the tag of that class, "wrong" for the tag of a class that is not in the image. The rest of the
             image does not depend on it, including the noise.
+        coloured: Give each object one of the named colours, so that it can be described in words. Otherwise the two
+            tones of an object have random hues.
 
     Returns:
         The scene.
@@ -142,15 +147,17 @@ def render(
         (True, 16)
     """
     min_objects, max_objects = _check_options(seed, index, size, objects, pairs, tagged, tag)
-    tag_rng = _generator(seed, index, 1)  # a separate generator, so that the tag changes nothing else
+    tag_rng = scene_generator(seed, index, 1)  # a separate generator, so that the tag changes nothing else
     side, (right, bottom) = size // 32 * 4, (uniform_int(tag_rng, 0, 1), uniform_int(tag_rng, 0, 1))
     x, y = (size - side) * right, (size - side) * bottom
     corner = (x, y, x + side, y + side) if tagged else None
-    rng = _generator(seed, index, 0)
+    rng = scene_generator(seed, index, 0)
     count = uniform_int(rng, min_objects, max_objects)
+    colour_rng = scene_generator(seed, index, 2)
+    colours = [uniform_int(colour_rng, 0, len(textures.SCENE_COLOURS) - 1) for _ in range(count)] if coloured else None
     placed = None
     while placed is None:  # objects of a crowded scene may not fit; then all are drawn again
-        placed = _place_objects(rng, size, _choose_classes(rng, count, pairs), pairs, corner)
+        placed = _place_objects(rng, size, _choose_classes(rng, count, pairs), pairs, corner, colours)
     background, planes = textures.background(rng, size)
     for drawn, position, _ in reversed(placed):
         in_image, in_window = window_slices(position, len(drawn.alpha), size)
@@ -168,7 +175,7 @@ def render(
     areas = np.array([drawn.area for drawn, _, _ in placed], dtype=np.int64)
     tag_box = corner if tag_class is not None else None
     image = _to_image(rng, planes)
-    return Scene(image, classes, masks, boxes, areas, background, tag=tag_box, tag_class=tag_class)
+    return Scene(image, classes, masks, boxes, areas, background, tag_box, tag_class, tuple(colours or ()))
 
 
 def _check_options(
@@ -191,7 +198,7 @@ def _check_options(
     return (2, 2) if pairs else (min_objects, max_objects)
 
 
-def _generator(seed: int, index: int, purpose: int) -> Generator:
+def scene_generator(seed: int, index: int, purpose: int) -> Generator:
     """Random generator for one purpose of one scene. Seed and index take two words each, so that no two collide."""
     words = [part for number in (seed, index) for part in (number & 0xFFFFFFFF, number >> 32)]
     return Generator(PCG64(SeedSequence([*words, purpose])))
@@ -206,7 +213,7 @@ def _choose_classes(rng: Generator, count: int, pairs: bool) -> list[int]:
 
 
 def _place_objects(
-    rng: Generator, size: int, classes: list[int], pairs: bool, corner: Box | None
+    rng: Generator, size: int, classes: list[int], pairs: bool, corner: Box | None, colours: list[int] | None
 ) -> list[PlacedObject] | None:
     """Draw the objects and place them front to back; returns each with its position (x, y) and its visible pixels.
 
@@ -220,12 +227,13 @@ def _place_objects(
     max_radius = max(0.25 * size, 16.0)
     pair_radius = uniform(rng, max(0.15 * size, min_radius), max(0.23 * size, max_radius * 0.9))
     placed: list[PlacedObject] = []
-    for label in classes:
+    for k, label in enumerate(classes):
+        colour = None if colours is None else colours[k]
         radius = pair_radius * uniform(rng, 0.9, 1.1) if pairs else uniform(rng, min_radius, max_radius)
         smallest = radius * 0.8 if pairs else min_radius  # keeps the two objects of a pair similar in size
         placement = None
         while placement is None:
-            drawn = draw_object(rng, label, radius)
+            drawn = draw_object(rng, label, radius, colour)
             placement = place_object(rng, drawn, occupied, reserved, MIN_VISIBLE_PAIR if pairs else MIN_VISIBLE)
             if placement is None and radius <= smallest:
                 return None
@@ -260,6 +268,7 @@ class Scenes(Sequence[Scene]):
         tag: What the corner shows, as in `render`.
         seed: Seed of the family of scenes.
         size: Height and width in pixels.
+        coloured: Give each object a named colour.
 
     Example:
         >>> scenes = Scenes("val", objects=1)
@@ -281,6 +290,7 @@ class Scenes(Sequence[Scene]):
         tag: Tag = None,
         seed: int = 0,
         size: int = 128,
+        coloured: bool = False,
     ) -> None:
         if split not in COUNTS:
             raise InputError(f"unknown split {split!r}: use one of {', '.join(COUNTS)}")
@@ -289,7 +299,7 @@ class Scenes(Sequence[Scene]):
             raise InputError(f"count={count} must be from 1 to 2**32")
         self.objects = _check_options(seed, 0, size, objects, pairs, tagged, tag)
         self.split, self.seed, self.size = split, seed, size
-        self.pairs, self.tagged, self.tag = pairs, tagged, tag
+        self.pairs, self.tagged, self.tag, self.coloured = pairs, tagged, tag, coloured
 
     def __len__(self) -> int:
         return self._length
@@ -302,8 +312,8 @@ class Scenes(Sequence[Scene]):
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(self._length))]
         return render(
-            self.seed, _SPLIT_OFFSETS[self.split] + self._check_index(index), size=self.size, objects=self.objects,
-            pairs=self.pairs, tagged=self.tagged, tag=self.tag,
+            self.seed, SPLIT_OFFSETS[self.split] + self._check_index(index), size=self.size, objects=self.objects,
+            pairs=self.pairs, tagged=self.tagged, tag=self.tag, coloured=self.coloured,
         )  # fmt: skip
 
     def id(self, index: int) -> str:
@@ -311,6 +321,7 @@ class Scenes(Sequence[Scene]):
         low, high = self.objects
         objects = "pairs" if self.pairs else f"{low}" if low == high else f"{low}to{high}"
         tag = "-" + _TAG_NAMES.get(str(self.tag), f"tag{self.tag}") if self.tagged else ""
+        tag += "-coloured" if self.coloured else ""
         return f"{self.split}-{self.seed}-{self.size}-{objects}{tag}-{self._check_index(index):06d}"
 
     def batch(self, indices: Iterable[int]) -> tuple[Tensor, Tensor]:

@@ -224,13 +224,15 @@ class DrawnObject:
     area: int
 
 
-def draw_object(rng: Generator, label: int, radius: float) -> DrawnObject:
+def draw_object(rng: Generator, label: int, radius: float, colour: int | None = None) -> DrawnObject:
     """Draw an object at a random angle, in two random tones that do not depend on its class.
 
     Args:
         rng: Random generator.
         label: The class.
         radius: Radius in pixels.
+        colour: Index of the colour in `vitrail.data.textures.SCENE_COLOURS` that both tones have; by default two
+            random hues.
 
     Returns:
         The object, in a window that contains all of it.
@@ -248,8 +250,11 @@ def draw_object(rng: Generator, label: int, radius: float) -> DrawnObject:
     y = (np.arange(side)[:, None] + 0.5 - centre[1]) / radius
     _, texture = CLASS_APPEARANCE[label]
     mix = texture(TextureGrid(x * cosine + y * sine, y * cosine - x * sine, 1 / radius, rng))
-    light = hue_to_rgb(rng.random(), uniform(rng, 0.35, 1.0), uniform(rng, 0.62, 0.90))
-    dark = hue_to_rgb(rng.random(), uniform(rng, 0.45, 1.0), uniform(rng, 0.12, 0.32))
+    if colour is None:
+        light = hue_to_rgb(rng.random(), uniform(rng, 0.35, 1.0), uniform(rng, 0.62, 0.90))
+        dark = hue_to_rgb(rng.random(), uniform(rng, 0.45, 1.0), uniform(rng, 0.12, 0.32))
+    else:
+        light, dark = textures.named_tones(rng, colour)
     first, second = (light, dark) if rng.random() < 0.5 else (dark, light)
     colours = first[:, None, None] + mix * (second - first)[:, None, None]
     colours *= 1 - 0.09 * (x + y)  # shading: light from the upper left

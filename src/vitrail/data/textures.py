@@ -63,6 +63,24 @@ def hue_to_rgb(hue: float, saturation: float, luma: float) -> Floats:
     return np.array([1 - (1 - part) * (1 - luma) / (1 - pure_luma) for part in pure])
 
 
+SCENE_COLOURS: tuple[str, ...] = ("red", "yellow", "green", "cyan", "blue", "pink")
+"""Names of the colours of coloured scenes, by index."""
+
+_HUES = (0.0, 0.155, 0.34, 0.5, 0.64, 0.85)
+
+
+def named_tones(rng: Generator, colour: int) -> tuple[Floats, Floats]:
+    """A light and a dark tone of a named colour, each of shape (3,).
+
+    Args:
+        rng: Random generator.
+        colour: Index in ``SCENE_COLOURS``.
+    """
+    light = hue_to_rgb(_HUES[colour] + uniform(rng, -0.02, 0.02), uniform(rng, 0.8, 1.0), uniform(rng, 0.55, 0.75))
+    dark = hue_to_rgb(_HUES[colour] + uniform(rng, -0.02, 0.02), uniform(rng, 0.85, 1.0), uniform(rng, 0.2, 0.34))
+    return light, dark
+
+
 @dataclass(frozen=True, eq=False)
 class TextureGrid:
     """Coordinates at which a texture is evaluated.

@@ -13,10 +13,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from vitrail.errors import GuessWarning, ModelError, VitrailError, WeightsError, require
 from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
 from vitrail.models.checkpoint import first_line, fit_classes, load_weights, read_weights
 from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess
+from vitrail.models.plain_clip import PlainCLIP
+from vitrail.models.plain_detector import PlainDetector
+from vitrail.models.plain_segmenter import PlainSegmenter
+from vitrail.models.plain_sequences import PlainSpectrogramViT, PlainVideoViT
 from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import SOURCES, fitting_image_size, from_timm
@@ -26,8 +32,23 @@ EMBEDDED_MODELS = {
     "scenes-tagged": "ViT with a CLS token, trained on scenes in which a corner tag gives the class away",
     "cifar10": "ViT with a CLS token, trained on CIFAR-10 (32×32 pixels)",
     "cifar10-distilled": "the same with a distillation token and a second head, as in DeiT",
+    "scenes-clip": "dual encoder of scenes and captions that name shape, colour and place",
+    "scenes-detr": "encoder–decoder detector of the objects of scenes",
+    "scenes-seg": "semantic segmenter of scenes",
+    "scenes-video": "ViT of moving scenes; the class is the movement of an object",
+    "tones": "ViT of spectrograms; the class is a tone among several",
 }
 """Models that are part of the package, with a description of each. The scripts in ``training/`` made them."""
+
+EMBEDDED_KINDS: dict[str, type[nn.Module]] = {
+    "classifier": PlainViT,
+    "clip": PlainCLIP,
+    "detector": PlainDetector,
+    "segmenter": PlainSegmenter,
+    "video": PlainVideoViT,
+    "spectrogram": PlainSpectrogramViT,
+}
+"""Modules of the embedded models, by the kind that a weights file states; a file that states none is a classifier."""
 
 NO_NETWORK = "no network?"
 """Part of the error message if weights could not be downloaded."""
@@ -39,7 +60,8 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     Args:
         spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
             `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes",
-            "scenes-tagged", "cifar10" or "cifar10-distilled".
+            "scenes-tagged", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones", "cifar10" or
+            "cifar10-distilled".
         weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. Of timm
             models, its shapes decide the number of classes and the image size, so that a fitted head can be loaded. If
             they are of another image size than timm's, images are squashed to it: timm's crop is for its own size. For
@@ -127,16 +149,19 @@ def load_embedded(name: str, weights: str | Path | None = None) -> LoadedModel:
     try:
         with safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
-            config: dict[str, Any] = {k: json.loads(metadata[k]) for k in ("architecture", "preprocess", "classes")}
+            config: dict[str, Any] = {k: json.loads(metadata[k]) for k in ("architecture", "classes")}
             state = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - not a dict
-        model = PlainViT(**config["architecture"])
+        kind = metadata.get("kind", "classifier")
+        stored = json.loads(metadata["preprocess"]) if kind not in ("video", "spectrogram") else None
+        model = EMBEDDED_KINDS[kind](**config["architecture"])
         model.load_state_dict(state)
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise WeightsError(
             f"{path} is not a file of an embedded model ({first_line(error)}): pass one that training/ wrote, or name "
             "the library of the model, as in timm:NAME"
         ) from error
-    stored = config["preprocess"]
+    if stored is None:
+        return LoadedModel(model.eval(), None, tuple(config["classes"]), name)
     size, mean, std = (tuple(stored[key]) for key in ("size", "mean", "std"))
     preprocess = Preprocess(size, mean, std, stored.get("crop", 1.0), origin="the metadata of the model's file")
     return LoadedModel(model.eval(), preprocess, tuple(config["classes"]), name)

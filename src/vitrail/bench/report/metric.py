@@ -65,6 +65,24 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
         "mass_between": ("Mass, two objects", "up",
                          "share of positive relevance on the target object, of that on both objects", NO_THRESHOLD),
     },
+    "discrimination": {
+        "share": ("Discr. acc.", "up",
+                  "discrimination accuracy: more relevance per element on the target than on the other", NO_THRESHOLD),
+        "both": ("Both correct", "up", "discrimination correct for both targets of an example", NO_THRESHOLD),
+        "mass": ("Relevance mass", "up", "share of positive relevance on the target", NO_THRESHOLD),
+        "mass_between": ("Mass, of both", "up", "share of positive relevance on the target, of that on both",
+                         NO_THRESHOLD),
+        "hit": ("Pointing game", "up", "maximum of the map on the target", "tolerance 0 px"),
+    },
+    "top_word": {
+        "top": ("Top word", "up", "the word with the highest score names the object", NO_THRESHOLD),
+        "word_mass": ("Word mass", "up", "share of positive relevance on that word", NO_THRESHOLD),
+    },
+    "event": {
+        "less_before": ("Less before", "up", "less relevance in a frame before the movement than in one of it",
+                        NO_THRESHOLD),
+        "event_share": ("Event share", "up", "share of positive relevance in the frames of the movement", NO_THRESHOLD),
+    },
     "grid_pointing": {
         "cell_share": ("Grid share", "up", "share of positive relevance in the cell of the class", NO_THRESHOLD),
         "cell_peak": ("Grid maximum", "up", "maximum of the map in the cell of the class", NO_THRESHOLD),
@@ -134,7 +152,7 @@ PROTOCOL_METRICS["multiclass_original"] = PROTOCOL_METRICS["multiclass"]
 #: Protocols whose scores are printed in percent.
 PERCENT_PROTOCOLS = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "multiclass", "multiclass_original",
-    "grid_pointing", "road",
+    "grid_pointing", "road", "discrimination", "top_word", "event",
 )  # fmt: skip
 #: The protocol whose scores are named after a model's layers, and the similarity of it that is printed.
 SANITY, SANITY_SIMILARITY = "sanity", "spearman"

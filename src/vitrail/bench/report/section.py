@@ -39,6 +39,10 @@ DESCRIPTIONS = {
     "wsol": "Weakly supervised object localisation: box of the largest connected component of the thresholded map.",
     "selectivity": "Images with two objects of different classes: does the map of a class highlight its object? "
     "A class-agnostic method is correct half the time.",
+    "discrimination": "Two objects, movements or tones in one input: does the map of one highlight it and not the "
+    "other? A method that ignores the target is correct half the time.",
+    "top_word": "A prompt in which one word names the object: does this word have the highest score?",
+    "event": "Videos in which a movement starts after some frames: do the frames before it get less relevance?",
     "grid_pointing": "Grids of images of different classes: share of the relevance for a class in its own cell. A "
     "class-agnostic method has 1/n² on average.",
     "road": "Class probability after pixels are replaced by noisy linear imputation, which hides the removed shape.",

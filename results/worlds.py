@@ -1,0 +1,119 @@
+"""Collect runs of the plans of the worlds into worlds.csv and its manifest, and update the tables of docs/worlds.md.
+
+    python results/worlds.py runs/KEY [runs/KEY ...]
+
+Means and 95 % intervals (percentile bootstrap over examples, 2,000 resamples) are computed from the values of each
+example.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from vitrail.bench.plan import CONTROLS
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "worlds.md"
+#: Scores in the CSV by protocol, and their names in the tables.
+SCORES = {
+    "discrimination": {
+        "share": "discrimination",
+        "both": "both right",
+        "mass": "relevance mass",
+        "hit": "pointing game",
+    },
+    "top_word": {"top": "top word right", "word_mass": "relevance on the word"},
+    "event": {"less_before": "less before the movement", "event_share": "relevance during the movement"},
+}
+COLUMNS = ("model", "task", "method", "control", "protocol", "score", "examples", "mean", "low", "high")
+
+
+def interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """Mean and 95 % bootstrap interval."""
+    rng = np.random.default_rng(0)
+    means = values[rng.integers(0, len(values), (2000, len(values)))].mean(1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(values.mean()), float(low), float(high)
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    """Rows of the CSV for one run."""
+    table = pl.read_parquet(folder / "results.parquet").filter(pl.col("error").is_null())
+    rows = []
+    for protocol, scores in SCORES.items():
+        for score in scores:
+            chosen = table.filter(pl.col("protocol") == protocol, pl.col("score") == score)
+            for (model, task, method), group in chosen.group_by("model", "dataset", "method", maintain_order=True):
+                values = group["value"].drop_nans().to_numpy()
+                numbers = dict(zip(("mean", "low", "high"), (round(v, 4) for v in interval(values)), strict=True))
+                rows.append({"model": model, "task": task, "method": method, "control": str(method) in CONTROLS,
+                             "protocol": protocol, "score": score, "examples": len(values), **numbers})  # fmt: skip
+    return rows
+
+
+def table_of(rows: list[dict[str, Any]], task: str) -> str:
+    """One Markdown table: a row for each method, best first, controls last."""
+    own = [row for row in rows if row["task"] == task]
+    names = {score: name for scores in SCORES.values() for score, name in scores.items()}
+    scores = [score for score in names if any(row["score"] == score for row in own)]
+    values = {(row["method"], row["score"]): row for row in own}
+    methods = sorted({row["method"] for row in own}, key=lambda m: (m in CONTROLS, -values[m, scores[0]]["mean"], m))
+    lines = [f"| method | {' | '.join(f'{names[s]} ↑' for s in scores)} |", f"|---|{'---|' * len(scores)}"]
+    for method in methods:
+        cells = []
+        for score in scores:
+            row = values.get((method, score))
+            shown = "–" if row is None else f"{row['mean']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+            cells.append(shown.replace("%", " %"))
+        lines.append(f"| `{method}`{' (control)' if method in CONTROLS else ''} | {' | '.join(cells)} |")
+    count = max(row["examples"] for row in own)
+    return f"{count} examples of the `test` split, two maps each.\n\n" + "\n".join(lines)
+
+
+def update_page(rows: list[dict[str, Any]]) -> None:
+    """Replace the tables between their markers."""
+    text = PAGE.read_text(encoding="utf-8")
+    for task in dict.fromkeys(row["task"] for row in rows):
+        start, end = f"<!-- {task} -->", f"<!-- /{task} -->"
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        text = f"{before}{start}\n{table_of(rows, task)}\n{end}{after}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Collect runs and write the files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; without any, only the page is updated")
+    args = parser.parse_args()
+    file, about = HERE / "worlds.csv", HERE / "worlds-manifest.json"
+    rows: list[dict[str, Any]] = []
+    manifests = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    if file.is_file():
+        with file.open(encoding="utf-8", newline="") as stream:
+            rows = [{**row, "control": row["control"] == "True", "examples": int(row["examples"]),
+                     **{k: float(row[k]) for k in ("mean", "low", "high")}}
+                    for row in csv.DictReader(stream)]  # fmt: skip
+    for folder in args.runs:
+        new = rows_of(folder)
+        replaced = {(row["model"], row["task"]) for row in new}
+        rows = [row for row in rows if (row["model"], row["task"]) not in replaced] + new
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifests[manifest["plan"]["name"]] = manifest
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    about.write_text(json.dumps(manifests, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    update_page(rows)
+
+
+if __name__ == "__main__":
+    main()

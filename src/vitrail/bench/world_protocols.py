@@ -1,0 +1,96 @@
+"""The protocols of the worlds: does the map of A lie on A and not on B, in space, among the words, and in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from vitrail.bench.batch import BenchProtocol, ScoresAndReasons
+from vitrail.bench.explainer import Reasons
+from vitrail.bench.multiclass_protocols import OBJECTS
+from vitrail.bench.world_tasks import WorldBatch
+from vitrail.scores.pointing import pointing_game
+from vitrail.scores.segmentation import sanitise_maps
+from vitrail.scores.selectivity import score_selectivity
+
+DISCRIMINATION, TOP_WORD, EVENT = "discrimination", "top_word", "event"
+
+
+@dataclass
+class ExplainedPairs:
+    """Pairs of a world with the maps of both targets by every method.
+
+    Attributes:
+        ids: Ids of the examples.
+        pairs: Targets and ground truth.
+        explanations: By method, maps at the resolution of the ground truth, shape (b, 2, *axes).
+        failures: Reasons for missing maps, by method and position.
+        seconds: By method, time for the two maps of an example.
+        columns: No class is explained.
+    """
+
+    ids: tuple[str, ...]
+    pairs: WorldBatch
+    explanations: dict[str, Tensor] = field(default_factory=dict)
+    failures: Reasons = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    columns: dict[str, list[int | None]] = field(default_factory=dict)
+
+
+def _as_images(values: Tensor) -> Tensor:
+    """Axes before the last one joined: (b, 2, *axes) to (b, 2, rows, columns)."""
+    return values.flatten(2, -2) if values.dim() > 3 else values[:, :, None]
+
+
+def _score_discrimination(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Discrimination, relevance mass and pointing game of the two maps."""
+    del target
+    maps, masks = _as_images(batch.explanations[method]), _as_images(batch.pairs.masks)
+    scores = score_selectivity(maps, masks)
+    finite, _ = sanitise_maps(maps.flatten(0, 1))
+    hits = pointing_game(finite, masks.flatten(0, 1)).double().view(-1, 2).mean(1)
+    return {**scores, "hit": hits}, {}
+
+
+def _score_top_word(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Whether the word with the highest score names the object, and its share of the positive relevance."""
+    del target
+    candidates = batch.pairs.candidates
+    if candidates is None:
+        return {}, dict.fromkeys(range(len(batch.ids)), "the example has no words")
+    scores, named = batch.explanations[method].double(), batch.pairs.masks
+    best = scores.masked_fill(~candidates, -torch.inf).amax(-1, keepdim=True)
+    leaders = (scores == best) & candidates
+    right = (leaders & named).sum(-1) / leaders.sum(-1)  # words of equal score share the lead
+    positive = scores.clamp_min(0) * candidates
+    total = positive.sum(-1)
+    share = torch.where(total > 0, (positive * named).sum(-1) / total.clamp_min(1e-30), 0.0)
+    return {"top": right.mean(1), "word_mass": share.mean(1)}, {}
+
+
+def _score_event(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Whether the frames before the movement get less relevance per frame than those in which it happens."""
+    del target
+    positive = batch.explanations[method].double().clamp_min(0)
+    if positive.dim() != 5:
+        return {}, dict.fromkeys(range(len(batch.ids)), "the example has no frames")
+    frames = positive.sum((3, 4))
+    during = batch.pairs.masks.flatten(3).any(-1)
+    before = during.int().cumsum(-1) == 0
+    inside, outside = ((frames * one).sum(-1) / one.sum(-1) for one in (during, before))
+    less = 0.5 * (torch.sign(inside - outside) + 1)
+    reasons = dict.fromkeys((~before[:, 0].any(-1)).nonzero()[:, 0].tolist(), "the movement starts in the first frame")
+    return {
+        "less_before": less.mean(1),
+        "event_share": (frames * during).sum(-1).div(frames.sum(-1).clamp_min(1e-30)).mean(1),
+    }, reasons
+
+
+WORLD_PROTOCOLS = (
+    BenchProtocol(DISCRIMINATION, (), _score_discrimination, targets=(OBJECTS,), world=True),
+    BenchProtocol(TOP_WORD, (), _score_top_word, targets=(OBJECTS,), world=True),
+    BenchProtocol(EVENT, (), _score_event, targets=(OBJECTS,), world=True),
+)
+"""The protocols of pairs of the worlds."""

@@ -1,0 +1,56 @@
+"""Pairs of the worlds as a data set: two objects, movements or tones in every example."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vitrail.data.motions import render_motion
+from vitrail.data.sample import BaseDataset, Sample
+from vitrail.data.scenes import COUNTS, Scenes
+from vitrail.data.tones import render_tones
+from vitrail.errors import DataError
+
+__all__ = ["WORLD_TASK_NAMES", "WorldPairs"]
+
+WORLD_TASK_NAMES = ("captions", "words", "boxes", "regions", "movements", "tones")
+"""What is explained: prompts on the image and on the text side, detections, regions, movements, tones."""
+
+
+class WorldPairs(BaseDataset):
+    """Held-out examples of a world with two things in each, rendered on access. No files are needed.
+
+    A sample shows the image, the first frame of the video, or the spectrogram with time to the right.
+
+    Args:
+        task: One of ``WORLD_TASK_NAMES``.
+        split: "train", "val" or "test".
+        count: Number of examples.
+
+    Example:
+        >>> pairs = WorldPairs("tones", count=3)
+        >>> pairs.ids[2], pairs[2].image.size
+        ('tones-test-000002', (128, 64))
+    """
+
+    name = "worlds"
+
+    def __init__(self, task: str, split: str = "test", count: int = 500) -> None:
+        if task not in WORLD_TASK_NAMES:
+            raise DataError(f"unknown task {task!r}: use one of {', '.join(WORLD_TASK_NAMES)}")
+        if split not in COUNTS:
+            raise DataError(f"unknown split {split!r}: use one of {', '.join(COUNTS)}")
+        self.task, self.split = task, split
+        super().__init__(f"{task}-{split}-{index:06d}" for index in range(count))
+
+    def _read(self, index: int) -> Sample:
+        from PIL import Image
+
+        if self.task == "tones":
+            levels = render_tones(0, index, pairs=True, split=self.split).levels
+            return Sample(self.ids[index], Image.fromarray(np.ascontiguousarray(levels.T[::-1])))
+        if self.task == "movements":
+            return Sample(
+                self.ids[index], Image.fromarray(render_motion(0, index, pairs=True, split=self.split).frames[0])
+            )
+        scenes = Scenes(self.split, len(self), pairs=True, coloured=True)
+        return Sample(self.ids[index], Image.fromarray(scenes[index].image))

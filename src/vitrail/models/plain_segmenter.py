@@ -1,0 +1,55 @@
+"""PlainSegmenter: a minimal semantic segmenter, a vision transformer whose patches classify their own pixels."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitrail.models.plain_vit import PlainBlock
+
+
+class PlainSegmenter(nn.Module):
+    """A vision transformer in which every patch predicts the classes of its 4×4 cells.
+
+    Args:
+        size: Height and width of the images in pixels.
+        patch: Height and width of a patch in pixels.
+        width: Embedding dimension.
+        depth: Number of blocks.
+        heads: Number of attention heads.
+        mlp: Hidden width of the MLPs, as a multiple of ``width``.
+        classes: Number of classes, with the last one for the background.
+
+    Example:
+        >>> PlainSegmenter(size=32, width=16, depth=1)(torch.zeros(2, 3, 32, 32))["logits"].shape
+        torch.Size([2, 13, 16, 16])
+    """
+
+    def __init__(
+        self,
+        size: int = 128,
+        patch: int = 8,
+        width: int = 80,
+        depth: int = 3,
+        heads: int = 4,
+        mlp: int = 2,
+        classes: int = 13,
+    ) -> None:
+        super().__init__()
+        self.side, self.classes = size // patch, classes
+        self.embed = nn.Conv2d(3, width, patch, patch)
+        self.position = nn.Parameter(torch.randn(1, self.side**2, width))
+        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 16 * classes)
+
+    def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
+        """Classify the pixels of images, shape (b, 3, h, w).
+
+        Returns:
+            ``logits`` of cells of a quarter of a patch, shape (b, classes, 4 * grid, 4 * grid).
+        """
+        x = self.embed(pixel_values).flatten(2).transpose(1, 2) + self.position
+        x = self.head(self.norm(self.blocks(x)))
+        cells = x.transpose(1, 2).unflatten(2, (self.side, self.side))
+        return {"logits": F.pixel_shuffle(cells, 4)}

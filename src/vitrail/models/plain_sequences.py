@@ -1,0 +1,105 @@
+"""PlainVideoViT and PlainSpectrogramViT: minimal transformers of videos and of spectrograms."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.models.plain_vit import PlainBlock
+
+
+class PlainVideoViT(nn.Module):
+    """A vision transformer of videos with tubelets as tokens, a CLS token and a linear head.
+
+    Args:
+        frames: Number of frames.
+        size: Height and width of a frame in pixels.
+        tubelet: Frames in a tubelet.
+        patch: Height and width of a tubelet in pixels.
+        width: Embedding dimension.
+        depth: Number of blocks.
+        heads: Number of attention heads.
+        mlp: Hidden width of the MLPs, as a multiple of ``width``.
+        classes: Number of classes.
+
+    Example:
+        >>> PlainVideoViT(width=16, depth=1)(torch.zeros(2, 12, 3, 64, 64)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        frames: int = 12,
+        size: int = 64,
+        tubelet: int = 2,
+        patch: int = 8,
+        width: int = 64,
+        depth: int = 4,
+        heads: int = 4,
+        mlp: int = 2,
+        classes: int = 8,
+    ) -> None:
+        super().__init__()
+        self.grid = (frames // tubelet, size // patch, size // patch)
+        self.embed = nn.Conv3d(3, width, (tubelet, patch, patch), (tubelet, patch, patch))
+        self.prefix = nn.Parameter(torch.randn(1, 1, width))
+        tokens = self.grid[0] * self.grid[1] * self.grid[2]
+        self.position = nn.Parameter(torch.randn(1, 1 + tokens, width))
+        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def embed_tokens(self, pixel_values: Tensor) -> Tensor:
+        """Map videos, shape (b, frames, 3, h, w), to the input of the first block, shape (b, n, d)."""
+        x = self.embed(pixel_values.transpose(1, 2)).flatten(2).transpose(1, 2)
+        return torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """Map videos, shape (b, frames, 3, h, w), to logits, shape (b, classes)."""
+        return self.head(self.norm(self.blocks(self.embed_tokens(pixel_values)))[:, 0])  # type: ignore[no-any-return]
+
+
+class PlainSpectrogramViT(nn.Module):
+    """A vision transformer of spectrograms with a CLS token and a linear head.
+
+    Args:
+        frames: Number of time steps.
+        bins: Number of frequency bins.
+        patch: Time steps and bins in a patch.
+        width: Embedding dimension.
+        depth: Number of blocks.
+        heads: Number of attention heads.
+        mlp: Hidden width of the MLPs, as a multiple of ``width``.
+        classes: Number of classes.
+
+    Example:
+        >>> PlainSpectrogramViT(width=16, depth=1)(torch.zeros(2, 128, 64)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(
+        self,
+        frames: int = 128,
+        bins: int = 64,
+        patch: int = 8,
+        width: int = 64,
+        depth: int = 3,
+        heads: int = 4,
+        mlp: int = 2,
+        classes: int = 8,
+    ) -> None:
+        super().__init__()
+        self.grid = (frames // patch, bins // patch)
+        self.embed = nn.Conv2d(1, width, patch, patch)
+        self.prefix = nn.Parameter(torch.randn(1, 1, width))
+        self.position = nn.Parameter(torch.randn(1, 1 + self.grid[0] * self.grid[1], width))
+        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def embed_tokens(self, input_values: Tensor) -> Tensor:
+        """Map spectrograms, shape (b, frames, bins), to the input of the first block, shape (b, n, d)."""
+        x = self.embed(input_values[:, None]).flatten(2).transpose(1, 2)
+        return torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
+
+    def forward(self, input_values: Tensor) -> Tensor:
+        """Map spectrograms, shape (b, frames, bins), to logits, shape (b, classes)."""
+        return self.head(self.norm(self.blocks(self.embed_tokens(input_values)))[:, 0])  # type: ignore[no-any-return]

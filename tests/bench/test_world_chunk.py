@@ -1,0 +1,68 @@
+"""A benchmark of pairs from the plan to the table, and what plans refuse."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitrail.bench import PlanError, PlanOverrides, read_plan, read_results, run_plan
+from vitrail.bench.world_tasks import WORLD_TASKS
+from vitrail.models import load
+
+pl = pytest.importorskip("polars")
+
+PLAN = """
+name = "segments"
+models = ["scenes-seg"]
+methods = ["transformer_mm"]
+protocols = ["discrimination"]
+dataset = { name = "worlds", options = { task = "regions", count = 2 } }
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "plan.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_plan_gives_scores_of_methods_and_controls(tmp_path):
+    path = write(tmp_path, PLAN)
+    store = run_plan(path, tmp_path / "runs", overrides=PlanOverrides(home=None))
+    table = read_results(store.folder).filter(pl.col("score") == "share")
+    means = dict(table.group_by("method").agg(pl.col("value").mean()).iter_rows())
+    assert set(means) == {"transformer_mm", "random", "centre", "edges"}
+    assert means["transformer_mm"] == 1
+    assert means["centre"] == means["edges"] == 0.5, "a map without a target is right for one of two"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('"discrimination"', '"segmentation"', "segmentation scores images or texts"),
+        ('task = "regions"', 'task = "shapes"', "unknown task 'shapes'"),
+        ('name = "worlds", options = { task = "regions", count = 2 }', 'name = "scenes", limit = 1',
+         "discrimination scores pairs of the worlds"),
+    ],
+)  # fmt: skip
+def test_plans_name_what_does_not_fit(tmp_path, old, new, message):
+    text = PLAN.replace(old, new)
+    with pytest.raises(PlanError, match=message):
+        read_plan(write(tmp_path, text), overrides=PlanOverrides(home=None))
+
+
+@pytest.mark.parametrize(
+    ("task", "model"),
+    [("captions", "scenes-clip"), ("boxes", "scenes-detr"), ("movements", "scenes-video"), ("tones", "tones")],
+)
+def test_targets_are_the_scores_of_the_two_things(task, model):
+    """The model is right for most of the examples, and every target has a value and a place."""
+    module = load(model).module
+    batch = WORLD_TASKS[task](module, "val", range(6))
+    assert batch.correct.float().mean() > 0.8
+    with torch.no_grad():
+        inputs = batch.inputs
+        output = module(**inputs) if isinstance(inputs, dict) else module(inputs)
+    values = batch.target(output)
+    assert values.shape == ((12,) if batch.repeated else (6, 2))
+    assert batch.masks.flatten(2).any(-1).all()

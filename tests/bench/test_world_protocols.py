@@ -1,0 +1,78 @@
+"""Protocols of the worlds against maps whose scores are known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from vitrail.bench.protocols import PROTOCOLS
+from vitrail.bench.world_protocols import ExplainedPairs
+from vitrail.bench.world_tasks import WorldBatch, maps_of_pairs
+
+
+def batch_of(masks, maps, candidates=None):
+    count = len(masks)
+    pairs = WorldBatch(torch.zeros(count), lambda output: output, masks, False, torch.ones(count, 2, dtype=torch.bool),
+                       candidates=candidates)  # fmt: skip
+    return ExplainedPairs(tuple(map(str, range(count))), pairs, {"method": maps})
+
+
+def scores_of(name, batch):
+    (scores,) = PROTOCOLS[name](batch, ("predicted",))
+    return scores
+
+
+def test_discrimination_of_right_wrong_and_equal_maps():
+    masks = torch.zeros(3, 2, 4, 6, dtype=torch.bool)
+    masks[:, 0, 0, :2], masks[:, 1, 3, 4:] = True, True
+    maps = torch.rand(3, 2, 4, 6, generator=torch.Generator().manual_seed(0)) * 0.1
+    maps[0] += masks[0]
+    maps[1] += masks[1].flip(0)
+    maps[2] = maps[2, :1]
+    scores = scores_of("discrimination", batch_of(masks, maps)).values
+    assert scores["share"].tolist() == [1, 0, 0.5]
+    assert scores["hit"][:2].tolist() == [1, 0]
+    assert scores["mass"][0] > 0.5 > scores["mass"][1]
+
+
+def test_discrimination_joins_frames():
+    masks = torch.zeros(1, 2, 3, 4, 4, dtype=torch.bool)
+    masks[0, 0, 1, 0, 0], masks[0, 1, 1, 3, 3] = True, True
+    assert scores_of("discrimination", batch_of(masks, masks.float())).values["mass"].tolist() == [1]
+
+
+def test_top_word_ignores_special_words_and_shares_ties():
+    named = torch.tensor([[[False, False, True, False]] * 2])
+    candidates = torch.tensor([[[False, True, True, False]] * 2])
+    maps = torch.tensor([[[9.0, 1.0, 2.0, 9.0], [0.0, 1.0, 1.0, 0.0]]])
+    scores = scores_of("top_word", batch_of(named, maps, candidates)).values
+    assert scores["top"].tolist() == [0.75]
+    assert scores["word_mass"].item() == pytest.approx((2 / 3 + 1 / 2) / 2)
+
+
+def test_event_compares_frames_before_and_during():
+    masks = torch.zeros(2, 2, 4, 2, 2, dtype=torch.bool)
+    masks[0, :, 2:, 0, 0] = True
+    masks[1, :, :, 0, 0] = True
+    maps = torch.zeros(2, 2, 4, 2, 2)
+    maps[:, 0, 3], maps[:, 1, 0] = 1, 1
+    scores = scores_of("event", batch_of(masks, maps))
+    assert scores.values["less_before"][0] == 0.5
+    assert list(scores.reasons) == [1]
+
+
+def test_scores_of_tokens_are_placed_on_the_grid():
+    batch = batch_of(torch.zeros(1, 2, 4, 8, 8, dtype=torch.bool), torch.zeros(1)).pairs
+    tokens = torch.zeros(1, 2, 1 + 2 * 2 * 2)
+    tokens[0, 0, 1], tokens[0, 1, -1] = 1, 1
+    maps = maps_of_pairs(tokens, batch, (2, 2, 2))
+    assert maps.shape == (1, 2, 4, 8, 8)
+    assert maps[0, 0].argmax() == 0
+    assert maps[0, 1].flatten().flip(0).argmax() == 0
+
+
+def test_rows_with_both_targets_are_paired():
+    pairs = batch_of(torch.zeros(2, 2, 1, 1, dtype=torch.bool), torch.zeros(1)).pairs
+    repeated = WorldBatch(pairs.inputs, pairs.target, pairs.masks, True, pairs.correct)
+    values = torch.tensor([10.0, 20.0, 11.0, 21.0]).view(4, 1, 1, 1)
+    assert maps_of_pairs(values, repeated, None).flatten(1).tolist() == [[10, 11], [20, 21]]
