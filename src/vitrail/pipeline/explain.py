@@ -17,16 +17,19 @@ from vitrail.capture.output_tensors import OutputChoice, OutputReading
 from vitrail.errors import MapWarning
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.inputs.targets import Target
-from vitrail.inputs.user_inputs import Inputs
+from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models import LoadedModel
 from vitrail.models.loaded import Transform
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.pipeline.method_runs import run_methods
+from vitrail.pipeline.original_image import original_images
 from vitrail.pipeline.prepared_model import embedded_target, prepare, unwrapped_model
 from vitrail.pipeline.progress import Progress
 from vitrail.pipeline.request import DEFAULT, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
+from vitrail.targets.binding import bind_targets
+from vitrail.targets.bound_targets import has_named_target
 
 __all__ = ["DEFAULT", "explain"]
 
@@ -157,14 +160,21 @@ def explain(
 
 def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
     """Prepare the model, run all methods in one shared pass, and complete their results."""
-    request = replace(request, target=embedded_target(loaded, request.target))
     jobs = request.jobs(loaded.module)
-    prepared = prepare(loaded, inputs, request, jobs)
+    model_inputs = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading)
+    called, target = loaded, request.target
+    if has_named_target(target):
+        geometries = [one.geometry for one in original_images(inputs, loaded.preprocess) or ()]
+        called, model_inputs, target = bind_targets(target, loaded, model_inputs, geometries)
+    else:
+        target = embedded_target(loaded, target)
+    request = replace(request, target=target)
+    prepared = prepare(called, model_inputs, request, jobs)
     request = replace(request, stitch=prepared.window_positions is not None)
     results, flags = run_methods(prepared, jobs, request)
-    target = request.target if callable(request.target) else None
+    function = request.target if callable(request.target) else None
     again = partial(_explain_again, loaded, request)
-    source = MapSource(loaded, prepared.inputs, prepared.structure, target, again)
+    source = MapSource(called, prepared.inputs, prepared.structure, function, again)
     return complete(results, inputs, source, request, flags)
 
 

@@ -21,6 +21,7 @@ from vitrail.pipeline.original_image import OriginalImage
 from vitrail.pipeline.provenance import Provenance, versions
 from vitrail.pipeline.saved_files import JPEG_QUALITY, atomic_writes, saved_overlays, slug
 from vitrail.pipeline.smoothing import Smoothing
+from vitrail.targets.bound_targets import TargetRecord
 from vitrail.viz.colormap import mark_failure, overlay, to_image
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class Explanation:
             regression, whose values are taken as they are).
         originals: The images that were preprocessed, with the part of each that the model saw (``geometry``); None if
             the inputs were tensors or texts.
+        named_targets: For targets of `vitrail.targets`: what was asked and explained, one row of K for each image.
     """
 
     method: str
@@ -102,6 +104,7 @@ class Explanation:
     target_labels: tuple[str, ...] | None = None
     scores: str = "softmax"
     originals: tuple[OriginalImage, ...] | None = field(default=None, repr=False)
+    named_targets: tuple[tuple[TargetRecord, ...], ...] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -129,6 +132,8 @@ class Explanation:
 
     def target_name(self, image: int, k: int) -> str:
         """Name of a target, for display: a class, a group of classes, or the text of a row of a CLIP model."""
+        if self.named_targets is not None:
+            return self.named_targets[image][k].title
         if self.targets is None:
             return self.target_labels[k] if self.target_labels and k < len(self.target_labels) else f"target {k}"
         index = int(self.targets[image, k])
@@ -269,6 +274,8 @@ class Explanation:
             found["geometry"] = [None if one is None else one.to_dict() for one in geometries]
         if self.groups:
             found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
+        if self.named_targets is not None:
+            found["named_targets"] = [[one.to_dict() for one in row] for row in self.named_targets]
         if self.smoothing is not None:
             found["smoothing"] = self.smoothing.settings()
         if self.checks:
