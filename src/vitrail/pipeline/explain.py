@@ -33,6 +33,9 @@ from vitrail.targets.bound_targets import has_named_target
 
 __all__ = ["DEFAULT", "explain"]
 
+#: Key of the name of the images among shared tensors.
+IMAGES = "<images>"
+
 
 @overload
 def explain(
@@ -162,7 +165,7 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
     """Prepare the model, run all methods in one shared pass, and complete their results."""
     jobs = request.jobs(loaded.module)
     model_inputs = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading)
-    called, target = loaded, request.target
+    called, target, shared = loaded, request.target, shared_tensors(model_inputs)
     if has_named_target(target):
         geometries = [one.geometry for one in original_images(inputs, loaded.preprocess) or ()]
         called, model_inputs, target = bind_targets(target, loaded, model_inputs, geometries)
@@ -173,8 +176,9 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
     request = replace(request, stitch=prepared.window_positions is not None)
     results, flags = run_methods(prepared, jobs, request)
     function = request.target if callable(request.target) else None
-    again = partial(_explain_again, loaded, request)
-    source = MapSource(called, prepared.inputs, prepared.structure, function, again)
+    again = partial(_explain_again, loaded, request, shared or {})
+    suffice = shared is not None
+    source = MapSource(called, prepared.inputs, prepared.structure, function, again, suffice)
     return complete(results, inputs, source, request, flags)
 
 
@@ -199,14 +203,32 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     results = explain_texts(inputs, settings, loaded, target, explain_windows, request.batch_size, request.keep)
     texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     predict = partial(predict_texts, settings=settings, model=loaded.module)
-    source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request))
+    source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request, {}))
     return complete(results, inputs, source, request)
 
 
+def shared_tensors(model_inputs: ModelInputs) -> dict[str, Any] | None:
+    """Arguments beside the images by name, where they are the same for all images; None where some are not."""
+    if model_inputs.args:
+        return {} if model_inputs.only_image else None
+    described = model_inputs.description
+    if any(one.per_example for i, one in enumerate(described) if i != model_inputs.explained):
+        return None
+    name = None if model_inputs.explained is None else described[model_inputs.explained].name
+    return None if name not in model_inputs.kwargs else {**model_inputs.kwargs, IMAGES: name}
+
+
 def _explain_again(
-    loaded: LoadedModel, request: Request, inputs: Inputs, methods: Mapping[str, Mapping[str, Any]], target: Target
+    loaded: LoadedModel,
+    request: Request,
+    shared: Mapping[str, Any],
+    inputs: Inputs,
+    methods: Mapping[str, Mapping[str, Any]],
+    target: Target,
 ) -> Explanations:
-    """Explain other inputs of the same model, for checks."""
+    """Explain other inputs of the same model, for checks; shared tensors are added to images."""
+    if shared and isinstance(inputs, Tensor):
+        inputs = {name: value for name, value in shared.items() if name != IMAGES} | {shared[IMAGES]: inputs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
         return explain(loaded, inputs, methods=methods, target=target, **request.settings())

@@ -105,7 +105,9 @@ class Prompt(NamedTarget):
         scores = scores if scores.dim() == 1 else scores[self.query or 0]
         own = self._columns(self.text, output)
         order = [i for i in scores.argsort(descending=True).tolist() if i not in own and bool(scores[i].isfinite())]
-        return [replace(self, text=i, against=(), templates=("{}",)) for i in order[:count]]
+        texts = {} if output.context.texts is None else output.context.texts.columns
+        named = {columns[0]: text for text, columns in texts.items() if len(columns) == 1}
+        return [replace(self, text=named.get(i, i), against=(), templates=("{}",)) for i in order[:count]]
 
     def title(self, output: OutputReader) -> str:
         """The text and those it is compared with, for display."""

@@ -8,12 +8,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
-from vitrail.errors import ModelError
+from vitrail.errors import ModelError, TargetError
 from vitrail.inputs.map_source import MapSource
 from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize, size_of
 from vitrail.scores.sensitivity import RADIUS, noise_samples
+from vitrail.targets.bound_targets import BoundTargets
+from vitrail.targets.named_target import NamedTarget
+from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.trust.check_run import CheckRun, CheckSettings
 from vitrail.trust.input_removal import PatchRemoval, log_odds
 from vitrail.trust.null import moved_maps
@@ -39,6 +43,7 @@ class ImageCheckRun(CheckRun):
 
     def __init__(self, source: MapSource, first: Any, settings: CheckSettings, remove: PatchRemoval) -> None:
         self.grid, self.structure, self.image_tensor = remove.grid, source.structure, remove.image
+        self.call = remove.model_inputs
         super().__init__(source, first, settings, remove)
 
     @property
@@ -59,6 +64,8 @@ class ImageCheckRun(CheckRun):
         return {"centre": -(y[:, None].square() + x[None].square())}
 
     def _score(self, output: Any) -> Tensor:
+        if self.named is not None:
+            return self.named.values(self._reader(output))
         if self.source.target is not None:
             values = self.source.target(output)
             return values if values.dim() == 1 else values[:, self.k]
@@ -68,12 +75,25 @@ class ImageCheckRun(CheckRun):
         scores = class_scores(logits.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k]])
 
+    def _reader(self, output: Any) -> OutputReader:
+        target = self.source.target
+        return OutputReader(output, target.context if isinstance(target, BoundTargets) else CallContext())
+
+    def _other_class(self, first: Any) -> int | NamedTarget | None:
+        if self.named is None:
+            return super()._other_class(first)
+        whole = self.remove.output(torch.arange(self.remove.count, device=self.remove.device)[None])
+        try:
+            return next(iter(self.named.others(self._reader(whole), 0, 1)), None)
+        except TargetError:
+            return None
+
     def _noisy(self) -> Tensor:
         image = self.inputs
         return torch.cat([image + noise for noise in noise_samples(image, RADIUS, self.budget.draws, self.seed)])
 
-    def _sample(self) -> Tensor:
-        return self.inputs
+    def _sample(self) -> Tensor | ModelInputs:
+        return self.inputs if self.call is None else self.call
 
     def _size(self) -> ModelSize:
         return size_of(self.structure)

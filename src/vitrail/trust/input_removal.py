@@ -89,6 +89,7 @@ class PatchRemoval(InputRemoval):
         by: "tokens", the name of a fill, or None for tokens where the model supports it and the fill "blur" otherwise.
         batch_size: Most images in one forward pass.
         advance: Called with the number of images after each forward pass.
+        model_inputs: The image with the other tensors of its call, where there are some; tokens are then not dropped.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class PatchRemoval(InputRemoval):
         by: str | None = None,
         batch_size: int = 64,
         advance: Callable[[int], None] = lambda _: None,
+        model_inputs: ModelInputs | None = None,
     ) -> None:
         if by not in (None, TOKENS) and by not in FILLS:
             raise OptionError(f"removal={by!r} is not {TOKENS!r} or one of the fills {', '.join(FILLS)}")
@@ -106,9 +108,12 @@ class PatchRemoval(InputRemoval):
         self.count, self.device = grid[0] * grid[1], image.device
         self.batch_size, self.advance = batch_size, advance
         self.dropper: TokenDropper | None = None
+        self.model_inputs = model_inputs
         if by == TOKENS:
+            if model_inputs is not None:
+                raise OptionError("removal='tokens' needs a model of images alone: name a fill, as removal='blur'")
             self.dropper = TokenDropper(loaded.module, image)
-        elif by is None:
+        elif by is None and model_inputs is None:
             self.dropper = TokenDropper.or_none(loaded.module, image, grid)
         self.by = TOKENS if self.dropper is not None else by or DEFAULT_FILL
         if self.dropper is None:
@@ -122,8 +127,11 @@ class PatchRemoval(InputRemoval):
         if self.dropper is not None:
             return self.dropper(images, keep)
         filled = fill_patches(images, kept_mask(keep, self.count), self.grid, self.fill)
+        model_inputs = ModelInputs((filled,))
+        if self.model_inputs is not None:
+            model_inputs = self.model_inputs.pick(torch.zeros(len(filled), dtype=torch.long), filled)
         with frozen(self.module), torch.no_grad():
-            return ModelInputs((filled,)).into(self.module)
+            return model_inputs.into(self.module)
 
 
 class WordRemoval(InputRemoval):
