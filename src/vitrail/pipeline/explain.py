@@ -25,6 +25,7 @@ from vitrail.pipeline.method_runs import run_methods
 from vitrail.pipeline.original_image import original_images
 from vitrail.pipeline.prepared_model import embedded_target, prepare, unwrapped_model
 from vitrail.pipeline.progress import Progress
+from vitrail.pipeline.prompt_words import PromptWords, has_prompts
 from vitrail.pipeline.request import DEFAULT, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
@@ -179,7 +180,17 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
     again = partial(_explain_again, loaded, request, shared or {})
     suffice = shared is not None
     source = MapSource(called, prepared.inputs, prepared.structure, function, again, suffice)
-    return complete(results, inputs, source, request, flags)
+    completed = complete(results, inputs, source, request, flags)
+    return {label: _with_words(e, source) for label, e in completed.items()}
+
+
+def _with_words(explanation: Explanation, source: MapSource) -> Explanation:
+    """The explanation with the text side of its prompts, which is computed at first access."""
+    records = explanation.named_targets
+    if records is None or not has_prompts(records):
+        return explanation
+    methods = {explanation.method: explanation.options}
+    return replace(explanation, text=PromptWords(source.loaded, source.model_inputs, records, methods, explain))
 
 
 def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.errors import InputError, require
@@ -168,7 +168,7 @@ def to_records(explanation: ExplanationLike) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _texts(explanation: ExplanationLike) -> tuple[WordRelevance, ...]:
+def _texts(explanation: ExplanationLike) -> Sequence[WordRelevance]:
     if explanation.text is None:
         raise InputError("this explanation has no word scores: pass texts and tokenizer=… to vitrail.explain")
     return explanation.text
