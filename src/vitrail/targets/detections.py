@@ -54,6 +54,7 @@ def detections(
     processor: Any = None,
     count: int = COUNT,
     threshold: float = 0.0,
+    geometries: Sequence[ImageGeometry | None] = (),
 ) -> list[list[Detection]]:
     """Detected objects of each image, most probable first; each query is listed with its likeliest label.
 
@@ -64,6 +65,7 @@ def detections(
         processor: Processor or tokenizer for these.
         count: Most detections of an image.
         threshold: Smallest probability.
+        geometries: Where the model's inputs lie in the images, to give boxes in their pixels.
 
     Raises:
         TargetError: The model is no detector.
@@ -78,7 +80,7 @@ def detections(
     image = model_inputs.image
     size = None if image is None else (int(image.shape[-2]), int(image.shape[-1]))
     context = CallContext(loaded.module, loaded.classes, size, columns)
-    return read_detections(OutputReader(output, context), count, threshold)
+    return read_detections(OutputReader(output, context), count, threshold, geometries)
 
 
 def read_detections(
