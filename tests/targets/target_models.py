@@ -64,6 +64,7 @@ def _options(name: str) -> dict[str, Any]:
     both = {"vision_config": VISION, "text_config": TEXT}
     return {
         "Clip": both | {"projection_dim": 16},
+        "ClipVision": VISION | {"projection_dim": 16},
         "Siglip": both,
         "Siglip2": {"vision_config": WIDTH | {"patch_size": 8, "num_patches": 16}, "text_config": TEXT},
         "Blip": both | {"image_text_hidden_size": 16},
@@ -112,6 +113,7 @@ def build(model: str, config: str) -> nn.Module:
     """A model of transformers with random weights; call it with the names without "ForX" and "Config"."""
     torch.manual_seed(0)
     options = _options(config)
-    kind = getattr(transformers, {"Clip": "CLIPConfig"}.get(config, f"{config}Config"))
+    named = {"Clip": "CLIPConfig", "ClipVision": "CLIPVisionConfig"}
+    kind = getattr(transformers, named.get(config, f"{config}Config"))
     module: nn.Module = add_noise(getattr(transformers, model)(kind(**options)))
     return module.double().eval()
