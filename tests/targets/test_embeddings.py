@@ -66,5 +66,5 @@ def test_embeddings_that_are_none_are_refused(other, message):
 
 
 def test_embeddings_of_another_size_are_refused():
-    with pytest.raises(TargetError, match="the embedding has 3 numbers, those of CLIPVision.* have 16"):
+    with pytest.raises(TargetError, match="the embedding has 3 numbers, those of CLIPVision"):
         vitrail.explain(model(), pixels(1), "gradient_x_input", target=similar_to([1.0, 2.0, 3.0]))
