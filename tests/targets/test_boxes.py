@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+
+import numpy as np
 import pytest
 import torch
+import transformers
 
 import vitrail
-from tests.targets.target_models import build, pixels
+from tests.targets.target_models import build, pixels, tokenizer
 from vitrail.errors import TargetError
 from vitrail.targets import box, contrast, detections
 from vitrail.targets.boxes import shares_of
@@ -141,3 +145,31 @@ def test_corners_of_cropped_images():
     assert shares_of((32, 0, 96, 64), (32, 32), geometry) == pytest.approx((0, 0, 1, 1))
     with pytest.raises(TargetError, match="lies outside of the image"):
         shares_of((0, 0, 20, 64), (32, 32), geometry)
+
+
+def test_a_query_that_sees_one_patch_has_its_map_there():
+    """Without attention, each query of OWL-ViT reads the patch of the same number."""
+    model = copy.deepcopy(build("OwlViTForObjectDetection", "OwlViT"))
+    with torch.no_grad():
+        for layer in model.owlvit.vision_model.encoder.layers:
+            layer.self_attn.out_proj.weight.zero_()
+            layer.self_attn.out_proj.bias.zero_()
+    row = [[box(q, label="a dog", processor=tokenizer()) for q in (0, 6, 11)]]
+    e = vitrail.explain(model, pixels(2), "gradient_x_input", target=row)
+    for b in range(2):
+        for k, query in enumerate((0, 6, 11)):
+            patches = e.grid[b, k].abs().unflatten(0, (4, 16)).unflatten(2, (4, 16)).sum((1, 3)).flatten()
+            assert float(patches[query]) > 0
+            patches[query] = 0
+            assert float(patches.max()) == 0
+
+
+def test_boxes_by_the_models_own_processor_for_photographs():
+    from PIL import Image
+
+    processor = transformers.YolosImageProcessor(size={"height": 64, "width": 64}, do_pad=False)
+    photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8))
+    model = copy.deepcopy(build("YolosForObjectDetection", "Yolos")).float()
+    e = vitrail.explain(model, photo, "gradient_x_input", target=box(1, processor=processor))
+    expected = processor(photo, return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(e.images, expected, rtol=1e-4, atol=1e-4)

@@ -29,7 +29,7 @@ from vitrail.pipeline.prompt_words import PromptWords, has_prompts
 from vitrail.pipeline.request import DEFAULT, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
-from vitrail.targets.binding import bind_targets
+from vitrail.targets.binding import bind_targets, with_processor
 from vitrail.targets.bound_targets import has_named_target
 
 __all__ = ["DEFAULT", "explain"]
@@ -105,8 +105,9 @@ def explain(
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
             a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
             per image (``[[a, b]]`` for the same of every image), or a function from the model's output to one or K
-            numbers per image. For a CLIP model: a text or ``[[text, text]]`` if it was loaded by name, otherwise
-            `similarity` to text embeddings.
+            numbers per image. `vitrail.targets` has targets with names for other models than classifiers: ``prompt``,
+            ``box``, ``region``, ``similar_to`` and ``contrast``. For a CLIP model that was loaded by name: a text or
+            ``[[text, text]]``.
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Process the inputs in batches of this size, to bound memory; methods that evaluate perturbed images
@@ -164,6 +165,8 @@ def explain(
 
 def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
     """Prepare the model, run all methods in one shared pass, and complete their results."""
+    if has_named_target(request.target):
+        loaded = with_processor(loaded, request.target)
     jobs = request.jobs(loaded.module)
     model_inputs = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading)
     called, target, shared = loaded, request.target, shared_tensors(model_inputs)

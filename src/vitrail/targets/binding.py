@@ -13,13 +13,29 @@ from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.errors import TargetError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models.image_geometry import ImageGeometry
-from vitrail.models.loaded import LoadedModel
+from vitrail.models.loaded import LoadedModel, processor_preprocess
+from vitrail.models.preprocess import Preprocess
 from vitrail.targets.bound_targets import BoundTargets, target_rows_of
 from vitrail.targets.contrasts import Contrast
 from vitrail.targets.embeddings import SimilarTo
 from vitrail.targets.named_target import NamedTarget
 from vitrail.targets.output_reader import CallContext, OutputReader, TextColumns
-from vitrail.targets.text_call import add_texts
+from vitrail.targets.text_call import IDS, add_texts, reads_texts
+
+
+def with_processor(loaded: LoadedModel, target: Any) -> LoadedModel:
+    """The model with the preprocessing of a target's processor, where its own is unknown or a guess."""
+    known = loaded.preprocess
+    if known is not None and not (isinstance(known, Preprocess) and known.guessed):
+        return loaded
+    rows = target if isinstance(target, list | tuple) else [target]
+    flat = [one for row in rows for one in (row if isinstance(row, list | tuple) else [row])]
+    for one in flat:
+        processor = getattr(one, "processor", None)
+        images = getattr(processor, "image_processor", processor)
+        if hasattr(images, "to_dict") and hasattr(images, "image_mean"):
+            return replace(loaded, preprocess=processor_preprocess(images))
+    return loaded
 
 
 def bind_targets(
@@ -41,7 +57,8 @@ def bind_targets(
     """
     rows = target_rows_of(target, model_inputs.batch)
     different = tuple(dict.fromkeys(one for row in rows for one in row))
-    texts = tuple(dict.fromkeys(text for one in different for text in one.texts))
+    read = reads_texts(loaded.module) and model_inputs.called(IDS) is None
+    texts = tuple(dict.fromkeys(text for one in different if one.needs_texts or read for text in one.texts))
     processor = next((one.processor for one in different if one.processor is not None), None)
     embedded = {one: _with_embeddings(one, loaded) for one in different}
     rows = tuple(tuple(embedded[one] for one in row) for row in rows)

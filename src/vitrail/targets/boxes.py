@@ -47,11 +47,14 @@ class Box(NamedTarget):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """The label, where it is a text for the model to read."""
-        if self.processor is None:
-            return ()
+        """The label, where it is a text."""
         labels = self.label.classes if isinstance(self.label, ClassGroup) else (self.label,)
         return tuple(label for label in labels if isinstance(label, str))
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether a processor was given for the label."""
+        return bool(self.texts) and self.processor is not None
 
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> Box:
         """The query and the label that are explained for one image."""
@@ -163,7 +166,8 @@ def box(
         label: Class by index or name, a `ClassGroup`, or a text for models that read the labels (OWL-ViT, Grounding
             DINO); by default the query's likeliest label.
         coordinate: "x0", "y0", "x1", "y1", "cx", "cy", "width" or "height", instead of a label.
-        processor: Hugging Face processor or tokenizer, by object or by name, for labels that the model reads as texts.
+        processor: Hugging Face processor or tokenizer, by object or by name, for labels that the model reads as texts;
+            models that were loaded by name need none.
 
     Raises:
         TargetError: The arguments contradict each other.

@@ -47,6 +47,11 @@ class Contrast(NamedTarget):
         return tuple(dict.fromkeys(text for one in (self.first, *(self.against or ())) for text in one.texts))
 
     @property
+    def needs_texts(self) -> bool:
+        """Whether one of its targets needs texts."""
+        return any(one.needs_texts for one in (self.first, *(self.against or ())))
+
+    @property
     def processor(self) -> Any:
         """The first processor among those of its targets."""
         found = (one.processor for one in (self.first, *(self.against or ())))

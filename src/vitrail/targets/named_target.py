@@ -34,8 +34,13 @@ class NamedTarget(ABC):
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """Texts that the model has to read."""
+        """Texts for the model to read, if it reads texts."""
         return ()
+
+    @property
+    def needs_texts(self) -> bool:
+        """Whether a model that reads no texts is refused."""
+        return False
 
     @abstractmethod
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> NamedTarget:

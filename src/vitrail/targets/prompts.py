@@ -52,6 +52,11 @@ class Prompt(NamedTarget):
         """All sentences that the model has to read."""
         return tuple(dict.fromkeys(s for text in (self.text, *self.against) for s in self.sentences(text)))
 
+    @property
+    def needs_texts(self) -> bool:
+        """Whether the prompt is a text, and not the number of one."""
+        return bool(self.texts)
+
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> Prompt:  # noqa: ARG002
         """For detectors, the query with the highest score for the text."""
         scores = self._scores(output)

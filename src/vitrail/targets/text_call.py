@@ -69,7 +69,7 @@ def add_texts(
     if hasattr(module, "encode_text"):
         return loaded, model_inputs, _embedded(loaded, texts, find_tokenizer(loaded, processor))
     takes = _parameters(module)
-    if IDS not in takes or not ({"pixel_values", "image", "images"} & set(takes)):
+    if not reads_texts(module):
         raise TargetError(
             f"{loaded.name or type(module).__name__} reads no texts: a prompt is a target of models of images and "
             "texts, such as CLIP, SigLIP or OWL-ViT; name a class instead"
@@ -95,6 +95,12 @@ def add_texts(
         loaded = replace(loaded, module=module)
     shared = dict.fromkeys(tokens, "shared")
     return loaded, _described(module, model_inputs, named | tokens | extra, shared), TextColumns(columns)
+
+
+def reads_texts(module: nn.Module) -> bool:
+    """Whether a model takes images and texts."""
+    takes = set(_parameters(module))
+    return hasattr(module, "encode_text") or (IDS in takes and bool({"pixel_values", "image", "images"} & takes))
 
 
 def find_tokenizer(loaded: LoadedModel, processor: Any) -> Any:
