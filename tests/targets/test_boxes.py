@@ -23,9 +23,12 @@ DETECTORS = {
     "RTDetr": "RTDetrForObjectDetection",
     "DeformableDetr": "DeformableDetrForObjectDetection",
 }
+SLOW = ("ConditionalDetr", "RTDetr", "DeformableDetr")
 
 
-@pytest.mark.parametrize("name", DETECTORS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in DETECTORS]
+)
 def test_box_equals_the_function_written_by_hand(name):
     model, images = build(DETECTORS[name], name), pixels()
     targets = [[box(2, label=1), box(4, coordinate="x0"), contrast(box(2, label=1), box(3, label=0))]]

@@ -90,7 +90,7 @@ def test_open_clip_with_its_tokenizer():
 
 
 @pytest.mark.parametrize(("name", "config"), [
-    ("OwlViTForObjectDetection", "OwlViT"), ("Owlv2ForObjectDetection", "Owlv2"),
+    ("OwlViTForObjectDetection", "OwlViT"), pytest.param("Owlv2ForObjectDetection", "Owlv2", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_owl_prompt_is_the_score_of_the_leading_query(name, config):
     model, images = build(name, config), pixels(3)

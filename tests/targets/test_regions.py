@@ -45,7 +45,8 @@ def test_region_equals_the_function_written_by_hand(model, config):
 
 
 @pytest.mark.parametrize(("model", "config"), [
-    ("Mask2FormerForUniversalSegmentation", "Mask2Former"), ("MaskFormerForInstanceSegmentation", "MaskFormer"),
+    ("Mask2FormerForUniversalSegmentation", "Mask2Former"),
+    pytest.param("MaskFormerForInstanceSegmentation", "MaskFormer", marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_mask_of_the_query_that_leads_in_the_region(model, config):
     module, images = build(model, config), pixels()

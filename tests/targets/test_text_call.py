@@ -8,6 +8,7 @@ import torch
 import vitrail
 from tests.targets.target_models import build, pixels, tokenizer
 from vitrail.errors import InputError, TargetError
+from vitrail.models import offline
 from vitrail.targets import box, detections, prompt
 
 
@@ -29,6 +30,7 @@ def test_labels_of_owl_vit_are_texts():
     assert len(listed[1]) == 16
 
 
+@pytest.mark.slow
 def test_labels_of_grounding_dino_are_tokens_of_one_caption():
     model, images = build("GroundingDinoForObjectDetection", "GroundingDino"), pixels(2)
     row = [[box(1, label="red dog", processor=tokenizer()), box(1, label="cat", processor=tokenizer())]]
@@ -77,9 +79,8 @@ def test_tokenizers_by_name_and_by_processor(tmp_path):
 @pytest.mark.parametrize(("processor", "message"), [
     ("no/such-name", "the tokenizer 'no/such-name' cannot be loaded"), (3, "processor= is a int"),
 ])  # fmt: skip
-def test_tokenizers_that_are_none_are_refused(processor, message, monkeypatch):
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(InputError, match=message):
+def test_tokenizers_that_are_none_are_refused(processor, message):
+    with offline(), pytest.raises(InputError, match=message):
         vitrail.explain(build("CLIPModel", "Clip"), pixels(1), "rollout", target=prompt("a dog", processor=processor))
 
 
