@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, load_model, model_sentence, out, plain_table
+from vitrail.cli.common import (
+    DeviceOption,
+    ModelOption,
+    ScoresOption,
+    WeightsOption,
+    load_model,
+    model_sentence,
+    out,
+    plain_table,
+)
 from vitrail.cli.named_targets import (
     AgainstOption,
     LabelOption,
@@ -40,6 +49,7 @@ def compare(
     processor: ProcessorOption = None,
     to: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file for the numbers.")] = None,
     device: DeviceOption = "cpu",
+    scores: ScoresOption = None,
 ) -> None:
     """Compare methods on your own model and images.
 
@@ -58,7 +68,7 @@ def compare(
     if len(files) > MOST_IMAGES:
         out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
     opened = [open_image(file) for file in files[:MOST_IMAGES]]
-    loaded = load_model(model, weights, device)
+    loaded = load_model(model, weights, device, scores)
     target = NamedTargetOptions(prompt, against, None, region, label, processor).row()
     comparison = compare_methods(loaded, opened, method, target=target)
     headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")

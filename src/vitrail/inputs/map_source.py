@@ -23,7 +23,6 @@ class MapSource:
         structure: What was found in it.
         target: The target if it was a function, otherwise None.
         explain: From images, methods with options and targets to explanations, as `vitrail.explain` gives them.
-        images_suffice: Whether ``explain`` needs the images alone: all other tensors are shared or added by the target.
     """
 
     loaded: LoadedModel
@@ -31,7 +30,6 @@ class MapSource:
     structure: ModelStructure
     target: Callable[[Any], Tensor] | None
     explain: Callable[..., Mapping[str, Any]]
-    images_suffice: bool = False
 
 
 @dataclass(frozen=True)

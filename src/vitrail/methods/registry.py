@@ -41,13 +41,19 @@ class Applies:
         reads: A key of ``READS``.
         stitched: Whether the method also works on window attention stitched into attention between all patches.
         text: Whether a method that does not read attention also works on the embeddings of a text's tokens.
+        drops_tokens: Whether a method that does not read attention removes patches by dropping their tokens.
         excluded: Kinds of models the method is not defined on although it could read them, with the reason.
+        streams: Whether it is defined on streams of tokens that cross-attention joins.
+        norm_first_texts: Whether a method that excludes texts works on text encoders whose blocks normalise first.
     """
 
     reads: str = "attention"
     stitched: bool = False
     text: bool = False
+    drops_tokens: bool = False
     excluded: Mapping[str, str] = field(default_factory=dict)
+    streams: bool = False
+    norm_first_texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,11 @@ class Method:
         return self.variants.get("preview", self.quick)
 
     @property
+    def reads_order(self) -> bool:
+        """Whether its maps depend on which token is which patch: methods on pixels alone do not."""
+        return self.applies.reads != "outputs" or self.applies.drops_tokens
+
+    @property
     def options(self) -> dict[str, Any]:
         """Its options with their defaults; methods that evaluate a score also take ``score``."""
         return dict(self._defaults)
@@ -195,8 +206,12 @@ class Method:
 
     def _check_structure(self, structure: ModelStructure, options: Mapping[str, Any]) -> None:
         attention = self.applies.reads == "attention"
+        if structure.streams is not None and self.applies.streams:
+            return
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+        if structure.text and (reason := self.reason_against("text")) is not None:
+            self._refuse(structure, reason, "text")
         if self.applies.reads == "features" and structure.members > 1:
             raise NotApplicableError(
                 f"{self.name} does not apply to {structure.model}: {structure.members} encoders side by side compute "
@@ -205,7 +220,8 @@ class Method:
             )
         kind = kind_of(structure)
         reason = self.reason_against(kind)
-        if reason is not None:
+        works = kind == "text" and self.applies.norm_first_texts and structure.norm_first
+        if reason is not None and not works:
             self._refuse(structure, reason, kind)
         paired = self.family == "relevance" or not {"Q", "K", "dQ"}.isdisjoint(self.needed(options))
         if paired and attention and not all(layer.product for layer in structure.layers):
@@ -223,7 +239,12 @@ class Method:
             )
 
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
-        usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
+        kinds = {kind, "text"} if structure.text else {kind}
+        streams = structure.streams is not None
+        known = [m for m in METHODS.values() if m.class_specific and m.family != "control"]
+        usable = [
+            m.name for m in known if (streams and m.applies.streams) or all(m.reason_against(k) is None for k in kinds)
+        ]
         more = " or stitch=True" if self.applies.stitched and structure.kind == "windowed" else ""
         raise NotApplicableError(
             f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"

@@ -34,9 +34,6 @@ from vitrail.targets.bound_targets import has_named_target
 
 __all__ = ["DEFAULT", "explain"]
 
-#: Key of the name of the images among shared tensors.
-IMAGES = "<images>"
-
 
 @overload
 def explain(
@@ -138,7 +135,7 @@ def explain(
         output: Which part of the model's output holds the class scores, where there are several: a name, an index, or a
             function of the output. A target that is a function gets this part.
         scores: What turns the scores into probabilities: "softmax", "sigmoid" (several labels an image) or "identity"
-            (a regression). By default what the model states, see ``scores`` of the result.
+            (a regression). By default what the `LoadedModel` or the model states, see ``scores`` of the result.
         **options: Options of ``method``.
 
     Returns:
@@ -152,11 +149,12 @@ def explain(
         (torch.Size([2, 1, 32, 32]), torch.Size([2, 1, 4, 4]))
     """
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
+    loaded = unwrapped_model(model, preprocess)
+    reading = OutputReading(output, loaded.scores if scores is None else scores)
     request = Request(
         requested_methods(method, methods, options), target, layout, batch_size, keep, stitch, smoothing, check,
-        progress, advance, tokenizer, roles, of, OutputReading(output, scores),
+        progress, advance, tokenizer, roles, of, reading,
     )  # fmt: skip
-    loaded = unwrapped_model(model, preprocess)
     with fast.one_call():
         explain_inputs = _explain_images if tokenizer is None else _explain_texts
         results = explain_inputs(loaded, inputs, request)
@@ -169,7 +167,7 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
         loaded = with_processor(loaded, request.target)
     jobs = request.jobs(loaded.module)
     model_inputs = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading)
-    called, target, shared = loaded, request.target, shared_tensors(model_inputs)
+    called, target, own_call = loaded, request.target, model_inputs
     if has_named_target(target):
         geometries = [one.geometry for one in original_images(inputs, loaded.preprocess) or ()]
         called, model_inputs, target = bind_targets(target, loaded, model_inputs, geometries)
@@ -180,9 +178,8 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
     request = replace(request, stitch=prepared.window_positions is not None)
     results, flags = run_methods(prepared, jobs, request)
     function = request.target if callable(request.target) else None
-    again = partial(_explain_again, loaded, request, shared or {})
-    suffice = shared is not None
-    source = MapSource(called, prepared.inputs, prepared.structure, function, again, suffice)
+    again = partial(_explain_again, loaded, request, own_call)
+    source = MapSource(called, prepared.inputs, prepared.structure, function, again)
     completed = complete(results, inputs, source, request, flags)
     return {label: _with_words(e, source) for label, e in completed.items()}
 
@@ -217,32 +214,22 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     results = explain_texts(inputs, settings, loaded, target, explain_windows, request.batch_size, request.keep)
     texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     predict = partial(predict_texts, settings=settings, model=loaded.module)
-    source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request, {}))
+    source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request, None))
     return complete(results, inputs, source, request)
-
-
-def shared_tensors(model_inputs: ModelInputs) -> dict[str, Any] | None:
-    """Arguments beside the images by name, where they are the same for all images; None where some are not."""
-    if model_inputs.args:
-        return {} if model_inputs.only_image else None
-    described = model_inputs.description
-    if any(one.per_example for i, one in enumerate(described) if i != model_inputs.explained):
-        return None
-    name = None if model_inputs.explained is None else described[model_inputs.explained].name
-    return None if name not in model_inputs.kwargs else {**model_inputs.kwargs, IMAGES: name}
 
 
 def _explain_again(
     loaded: LoadedModel,
     request: Request,
-    shared: Mapping[str, Any],
+    own_call: ModelInputs | None,
     inputs: Inputs,
     methods: Mapping[str, Mapping[str, Any]],
     target: Target,
 ) -> Explanations:
-    """Explain other inputs of the same model, for checks; shared tensors are added to images."""
-    if shared and isinstance(inputs, Tensor):
-        inputs = {name: value for name, value in shared.items() if name != IMAGES} | {shared[IMAGES]: inputs}
+    """Explain other inputs of the same model, for checks; texts that the target adds to the call are left out."""
+    if isinstance(inputs, ModelInputs) and own_call is not None and len(inputs.named) > len(own_call.named):
+        kept = {name: value for name, value in inputs.kwargs.items() if name in own_call.kwargs}
+        inputs = kept or inputs.image
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
         return explain(loaded, inputs, methods=methods, target=target, **request.settings())

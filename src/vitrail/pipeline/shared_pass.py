@@ -145,7 +145,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         logits = class_logits(module, shared.output)
         target = job.target.pinned(shared.output) if isinstance(job.target, BoundTargets) else job.target
         resolved = _resolved(replace(job, target=target), classes, shared.output, logits)
-        examine(shared, () if resolved.values is None else resolved.values.unbind(1))
+        by_order = any(one.method.reads_order for one in job.methods)
+        examine(shared, () if resolved.values is None else resolved.values.unbind(1), by_order)
         require_agreement(shared)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
         # is one with a graph, which would stay in memory.

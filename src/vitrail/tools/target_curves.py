@@ -36,12 +36,11 @@ def faithfulness(
     images, target = source.model_inputs.image, source.target
     assert images is not None and isinstance(target, BoundTargets)  # noqa: PT018
     grid = source.structure.layout.grid or DEFAULT_GRID
-    several = len(source.model_inputs.tensors) > 1
     columns: dict[str, list[float]] = {name: [] for name in explanations}
     removal = ""
     for b in range(len(images)):
-        own = source.model_inputs.select(slice(b, b + 1)) if several else None
-        remove = PatchRemoval(source.loaded, images[b : b + 1], grid, None, advance=advance, model_inputs=own)
+        call = source.model_inputs.select(slice(b, b + 1))
+        remove = PatchRemoval(source.loaded, call, grid, None, advance=advance)
         removal = remove.by
         values = {name: _curves(remove, e, b, levels, target) for name, e in explanations.items()}
         joined = torch.cat([v.flatten() for v in values.values()])

@@ -226,8 +226,9 @@ class CheckRun(ABC):
             target = changed.pop("target", self._own_target(explanation))
             options = {**explanation.options, **changed}
             again = self.source.explain(inputs, {explanation.method: options}, target)
-            spent += each * len(inputs)
-            other = torch.stack([self._values(one, b, 0) for one in again.values() for b in range(len(inputs))])
+            count = inputs.batch if isinstance(inputs, ModelInputs) else len(inputs)
+            spent += each * count
+            other = torch.stack([self._values(one, b, 0) for one in again.values() for b in range(count)])
             rho = spearman(values.expand_as(other).flatten(1).cpu(), other.flatten(1).cpu()).nan_to_num(0.0)
             similarities[name] = float(rho.min())
 
