@@ -18,7 +18,7 @@ from vitrail.capture.layout import Layout
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import forget
 from vitrail.fast import unchanged
-from vitrail.inputs.targets import contrast, similarity
+from vitrail.inputs.targets import similarity
 from vitrail.methods.plugins import load_plugins
 from vitrail.methods.registry import METHODS, Method
 from vitrail.models import LoadedModel, load
@@ -26,6 +26,7 @@ from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.targets import contrast
 from vitrail.tools.compare import MethodComparison, compare
 from vitrail.tools.moved_modules import keep_documented_paths
 

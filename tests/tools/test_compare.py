@@ -96,3 +96,24 @@ def test_an_unreadable_cache_is_ignored(tmp_path):
     path.write_text("{not json", encoding="utf-8")
     with pytest.raises(OptionError, match="not compared yet"):
         recommendation.recommended(tiny_vit())
+
+
+class OnePatch(torch.nn.Module):
+    """A detector whose first query depends on one patch of 8 by 8 pixels, its second on another."""
+
+    def forward(self, x):
+        scores = torch.stack([x[:, 0, 8:16, 16:24].mean((-2, -1)), x[:, 0, 24:, :8].mean((-2, -1))], 1)
+        return {"logits": scores[..., None].expand(-1, -1, 2), "pred_boxes": torch.full((len(x), 2, 4), 0.5)}
+
+
+def test_methods_are_ranked_by_the_value_of_a_box():
+    from vitrail.targets import box
+
+    images = 0.1 * torch.rand(6, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    images[:, :, 8:16, 16:24] += 5
+    found = vitrail.compare(OnePatch(), images, ["gradient_x_input", "occlusion"], target=box(0, label=0))
+    by_name = {row.method: row.ranked.value.value for row in found.rows}
+    assert by_name["gradient_x_input"] > 0.3
+    assert by_name["gradient_x_input"] > by_name["random"]
+    with pytest.raises(InputError, match=r"vitrail\.targets"):
+        vitrail.compare(OnePatch(), images, ["occlusion"], target=3)

@@ -187,6 +187,55 @@ def test_explanations_display_themselves_in_notebooks():
     assert "gradsam" in found["gradsam"]._repr_html_()
 
 
+def test_check_of_a_prompt_a_box_and_a_region():
+    from tests.targets.target_models import build, pixels, tokenizer
+    from vitrail.targets import box, prompt, region
+
+    def resized(scores):
+        return nn.functional.interpolate(scores, (64, 64), mode="bilinear")
+
+    cases = {
+        ("CLIPModel", "Clip"): prompt("a dog", "a cat", processor=tokenizer()),
+        ("YolosForObjectDetection", "Yolos"): box(2, label=1),
+        ("SegformerForSemanticSegmentation", "Segformer"): region((20, 40), 1),
+    }
+    for (model, config), target in cases.items():
+        module = build(model, config)
+        before = {name: value.clone() for name, value in module.state_dict().items()}
+        e = vitrail.explain(module, pixels(2), "gradient_x_input", target=target)
+        check = e.check(1, 0, budget=SHORT)
+        assert check.noise_similarity is not None
+        assert check.class_similarity is not None
+        assert check.other_class
+        with torch.no_grad():
+            image = pixels(2)[1:]
+            given = tokenizer()(["a dog", "a cat"], padding=True, return_tensors="pt") if model == "CLIPModel" else {}
+            output = module(pixel_values=image, **given)
+        expected = {
+            "CLIPModel": lambda o: o.logits_per_image[0, 0] - o.logits_per_image[0, 1],
+            "YolosForObjectDetection": lambda o: o.logits[0, 2, 1],
+            "SegformerForSemanticSegmentation": lambda o: nn.functional.interpolate(
+                o.logits, (64, 64), mode="bilinear"
+            )[0, 1, 40, 20],
+        }[model](output)
+        assert check.probability == pytest.approx(float(expected), rel=1e-6)
+        assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_check_of_a_text_that_was_given_with_the_images():
+    from tests.targets.target_models import build, pixels, tokenizer
+    from vitrail.targets import prompt
+
+    texts = tokenizer()(["a dog", "a cat", "red"], padding=True, return_tensors="pt")
+    inputs = {"pixel_values": pixels(2), "input_ids": texts["input_ids"], "attention_mask": texts["attention_mask"]}
+    e = vitrail.explain(build("CLIPModel", "Clip"), inputs, "gradient_x_input", target=prompt(1, against=0))
+    same = vitrail.explain(build("CLIPModel", "Clip"), pixels(2), "gradient_x_input",
+                           target=prompt("a cat", "a dog", processor=tokenizer()))  # fmt: skip
+    one, other = (x.check(0, 0, budget=SHORT, tests=["removal", "noise"]) for x in (e, same))
+    assert one.removed == pytest.approx(other.removed)
+    assert one.noise_similarity == pytest.approx(other.noise_similarity)
+
+
 class Several(nn.Module):
     """A classifier with a second input and a second output."""
 

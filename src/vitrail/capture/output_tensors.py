@@ -144,6 +144,17 @@ def missing_scores(output: Any) -> str:
     """
     candidates = [] if isinstance(output, Tensor) else score_candidates(output)
     if len(candidates) < 2:
+        names = [name for name, _ in named_tensors(output)]
+        if "pred_boxes" in names:
+            return (
+                f"the model returned {fields_of(output)}: it detects objects; pass target=vitrail.targets.box(query), "
+                "and list the queries by vitrail.targets.detections"
+            )
+        if isinstance(output, Mapping) and any(n in names for n in ("predicted_depth", "masks_queries_logits")):
+            return (
+                f"the model returned {fields_of(output)}, which has a score for each pixel: pass "
+                "target=vitrail.targets.region((x, y)) or region(mask)"
+            )
         return (
             f"the model returned {fields_of(output)}, which holds no class scores: pass target=function, from that "
             "output to one number per image, or output= to say which part holds them"

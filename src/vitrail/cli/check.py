@@ -21,6 +21,15 @@ from vitrail.cli.common import (
     parse_targets,
     progress_bar,
 )
+from vitrail.cli.named_targets import (
+    AgainstOption,
+    BoxOption,
+    LabelOption,
+    NamedTargetOptions,
+    ProcessorOption,
+    PromptOption,
+    RegionOption,
+)
 from vitrail.errors import OutputError, require
 
 if TYPE_CHECKING:
@@ -36,6 +45,12 @@ def check(
         typer.Option("--method", help="A method, as for `vitrail explain`. Repeat it to check several."),
     ] = None,
     target: TargetOption = None,
+    prompt: PromptOption = None,
+    against: AgainstOption = None,
+    box: BoxOption = None,
+    region: RegionOption = None,
+    label: LabelOption = None,
+    processor: ProcessorOption = None,
     budget: Annotated[
         str, typer.Option("--budget", help="'quick' (about 120 forward passes a map) or 'full'.")
     ] = "quick",
@@ -62,7 +77,8 @@ def check(
     for path in images:  # report an unreadable file before the model is loaded
         open_image(path)
     loaded = load_model(model, weights, device, scores)
-    targets = parse_targets(loaded, target)
+    row = NamedTargetOptions(prompt, against, box, region, label, processor).row(target)
+    targets = parse_targets(loaded, target) if row is None else row
     methods = list(dict.fromkeys(method or [DEFAULT]))
     for path in images:
         with progress_bar(f"Checking {path.name}", len(methods)) as advance:

@@ -19,6 +19,14 @@ from vitrail.cli.common import (
     out,
     plain_table,
 )
+from vitrail.cli.named_targets import (
+    AgainstOption,
+    LabelOption,
+    NamedTargetOptions,
+    ProcessorOption,
+    PromptOption,
+    RegionOption,
+)
 from vitrail.errors import InputError, OutputError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
@@ -34,6 +42,11 @@ def compare(
         list[str] | None,
         typer.Option("--method", help="A method to compare. Repeat it. Default: all that apply and cost little."),
     ] = None,
+    prompt: PromptOption = None,
+    against: AgainstOption = None,
+    region: RegionOption = None,
+    label: LabelOption = None,
+    processor: ProcessorOption = None,
     to: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file for the numbers.")] = None,
     device: DeviceOption = "cpu",
     scores: ScoresOption = None,
@@ -56,7 +69,8 @@ def compare(
         out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
     opened = [open_image(file) for file in files[:MOST_IMAGES]]
     loaded = load_model(model, weights, device, scores)
-    comparison = compare_methods(loaded, opened, method)
+    target = NamedTargetOptions(prompt, against, None, region, label, processor).row()
+    comparison = compare_methods(loaded, opened, method, target=target)
     headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")
     table = plain_table(*headings, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table.columns:

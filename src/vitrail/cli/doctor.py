@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -46,6 +47,15 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option(
+            "--image",
+            metavar="FILE",
+            help="Also list what a detector detects in this image, with the numbers that `--box` takes.",
+            show_default=False,
+        ),
+    ] = None,
     role: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,6 +83,8 @@ def doctor(
 
     Every method runs once on random noise, except the perturbation methods, which are only checked.
     """
+    if image is not None and speed:
+        raise InputError("--image lists what a detector detects: it does not go with --speed")
     if batch and not speed:
         raise InputError("--batch goes with --speed: the check of a model takes one input")
     roles = _roles(role or [])
@@ -82,6 +94,10 @@ def doctor(
         for size in batch or ((1,) if device == "cpu" else (1, 8)):
             _print_speed(loaded, size)
         return
+    if image is not None:
+        from vitrail.cli.named_targets import detection_table
+
+        out.print(detection_table(loaded, image))
     from vitrail.tools.diagnose import diagnose
 
     with err.status("Running every method on random noise"):

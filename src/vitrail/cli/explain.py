@@ -27,6 +27,17 @@ from vitrail.cli.common import (
 )
 from vitrail.cli.demo import run_demo
 from vitrail.cli.explain_directory import explain_directory
+from vitrail.cli.named_targets import (
+    AgainstOption,
+    BoxOption,
+    LabelOption,
+    NamedTargetOptions,
+    ProcessorOption,
+    PromptOption,
+    RegionOption,
+    detection_table,
+    is_detector,
+)
 from vitrail.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -57,6 +68,12 @@ def explain(
         ),
     ] = ["leadlight"],  # noqa: B006 - typer does not change the default
     target: TargetOption = None,
+    prompt: PromptOption = None,
+    against: AgainstOption = None,
+    box: BoxOption = None,
+    region: RegionOption = None,
+    label: LabelOption = None,
+    processor: ProcessorOption = None,
     text: Annotated[
         list[str] | None,
         typer.Option("--text", help="A text to explain instead of images, for hf: models. Repeat it for several."),
@@ -103,6 +120,9 @@ def explain(
     methods = list(dict.fromkeys(method))
     _check_names(methods, imports)
     folder = next((path for path in images or () if path.is_dir()), None)
+    named = NamedTargetOptions(prompt, against, box, region, label, processor)
+    if named.row(target) is not None and (text or not images or folder is not None):
+        raise InputError("--prompt, --box and --region are for image files: pass some, not a folder or texts")
     if smooth is not None and (text or not images or folder is not None):
         raise InputError("--smooth is for image files: it does not go with a folder, texts or the embedded scenes")
     if text:
@@ -113,7 +133,7 @@ def explain(
         run_demo(to, methods, model)
     elif folder is None:
         _explain_images(
-            images, model, weights, device, scores, methods, target, to, check, smooth, original is not False
+            images, model, weights, device, scores, methods, target, to, check, smooth, original is not False, named
         )
     elif len(images) > 1:
         raise InputError(f"{folder} is a folder: pass one folder alone, or image files; --recursive adds subfolders")
@@ -127,7 +147,7 @@ def explain(
 
 def _explain_images(
     images: list[Path], model: str, weights: str, device: str, scores: str | None, methods: list[str],
-    target: list[str] | None, to: Path, check: bool, smooth: str | None, original: bool,
+    target: list[str] | None, to: Path, check: bool, smooth: str | None, original: bool, named: NamedTargetOptions,
 ) -> None:  # fmt: skip
     from vitrail.models.preprocess import open_image
     from vitrail.pipeline.explain import explain as explain_inputs
@@ -135,9 +155,13 @@ def _explain_images(
     for path in images:  # report an unreadable file before the model is loaded
         open_image(path)
     loaded = load_model(model, weights, device, scores)
-    targets = parse_targets(loaded, target)
+    row = named.row(target)
+    targets = parse_targets(loaded, target) if row is None else row
+    if targets is None:
+        _require_choice(loaded, images[0])
     table = plain_table("image", "explained", "method", "seconds", "maps")
     folders, geometries = _folder_names(images), {}
+    words: dict[str, dict[str, list[Any]]] = {}
     remarks: dict[str, None] = {}
     with progress_bar("Explaining", len(images)) as advance:
         for path in images:
@@ -146,6 +170,8 @@ def _explain_images(
             )
             first = next(iter(explanations.values()))
             geometries[path] = first.originals[0].geometry if first.originals else None
+            if named.prompts:  # computed before they are saved
+                words[path.name] = _prompt_words(explanations)
             drawn = original and geometries[path] is not None
             _save_figure(explanations, explanations.save(to / folders[path], original=drawn))
             for name, e in explanations.items():
@@ -154,11 +180,42 @@ def _explain_images(
             remarks |= dict.fromkeys(f"{path.name}: {sentence}" for sentence in unlikely_targets(first))
             advance()
     out.print(table)
+    for path in images if named.boxes else ():
+        out.print(f"[bold]{escape(path.name)}[/bold]: boxes of the model", highlight=False)
+        out.print(detection_table(loaded, path))
+    for name, by_method in words.items():
+        for method, lines in by_method.items():
+            for line in lines:
+                out.print(f"[dim]{escape(name)} {escape(method)}[/dim]", line)
     for remark in remarks:
         out.print(f"[yellow]{escape(remark)}[/yellow]", highlight=False, soft_wrap=True)
     _print_geometries(geometries)
     out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
     out.print(f"Overlays, maps and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def _require_choice(loaded: Any, path: Path) -> None:
+    """Refuse a detector without --box, with a list of what it detects."""
+    head = getattr(getattr(loaded.module, "config", None), "architectures", None) or [type(loaded.module).__name__]
+    if "Detection" in str(head[0]) or "Detector" in type(loaded.module).__name__:
+        if not is_detector(loaded, path):
+            return
+        out.print(detection_table(loaded, path))
+        raise InputError("the model detects objects: choose one of these boxes with --box")
+
+
+def _prompt_words(explanations: Any) -> dict[str, list[Any]]:
+    """The words of the prompts in colour, by method; a method that does not apply to texts has none."""
+    from vitrail.errors import NotApplicableError
+    from vitrail.text.rendering import coloured_words
+
+    found = {}
+    for name, explanation in explanations.items():
+        try:
+            found[name] = [coloured_words(one) for one in explanation.text]
+        except NotApplicableError:
+            continue
+    return found
 
 
 def unlikely_targets(explanation: Any) -> list[str]:

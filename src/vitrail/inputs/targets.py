@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.capture.output_tensors import fields_of, logits_of, missing_scores
+from vitrail.capture.output_tensors import fields_of, missing_scores
 from vitrail.capture.score_function import as_probabilities
 from vitrail.errors import OptionError, TargetError
 from vitrail.models.class_group import SEPARATOR, ClassGroup, append_groups, membership, target_rows
@@ -327,30 +327,6 @@ def target_labels(target: Target) -> tuple[str, ...] | None:
     """Names of the targets of a function that has ``labels``, such as `similarity` returns; None for all others."""
     labels = getattr(target, "labels", None) if callable(target) else None
     return tuple(map(str, labels)) if isinstance(labels, list | tuple) else None
-
-
-def contrast(first: int, second: int) -> Callable[[Any], Tensor]:
-    """A target for "why this class and not that one": the logit of one class minus the logit of another.
-
-    Args:
-        first: Index of the class that is explained.
-        second: Index of the class it is compared with.
-
-    Example:
-        >>> contrast(0, 2)(torch.tensor([[3.0, 5.0, 1.0]]))
-        tensor([2.])
-    """
-
-    def target(output: Any) -> Tensor:
-        logits = logits_of(output)
-        if logits is None:
-            raise TargetError(missing_scores(output))
-        worst = max(first, second)
-        if not 0 <= min(first, second) <= worst < logits.shape[1]:
-            raise TargetError(f"class {worst} does not exist: the model has {logits.shape[1]} classes")
-        return logits[:, first] - logits[:, second]
-
-    return target
 
 
 def top_count(target: object) -> int:

@@ -19,6 +19,7 @@ from vitrail.pipeline.explanation import Explanation, number_groups_alike
 from vitrail.pipeline.prepared_model import measured_again
 from vitrail.pipeline.recorded_batch import recorded_batch
 from vitrail.pipeline.shared_pass import BatchJob, ComputedBatch, compute_batch
+from vitrail.targets.bound_targets import BoundTargets
 
 
 def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) -> list[tuple[ModelInputs, Target]]:
@@ -28,6 +29,9 @@ def split_inputs(model_inputs: ModelInputs, target: Target, size: int | None) ->
         return [(model_inputs, target)]
     if size < 1:
         raise OptionError(f"batch_size={size} must be at least 1")
+    if isinstance(target, BoundTargets):
+        pieces = [slice(i, min(i + size, batch)) for i in range(0, batch, size)]
+        return [(model_inputs.select(piece), target.select(piece)) for piece in pieces]
     several = isinstance(target, Sequence) or (isinstance(target, Tensor | np.ndarray) and target.ndim > 0)
     each = several and not isinstance(target, str) and len(target) == batch  # type: ignore[arg-type]
     return [
@@ -43,7 +47,8 @@ def explain_batch(job: BatchJob) -> dict[str, Explanation]:
         job, computed = _confirmed(job)
     except StructureDiffersError:
         # What differs between the inputs of a batch is found for each of them alone.
-        if job.prepared.inputs.batch == 1 or callable(job.target):
+        separable = isinstance(job.target, BoundTargets) or not callable(job.target)
+        if job.prepared.inputs.batch == 1 or not separable:
             raise
         pieces = [
             explain_batch(replace(job, prepared=job.prepared.with_inputs(piece), target=target))
@@ -57,7 +62,7 @@ def explain_batch(job: BatchJob) -> dict[str, Explanation]:
     common: dict[str, Any] = {
         "targets": computed.classes, "groups": computed.groups, "logits": computed.logits,
         "scores": prepared.scores,
-        "target_labels": target_labels(job.target),
+        "target_labels": target_labels(job.target), "named_targets": computed.records,
         "model": prepared.loaded.name, "classes": prepared.loaded.classes,
         "images": prepared.inputs.image, "structure": dict(prepared.shown_structure.rows()),
         "preprocess": prepared.loaded.preprocess if isinstance(prepared.loaded.preprocess, Preprocess) else None,
@@ -98,8 +103,11 @@ def join_batches(pieces: list[Explanation]) -> Explanation:
     pieces = number_groups_alike(pieces)
     joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "constant", "images")}
     names = pieces[0].intermediates
+    records = [piece.named_targets for piece in pieces if piece.named_targets is not None]
+    named = tuple(row for rows in records for row in rows) if records else None
     kept = {name: [values for piece in pieces for values in piece.intermediates[name]] for name in names}
-    return replace(pieces[0], **joined, intermediates=kept, seconds=sum(p.seconds for p in pieces))
+    seconds = sum(p.seconds for p in pieces)
+    return replace(pieces[0], **joined, intermediates=kept, named_targets=named, seconds=seconds)
 
 
 def _merge(notes: list[dict[str, list[Any]]]) -> dict[str, list[list[Any]]]:

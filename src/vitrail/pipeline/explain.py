@@ -17,16 +17,20 @@ from vitrail.capture.output_tensors import OutputChoice, OutputReading
 from vitrail.errors import MapWarning
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.inputs.targets import Target
-from vitrail.inputs.user_inputs import Inputs
+from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models import LoadedModel
 from vitrail.models.loaded import Transform
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.pipeline.method_runs import run_methods
+from vitrail.pipeline.original_image import original_images
 from vitrail.pipeline.prepared_model import embedded_target, prepare, unwrapped_model
 from vitrail.pipeline.progress import Progress
+from vitrail.pipeline.prompt_words import PromptWords, has_prompts
 from vitrail.pipeline.request import DEFAULT, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
+from vitrail.targets.binding import bind_targets, with_processor
+from vitrail.targets.bound_targets import has_named_target
 
 __all__ = ["DEFAULT", "explain"]
 
@@ -98,8 +102,9 @@ def explain(
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
             a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
             per image (``[[a, b]]`` for the same of every image), or a function from the model's output to one or K
-            numbers per image. For a CLIP model: a text or ``[[text, text]]`` if it was loaded by name, otherwise
-            `similarity` to text embeddings.
+            numbers per image. `vitrail.targets` has targets with names for other models than classifiers: ``prompt``,
+            ``box``, ``region``, ``similar_to`` and ``contrast``. For a CLIP model that was loaded by name: a text or
+            ``[[text, text]]``.
         preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Process the inputs in batches of this size, to bound memory; methods that evaluate perturbed images
@@ -158,15 +163,34 @@ def explain(
 
 def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
     """Prepare the model, run all methods in one shared pass, and complete their results."""
-    request = replace(request, target=embedded_target(loaded, request.target))
+    if has_named_target(request.target):
+        loaded = with_processor(loaded, request.target)
     jobs = request.jobs(loaded.module)
-    prepared = prepare(loaded, inputs, request, jobs)
+    model_inputs = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading)
+    called, target, own_call = loaded, request.target, model_inputs
+    if has_named_target(target):
+        geometries = [one.geometry for one in original_images(inputs, loaded.preprocess) or ()]
+        called, model_inputs, target = bind_targets(target, loaded, model_inputs, geometries)
+    else:
+        target = embedded_target(loaded, target)
+    request = replace(request, target=target)
+    prepared = prepare(called, model_inputs, request, jobs)
     request = replace(request, stitch=prepared.window_positions is not None)
     results, flags = run_methods(prepared, jobs, request)
-    target = request.target if callable(request.target) else None
-    again = partial(_explain_again, loaded, request)
-    source = MapSource(loaded, prepared.inputs, prepared.structure, target, again)
-    return complete(results, inputs, source, request, flags)
+    function = request.target if callable(request.target) else None
+    again = partial(_explain_again, loaded, request, own_call)
+    source = MapSource(called, prepared.inputs, prepared.structure, function, again)
+    completed = complete(results, inputs, source, request, flags)
+    return {label: _with_words(e, source) for label, e in completed.items()}
+
+
+def _with_words(explanation: Explanation, source: MapSource) -> Explanation:
+    """The explanation with the text side of its prompts, which is computed at first access."""
+    records = explanation.named_targets
+    if records is None or not has_prompts(records):
+        return explanation
+    methods = {explanation.method: explanation.options}
+    return replace(explanation, text=PromptWords(source.loaded, source.model_inputs, records, methods, explain))
 
 
 def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
@@ -190,14 +214,22 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     results = explain_texts(inputs, settings, loaded, target, explain_windows, request.batch_size, request.keep)
     texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     predict = partial(predict_texts, settings=settings, model=loaded.module)
-    source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request))
+    source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request, None))
     return complete(results, inputs, source, request)
 
 
 def _explain_again(
-    loaded: LoadedModel, request: Request, inputs: Inputs, methods: Mapping[str, Mapping[str, Any]], target: Target
+    loaded: LoadedModel,
+    request: Request,
+    own_call: ModelInputs | None,
+    inputs: Inputs,
+    methods: Mapping[str, Mapping[str, Any]],
+    target: Target,
 ) -> Explanations:
-    """Explain other inputs of the same model, for checks."""
+    """Explain other inputs of the same model, for checks; texts that the target adds to the call are left out."""
+    if isinstance(inputs, ModelInputs) and own_call is not None and len(inputs.named) > len(own_call.named):
+        kept = {name: value for name, value in inputs.kwargs.items() if name in own_call.kwargs}
+        inputs = kept or inputs.image
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", MapWarning)
         return explain(loaded, inputs, methods=methods, target=target, **request.settings())

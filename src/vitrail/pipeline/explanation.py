@@ -18,9 +18,12 @@ from vitrail.inputs.targets import class_scores
 from vitrail.models.class_group import ClassGroup, merge_groups, target_rows
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
 from vitrail.pipeline.original_image import OriginalImage
+from vitrail.pipeline.prompt_words import PromptWords, prompt_records
 from vitrail.pipeline.provenance import Provenance, versions
 from vitrail.pipeline.saved_files import JPEG_QUALITY, atomic_writes, saved_overlays, slug
 from vitrail.pipeline.smoothing import Smoothing
+from vitrail.targets.bound_targets import TargetRecord
+from vitrail.viz.box_outline import outline_box
 from vitrail.viz.colormap import mark_failure, overlay, to_image
 
 if TYPE_CHECKING:
@@ -62,7 +65,9 @@ class Explanation:
         intermediates: Intermediate results of the method if ``keep=True``: for each name a list over targets, each a
             list in the order of computation. Methods that process all targets at once have one entry. The method's
             documentation page lists the names.
-        text: For texts that were passed with a tokenizer, the word scores of each text; otherwise None.
+        text: For texts that were passed with a tokenizer, the word scores of each text. For prompts, the word scores of
+            each image's prompts, all targets of the first image first; they are computed at first access. Otherwise
+            None.
         provenance: Names of the inputs, preprocessing and hash of the weights, or None if unknown.
         groups: Groups of classes among the targets.
         source: The model and inputs, for `check`: an explanation keeps its model in memory. None for explanations that
@@ -75,6 +80,7 @@ class Explanation:
             regression, whose values are taken as they are).
         originals: The images that were preprocessed, with the part of each that the model saw (``geometry``); None if
             the inputs were tensors or texts.
+        named_targets: For targets of `vitrail.targets`: what was asked and explained, one row of K for each image.
     """
 
     method: str
@@ -93,7 +99,7 @@ class Explanation:
     preprocess: Preprocess | None = field(default=None, repr=False)
     structure: Mapping[str, str] = field(default_factory=dict, repr=False)
     intermediates: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    text: tuple[WordRelevance, ...] | None = field(default=None, repr=False)
+    text: Sequence[WordRelevance] | None = field(default=None, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
     groups: tuple[ClassGroup, ...] = ()
     source: MapSource | TextSource | None = field(default=None, repr=False)
@@ -102,10 +108,27 @@ class Explanation:
     target_labels: tuple[str, ...] | None = None
     scores: str = "softmax"
     originals: tuple[OriginalImage, ...] | None = field(default=None, repr=False)
+    named_targets: tuple[tuple[TargetRecord, ...], ...] | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
         return f"Explanation({self.method}, maps {shape}, {self.label(0, 0)}, {self.seconds:.2f} s)"
+
+    @property
+    def image(self) -> Explanation:
+        """The image side of a prompt, which is this explanation; ``text`` is the other side.
+
+        Raises:
+            InputError: Texts were explained.
+        """
+        if self.images is None:
+            raise InputError("this is an explanation of texts, which has no image")
+        return self
+
+    @property
+    def of_texts(self) -> bool:
+        """Whether texts were explained, and no images."""
+        return self.text is not None and self.images is None
 
     @property
     def probabilities(self) -> Tensor | None:
@@ -129,6 +152,8 @@ class Explanation:
 
     def target_name(self, image: int, k: int) -> str:
         """Name of a target, for display: a class, a group of classes, or the text of a row of a CLIP model."""
+        if self.named_targets is not None:
+            return self.named_targets[image][k].title
         if self.targets is None:
             return self.target_labels[k] if self.target_labels and k < len(self.target_labels) else f"target {k}"
         index = int(self.targets[image, k])
@@ -168,8 +193,17 @@ class Explanation:
             drawn = self._draw_on_original(image, relevance, opacity)
         else:
             drawn = to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
+        drawn = self._with_box(drawn, image, k, original)
         check = self.checks.get((image, k))
         return drawn if check is None or check.passed else mark_failure(drawn, check.verdict)
+
+    def _with_box(self, drawn: Image, image: int, k: int, original: bool) -> Image:
+        """The overlay with the box of its target, if that has one."""
+        record = None if self.named_targets is None else self.named_targets[image][k]
+        if record is None or record.corners is None:
+            return drawn
+        geometry = self.originals[image].geometry if original and self.originals else None
+        return outline_box(drawn, record.corners, geometry)
 
     def _draw_on_original(self, image: int, relevance: np.ndarray[Any, Any], opacity: float) -> Image:
         from vitrail.viz.original_overlay import original_overlay
@@ -269,6 +303,8 @@ class Explanation:
             found["geometry"] = [None if one is None else one.to_dict() for one in geometries]
         if self.groups:
             found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
+        if self.named_targets is not None:
+            found["named_targets"] = [[one.to_dict() for one in row] for row in self.named_targets]
         if self.smoothing is not None:
             found["smoothing"] = self.smoothing.settings()
         if self.checks:
@@ -310,7 +346,11 @@ class Explanation:
                 with into(name) as path:
                     drawn = self.overlay(*divmod(i, self.maps.shape[1]), original=True)
                     drawn.save(path, format="JPEG", quality=JPEG_QUALITY)
-            if self.text is not None:
+            if isinstance(self.text, PromptWords) and self.text.is_computed:
+                with into("words.json") as path:
+                    records = json.dumps(prompt_records(self.text), ensure_ascii=False)
+                    path.write_text(records + "\n", encoding="utf-8")
+            if self.of_texts:
                 from vitrail.text.rendering import html, to_records
 
                 with into("words.json") as path:
@@ -360,7 +400,7 @@ class Explanations(Mapping[str, Explanation]):
 
         See `vitrail.viz.figure.figure` for the options, or `vitrail.text.rendering.figure` for texts.
         """
-        if all(e.text is not None for e in self._by_method.values()):
+        if all(e.of_texts for e in self._by_method.values()):
             from vitrail.text.rendering import figure as text_figure
 
             return text_figure(self, **options)
@@ -370,7 +410,7 @@ class Explanations(Mapping[str, Explanation]):
 
     def _repr_html_(self) -> str:
         """Display in notebooks: each image beside its maps, or the words of texts in colour."""
-        if all(e.text is not None for e in self._by_method.values()):
+        if all(e.of_texts for e in self._by_method.values()):
             from vitrail.text.rendering import words_html
 
             return words_html(self)

@@ -18,7 +18,6 @@ from vitrail.capture.structure import is_measured_now, read_structure
 from vitrail.capture.window_positions import WindowPositions, find_positions, stitched_layout
 from vitrail.errors import NotApplicableError, TargetError
 from vitrail.inputs.targets import Target, similarity
-from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Transform
 from vitrail.models.sources import embed_texts
@@ -81,15 +80,15 @@ def embedded_target(loaded: LoadedModel, target: Target) -> Target:
     return similarity(embed_texts(loaded, texts), labels=texts)
 
 
-def prepare(loaded: LoadedModel, inputs: Inputs, request: Request, jobs: Sequence[MethodJob]) -> PreparedModel:
-    """Convert the inputs, read the model's structure, and refuse what does not fit.
+def prepare(
+    loaded: LoadedModel, model_inputs: ModelInputs, request: Request, jobs: Sequence[MethodJob]
+) -> PreparedModel:
+    """Read the model's structure, and refuse what does not fit.
 
     Raises:
-        InputError: The inputs cannot be used.
         TargetError: The model returns features and the target is a class.
         NotApplicableError: A method does not apply to the model.
     """
-    model_inputs = to_model_inputs(inputs, loaded, request.roles, request.of, request.reading)
     target = request.target if callable(request.target) else None
     structure = read_structure(loaded.module, model_inputs, request.layout, target)
     prepared = PreparedModel(loaded, model_inputs, structure)

@@ -27,6 +27,7 @@ from vitrail.methods.probe import Probe, ProbedTrace, PropagationCache, Scorer
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.method_job import MethodJob
 from vitrail.pipeline.prepared_model import PreparedModel
+from vitrail.targets.bound_targets import BoundTargets, PinnedTargets, TargetRecord
 
 #: Images in one forward pass of methods that evaluate many, where the user sets no limit.
 MOST = 32
@@ -111,6 +112,7 @@ class ComputedBatch:
         logits: Class scores, shape (b, C), or None.
         method_seconds: Seconds of each method.
         intermediates: Intermediate results of each method, for each target.
+        records: Named targets of each image, or None.
     """
 
     maps: list[tuple[Tensor, Tensor, Tensor]]
@@ -119,6 +121,7 @@ class ComputedBatch:
     logits: Tensor | None
     method_seconds: dict[str, float]
     intermediates: dict[str, list[dict[str, Any]]]
+    records: tuple[tuple[TargetRecord, ...], ...] | None = None
 
 
 def default_max_batch(structure: ModelStructure, device: torch.device) -> int:
@@ -140,7 +143,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         propagations = PropagationCache()
         shared = _shared_forward(job, by_trace, propagations, stack)
         logits = class_logits(module, shared.output)
-        resolved = _resolved(job, classes, shared.output, logits)
+        target = job.target.pinned(shared.output) if isinstance(job.target, BoundTargets) else job.target
+        resolved = _resolved(replace(job, target=target), classes, shared.output, logits)
         by_order = any(one.method.reads_order for one in job.methods)
         examine(shared, () if resolved.values is None else resolved.values.unbind(1), by_order)
         require_agreement(shared)
@@ -148,7 +152,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         # is one with a graph, which would stay in memory.
         reusable = not by_trace and not torch.is_autocast_enabled(inputs.tensors[0].device.type)
         probe = Probe(
-            module, inputs, structure, _scorer(module, resolved, job.target), resolved.count, resolved.classes,
+            module, inputs, structure, _scorer(module, resolved, target), resolved.count, resolved.classes,
             resolved.groups, max_batch=job.settings.max_batch, seen=shared if reusable else None,
             shared=shared if by_trace else None, propagations=propagations,
         )  # fmt: skip
@@ -185,7 +189,10 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             )
     joined = {label: torch.stack(r, 1) for label, r in relevance.items()}
     maps = _to_maps(job.methods, joined, job.prepared.shown_structure, inputs)
-    return ComputedBatch(maps, resolved.classes, resolved.groups, shared.logits, timer.seconds, timer.intermediates)
+    records = target.records if isinstance(target, PinnedTargets) else None
+    return ComputedBatch(
+        maps, resolved.classes, resolved.groups, shared.logits, timer.seconds, timer.intermediates, records
+    )
 
 
 def _with_others(
@@ -300,7 +307,7 @@ def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Score
 
     def score(output: Any, owner: Tensor, kind: str) -> Tensor:
         if callable(target):
-            values = target(output)
+            values = target(output, owner) if isinstance(target, PinnedTargets) else target(output)
             return values[:, None] if values.dim() == 1 else values
         assert resolved.classes is not None
         logits = class_logits(model, output)

@@ -21,6 +21,8 @@ from vitrail.pipeline.method_job import MethodJob
 from vitrail.pipeline.prepared_model import PreparedModel
 from vitrail.pipeline.shared_pass import BatchJob
 from vitrail.pipeline.smoothing import ImageCopy, Smoothing, copy_batches, image_copies, images_to_smooth
+from vitrail.targets.bound_targets import BoundTargets
+from vitrail.targets.named_target import NamedTarget
 
 
 def explain_smoothed(job: BatchJob, smoothing: Smoothing, batch_size: int | None) -> dict[str, Explanation]:
@@ -33,7 +35,7 @@ def explain_smoothed(job: BatchJob, smoothing: Smoothing, batch_size: int | None
         smoothing: Settings of the smoothing.
         batch_size: Most images in one pass; None for one copy of all images at a time.
     """
-    prepared, target = job.prepared, job.target
+    prepared, target = job.prepared, pinned_target(job, batch_size)
     model_inputs = prepared.inputs
     images = images_to_smooth(model_inputs)
     shown = prepared.shown_structure
@@ -45,7 +47,10 @@ def explain_smoothed(job: BatchJob, smoothing: Smoothing, batch_size: int | None
     for group in copy_batches(len(images), copies, batch_size):
         owner = torch.cat([torch.arange(where.start, where.stop) for _, where in group]).to(images.device)
         changed = torch.cat([copies[copy].change(images[where]) for copy, where in group]).to(images.dtype)
-        same = target if rows is None else [rows[i] for i in owner.tolist()]
+        if isinstance(target, BoundTargets):
+            same: Target = target.select(owner.tolist())
+        else:
+            same = target if rows is None else [rows[i] for i in owner.tolist()]
         found = explain_batch(
             replace(job, prepared=prepared.with_inputs(model_inputs.pick(owner, changed)), target=same)
         )
@@ -78,6 +83,18 @@ def _resolve(prepared: PreparedModel, target: Target, batch_size: int | None) ->
         return ResolvedTarget(None, None, logits)
     batch, names = prepared.inputs.batch, prepared.loaded.classes
     return resolve_target(target, logits, batch, names, outputs[0].output, prepared.scores)
+
+
+def pinned_target(job: BatchJob, batch_size: int | None) -> Target:
+    """The target, where named targets are pinned on the unchanged images."""
+    target = job.target
+    if not isinstance(target, BoundTargets):
+        return target
+    rows: list[tuple[NamedTarget, ...]] = []
+    for piece, own in split_inputs(job.prepared.inputs, target, batch_size):
+        assert isinstance(own, BoundTargets)
+        rows += own.pinned(forward_only(job.prepared.module, piece, job.prepared.structure).output).rows
+    return replace(target, rows=tuple(rows), geometries=())
 
 
 def _add(total: Tensor, grid: Tensor, group: Sequence[tuple[int, slice]], copies: Sequence[ImageCopy]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.errors import InputError, require
@@ -54,10 +54,15 @@ def terminal(explanation: ExplanationLike, text: int = 0, k: int = 0) -> Rendera
         text: Index of the text.
         k: Index of the target.
     """
+    return coloured_words(_texts(explanation)[text], k)
+
+
+def coloured_words(words: WordRelevance, k: int = 0) -> RenderableType:
+    """Colour words by their scores for target k, for ``rich.console.Console.print``."""
     from rich.text import Text
 
     line = Text()
-    for piece in _pieces(_texts(explanation)[text], k):
+    for piece in _pieces(words, k):
         if abs(piece.shade) < MIN_SHADE:
             line.append(piece.text, "" if piece.seen else "dim")
         else:
@@ -168,7 +173,7 @@ def to_records(explanation: ExplanationLike) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _texts(explanation: ExplanationLike) -> tuple[WordRelevance, ...]:
+def _texts(explanation: ExplanationLike) -> Sequence[WordRelevance]:
     if explanation.text is None:
         raise InputError("this explanation has no word scores: pass texts and tokenizer=… to vitrail.explain")
     return explanation.text

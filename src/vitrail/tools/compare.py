@@ -18,6 +18,8 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.removal import TokenDropper
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, MapWarning, NotApplicableError
+from vitrail.inputs.map_source import MapSource
+from vitrail.inputs.targets import Target
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.methods import find
 from vitrail.methods.cost import size_of
@@ -25,6 +27,7 @@ from vitrail.methods.registry import METHODS
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.recommendation import remember
+from vitrail.targets.bound_targets import has_named_target
 
 if TYPE_CHECKING:
     from vitrail.scores.comparison import RankedMethod
@@ -127,6 +130,7 @@ def compare(
     images: Inputs,
     methods: Sequence[str] | None = None,
     *,
+    target: Target = None,
     masks: NDArray[Any] | Tensor | None = None,
     batch_size: int = 16,
     seed: int = 0,
@@ -134,14 +138,16 @@ def compare(
 ) -> MethodComparison:
     """Rank methods on your own model and images, and recommend one.
 
-    The predicted class is explained. Patches are removed in the order of each map, most relevant first and least
-    relevant first, by dropping tokens if the model supports it. The recommendation is kept by the hash of the model's
-    weights, and ``explain(method="auto")`` uses it.
+    The predicted class is explained, or a target of `vitrail.targets`. Patches are removed in the order of each map,
+    most relevant first and least relevant first, by dropping tokens if the model supports it. The recommendation is
+    kept by the hash of the model's weights, and ``explain(method="auto")`` uses it.
 
     Args:
         model: Your model object, or what ``load`` returned.
         images: At most 64 images, as for `vitrail.explain`.
         methods: Methods to compare; by default all that apply and cost little. The controls are always added.
+        target: A prompt, box, region or contrast of `vitrail.targets`, one for all images or one for each; None for the
+            predicted class. Faithfulness is then a share of the range of the target's values on each image.
         masks: Object masks, shape (B, height, width) in the size of the model's input, for localisation.
         batch_size: Most images in one pass of the methods.
         seed: Of the intervals and tests.
@@ -155,6 +161,10 @@ def compare(
         ['centre', 'gradsam', 'random', 'transformer_mm']
     """
     loaded = describe(model)
+    if target is not None and not has_named_target(target):
+        raise InputError(
+            "compare explains the predicted class, or a target of vitrail.targets: wrap a class as contrast"
+        )
     model_inputs = to_model_inputs(images, loaded)
     pixels = model_inputs.image
     if pixels is None:
@@ -162,6 +172,8 @@ def compare(
     if model_inputs.batch > MOST_IMAGES:
         raise InputError(f"{model_inputs.batch} images are too many for a comparison: pass at most {MOST_IMAGES}")
     with fast.unchanged(loaded.module):
+        if target is not None:
+            return compare_named(loaded, images, methods, target, masks, batch_size, seed, advance)
         return _compare(loaded, model_inputs, pixels, methods, masks, batch_size, seed, advance)
 
 
@@ -212,6 +224,39 @@ def _compare(
     if recommended is not None:
         remember(loaded.module, {"method": recommended, "model": loaded.name, "images": len(pixels)})
     return MethodComparison(loaded.name, len(pixels), removal, rows, recommended, reason, refused)
+
+
+def compare_named(
+    loaded: LoadedModel,
+    images: Inputs,
+    methods: Sequence[str] | None,
+    target: Target,
+    masks: NDArray[Any] | Tensor | None,
+    batch_size: int,
+    seed: int,
+    advance: Callable[[int], None],
+) -> MethodComparison:
+    """The same for targets of `vitrail.targets`, whose values are followed while patches are removed."""
+    from vitrail.scores.comparison import MethodValues, rank_methods
+    from vitrail.tools.target_curves import faithfulness
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MapWarning)
+        source = explain(loaded, images, "random", target=target, batch_size=batch_size).source
+        assert isinstance(source, MapSource)
+        chosen, refused = _applicable(source.structure, source.loaded.module, methods)
+        explanations = explain(loaded, images, methods=[*chosen, *CONTROLS], target=target, batch_size=batch_size)
+    columns, removal = faithfulness(source, explanations, [p / 100 for p in PERCENTS[1:]], advance)
+    count = source.model_inputs.batch
+    values = {name: MethodValues(tuple(f"{i:03d}" for i in range(count)), column) for name, column in columns.items()}
+    rows = tuple(
+        ComparedRow(name, one, None, _localisation(explanations[name], masks), _cost(name, source.structure))
+        for name, one in rank_methods(values, "up", CONTROLS, seed=seed).items()
+    )
+    recommended, reason = _recommend(rows)
+    if recommended is not None:
+        remember(loaded.module, {"method": recommended, "model": loaded.name, "images": count})
+    return MethodComparison(loaded.name, count, removal, rows, recommended, reason, refused)
 
 
 def _applicable(

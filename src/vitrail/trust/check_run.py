@@ -17,6 +17,7 @@ from vitrail.methods import find
 from vitrail.methods.cost import ModelSize
 from vitrail.scores.agreement import spearman
 from vitrail.scores.sanity import randomisation_steps, randomised
+from vitrail.targets.named_target import NamedTarget
 from vitrail.trust.input_removal import InputRemoval
 from vitrail.trust.map_check import FAITHFUL, HARDLY, MapCheck
 
@@ -97,10 +98,12 @@ class CheckRun(ABC):
         self.seed, self.tests = settings.seed, settings.tests
         self.targets, self.groups, self.classes = first.targets, first.groups, first.classes
         self.scores = first.scores
+        named = first.named_targets
+        self.named: NamedTarget | None = None if named is None else named[self.image][self.k].pinned
         whole = self._evaluate(torch.arange(remove.count, device=remove.device)[None])
         self.probability = float(self._shown(whole))
         self.controls = {name: self._curves(values[None], False)[0][0] for name, values in self._control_maps().items()}
-        self.other = self._other_class(first)
+        self.other: int | NamedTarget | None = self._other_class(first)
         self.label = first.target_name(self.image, self.k)
 
     @property
@@ -197,8 +200,8 @@ class CheckRun(ABC):
         joined = torch.stack(removed, 1).cpu()
         return joined, torch.stack(kept, 1).cpu() if kept else joined[:0]
 
-    def _other_class(self, first: Any) -> int | None:
-        """The most probable class other than the explained one, or None if the target is a function."""
+    def _other_class(self, first: Any) -> int | NamedTarget | None:
+        """The most probable class or candidate other than the explained one, or None if the target is a function."""
         if self.source.target is not None or first.logits is None or first.logits.shape[1] < 2:
             return None
         explained = int(first.targets[self.image, self.k])
@@ -207,7 +210,9 @@ class CheckRun(ABC):
         ranked = first.logits[self.image].topk(min(len(members) + 1, count)).indices.tolist()
         return next((c for c in ranked if c not in members), None)
 
-    def _name(self, index: int) -> str:
+    def _name(self, index: int | NamedTarget) -> str:
+        if isinstance(index, NamedTarget):
+            return str(index)
         return self.classes[index].split(",")[0] if self.classes else f"class {index}"
 
     def _similarities(self, explanation: Any, values: Tensor) -> tuple[dict[str, float], float, list[str]]:
@@ -263,6 +268,8 @@ class CheckRun(ABC):
             similarity("block", self.inputs)
 
     def _own_target(self, explanation: Any) -> Any:
+        if self.named is not None:
+            return self.named
         if self.source.target is not None:
             return _nth(self.source.target, self.k)
         explained, count = int(explanation.targets[self.image, self.k]), explanation.logits.shape[1]

@@ -11,11 +11,14 @@ from torch import Tensor
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import class_logits
-from vitrail.errors import InputError, ModelError
+from vitrail.errors import InputError, ModelError, TargetError
 from vitrail.inputs.map_source import MapSource
 from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize, size_of
 from vitrail.scores.sensitivity import RADIUS, noise_samples
+from vitrail.targets.bound_targets import BoundTargets
+from vitrail.targets.named_target import NamedTarget
+from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.trust.check_run import CheckRun, CheckSettings
 from vitrail.trust.input_removal import PatchRemoval, log_odds
 from vitrail.trust.null import moved_maps
@@ -61,6 +64,8 @@ class ImageCheckRun(CheckRun):
         return {"centre": -(y[:, None].square() + x[None].square())}
 
     def _score(self, output: Any) -> Tensor:
+        if self.named is not None:
+            return self.named.values(self._reader(output))
         if self.source.target is not None:
             values = self._target_values(output)
             return values if values.dim() == 1 else values[:, self.k]
@@ -69,6 +74,19 @@ class ImageCheckRun(CheckRun):
             raise ModelError("the model returned no class scores for an image with removed patches")
         scores = class_scores(logits.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k]])
+
+    def _reader(self, output: Any) -> OutputReader:
+        target = self.source.target
+        return OutputReader(output, target.context if isinstance(target, BoundTargets) else CallContext())
+
+    def _other_class(self, first: Any) -> int | NamedTarget | None:
+        if self.named is None:
+            return super()._other_class(first)
+        whole = self.remove.output(torch.arange(self.remove.count, device=self.remove.device)[None])
+        try:
+            return next(iter(self.named.others(self._reader(whole), 0, 1)), None)
+        except TargetError:
+            return None
 
     def _target_values(self, output: Any) -> Tensor:
         """The values of the target function for copies of one image."""

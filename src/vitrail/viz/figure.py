@@ -63,9 +63,11 @@ def figure(
     for row, (group, b, k) in zip(axes, rows, strict=True):
         first = next(iter(group.values()))
         show(row[0], _rgb(first)[b])
+        _draw_box(row[0], first, b, k)
         row[0].set_title(first.label(b, k), fontsize=7.5, loc="left", pad=3)
         for one, explanation in zip(row[1:], group.values(), strict=True):
             _show_map(one, explanation, b, k, raw, opacity)
+            _draw_box(one, explanation, b, k, raw)
             _mark_failure(one, explanation, b, k)
     for one, text in zip(axes[0, 1:], headings, strict=True):
         one.set_title(text, fontsize=8, pad=3)
@@ -155,6 +157,20 @@ def _show_map(
     if bool(explanation.constant[image, k]):
         centred = {"transform": axes.transAxes, "ha": "center", "va": "center"}
         axes.text(0.5, 0.5, "no relevance", fontsize=fontsize, color="white", **centred)
+
+
+def _draw_box(axes: Any, explanation: ExplanationLike, image: int, k: int, raw: bool = False) -> None:
+    """Outline the box of a target, if it has one."""
+    named = explanation.named_targets
+    corners = None if named is None else named[image][k].corners
+    if corners is None:
+        return
+    from matplotlib.patches import Rectangle
+
+    height, width = (explanation.grid if raw else explanation.maps).shape[-2:]
+    left, top, right, bottom = (s * n - 0.5 for s, n in zip(corners, (width, height, width, height), strict=True))
+    for colour, line in (("black", 2.0), ("white", 1.0)):
+        axes.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=line))
 
 
 def _mark_failure(axes: Any, explanation: ExplanationLike, image: int, k: int) -> None:

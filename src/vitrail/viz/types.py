@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -36,7 +36,11 @@ class ExplanationLike(Protocol):
     @property
     def checks(self) -> Mapping[tuple[int, int], Any]: ...
     @property
-    def text(self) -> tuple[Any, ...] | None: ...
+    def text(self) -> Sequence[Any] | None: ...
+    @property
+    def of_texts(self) -> bool: ...
+    @property
+    def named_targets(self) -> tuple[tuple[Any, ...], ...] | None: ...
 
     def label(self, image: int, k: int) -> str: ...
 

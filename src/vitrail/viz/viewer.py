@@ -53,7 +53,7 @@ class ExplanationViewer:
     def html(self) -> str:
         """The whole page."""
         first = next(iter(self.explanations.values()))
-        texts = first.text is not None
+        texts = first.of_texts
         if not texts and first.rgb_images is None:
             raise InputError("these explanations have neither images nor words to show: pass a tokenizer with texts")
         count = min(len(first.maps), MAX_INPUTS)

@@ -9,10 +9,11 @@ from typing import Any
 
 from vitrail.capture.frozen import unwrap
 from vitrail.inputs.map_source import MapSource, TextSource
-from vitrail.inputs.targets import Target, contrast
+from vitrail.inputs.targets import Target
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
+from vitrail.targets import contrast
 from vitrail.text.prediction import predict_texts
 from vitrail.trust.check_run import BUDGETS, SAME, STABLE, TESTS
 from vitrail.trust.checker import check_maps

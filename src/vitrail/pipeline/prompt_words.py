@@ -1,0 +1,155 @@
+"""The text side of prompts: the relevance of each prompt's words for its image, computed at first access."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.capture.inputs import SPECIAL_TOKENS, ModelInputs
+from vitrail.errors import MapWarning, NotApplicableError
+from vitrail.models.loaded import LoadedModel
+from vitrail.targets.bound_targets import TargetRecord
+from vitrail.targets.contrasts import Contrast
+from vitrail.targets.named_target import NamedTarget
+from vitrail.targets.prompts import Prompt
+from vitrail.targets.text_call import IDS, find_tokenizer, tokenize
+from vitrail.targets.text_encoder import text_encoder
+from vitrail.text.result import WordRelevance, word_relevance
+from vitrail.text.tokens import EncodedText, TokenWindow
+
+
+@dataclass(frozen=True, eq=False)
+class PromptWords(Sequence[WordRelevance]):
+    """Words of the prompts, one entry for each image and target, all targets of the first image first.
+
+    Attributes:
+        loaded: The model that was called.
+        model_inputs: Its inputs.
+        records: Targets of each image.
+        methods: The method with its options.
+        explain: `vitrail.explain`.
+    """
+
+    loaded: LoadedModel
+    model_inputs: ModelInputs
+    records: tuple[tuple[TargetRecord, ...], ...]
+    methods: Mapping[str, Mapping[str, Any]]
+    explain: Callable[..., Mapping[str, Any]] = field(repr=False)
+
+    @cached_property
+    def computed(self) -> tuple[WordRelevance, ...]:
+        """All entries."""
+        return tuple(self._words(b, _prompt_of(record.pinned)) for b, row in enumerate(self.records) for record in row)
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the entries were computed."""
+        return "computed" in self.__dict__
+
+    def __len__(self) -> int:
+        return sum(map(len, self.records))
+
+    @overload
+    def __getitem__(self, index: int) -> WordRelevance: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[WordRelevance, ...]: ...
+    def __getitem__(self, index: int | slice) -> WordRelevance | tuple[WordRelevance, ...]:
+        return self.computed[index]
+
+    def __iter__(self) -> Iterator[WordRelevance]:
+        return iter(self.computed)
+
+    def _words(self, image: int, target: Prompt) -> WordRelevance:
+        encoder = text_encoder(self.loaded.module, self.model_inputs, image, target.query)
+        text, tokens = self._tokens(target, encoder.model)
+        inputs = {name: value for name, value in tokens.items() if name in (IDS, "attention_mask")}
+        encoded, seen = _encoded(text, tokens, None if text is None else find_tokenizer(self.loaded, target.processor))
+        special = torch.tensor([[not content for content in encoded.content]], device=inputs[IDS].device)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", MapWarning)
+            found = self.explain(
+                encoder, {**inputs, SPECIAL_TOKENS: special}, methods=self.methods, target=_first_score
+            )
+        explanation = next(iter(found.values()))
+        return word_relevance(encoded, explanation.grid[0], seen, explanation.signed, "sum")
+
+    def _tokens(self, target: Prompt, model: nn.Module) -> tuple[str | None, dict[str, Tensor]]:
+        """The prompt's first sentence and its tokens; None and the tokens of the call for a text given by number."""
+        if isinstance(target.text, str):
+            text = target.sentences(target.text)[0]
+            tokenizer = find_tokenizer(self.loaded, target.processor)
+            return text, tokenize(tokenizer, [text], model, self.model_inputs.tensors[0].device)
+        found = {}
+        for name in (IDS, "attention_mask"):
+            value = self.model_inputs.called(name)
+            if value is not None:
+                found[name] = value[target.text : target.text + 1]
+        if IDS not in found:
+            raise NotApplicableError("the tokens of the texts were not found in the inputs: pass them as input_ids")
+        return None, found
+
+
+def prompt_records(words: PromptWords) -> list[dict[str, Any]]:
+    """Words and scores of all prompts, as JSON values."""
+    places = [(b, k) for b, row in enumerate(words.records) for k in range(len(row))]
+    return [
+        {"image": b, "target": k, "text": one.text, "words": list(one.words), "scores": one.scores[0].tolist()}
+        for (b, k), one in zip(places, words, strict=True)
+    ]
+
+
+def has_prompts(records: tuple[tuple[TargetRecord, ...], ...] | None) -> bool:
+    """Whether all targets are prompts, or contrasts of them."""
+    return records is not None and all(
+        isinstance(one.pinned, Prompt) or (isinstance(one.pinned, Contrast) and isinstance(one.pinned.first, Prompt))
+        for row in records
+        for one in row
+    )
+
+
+def _prompt_of(target: NamedTarget) -> Prompt:
+    found = target.first if isinstance(target, Contrast) else target
+    assert isinstance(found, Prompt)
+    return found
+
+
+def _first_score(output: Tensor) -> Tensor:
+    return output[:, 0]
+
+
+def _encoded(text: str | None, tokens: Mapping[str, Tensor], tokenizer: Any) -> tuple[EncodedText, list[bool]]:
+    """A text with its tokens, and which of them are no padding; without a tokenizer, their numbers are the words."""
+    ids = tokens[IDS][0].tolist()
+    if text is not None and getattr(tokenizer, "is_fast", False):
+        full = tokenizer(text, return_offsets_mapping=True, return_special_tokens_mask=True, truncation=True,
+                         max_length=len(ids))  # fmt: skip
+        count = len(full[IDS])
+        names = tuple(tokenizer.convert_ids_to_tokens(ids))
+        spans = [*((int(a), int(b)) for a, b in full["offset_mapping"]), *([(0, 0)] * (len(ids) - count))]
+        content = [not s for s in full["special_tokens_mask"]] + [False] * (len(ids) - count)
+        return _text(text, names, spans, content), [i < count for i in range(len(ids))]
+    mask = tokens.get("attention_mask")
+    count = len(ids) if mask is None else int(mask[0].sum())
+    while count > 1 and mask is None and ids[count - 1] == 0:  # padding of open_clip
+        count -= 1
+    decode = getattr(tokenizer, "decode", None)
+    names = tuple(str(i) if decode is None else str(decode([i])).strip() or str(i) for i in ids)
+    spans, shown, at = [], [], 0
+    for name in names[:count]:
+        spans.append((at, at + len(name)))
+        shown.append(name)
+        at += len(name) + 1
+    spans += [(0, 0)] * (len(ids) - count)
+    content = [i < count and not (name.startswith("<") and name.endswith(">")) for i, name in enumerate(names)]
+    return _text(" ".join(shown), names, spans, content), [i < count for i in range(len(ids))]
+
+
+def _text(text: str, tokens: tuple[str, ...], spans: list[tuple[int, int]], content: list[bool]) -> EncodedText:
+    window = TokenWindow(0, {}, list(range(len(tokens))))
+    return EncodedText(text, tokens, tuple(spans), tuple(content), (window,))
