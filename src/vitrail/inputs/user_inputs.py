@@ -17,6 +17,7 @@ from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import GuessWarning, InputError
 from vitrail.inputs.call_arguments import call_arguments, is_record
 from vitrail.inputs.input_description import describe_inputs
+from vitrail.inputs.signal_inputs import signal_arguments
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
 
@@ -50,7 +51,8 @@ def to_model_inputs(
     if isinstance(inputs, Mapping) or is_record(inputs):
         model_inputs = call_arguments(inputs, model.module)
     elif isinstance(inputs, Tensor):
-        model_inputs = ModelInputs((_batched(inputs, model.module),))
+        known = signal_arguments(inputs, model.module)
+        model_inputs = ModelInputs((_batched(inputs, model.module),)) if known is None else known
     elif isinstance(inputs, str | Path) or is_image(inputs):
         model_inputs = ModelInputs((_prepare([inputs], model),))
     elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes | bytearray | memoryview):
@@ -86,10 +88,6 @@ def _check_roles(roles: Any, of: Any) -> None:
         raise InputError(f"of={of!r} must be the name of the tensor that is explained")
 
 
-#: Main inputs of Hugging Face models that are sequences of numbers, without channels, height and width.
-_SEQUENCES = ("input_values", "input_features", "past_values", "inputs_embeds", "spectrogram")
-
-
 def _batched(tensor: Tensor, model: nn.Module | None) -> Tensor:
     """A tensor that the model takes as its only argument, checked; one image without a batch axis gains one."""
     numbers, axes = tensor.is_floating_point(), tensor.dim()
@@ -99,10 +97,6 @@ def _batched(tensor: Tensor, model: nn.Module | None) -> Tensor:
             "which are prepared for you"
         )
     if axes == 4 or (axes == 2 and not numbers):
-        return tensor
-    if model is not None and numbers and axes in (2, 3) and getattr(model, "main_input_name", None) in _SEQUENCES:
-        return tensor
-    if model is not None and numbers and axes == 5 and _takes_videos(model):
         return tensor
     if model is not None and numbers and axes == 3 and tensor.shape[0] == _channels(model):
         warnings.warn(
@@ -123,11 +117,6 @@ def _channels(model: nn.Module) -> int | None:
     """Channels of the images that a model takes, by its first convolution."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     return None if first is None else int(first.in_channels)
-
-
-def _takes_videos(model: nn.Module) -> bool:
-    frames = hasattr(getattr(model, "config", None), "num_frames")
-    return frames or any(isinstance(m, nn.Conv3d) for m in model.modules())
 
 
 def needs_preprocess(inputs: Inputs) -> bool:

@@ -91,7 +91,7 @@ class Propagation:
             The requested fields. Rules that modify gradients give input times gradient everywhere.
         """
         if "pixels" in want and any(one.image is None for one in self.passes):
-            raise NotApplicableError("a text has no pixels: ask for the relevance of its tokens")
+            raise NotApplicableError("only images have pixels: ask for the relevance of the tokens, where='tokens'")
         R = start(torch.cat([one.scores.detach() for one in self.passes]))
         parts = torch.split(R, [len(one.scores) for one in self.passes])
         found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]
@@ -146,7 +146,7 @@ def _run(
     read: Callable[[Any], Tensor],
 ) -> _Pass:
     image = model_inputs.image
-    start, leaf = model_inputs.patches if image is None else image, None
+    start, leaf = model_inputs.start, None
     if start is not None:
         leaf = start.detach().to(torch.promote_types(start.dtype, torch.float32)).requires_grad_()
         model_inputs = model_inputs.swap(start, leaf.clone())

@@ -23,10 +23,11 @@ def _needs(blocks: int, pool: str) -> Needs:
     needs=_needs,
     score="logit",
     applies=Applies(
+        any_axes=True,
         excluded={
             "text": "it is defined for image encoders: in a post-norm text encoder the head does not read the sum that "
             "leaves a block, in a decoder it reads one token of it"
-        }
+        },
     ),
 )
 def legrad(trace: ProbedTrace, *, blocks: int = 2, pool: str = "model") -> Tensor:

@@ -57,7 +57,7 @@ def check_maps(
             )
         if first.targets is not None and first.scores == "identity":
             raise InputError("checks compare log-odds, which the values of a regression do not have")
-        grid = source.structure.layout.grid or DEFAULT_GRID
+        grid = source.structure.layout.plane or DEFAULT_GRID
         remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
         run = ImageCheckRun(source, first, settings, remove)
     with fast.unchanged(source.loaded.module):
