@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from vitrail import fast
+
 TESTS = Path(__file__).resolve().parent
 ROOT = TESTS.parent / "src" / "vitrail"
 
@@ -273,3 +275,14 @@ def test_test_files_are_named_after_the_module_they_test():
 def test_every_package_has_tests():
     packages = {path.name for path in ROOT.iterdir() if (path / "__init__.py").is_file()}
     assert not {name for name in packages if not list((TESTS / name).glob("test_*.py"))}
+
+
+def test_fast_paths_are_used_through_one_module():
+    """Other packages import ``vitrail.fast`` and nothing inside it."""
+    offered = {f"vitrail.fast.{name}" for name in fast.__all__}  # a function may have its module's name
+    inside = {
+        module: {name for name in used if name.startswith("vitrail.fast.")} - offered
+        for module, used in imports().items()
+        if not module.startswith("vitrail.fast")
+    }
+    assert not {module: names for module, names in inside.items() if names}

@@ -137,3 +137,20 @@ def test_weights_hash_sees_writes_through_data():
     model.weight.data.mul_(2)
     assert later.hexdigest() is None
     assert WeightsHash(model).hexdigest() not in (None, first)
+
+
+@pytest.mark.parametrize("layout", [None, vitrail.Layout(prefix=1)])
+def test_a_changed_model_is_measured_again_once(monkeypatch, layout):
+    """The new structure takes the place of the old one, so that later calls rely on it."""
+    model, measured = OwnViT().eval(), []
+    measure = structures._measure
+    monkeypatch.setattr(structures, "_measure", lambda *given: measured.append(1) or measure(*given))
+    vitrail.explain(model, IMAGES, "transformer_mm", target=0, layout=layout)
+    before = len(measured)
+    read = model.read
+    model.read = lambda x: read(x.flip(1))  # other functions, and another token is read
+    counts = []
+    for _ in range(3):
+        vitrail.explain(model, IMAGES, "transformer_mm", target=0, layout=layout)
+        counts.append(len(measured) - before)
+    assert counts == [1, 1, 1]

@@ -140,9 +140,9 @@ def test_probabilities_in_half_precision_become_logits():
 def test_the_maker_of_a_tensor_is_found_behind_its_views():
     source, product = torch.ones(2, 2), torch.zeros(2, 2)
     view = product[:]
-    makers = [(product, torch.matmul, (source, source)), (view, Tensor.view, (product, 2, 2))]
-    assert maker(makers, view)[0] is torch.matmul
-    assert maker(makers, source) is None
+    recent_calls = [(product, torch.matmul, (source, source)), (view, Tensor.view, (product, 2, 2))]
+    assert maker(recent_calls, view)[0] is torch.matmul
+    assert maker(recent_calls, source) is None
 
 
 def test_a_norm_is_told_from_other_maps():

@@ -10,7 +10,7 @@ from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
-from vitrail.capture.window_positions import find_places, stitch
+from vitrail.capture.window_positions import find_positions, stitch
 from vitrail.errors import NotApplicableError
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
@@ -51,7 +51,7 @@ def swin(request):
 
 def test_patches_are_found_where_rolling_and_cutting_put_them(swin):
     model_inputs = ModelInputs((torch.randn(1, 3, 56, 56, dtype=torch.float64),))
-    places = find_places(swin, model_inputs, read_structure(swin, model_inputs))
+    places = find_positions(swin, model_inputs, read_structure(swin, model_inputs))
 
     def cut(shift):
         grid = torch.arange(14 * 14).view(14, 14).roll((-shift, -shift), (0, 1))
@@ -67,7 +67,7 @@ def test_stitched_rows_sum_to_one_and_read_everything(swin):
     model_inputs = ModelInputs((images,))
     structure = read_structure(swin, model_inputs)
     with forward_pass(swin, model_inputs, structure, [{"A": ALL, "A_mean": ALL}]) as one:
-        trace = stitch(one.trace(), find_places(swin, model_inputs, structure))
+        trace = stitch(one.trace(), find_positions(swin, model_inputs, structure))
     for block in trace.blocks:
         assert torch.allclose(block.A_mean.sum(-1), torch.ones_like(block.A_mean[..., 0]))
         assert torch.allclose(block.A.mean(1), block.A_mean)

@@ -150,7 +150,7 @@ class AttentionMode(TorchFunctionMode):
         self.convolutions = 0
         self.overlapping = False
         #: The last function calls, where every attention is made explicit.
-        self.makers: deque[tuple[Tensor, Any, tuple[Any, ...]]] = deque(maxlen=256 if explicit else 0)
+        self.recent_calls: deque[tuple[Tensor, Any, tuple[Any, ...]]] = deque(maxlen=256 if explicit else 0)
         self.program = program
         self.values: Tensor | None = None
         self._values_of = values_of
@@ -200,7 +200,7 @@ class AttentionMode(TorchFunctionMode):
         if self.program is not None:
             self.program.note(func, args, kwargs, result)
         if self._all_explicit and isinstance(result, Tensor):
-            self.makers.append((result, func, args))
+            self.recent_calls.append((result, func, args))
         return result
 
     def _follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:

@@ -2,7 +2,7 @@
 
 Most methods never need an attention matrix as such: they multiply a vector over the queries with it and go on with the
 result. Methods that are written with these products work on attention that was kept as a tensor
-(`DenseProducts`) and on attention of large inputs, of which queries, keys and values are kept (`RowwiseProducts`).
+(`DenseProducts`) and on attention of large inputs, whose queries, keys and values are kept (`RowwiseProducts`).
 """
 
 from __future__ import annotations

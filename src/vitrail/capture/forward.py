@@ -1,4 +1,4 @@
-"""A forward pass of which something is kept, and a backward pass for each target."""
+"""A forward pass that keeps tensors for the methods, and a backward pass for each target."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _GRADIENTS = ("dA", "dQ", "dY", "dZ")
 
 
 @dataclass(frozen=True)
-class EarlyOutputs:
+class TruncatedOutputs:
     """What a model returns if it ends with one of its last blocks, in the graph of a pass.
 
     Attributes:
@@ -87,7 +87,7 @@ class ForwardPass:
         blocks: What was kept, block by block.
         nodes: Tensors whose gradient can be computed, by (kind, block).
         structure: What the model is made of.
-        ended: What it returns if it ends earlier, where that was asked for.
+        truncated: What it returns if it ends earlier, where that was asked for.
         allowed: For each block which keys its queries may attend to, shape (b or 1, m, n), or None for all.
         evidence: What it shows of the facts known of the model; None for passes that are not to confirm them.
     """
@@ -103,7 +103,7 @@ class ForwardPass:
     gate: Gate
     valid: Tensor | None = None
     features_of: Callable[[Tensor], Tensor] | None = None
-    ended: EarlyOutputs | None = None
+    truncated: TruncatedOutputs | None = None
     allowed: tuple[Tensor | None, ...] = ()
     evidence: PassEvidence | None = None
 
@@ -145,7 +145,7 @@ class ForwardPass:
 
     def _nodes_of(self, cut: bool) -> dict[tuple[str, int], Tensor]:
         """The nodes at which gradients are needed."""
-        skipped = frozenset[int]() if self.ended is None else self.ended.alone
+        skipped = frozenset[int]() if self.truncated is None else self.truncated.alone
         found = {}
         for (kind, i), node in self.nodes.items():
             others = {"dA": i not in skipped, "dZ": self.blocks[i].products is not None or ("dZ", i) == self._last}
@@ -267,7 +267,7 @@ def output_pass(
     output: Any,
     evidence: PassEvidence | None = None,
 ) -> ForwardPass:
-    """A forward pass of which nothing but the output, and what confirms the structure, is known."""
+    """A forward pass that kept only the output and what confirms the structure."""
     return ForwardPass(
         output,
         class_logits(model, output),
@@ -352,7 +352,7 @@ def forward_pass(
         if evidence is not None:
             evidence.outputs = {i: c.Z for i, c in enumerate(mode.calls) if c.Z is not None}
         _check_calls(mode, structure)
-        ended = EarlyOutputs(output, ends, alone) if ends else None
+        truncated = TruncatedOutputs(output, ends, alone) if ends else None
         output = first_rows(output, model_inputs.batch, len(ends)) if ends else output
         blocks = []
         for layer in layers:
@@ -372,7 +372,7 @@ def forward_pass(
         queries = mode.calls[layers[-1].call].shape[2]
         yield ForwardPass(
             output, logits, tuple(blocks), nodes, structure, queries, dtype, device, mode.gate, model_inputs.valid,
-            ended=ended,
+            truncated=truncated,
             allowed=tuple(mode.calls[layer.call].allowed for layer in layers) if structure.masked else (),
             evidence=evidence,
         )  # fmt: skip
@@ -390,8 +390,8 @@ def _gap(kept: Mapping[str, frozenset[int]], layers: Sequence[AttentionLayer]) -
 
 
 def _ends(needs: list[Needs], structure: ModelStructure) -> tuple[list[Needs], tuple[int, ...], frozenset[int]]:
-    """Needs with gradients at A in place of ``ended``, the blocks to end with, last first, and those it alone needs."""
-    wanted = blocks_to_keep(needs, len(structure.layers)).get("ended", frozenset())
+    """Needs with gradients at A for ``truncated``, the blocks to end with, last first, and those it alone needs."""
+    wanted = blocks_to_keep(needs, len(structure.layers)).get("truncated", frozenset())
     # Attention that pools the tokens would be that of all ends, not of the model.
     if not wanted or any(layer.pool for layer in structure.layers):
         return without_ends(needs), (), frozenset()
@@ -404,8 +404,8 @@ def _ends(needs: list[Needs], structure: ModelStructure) -> tuple[list[Needs], t
 
 
 def without_ends(needs: Iterable[Needs]) -> list[Needs]:
-    """The needs without ``ended``."""
-    return [{kind: where for kind, where in need.items() if kind != "ended"} for need in needs]
+    """The needs without ``truncated``."""
+    return [{kind: where for kind, where in need.items() if kind != "truncated"} for need in needs]
 
 
 def _stacked(count: int, tokens_first: bool) -> Tail:

@@ -12,9 +12,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import nn
 
+from vitrail import fast
 from vitrail.capture.merged_adapters import merged_linears
 from vitrail.errors import ModelError
-from vitrail.fast.module_walk import modules_of, weights_of
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
 _locks_guard = threading.Lock()
@@ -68,7 +68,7 @@ def _refuse_unreadable(model: nn.Module) -> None:
         )
     if getattr(getattr(model, "meta", None), "get", None) and hasattr(model, "graph") and hasattr(model, "_guards_fn"):
         raise ModelError("this module came out of torch.export: pass the nn.Module it was exported from")
-    places = set(map(attrgetter("device"), weights_of(model)))
+    places = set(map(attrgetter("device"), fast.weights_of(model)))
     if len(places) <= 1 and not any(place.type == "meta" for place in places):
         return
     devices: dict[str, str] = {}
@@ -114,7 +114,7 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
         (True, True)
     """
     with lock_of(model):
-        modules = modules_of(model)
+        modules = fast.modules_of(model)
         training = [module for module in modules if module.training]
         trainable = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]  # noqa: SLF001
         switches = [(m, name) for m in modules for name in _CHECKPOINTING if m.__dict__.get(name) is True]

@@ -26,12 +26,12 @@ _SIGMOID = {torch.sigmoid, Tensor.sigmoid, F.sigmoid}
 
 
 #: Function calls of a pass, newest last: the result, the function and its arguments.
-Makers = Sequence[tuple[Tensor, Any, tuple[Any, ...]]]
+RecentCalls = Sequence[tuple[Tensor, Any, tuple[Any, ...]]]
 
 
-def maker(makers: Makers, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
+def maker(recent_calls: RecentCalls, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
     """The function that computed a tensor's values, and its arguments; None if it is not among the last calls."""
-    for result, func, args in reversed(makers):
+    for result, func, args in reversed(recent_calls):
         if result is tensor and not any(a is tensor for a in args):
             if func not in _FORM or not args or not isinstance(args[0], Tensor):
                 return func, args
@@ -39,9 +39,9 @@ def maker(makers: Makers, tensor: Tensor) -> tuple[Any, tuple[Any, ...]] | None:
     return None
 
 
-def output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
+def output_kind(model: nn.Module, output: Any, recent_calls: RecentCalls) -> str:
     """What the output is: "scores", "probabilities", "sigmoid" or "features"; remembered for `class_logits`."""
-    kind = _output_kind(model, output, makers)
+    kind = _output_kind(model, output, recent_calls)
     scores = logits_of(output, stated_count(model))
     fast.remember(model, "outputs", (kind, None if scores is None else int(scores.shape[1])))
     return kind
@@ -82,12 +82,12 @@ def _known_kind(model: nn.Module) -> str | None:
     return None if known is None else known[0]
 
 
-def _output_kind(model: nn.Module, output: Any, makers: Makers) -> str:
+def _output_kind(model: nn.Module, output: Any, recent_calls: RecentCalls) -> str:
     stated = stated_count(model)
     scores = logits_of(output, stated)
     if scores is None:
         return "scores"
-    found = maker(makers, scores)
+    found = maker(recent_calls, scores)
     func, args = found if found is not None else (None, ())
     if func in _SIGMOID and scores.shape[1] > 0:
         return "sigmoid"

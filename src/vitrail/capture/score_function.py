@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.outputs import stated_count
 
 #: ``problem_type`` of Hugging Face configs.
@@ -83,7 +84,8 @@ def _stated(model: nn.Module) -> ScoreFunction | None:
         return ScoreFunction("sigmoid", "SigLIP is trained with one sigmoid for each pair of image and text")
     if problem is None and hasattr(config, "problem_type") and stated_count(model) == 1:
         return ScoreFunction("identity", "num_labels = 1 of its config, a regression in transformers")
-    losses = {name: type(m).__name__ for m in model.modules() for name, kinds in _LOSSES if isinstance(m, kinds)}
+    types = set(map(type, fast.modules_of(model)))  # few types, many modules
+    losses = {name: one.__name__ for one in types for name, kinds in _LOSSES if issubclass(one, kinds)}
     if len(losses) == 1:
         ((name, loss),) = losses.items()
         return ScoreFunction(name, f"the model has a {loss}")

@@ -33,7 +33,6 @@ from vitrail.capture.token_centres import layout_by_centres
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, ModelError, TargetError
-from vitrail.fast.module_walk import modules_of, weights_state
 
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
@@ -63,6 +62,7 @@ def read_structure(
         target: What is explained, where that is not a class score; it is called with the output for all inputs.
         fresh: Measure it in any case.
     """
+    layout = layout or Layout()
     with lock_of(model):
         key = (
             model_inputs.shape,
@@ -78,7 +78,7 @@ def read_structure(
         if known is not None and not fresh:
             recall_kind(model, model_inputs.reading)
             return known
-        measured = _measure(model, model_inputs, layout or Layout(), target)
+        measured = _measure(model, model_inputs, layout, target)
         if known is not None and known.same_facts(measured):
             measured.programs.update(known.programs)
         keep_kind(model, model_inputs.reading)
@@ -114,10 +114,10 @@ def forget(model: Any) -> None:
 
 def _version(model: nn.Module) -> int:
     """A number that changes when modules are replaced, or weights are trained, loaded or swapped."""
-    modules = modules_of(model)
+    modules = fast.modules_of(model)
     adapted = [m for m in modules if "base_layer" in m._modules]  # noqa: SLF001
     switches = tuple(bool(getattr(m, "merged", False)) for m in adapted)
-    return hash((tuple(map(id, modules)), weights_state(model), switches))
+    return hash((tuple(map(id, modules)), fast.weights_state(model), switches))
 
 
 def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
@@ -152,8 +152,8 @@ def _measure(
             model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
         with mode:
             output = run_model(model, model_inputs)
-        outputs = output_kind(model, output, mode.makers)
-        mode.makers.clear()
+        outputs = output_kind(model, output, mode.recent_calls)
+        mode.recent_calls.clear()
         scores = any_output(output)
         one = StructurePass(model, model_inputs, mode, output, scores, leaf)
         if leaf is None and mode.embeddings:

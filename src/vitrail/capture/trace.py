@@ -22,9 +22,9 @@ LAST = slice(-1, None)
 #: (X, X_mid, F, Wo, bo, gamma, branch_scale), ``X`` for the stream alone, ``norms`` for the normalised stream (X_norm,
 #: X_mid_norm and the gains of norms that follow a sum), ``value_path`` for what made V (V_in, Wv), ``dA``, ``dQ``,
 #: ``dX`` and ``dY`` for gradients, ``dZ`` for the gradient at the attention's output, ``cut`` for a backward pass that
-#: may skip attention, ``ended`` for what the model would return if it ended with the block, and its gradient at A.
+#: may skip attention, ``truncated`` for what the model would return if it ended with the block, and its gradient at A.
 #: ``attention``, ``attention_mean``, ``attention_gradient`` and ``attention_logits`` stand for
-#: products with A, its mean over heads, dA and O, of which no matrix needs to be kept, see `AttentionProducts`.
+#: products with A, its mean over heads, dA and O, without keeping a matrix, see `AttentionProducts`.
 TENSOR_KINDS = (
     "attention",
     "attention_mean",
@@ -48,7 +48,7 @@ TENSOR_KINDS = (
     "norms",
     "value_path",
     "cut",
-    "ended",
+    "truncated",
 )
 
 Needs = Mapping[str, slice]
@@ -119,7 +119,7 @@ class Block:
     V_in: Tensor
     Wv: Tensor
 
-    #: Attention of which no matrix was kept, or None.
+    #: Attention whose matrix was not kept, or None.
     products: AttentionProducts | None = None
     #: Tensors in half precision, and the precision in which they are read.
     _narrow: Mapping[str, tuple[Tensor, torch.dtype]] = {}

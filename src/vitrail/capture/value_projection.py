@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class _Linear:
-    """A linear map's result, known by where its memory lies, which is held lest anything else come to lie there."""
+    """A linear map's result, known by its address; it is kept alive so that the address is not reused."""
 
     weight: Tensor
     start: int

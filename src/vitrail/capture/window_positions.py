@@ -21,10 +21,10 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import ALL, Block, Trace
 from vitrail.errors import NotApplicableError
 
-Places = tuple[Tensor, ...]
+WindowPositions = tuple[Tensor, ...]
 
 
-def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> Places:
+def find_positions(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> WindowPositions:
     """Where the rows of each block's windows stand in its feature map.
 
     They are kept for as long as the structure holds, which each pass confirms.
@@ -32,7 +32,7 @@ def find_places(model: nn.Module, model_inputs: ModelInputs, structure: ModelStr
     Returns:
         For each block, indices into the patches of its grid, shape (windows, rows); −1 where a window is padded.
     """
-    known: tuple[ModelStructure, Places] | None = fast.recall(model, "window positions", model_inputs.shape)
+    known: tuple[ModelStructure, WindowPositions] | None = fast.recall(model, "window positions", model_inputs.shape)
     if known is None or known[0] is not structure:
         image = model_inputs.image
         assert image is not None
@@ -72,12 +72,12 @@ def _match(rows: Tensor, source: Tensor) -> Tensor:
     return torch.where((have[order][near] - wanted).abs() < 1e-6, order[near], -1)
 
 
-def stitch(trace: Trace, places: Places) -> Trace:
+def stitch(trace: Trace, places: WindowPositions) -> Trace:
     """A pass through a windowed model as one through a plain model whose patches shrink between stages.
 
     Args:
         trace: Attention and gradients inside windows, block by block.
-        places: As found by ``find_places``.
+        places: As found by ``find_positions``.
 
     Returns:
         Blocks whose attention joins all patches of their stage; between stages a step that gives each new patch the
@@ -129,7 +129,7 @@ def _merge(like: Block, before: int, after: int) -> Block:
     return block
 
 
-def stitched_layout(places: Places) -> Layout:
+def stitched_layout(places: WindowPositions) -> Layout:
     """Where the patches of the first stage stand."""
     side = isqrt(int(places[0].max()) + 1)
     return Layout(0, (side, side), "mean")

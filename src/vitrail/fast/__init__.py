@@ -6,6 +6,8 @@ compute everything by plain torch operations.
 
 from __future__ import annotations
 
+from vitrail.fast.compiled_model import CompiledModel
+from vitrail.fast.fast_passes import FastPasses
 from vitrail.fast.kernels import faster, kernel
 from vitrail.fast.known_model import TABLES, forget_module, on_forget, recall, remember, sizes
 from vitrail.fast.module_walk import cached_per_call, call_cache, modules_of, tensors_of, weights_of, weights_state
@@ -22,6 +24,8 @@ on_forget(forget_recordings)
 
 __all__ = [
     "TABLES",
+    "CompiledModel",
+    "FastPasses",
     "cached_per_call",
     "call_cache",
     "capturing",

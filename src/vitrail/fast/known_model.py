@@ -2,7 +2,7 @@
 
 Everything here only saves time. What is read from the store is a hypothesis, which the call that reads it confirms on
 its own pass before it relies on it. Models are referred to weakly: what is known of a model goes with it. Each table
-of a model holds a bounded number of entries, of which the oldest goes first.
+of a model holds a bounded number of entries; the oldest is dropped first.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, ParamSpec, TypeVar
 
 from torch import Tensor, nn
@@ -15,8 +15,6 @@ from torch.nn.modules import module as module_hooks
 _get_version = attrgetter("_version")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
 T = TypeVar("T")
 
 
@@ -123,6 +121,7 @@ def tensors_of(modules: Iterable[nn.Module]) -> Iterator[Tensor]:
 
 
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_hooks_of = itemgetter(*_HOOKS)
 _HOOKS_OF_ALL_MODULES = ("_global_forward_hooks", "_global_forward_pre_hooks", "_global_backward_hooks")
 
 
@@ -143,4 +142,4 @@ def has_hooks(model: nn.Module) -> bool:
 def _has_hooks(model: nn.Module) -> bool:
     if any(getattr(module_hooks, name, None) for name in _HOOKS_OF_ALL_MODULES):
         return True
-    return any(module.__dict__[name] for module in modules_of(model) for name in _HOOKS)
+    return any(any(_hooks_of(module.__dict__)) for module in modules_of(model))

@@ -41,7 +41,7 @@ Compute = Callable[[Sequence[Tensor]], tuple[list[Tensor], Extra]]
 #: From the results of a replay, and what was noted when the recording was first confirmed (None the first time), to a
 #: boolean on their device, whether the model as it is gives the same, and what was noted.
 Confirm = Callable[[list[Tensor], Any], tuple[Tensor | bool, Any]]
-#: Recordings kept for each model, and passes of which it is known whether they can be recorded.
+#: Recordings kept for each model, and passes whose recording was tried or counted.
 MOST_RECORDINGS, MOST_KNOWN = 32, 128
 #: A pass is recorded in its second run; one whose recording was dropped for lack of memory, after more runs.
 RUNS_AFTER_DROPPED, NOT_RECORDABLE = 16, 2**62

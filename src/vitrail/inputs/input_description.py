@@ -64,7 +64,7 @@ def describe_inputs(
 
 
 def open_questions(model_inputs: ModelInputs, given: Mapping[str, str] = {}) -> list[int]:
-    """Indices of the tensors of which names and shapes do not say whether they are per example."""
+    """Indices of the tensors whose names and shapes do not say whether they are per example."""
     described, tensors, main = model_inputs.description, model_inputs.tensors, model_inputs.explained
     if main is None:
         return []

@@ -54,7 +54,7 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
 
 
 def output_target(module: nn.Module, model_inputs: ModelInputs) -> Callable[[Any], Tensor] | None:
-    """None for a model with classes, of which the predicted one can be explained; otherwise its first output.
+    """None (the predicted class) for a model with classes; otherwise its first output.
 
     Args:
         module: The model.

@@ -12,7 +12,7 @@ from vitrail.methods.registry import Applies, choose, register
 
 
 def _needs(blocks: int, pool: str) -> Needs:
-    return {"ended": slice(-blocks, None)} if pool == "model" and blocks >= 1 and not fast_paths_disabled() else {}
+    return {"truncated": slice(-blocks, None)} if pool == "model" and blocks >= 1 and not fast_paths_disabled() else {}
 
 
 @register(

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture.attention import Edit
 from vitrail.capture.feature_order import check_feature_order
-from vitrail.capture.forward import EarlyOutputs, ForwardPass, forward_pass, output_pass
+from vitrail.capture.forward import ForwardPass, TruncatedOutputs, forward_pass, output_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import grid_of
@@ -301,9 +301,9 @@ class Probe:
             One gradient a block, in order, each of shape (b, H, n, n).
         """
         layers = [i for i, o in enumerate(self.structure.layers) if not o.pool][-count:]
-        shared = None if self.shared is None else self.shared.ended
+        shared = None if self.shared is None else self.shared.truncated
         if pool is None and shared is not None and shared.blocks[: len(layers)] == tuple(reversed(layers)):
-            return self._early_gradients(shared, layers)
+            return self._truncated_gradients(shared, layers)
         pool = pool or (lambda x: x)
         try:
             return self._ended(layers, range(len(layers)), pool)
@@ -311,7 +311,7 @@ class Probe:
             # The rest of a model that puts tokens back on a grid may remember how many images there were.
             return [self._ended(layers, [i], pool)[0] for i in range(len(layers))]
 
-    def _early_gradients(self, early: EarlyOutputs, layers: Sequence[int]) -> list[Tensor]:
+    def _truncated_gradients(self, early: TruncatedOutputs, layers: Sequence[int]) -> list[Tensor]:
         """The same in the graph of the shared pass."""
         assert self.shared is not None
         owner = torch.arange(self.batch, device=self.model_inputs.tensors[0].device).repeat(len(early.blocks))

@@ -175,10 +175,14 @@ def _sample(model: nn.Module) -> Tensor:
 
     On a GPU the norm of each tensor, by one kernel for all; on the CPU values at equal distances, which are faster.
     """
-    tensors = [t.detach() for t in fast.weights_of(model) if t.is_floating_point() and t.numel() and not t.is_meta]
+    tensors = [t for t in fast.weights_of(model) if t.is_floating_point() and t.numel() and not t.is_meta]
     try:
         if tensors and all(t.is_cuda for t in tensors):
-            return torch.stack([norm.float() for norm in torch._foreach_norm(tensors)])  # noqa: SLF001
+            with torch.no_grad():
+                norms = torch._foreach_norm(tensors)  # noqa: SLF001
+                alike = len({norm.dtype for norm in norms}) == 1
+                return torch.stack(norms if alike else [norm.float() for norm in norms]).float()
+        tensors = [t.detach() for t in tensors]
         picked = [t.reshape(-1)[:: max(1, t.numel() // _SAMPLES)].float() for t in tensors if not t.is_sparse]
         return torch.cat([one.nan_to_num() for one in picked]) if picked else torch.zeros(0)
     except (RuntimeError, NotImplementedError):  # tensors of a kind that has no such values

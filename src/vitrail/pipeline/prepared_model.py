@@ -15,7 +15,7 @@ from vitrail.capture.output_tensors import OutputReading
 from vitrail.capture.outputs import output_count
 from vitrail.capture.score_function import score_function
 from vitrail.capture.structure import is_measured_now, read_structure
-from vitrail.capture.window_positions import Places, find_places, stitched_layout
+from vitrail.capture.window_positions import WindowPositions, find_positions, stitched_layout
 from vitrail.errors import NotApplicableError, TargetError
 from vitrail.inputs.targets import Target, similarity
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
@@ -42,7 +42,7 @@ class PreparedModel:
     inputs: ModelInputs
     structure: ModelStructure
     scores: str = "softmax"
-    window_positions: Places | None = None
+    window_positions: WindowPositions | None = None
 
     @property
     def module(self) -> nn.Module:
@@ -119,7 +119,7 @@ def _checked(prepared: PreparedModel, target: Target, jobs: Sequence[MethodJob],
     _check_methods(jobs, prepared, stitch)
     if not stitch:
         return prepared
-    return replace(prepared, window_positions=find_places(prepared.module, prepared.inputs, structure))
+    return replace(prepared, window_positions=find_positions(prepared.module, prepared.inputs, structure))
 
 
 def _check_outputs(structure: ModelStructure, loaded: LoadedModel, target: Target) -> None:

@@ -166,7 +166,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         for k, (score, cut) in rounds:
             last = (k, (score, cut)) == rounds[-1]
             others = max(one.method.others(one.options) for one in by_trace if one.round == (score, cut))
-            keep_graph = not last or shared.ended is not None or others > 0
+            keep_graph = not last or shared.truncated is not None or others > 0
             trace = job.stitched(shared.trace(resolved.scalar(k, score), keep_graph=keep_graph, cut=cut))
             trace = _with_others(trace, shared, resolved, k, (score, cut), others, job)
             for one in by_trace:
@@ -289,7 +289,7 @@ def _captured_forward(stack: ExitStack, needs: list[Needs], whole_graph: bool, p
         raise
     except (RuntimeError, ModelError, InputError):
         # The rest of a model that puts tokens back on a grid may remember how many images there were.
-        if not any("ended" in need for need in needs):
+        if not any("truncated" in need for need in needs):
             raise
     return run(without_ends(needs))
 

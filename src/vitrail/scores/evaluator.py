@@ -23,13 +23,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.output_tensors import fields_of
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.removal import TokenDropper
 from vitrail.errors import InputError, OptionError, TargetError
-from vitrail.fast.compiled_model import CompiledModel
-from vitrail.fast.fast_passes import FastPasses
 from vitrail.models.class_group import ClassGroup
 from vitrail.models.loaded import LoadedModel, describe
 from vitrail.models.preprocess import Preprocess
@@ -96,8 +95,8 @@ class Evaluator:
         } | ({"compiled": True} if compiled else {})  # fmt: skip
         self.empty_log_probs: dict[Any, Tensor] = {}
         self.token_dropper: TokenDropper | None = None
-        self.compiled_model = CompiledModel(self.model, batch) if compiled else None
-        self.fast_passes = FastPasses(self.model, precision, compiled)
+        self.compiled_model = fast.CompiledModel(self.model, batch) if compiled else None
+        self.fast_passes = fast.FastPasses(self.model, precision, compiled)
 
     def __call__(
         self,

@@ -74,7 +74,7 @@ def split_patches(images: int, players: int, size: int, generator: torch.Generat
 
 
 class PartialImages:
-    """Predictions of a model, or of copies with other weights, for images of which only some patches are left.
+    """Predictions of a model, or of copies with other weights, for images with only some of their patches left.
 
     Args:
         model: The model to explain.
