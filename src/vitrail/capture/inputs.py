@@ -343,6 +343,24 @@ def run_model(model: nn.Module, model_inputs: ModelInputs) -> Any:
         raise _failure(model, model_inputs, error) from error
 
 
+#: Names by which configs state the size of an axis.
+_STATED = {
+    "time": ("num_frames", "max_length", "context_length"), "frequency": ("num_mel_bins",),
+    "height": ("image_size",), "width": ("image_size",), "variables": ("num_input_channels",),
+}  # fmt: skip
+
+
+def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> str:
+    """The sizes of the axes that a model's config states, for messages, or "" where it states none."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "vision_config", config)
+    found = []
+    for axis in axes:
+        stated = [getattr(config, name, None) for name in _STATED.get(axis, ())]
+        found += [f"{axis} {size}" for size in stated[:3] if isinstance(size, int)][:1]
+    return ", ".join(found)
+
+
 def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> VitrailError:
     name = type(model).__name__
     lines = str(error).strip().splitlines()
@@ -359,6 +377,12 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
             f"{name}.forward() does not accept these inputs ({reason}): pass a dict with the arguments by name"
         )
     image = model_inputs.image
+    if image is None and model_inputs.axes is not None:
+        expected = _stated_sizes(model, model_inputs.axes.names)
+        sizes = zip(model_inputs.axes.names, model_inputs.map_size or (), strict=True)
+        given = ", ".join(f"{axis} {size}" for axis, size in sizes)
+        if expected:
+            return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {expected}")
     if image is None or not _SIZE_WORDS.search(str(error)):
         return ModelError(f"{name} failed in its own forward pass: {reason}")
     weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)

@@ -27,7 +27,7 @@ ENDS = (8, 2)
 #: Largest distance of a centre from its place on the grid, as a share of the distance of two patches.
 TOLERANCE = 0.35
 #: Share of the measured tokens that must lie on the grid.
-AGREEING = 0.9
+AGREEING = 0.75
 
 Array = NDArray[np.float64]
 
@@ -141,14 +141,33 @@ def _fit(
             inside = np.ones(len(place), bool)
         if np.ptp(place[inside]) < 1:
             return None
-        pitch, first = np.polyfit(place[inside], centre[inside], 1)
+        pitch, first = _robust_line(place[inside].astype(np.float64), centre[inside])
         if not pitch >= 0.5:
             return None
         errors = np.maximum(errors, np.abs(centre - first - pitch * place) / pitch)
         lines.append((float(first), float(pitch)))
     if float((errors < TOLERANCE).mean()) < AGREEING:
         return None
-    return float(errors.mean()) + 1e-9, lines
+    return float(np.median(errors)) + 1e-9, lines
+
+
+def _robust_line(place: Array, centre: Array) -> tuple[float, float]:
+    """Slope and intercept of a line through most of the points, whatever the others are.
+
+    Example:
+        >>> _robust_line(np.arange(5.0), np.array([1.0, 3.0, 5.0, 70.0, 9.0]))
+        (2.0, 1.0)
+    """
+    first, second = np.triu_indices(len(place), 1)
+    apart = place[second] != place[first]
+    first, second = first[apart], second[apart]
+    slope = float(np.median((centre[second] - centre[first]) / (place[second] - place[first])))
+    rest = centre - slope * place
+    start = float(np.median(rest))
+    near = np.abs(rest - start) <= 0.25 * abs(slope) + 1e-9
+    if near.sum() > 2 and np.ptp(place[near]) > 0:
+        slope, start = (float(round(value, 9)) for value in np.polyfit(place[near], centre[near], 1))
+    return slope, start
 
 
 def _layout(

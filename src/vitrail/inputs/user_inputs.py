@@ -17,6 +17,7 @@ from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import GuessWarning, InputError
 from vitrail.inputs.call_arguments import call_arguments, is_record
 from vitrail.inputs.input_description import describe_inputs
+from vitrail.inputs.media_inputs import media_arguments
 from vitrail.inputs.signal_inputs import signal_arguments
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
@@ -54,7 +55,7 @@ def to_model_inputs(
         known = signal_arguments(inputs, model.module)
         model_inputs = ModelInputs((_batched(inputs, model.module),)) if known is None else known
     elif isinstance(inputs, str | Path) or is_image(inputs):
-        model_inputs = ModelInputs((_prepare([inputs], model),))
+        model_inputs = _from_files([inputs], model)
     elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes | bytearray | memoryview):
         if not inputs:
             raise InputError("nothing to explain: the list of inputs is empty")
@@ -65,7 +66,7 @@ def to_model_inputs(
                 raise InputError(f"tensors of different shapes cannot be batched: {listed}")
             model_inputs = ModelInputs((_batched(torch.stack(list(inputs)), None),))
         else:
-            model_inputs = ModelInputs((_prepare(inputs, model),))
+            model_inputs = _from_files(inputs, model)
     else:
         hint = " (torch.from_numpy converts an array)" if isinstance(inputs, np.ndarray) else ""
         raise InputError(
@@ -79,6 +80,13 @@ def to_model_inputs(
             raise InputError("the input holds NaN or infinite values: check how it was normalised")
     model_inputs = replace(model_inputs, reading=reading or OutputReading())
     return describe_inputs(model.module, model_inputs.onto(model.module), roles, of)
+
+
+def _from_files(inputs: Sequence[Any], model: LoadedModel) -> ModelInputs:
+    """The arguments for image, sound or video files, or PIL images."""
+    paths = all(isinstance(one, str | Path) for one in inputs)
+    media = media_arguments(inputs, model) if paths and all(_exists(one) for one in inputs) else None
+    return ModelInputs((_prepare(inputs, model),)) if media is None else media
 
 
 def _check_roles(roles: Any, of: Any) -> None:
@@ -204,7 +212,7 @@ def _as_tensor(value: Any) -> Tensor:
     return value
 
 
-def _exists(path: str) -> bool:
+def _exists(path: str | Path) -> bool:
     try:
         return Path(path).exists()
     except (OSError, ValueError):

@@ -16,7 +16,7 @@ from typing import Any
 from vitrail.errors import GuessWarning, ModelError, VitrailError, WeightsError, require
 from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
 from vitrail.models.checkpoint import first_line, fit_classes, load_weights, read_weights
-from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess
+from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess, sound_processor
 from vitrail.models.plain_vit import PlainViT
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import SOURCES, fitting_image_size, from_timm
@@ -83,7 +83,9 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     if size is not None and isinstance(loaded.preprocess, Preprocess):
         origin = "timm's mean and standard deviation, image size of the weights"
         loaded = replace(loaded, preprocess=replace(loaded.preprocess, squash=True, origin=origin, guessed=True))
-    if library == "hf" and loaded.preprocess is not None:
+    if library == "hf" and loaded.preprocess is None and getattr(module, "main_input_name", "").startswith("input_"):
+        loaded = replace(loaded, preprocess=sound_processor(name))
+    elif library == "hf" and loaded.preprocess is not None:
         processor = hugging_face_processor(name)
         if processor is None:
             _warn_guess(loaded)
