@@ -41,7 +41,7 @@ def explain(
     images: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Image, video or sound files, or one folder of images. Without any, the embedded scenes are explained.",
+            help="Image, video or sound files, or one folder of images. Without any: the embedded scenes.",
             show_default=False,
         ),
     ] = None,

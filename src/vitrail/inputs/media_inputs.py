@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from vitrail.capture.inputs import ModelInputs
@@ -126,7 +127,8 @@ def _sound_arguments(path: str | Path, loaded: LoadedModel) -> ModelInputs:
     main, name = getattr(loaded.module, "main_input_name", None), Path(path).name
     if main not in SEQUENCES:
         raise InputError(f"{name} is a sound, and {loaded.name} takes no sound: use a sound model")
-    sound, extractor = read_sound(path), loaded.preprocess
+    sound = read_sound(path)
+    extractor: Any = loaded.preprocess
     if not _is_processor(extractor):
         raise InputError(
             f"the preprocessing of {loaded.name} is unknown: pass its feature extractor, as in preprocess=transformers."
@@ -139,18 +141,19 @@ def _sound_arguments(path: str | Path, loaded: LoadedModel) -> ModelInputs:
             f"{name} has {sound.rate} samples a second, {loaded.name} takes {rate}: resample it first, for example "
             f"with ffmpeg -i {name} -ar {rate} resampled.wav"
         )
-    features: Any = extractor(samples, sampling_rate=sound.rate, return_tensors="pt")  # type: ignore[misc,call-arg]
+    features: Any = extractor(samples, sampling_rate=sound.rate, return_tensors="pt")
     tensors = {key: value for key, value in features.items() if isinstance(value, Tensor)}
     return ModelInputs((), tensors, units=sound_axes(extractor, tensors, sound.rate))
 
 
-def _mono(sound: Sound, name: str) -> np.ndarray[Any, Any]:
+def _mono(sound: Sound, name: str) -> NDArray[np.float32]:
     if len(sound.samples) != 1:
         raise InputError(
             f"{name} has {len(sound.samples)} channels, the model takes one: mix them first, for example with "
             f"ffmpeg -i {name} -ac 1 mono.wav, or pass the mean of the channels"
         )
-    return sound.samples[0]
+    samples: NDArray[np.float32] = sound.samples[0]
+    return samples
 
 
 def sound_axes(extractor: Any, tensors: Mapping[str, Tensor], rate: int) -> tuple[MapAxis, ...]:

@@ -82,7 +82,7 @@ class RandomMasks:
                 masks = (masks.flatten(1, -2) @ crop.mT).view(*masks.shape[:-1], length)
             else:
                 lines = masks.movedim(axis, 1)
-                masks = (crop @ lines.flatten(2)).view(-1, length, *lines.shape[2:]).movedim(1, axis)
+                masks = (crop @ lines.reshape(*lines.shape[:2], -1)).view(-1, length, *lines.shape[2:]).movedim(1, axis)
         return masks
 
 

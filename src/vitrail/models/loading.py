@@ -83,17 +83,23 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     if size is not None and isinstance(loaded.preprocess, Preprocess):
         origin = "timm's mean and standard deviation, image size of the weights"
         loaded = replace(loaded, preprocess=replace(loaded.preprocess, squash=True, origin=origin, guessed=True))
-    if library == "hf" and loaded.preprocess is None and getattr(module, "main_input_name", "").startswith("input_"):
-        loaded = replace(loaded, preprocess=sound_processor(name))
-    elif library == "hf" and loaded.preprocess is not None:
-        processor = hugging_face_processor(name)
-        if processor is None:
-            _warn_guess(loaded)
-        else:
-            loaded = replace(loaded, preprocess=processor_preprocess(processor))
+    if library == "hf":
+        loaded = _with_processor(loaded, name)
     if entry is None or not isinstance(loaded.preprocess, Preprocess):
         return loaded
     return replace(loaded, preprocess=replace(loaded.preprocess, mean=entry.mean, std=entry.std))
+
+
+def _with_processor(loaded: LoadedModel, name: str) -> LoadedModel:
+    """A Hugging Face model with the preprocessing of its checkpoint: of images, or a feature extractor of sound."""
+    if loaded.preprocess is None:
+        sound = str(getattr(loaded.module, "main_input_name", "")) in ("input_values", "input_features")
+        return replace(loaded, preprocess=sound_processor(name)) if sound else loaded
+    processor = hugging_face_processor(name)
+    if processor is None:
+        _warn_guess(loaded)
+        return loaded
+    return replace(loaded, preprocess=processor_preprocess(processor))
 
 
 def _warn_guess(loaded: LoadedModel) -> None:
@@ -102,7 +108,7 @@ def _warn_guess(loaded: LoadedModel) -> None:
         f"{loaded.name} has no image processor configuration: its preprocessing is a guess ({origin}); pass "
         "preprocess=vitrail.Preprocess(size, mean, std) to set it",
         GuessWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
