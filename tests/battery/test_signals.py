@@ -179,3 +179,115 @@ def test_methods_of_images_name_the_axes(method):
     model, video, *_ = videomae()
     with pytest.raises(NotApplicableError, match=r"time, height, width; use .*transformer_mm"):
         vitrail.explain(model, video, method, target=1)
+
+
+def xclip():
+    shared = {**WIDTH, "projection_dim": 32}
+    text = {**shared, "vocab_size": 60, "max_position_embeddings": 10, "eos_token_id": 59}
+    vision = {**shared, "image_size": 16, "patch_size": 8, "num_frames": 4, "mit_hidden_size": 32,
+              "mit_intermediate_size": 48, "mit_num_hidden_layers": 1, "mit_num_attention_heads": 4}  # fmt: skip
+    options = {"prompt_layers": 1, "prompt_num_attention_heads": 2, "projection_dim": 32}
+    model = built("XCLIPModel", "XCLIPConfig", text_config=text, vision_config=vision, **options)
+    ids = torch.randint(3, 58, (3, 7), generator=torch.Generator().manual_seed(2))
+    ids[:, -1] = 59
+    return model, {"pixel_values": noise(1, 4, 3, 16, 16), "input_ids": ids}
+
+
+def test_a_video_beside_texts_is_explained_for_one_text():
+    model, call = xclip()
+    plain = vitrail.explain(model, call, "gradient_x_input", target=lambda output: output.logits_per_video[:, 1])
+    assert plain.maps.shape == (1, 1, 4, 16, 16)
+    leaf = call["pixel_values"].clone().requires_grad_()
+    model(pixel_values=leaf, input_ids=call["input_ids"]).logits_per_video[0, 1].backward()
+    assert torch.allclose(plain.grid[0, 0], (leaf.grad * leaf)[0].sum(1), atol=1e-10)
+
+
+def test_video_swin_is_explained_by_its_outputs():
+    video = pytest.importorskip("torchvision.models.video")
+    torch.manual_seed(0)
+    sizes = {"patch_size": [2, 4, 4], "embed_dim": 12, "depths": [1, 1], "num_heads": [2, 2], "window_size": [2, 3, 3]}
+    model = video.swin_transformer.SwinTransformer3d(**sizes, num_classes=4).double().eval()
+    e = vitrail.explain(model, noise(1, 3, 4, 16, 16), "gradient_x_input", target=1)
+    leaf = noise(1, 3, 4, 16, 16).requires_grad_()
+    model(leaf)[0, 1].backward()
+    assert torch.allclose(e.grid[0, 0], (leaf.grad * leaf)[0].sum(0), atol=1e-10)
+    with pytest.raises(NotApplicableError, match="inside windows"):
+        vitrail.explain(model, noise(1, 3, 4, 16, 16), "rollout", target=1)
+
+
+SOUND = WIDTH | {
+    "num_labels": 4, "conv_dim": (16, 16), "conv_stride": (5, 4), "conv_kernel": (10, 8), "classifier_proj_size": 16,
+    "num_feat_extract_layers": 2, "num_conv_pos_embeddings": 8, "num_conv_pos_embedding_groups": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["Wav2Vec2", "Hubert"])
+def test_tokens_of_a_waveform_lie_where_their_convolutions_read(family):
+    model = built(f"{family}ForSequenceClassification", f"{family}Config", **SOUND)
+    e = vitrail.explain(model, noise(1, 1600), "rollout", target=1)
+    layout = e.source.structure.layout
+    assert e.grid.shape == (1, 1, 78)
+    assert e.maps.shape == (1, 1, 1600)
+    # Token i reads the samples 20 i to 20 i + 45 of the two convolutions: it is centred at 20 i + 22.
+    assert layout.area.size == (78 * 20,)
+    assert abs(layout.area.start[0] + 10 - 22.5) <= 6
+
+
+def test_patches_that_overlap_are_placed_by_their_centres():
+    model = built("ASTForAudioClassification", "ASTConfig", max_length=76, num_mel_bins=46, num_labels=4, patch_size=16,
+                  frequency_stride=10, time_stride=10, **WIDTH)  # fmt: skip
+    layout = vitrail.explain(model, noise(1, 76, 46), "rollout", target=1).source.structure.layout
+    assert (layout.prefix, layout.grid) == (2, (7, 4))
+    assert layout.table == tuple(2 + frequency * 7 + time for time in range(7) for frequency in range(4))
+    assert layout.area.size == (70, 40)
+    assert all(abs(start - 3) <= 1 for start in layout.area.start)
+
+
+class FeatureTokens(nn.Module):
+    """One token for each feature behind a CLS token, as in FT-Transformer."""
+
+    def __init__(self, features=6, width=16):
+        super().__init__()
+        torch.manual_seed(0)
+        layer = nn.TransformerEncoderLayer(width, 2, 32, batch_first=True, norm_first=True, dropout=0.0)
+        self.weight, self.bias = nn.Parameter(torch.randn(features, width)), nn.Parameter(torch.zeros(features, width))
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.start, self.head = nn.Parameter(torch.randn(1, 1, width)), nn.Linear(width, 3)
+
+    def forward(self, x_num):
+        tokens = x_num[..., None] * self.weight + self.bias
+        return self.head(self.encoder(torch.cat([self.start.expand(len(x_num), -1, -1), tokens], 1))[:, 0])
+
+
+def test_features_of_a_table_have_a_relevance_each():
+    model, rows = FeatureTokens().double().eval(), noise(2, 6)
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    turned = FeatureTokens().double().eval()
+    turned.weight.data = model.weight.data[order]  # the same function of features in another order
+    methods = ["rollout", "leadlight", "attnlrp", "gradient_x_input", "occlusion", "rise:masks=30"]
+    here = vitrail.explain(model, rows, methods=methods, target=1)
+    there = vitrail.explain(turned, {"x_num": rows[:, order]}, methods=methods, target=1)
+    for name in methods:
+        assert here[name].maps.shape == (2, 1, 6)
+        if not name.startswith("rise"):  # the same masks hide other features
+            assert torch.allclose(there[name].grid, here[name].grid[..., order], atol=1e-10), name
+
+
+def test_rise_shows_features_one_by_one():
+    class FirstFeature(nn.Module):
+        def forward(self, features):
+            return torch.stack([features[:, 0], torch.zeros_like(features[:, 0])], 1)
+
+    e = vitrail.explain(FirstFeature(), torch.full((1, 5), 3.0), "rise:masks=4000,cells=8", target=0)
+    assert e.grid[0, 0].argmax() == 0
+    assert e.grid[0, 0, 1:].max() - e.grid[0, 0, 1:].min() < 0.05
+    assert e.grid[0, 0, 0] - e.grid[0, 0, 1:].max() > 0.1
+
+
+def test_a_series_of_one_variable_has_patches_of_time():
+    model = built("PatchTSTForClassification", "PatchTSTConfig", num_input_channels=1, context_length=32,
+                  patch_length=8, patch_stride=8, d_model=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+                  num_targets=4, scaling=None)  # fmt: skip
+    e = vitrail.explain(model, {"past_values": noise(1, 32, 1)}, "rollout", target=1)
+    assert [axis.name for axis in e.axes] == ["time", "variables"]
+    assert (e.grid.shape, e.maps.shape) == ((1, 1, 4, 1), (1, 1, 32, 1))

@@ -350,15 +350,15 @@ _STATED = {
 }  # fmt: skip
 
 
-def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> str:
-    """The sizes of the axes that a model's config states, for messages, or "" where it states none."""
+def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> dict[str, int]:
+    """The sizes of the axes that a model's config states."""
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
-    found = []
+    found: dict[str, int] = {}
     for axis in axes:
         stated = [getattr(config, name, None) for name in _STATED.get(axis, ())]
-        found += [f"{axis} {size}" for size in stated[:3] if isinstance(size, int)][:1]
-    return ", ".join(found)
+        found |= {axis: size for size in reversed(stated) if isinstance(size, int)}
+    return found
 
 
 def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> VitrailError:
@@ -379,10 +379,10 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
     image = model_inputs.image
     if image is None and model_inputs.axes is not None:
         expected = _stated_sizes(model, model_inputs.axes.names)
-        sizes = zip(model_inputs.axes.names, model_inputs.map_size or (), strict=True)
-        given = ", ".join(f"{axis} {size}" for axis, size in sizes)
-        if expected:
-            return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {expected}")
+        sizes = dict(zip(model_inputs.axes.names, model_inputs.map_size or (), strict=True))
+        if any(sizes[axis] != size for axis, size in expected.items()):
+            given, takes = (", ".join(f"{axis} {size}" for axis, size in one.items()) for one in (sizes, expected))
+            return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {takes}")
     if image is None or not _SIZE_WORDS.search(str(error)):
         return ModelError(f"{name} failed in its own forward pass: {reason}")
     weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)

@@ -170,6 +170,8 @@ def _decoded_sound(path: Path) -> Sound:
     pieces, rate = [], 0
     try:
         with av.open(str(path)) as container:
+            if not container.streams.audio:
+                raise InputError(f"{path.name} cannot be read as a sound: it has none")
             stream = container.streams.audio[0]
             rate = int(stream.rate)
             resampler = av.AudioResampler(format="fltp", layout=stream.layout, rate=rate)

@@ -195,7 +195,7 @@ class Method:
             stitch: Whether window attention is stitched.
             model: The model itself, to check the weights of methods that have their own; None to leave that out.
         """
-        if stitch and self.applies.stitched:
+        if stitch and self.applies.stitched and not is_signal(structure):
             return
         self._check_structure(structure, options)
         if self.check_weights is not None and model is not None:
@@ -241,9 +241,14 @@ class Method:
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
         usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
         if is_signal(structure):
-            fits = [m for m in METHODS.values() if m.class_specific and m._supports_signals(kind)]  # noqa: SLF001
+            specific = [m for m in METHODS.values() if m.class_specific and m.family != "control"]
+            fits = [m for m in specific if m._supports_signals(kind)]  # noqa: SLF001
             usable = [m.name for m in fits if structure.kind == "plain" or m.applies.reads != "attention"]
-        more = " or stitch=True" if self.applies.stitched and structure.kind == "windowed" else ""
+        more = (
+            " or stitch=True"
+            if self.applies.stitched and structure.kind == "windowed" and not is_signal(structure)
+            else ""
+        )
         raise NotApplicableError(
             f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
         )

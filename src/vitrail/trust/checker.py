@@ -48,6 +48,11 @@ def check_maps(
         run = TextCheckRun(source, first, settings, WordRemoval(source, words, removal, advance=advance))
     else:
         images = source.model_inputs.image
+        if source.model_inputs.signal is not None and images is None:
+            raise InputError(
+                "checks remove patches of images or words of texts, and these are maps over "
+                f"{', '.join(source.structure.axes)}: the method occlusion measures the effect of removal itself"
+            )
         if images is None:
             raise InputError("maps of tokens are checked word by word: pass texts with tokenizer=… to vitrail.explain")
         if len(source.model_inputs.tensors) > 1 or source.model_inputs.reading.output is not None:

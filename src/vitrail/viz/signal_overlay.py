@@ -22,6 +22,8 @@ Array = NDArray[Any]
 BARS = 24
 _WIDTH, _HEIGHT, _PANEL, _BAR = 640, 256, 150, 20
 _POSITIVE, _NEGATIVE = (190, 60, 50), (50, 95, 170)
+#: Grey of a waveform where it has no relevance.
+_WAVE = 0.62
 
 
 def draw_signal(
@@ -109,12 +111,11 @@ def series_lines(
     scaled = stretch(relevance)
     for i in range(count):
         strip = _strip(scaled[:, i], _WIDTH, signed)
-        white = np.ones_like(strip)
         alpha = opacity * np.abs(_columns(scaled[:, i], _WIDTH))[:, None]
-        row = ((1 - alpha) * white + alpha * strip) * 255
+        row, ink = (((1 - alpha) * shade + alpha * strip) * 255 for shade in (1.0, _WAVE))
         pixels = np.repeat(row.round().astype(np.uint8)[None], height, 0)
         plot.image.paste(to_image(pixels), (left, top + i * height))
-        _line(plot, values[:, i], (left, top + i * height, right, top + (i + 1) * height))
+        _line(plot, values[:, i], (left, top + i * height, right, top + (i + 1) * height), ink)
         if i:
             plot.draw.line((left, top + i * height, right, top + i * height), fill=FAINT)
     if variables is not None:
@@ -179,7 +180,8 @@ def _strip(values: Array, width: int, signed: bool) -> Array:
     return np.broadcast_to(np.array(_POSITIVE) / 255, (width, 3)).copy()
 
 
-def _line(plot: AxisPlot, values: Array, box: tuple[int, int, int, int]) -> None:
+def _line(plot: AxisPlot, values: Array, box: tuple[int, int, int, int], ink: Array) -> None:
+    """Draw values as a line; a waveform, whose line would fill its area, in the colour of each column."""
     left, top, right, bottom = box
     low, high = float(values.min()), float(values.max())
     span = (high - low) or 1.0
@@ -189,7 +191,8 @@ def _line(plot: AxisPlot, values: Array, box: tuple[int, int, int, int]) -> None
         place = np.minimum((x - left).astype(int), right - left - 1)
         for column in range(right - left):
             inside = y[place == column]
-            plot.draw.line((left + column, inside.min(), left + column, inside.max()), fill=INK)
+            red, green, blue = (int(c) for c in ink[column])
+            plot.draw.line((left + column, inside.min(), left + column, inside.max()), fill=(red, green, blue))
         return
     points = list(zip(x.tolist(), y.tolist(), strict=True))
     plot.draw.line(points, fill=INK, width=1)
