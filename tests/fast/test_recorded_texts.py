@@ -106,15 +106,15 @@ def test_texts_are_recorded_whatever_their_padding(
 def test_texts_of_many_lengths_are_recorded_later(graphs: list[Replay]) -> None:  # noqa: F811
     model = nn.Linear(1, 1)
 
-    def run(key: int) -> int:
-        given = [torch.zeros(1)]
+    def run(length: int) -> int:
+        given = [torch.zeros(1 + length)]
         for _ in range(3):
-            recordings.run(model, key, given, lambda inputs: ([inputs[0]], None), lambda *_: (True, None))
+            recordings.run(model, "pass", given, lambda inputs: ([inputs[0]], None), lambda *_: (True, None))
         return len(graphs)
 
-    few = [run(key) for key in range(recordings.MANY_PASSES)]
-    assert few == list(range(1, recordings.MANY_PASSES + 1))
-    many = recordings.MANY_PASSES
+    few = [run(length) for length in range(recordings.MANY_SHAPES)]
+    assert few == list(range(1, recordings.MANY_SHAPES + 1))
+    many = recordings.MANY_SHAPES
     assert [run(many), run(many), run(many + 1)] == [many, many + 1, many + 1]
 
 

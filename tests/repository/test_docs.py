@@ -101,6 +101,15 @@ def test_readme_results_agree_with_the_measurements():
     assert len(rows) == 13
 
 
+def test_class_discrimination_counts_agree_with_the_measurements():
+    scenes = json.loads((ROOT / "studies" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
+    (pairs,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
+    specific = {name for name in pairs if METHODS[name.partition(":")[0]].class_specific} - {"inverted"}
+    above = [name for name in specific if pairs[name]["wins"][1] > 0.5]
+    text = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
+    assert text.count(f"{len(above)} of {len(specific)} class-specific rows") == 2
+
+
 def test_readme_speed_agrees_with_the_measurements():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     found = json.loads((ROOT / "benchmarks" / "results" / "speed-h200.json").read_text(encoding="utf-8"))["results"]
@@ -109,3 +118,10 @@ def test_readme_speed_agrees_with_the_measurements():
     gradtoken = [f"{rows[batch]['gradtoken']['over_forward']:.2f}" for batch in (8, 64)]
     assert f"relative to one F + B | {six[0]} | {six[1]} |" in text
     assert f"relative to one F | {gradtoken[0]} | {gradtoken[1]} |" in text
+    confirmed = json.loads((ROOT / "benchmarks" / "results" / "latency-confirmed-h200.json").read_text("utf-8"))
+    (rows,) = (one["rows"] for one in confirmed["results"])
+    fast = [m.name for m in METHODS.values() if m.family in ("attention", "gradient") and m.takes == "trace"]
+    for suffix, words in (("", "0.63 to 0.91 × F + B"), (", unchanged", "0.37 to 0.65 ×")):
+        ratios = [rows[name + suffix]["over_forward_backward"] for name in fast if name + suffix in rows]
+        assert words.startswith(f"{min(ratios):.2f} to {max(ratios):.2f} ×")
+        assert words in text

@@ -116,7 +116,8 @@ class ModelStructure:
             return False
         if self.owners is not None and other.owners is not None and not self.owners.equal(other.owners.to(self.owners)):
             return False
-        return replace(self, checks=(), notes=()) == replace(other, checks=(), notes=())
+        verdicts, other_verdicts = ([(c.name, c.passed) for c in one.checks] for one in (self, other))
+        return verdicts == other_verdicts and replace(self, checks=()) == replace(other, checks=())
 
     @property
     def pooled(self) -> bool:

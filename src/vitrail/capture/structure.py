@@ -80,7 +80,7 @@ def read_structure(
             return known
         measured = _measure(model, model_inputs, layout, target)
         if known is not None and known.same_facts(measured):
-            measured.programs.update(known.programs)
+            measured = known  # which has the programs it holds for, and passes that were recorded with it
         keep_kind(model, model_inputs.reading)
         measured.programs[ANY_PROGRAM] = fast.current_call()
         fast.remember(model, "structure", measured, key)

@@ -45,9 +45,9 @@ Confirm = Callable[[list[Tensor], Any], tuple[Tensor | bool, Any]]
 MOST_RECORDINGS, MOST_KNOWN = 32, 128
 #: A pass is recorded in its second run; one whose recording was dropped for lack of memory, after more runs.
 RUNS_AFTER_DROPPED, NOT_RECORDABLE = 16, 2**62
-#: A model with this many passes has inputs of many shapes, such as texts: others are recorded after a few more runs, as
-#: a recording takes longer than a pass and may never be replayed.
-MANY_PASSES, RUNS_BEFORE_RECORDING = 16, 4
+#: With inputs of this many shapes, such as texts, passes are recorded after a few more runs: a recording takes longer
+#: than a pass and may never be replayed.
+MANY_SHAPES, RUNS_BEFORE_RECORDING = 16, 4
 #: A pass whose recording was out of date this often belongs to a model that changes: it is not recorded again.
 MOST_OUT_OF_DATE = 3
 #: Share of a device's memory that all recordings may hold.
@@ -104,6 +104,10 @@ class _Passes(OrderedDict[Hashable, _Recording[Any] | int]):
     def __init__(self) -> None:
         super().__init__()
         self.noted: dict[Hashable, Any] = {}
+
+    def shapes(self) -> int:
+        """Number of different shapes of inputs."""
+        return len({key[1:] for key in self if isinstance(key, tuple)})
 
 
 _passes: WeakKeyDictionary[nn.Module, _Passes] = WeakKeyDictionary()
@@ -260,7 +264,7 @@ def _run(
             log_reason("the pass draws random numbers")
         noted = confirm(result[0], None)[1] if deterministic else None
         with _lock:
-            runs = RUNS_BEFORE_RECORDING if len(passes) >= MANY_PASSES else 0
+            runs = RUNS_BEFORE_RECORDING if passes.shapes() >= MANY_SHAPES else 0
             passes[key], passes.noted[key] = (runs if deterministic else NOT_RECORDABLE), noted
             while len(passes) > MOST_KNOWN:
                 passes.noted.pop(passes.popitem(last=False)[0], None)
