@@ -357,7 +357,8 @@ def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> dict[str, int]:
     found: dict[str, int] = {}
     for axis in axes:
         stated = [getattr(config, name, None) for name in _STATED.get(axis, ())]
-        found |= {axis: size for size in reversed(stated) if isinstance(size, int)}
+        size = next((one for one in stated if isinstance(one, int)), None)
+        found |= {} if size is None else {axis: size}
     return found
 
 
