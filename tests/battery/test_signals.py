@@ -230,7 +230,7 @@ def test_tokens_of_a_waveform_lie_where_their_convolutions_read(family):
     assert e.maps.shape == (1, 1, 1600)
     # Token i reads the samples 20 i to 20 i + 45 of the two convolutions: it is centred at 20 i + 22.
     assert layout.area.size == (78 * 20,)
-    assert abs(layout.area.start[0] + 10 - 22.5) <= 6
+    assert abs(layout.area.start[0] + 10 - 22.5) < 10  # half of the distance of two tokens
 
 
 def test_patches_that_overlap_are_placed_by_their_centres():

@@ -22,6 +22,12 @@ from vitrail.capture.verify import direction, gradients
 
 #: Tokens whose centres are measured, beside the first and the last ones.
 SAMPLES = 40
+#: The same along one axis, where a line through the centres is all that is needed.
+LINE_SAMPLES = 14
+#: Groups of tokens that are measured together, by two backward passes each.
+GROUPS = 6
+#: How near a ratio of gradients must be to the weight of a token.
+CLEAR = 0.25
 #: Most tokens in front of the patches, and behind them.
 ENDS = (8, 2)
 #: Largest distance of a centre from its place on the grid, as a share of the distance of two patches.
@@ -42,36 +48,61 @@ def layout_by_centres(V: Tensor, leaf: Tensor, axes: SignalAxes) -> Layout | Non
     """
     n, size = V.shape[-2], axes.size(leaf)
     each = (V * direction(V[:, :, :1])).sum((0, 1, 3))
-    index = sorted({*range(min(n, ENDS[0] + 1)), *range(max(0, n - ENDS[1] - 1), n), *_spread(n)})
-    energies = [_energy(each[i], leaf, axes) for i in index]
-    if any(energy is None for energy in energies):
+    line = len(size) == 1
+    first, samples = (3, LINE_SAMPLES) if line else (ENDS[0] + 1, SAMPLES)
+    index = sorted({*range(min(n, first)), *range(max(0, n - ENDS[1] - 1), n), *_spread(n, samples)})
+    # Waveforms are often normalised as a whole, so that tokens are measured one by one.
+    groups = len(index) if line else GROUPS
+    found = [_energies(each, index[start::groups], leaf, axes) for start in range(min(groups, len(index)))]
+    if any(group is None for group in found):
         return None
-    totals = np.array([float(energy.sum()) for energy in energies if energy is not None])
+    by_token = {token: energy for group in found if group is not None for token, energy in group.items()}
+    energies = [by_token[token] for token in index]
+    totals = np.array([float(energy.sum()) for energy in energies])
     if not totals.max() > 0:
         return None
     patches = totals > 1e-12 * totals.max()
     known = [i for i, one in zip(index, patches, strict=True) if one]
     width = [max(1, round(length / n ** (1 / len(size)))) for length in size]
-    there = [energy for energy, one in zip(energies, patches, strict=True) if one and energy is not None]
+    there = [energy for energy, one in zip(energies, patches, strict=True) if one]
     centres = np.array([_centre(energy, width) for energy in there])
     best: tuple[float, Layout] | None = None
     for prefix, suffix, grid, order in _hypotheses(n, known[0], n - 1 - known[-1], size):
-        found = _fit(np.array(known), centres, prefix, grid, order)
-        if found is not None and (best is None or found[0] < 0.5 * best[0]):
-            best = found[0], _layout(prefix, suffix, grid, order, found[1], size)
+        fit = _fit(np.array(known), centres, prefix, grid, order)
+        if fit is not None and (best is None or fit[0] < 0.5 * best[0]):
+            best = fit[0], _layout(prefix, suffix, grid, order, fit[1], size)
     return None if best is None else best[1]
 
 
-def _spread(n: int) -> list[int]:
+def _spread(n: int, count: int) -> list[int]:
     """Tokens all over the input, the same each time."""
-    drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:SAMPLES]
+    drawn = torch.randperm(n, generator=torch.Generator().manual_seed(0))[:count]
     return [int(i) for i in drawn]
 
 
-def _energy(token: Tensor, leaf: Tensor, axes: SignalAxes) -> Tensor | None:
-    """Squared gradient of one token at each entry of the input, in the shape of a map."""
-    (gradient,) = gradients(token, [leaf])
-    return None if gradient is None else axes.canvas(gradient.double().square()).sum(1)[0].cpu()
+def _energies(each: Tensor, tokens: list[int], leaf: Tensor, axes: SignalAxes) -> dict[int, Tensor] | None:
+    """Squared gradient of some tokens at each entry of the input, in the shape of a map, by two backward passes.
+
+    The tokens are far apart. Their sum is differentiated, and their sum with weights 1, 2, 3 …: where one token
+    dominates, the ratio of the two gradients is its weight. Entries without such a token count for none.
+    """
+    place = torch.tensor(tokens, device=each.device)
+    weights = torch.arange(1, len(tokens) + 1, device=each.device, dtype=each.dtype)
+    rows = []
+    for weight in (torch.ones_like(weights), weights):
+        (gradient,) = gradients((each[place] * weight).sum(), [leaf])
+        if gradient is None:
+            return None
+        rows.append(axes.canvas(gradient.double())[0].cpu())
+        if len(tokens) == 1:
+            return {tokens[0]: rows[0].square().sum(0)}
+    energy = rows[0].square().sum(0)
+    ratio = (rows[0] * rows[1]).sum(0) / energy.clamp_min(1e-300)
+    owner = ratio.round()
+    clear = (ratio - owner).abs() < CLEAR
+    return {
+        token: torch.where(clear & (owner == i), energy, torch.zeros_like(energy)) for i, token in enumerate(tokens, 1)
+    }
 
 
 def _centre(energy: Tensor, width: list[int]) -> list[float]:
@@ -170,6 +201,11 @@ def _robust_line(place: Array, centre: Array) -> tuple[float, float]:
     return slope, start
 
 
+def _stride(pitch: float) -> float:
+    """The distance of patches; strides of convolutions are whole numbers."""
+    return round(pitch) if abs(pitch - round(pitch)) < 0.1 else pitch
+
+
 def _layout(
     prefix: int,
     suffix: int,
@@ -185,7 +221,7 @@ def _layout(
     for (first, pitch), count, length in zip(lines, grid, size, strict=True):
         whole = count == 1
         start.append(0 if whole else round(first + 0.5 - pitch / 2))
-        extent.append(length if whole else max(1, round(pitch * count)))
+        extent.append(length if whole else max(1, round(_stride(pitch) * count)))
     area = Area(tuple(start), tuple(extent))
     covers = area == Area((0,) * len(size), size)
     return Layout(prefix, grid, None, suffix, None if regular else table, None if covers else area)

@@ -88,7 +88,7 @@ def explain(
     address: AddressOption = None,
     imports: ImportOption = None,
 ) -> None:
-    """Explain images, videos, sound, a folder of images, or texts.
+    """Explain images, videos, sound, folders or texts.
 
     Writes overlays, maps and a manifest for each image and method, and a figure that compares the methods.
 
