@@ -242,8 +242,9 @@ def test_key_depends_on_weights_images_and_settings_and_not_on_paths(tmp_path):
         plan.key(["v"], ids),
         plan.key(["w"], [ids[0], ids[1][:0]]),
         plan.model_copy(update={"seed": 1}).key(["w"], ids),
+        plan.model_copy(update={"models": (plan.models[0].model_copy(update={"scores": "sigmoid"}),)}).key(["w"], ids),
     ]
-    assert len({key, *others}) == 4
+    assert len({key, *others}) == 5
 
 
 def test_images_are_spread_evenly_or_drawn_at_random_with_a_seed():

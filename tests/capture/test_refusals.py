@@ -199,3 +199,38 @@ def test_other_images_of_a_text_are_refused():
         assert find(name)[1].reason_against("text")
         with pytest.raises(NotApplicableError, match="text"):
             vitrail.explain(model, given, name, target=1)
+
+
+def test_a_clip_model_without_texts_says_what_it_also_takes():
+    transformers = pytest.importorskip("transformers")
+    width = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = transformers.CLIPConfig(
+        text_config=width | {"vocab_size": 20}, vision_config=width | {"image_size": 32, "patch_size": 16}
+    )
+    with pytest.raises(ModelError, match=r"passed as input_ids.* also takes pixel_values") as caught:
+        vitrail.explain(transformers.CLIPModel(config).eval(), torch.zeros(1, 3, 32, 32), "rollout", target=0)
+    assert "pixels" not in str(caught.value).replace("pixel_values", "")
+
+
+def test_an_encoder_and_a_decoder_of_two_lengths_are_named_as_such():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=20, decoder_start_token_id=0
+    )
+    model = transformers.T5ForConditionalGeneration(config).eval()
+    words = {"input_ids": torch.randint(2, 20, (1, 6)), "decoder_input_ids": torch.randint(2, 20, (1, 3))}
+    with pytest.raises(NotApplicableError, match="a decoder and an encoder") as caught:
+        vitrail.explain(model, words, "rollout", target=lambda o: o.logits[:, -1, 3])
+    advised = str(caught.value).rpartition("use ")[2].removesuffix(" instead").split(", ")
+    assert "gradient_x_input" in advised
+    for method in advised:  # what is advised works
+        quick = {name: dict(vitrail.methods()[name].quick) for name in [method]}
+        assert vitrail.explain(model, words, methods=quick, target=lambda o: o.logits[:, -1, 3])
+
+
+def test_relevance_of_whole_numbers_names_the_input():
+    from vitrail.models.plain_vit import PlainViT
+
+    with pytest.raises(vitrail.errors.VitrailError) as caught:
+        vitrail.explain(PlainViT().eval(), torch.randn(1, 3, 32, 32), "attnlrp", target=lambda o: o.detach()[:, 1])
+    assert "does not depend on its input" not in str(caught.value)

@@ -176,6 +176,19 @@ def test_doctor_prints_structure_and_versions():
     assert torch.__version__ in done.stdout
 
 
+def test_doctor_takes_what_the_user_states():
+    done = vitrail("doctor", "--model", "cifar10", "--role", "[0]=image", "--of", "[0]", "--scores", "sigmoid")
+    assert done.returncode == 0, done.stderr
+    lines = " ".join(done.stdout.split())
+    assert "image (batch, channels, height, width), one of each example; known by its argument" in lines
+    assert "scores of single classes over axis 1" in lines
+    assert "sigmoid (given by scores=)" in lines
+    for option, message in (("--role=foo", "NAME=ROLE"), ("--of=foo", "it has [0]"), ("--output=2", "output=2 is not")):
+        failed = vitrail("doctor", option)
+        assert failed.returncode != 0
+        assert message in failed.stderr
+
+
 @pytest.mark.slow
 def test_check_prints_sentences_and_writes_numbers(tmp_path):
     image = tmp_path / "scene.png"

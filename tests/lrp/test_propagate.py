@@ -450,3 +450,46 @@ def test_a_scalar_without_axes_is_a_constant(method, change, fixed):
     assert torch.allclose(*maps, rtol=1e-10)
     model.blocks[1].mlp = Scaled(mlp, lambda y: y - y.mean())  # a statistic of the batch
     assert torch.isfinite(vitrail.explain(model, images, method, target=1).grid).all()
+
+
+class SigmoidHead(nn.Module):
+    """A classifier that ends in a sigmoid, as heads of several labels and of box coordinates do."""
+
+    def __init__(self, vit: nn.Module) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.vit(images).sigmoid()
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "attnlrp:released", "transformer_attribution", "lrp", "abslrp"])
+def test_a_sigmoid_at_the_end_passes_relevance(method):
+    torch.manual_seed(0)
+    vit, images = PlainViT().eval(), torch.randn(2, 3, 32, 32)
+    expected = vitrail.explain(vit, images, method, target=2, scores="sigmoid")
+    assert float(expected.grid.abs().max()) > 0
+    with pytest.warns(vitrail.errors.GuessWarning, match="sigmoids of single classes"):
+        found = vitrail.explain(SigmoidHead(vit), images, method, target=2)
+    torch.testing.assert_close(found.grid, expected.grid, rtol=1e-3, atol=1e-3 * float(expected.grid.abs().max()))
+
+
+class Gated(PlainViT):
+    """The result of the embedding times a gate, written as a product or as one function."""
+
+    written = True
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        x = x * x.unsqueeze(-1).sigmoid().squeeze(-1) if self.written else F.silu(x)
+        x = torch.cat([self.prefix.expand(len(x), -1, -1), x], 1) + self.position
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+def test_a_gate_is_a_constant_factor():
+    torch.manual_seed(0)
+    model, images = Gated().eval(), torch.randn(2, 3, 32, 32)
+    found = vitrail.explain(model, images, "attnlrp", target=1)
+    model.written = False
+    expected = vitrail.explain(model, images, "attnlrp", target=1)
+    torch.testing.assert_close(found.grid, expected.grid, rtol=1e-3, atol=1e-4)

@@ -12,6 +12,7 @@ from tests.replicas import (
     attcat,
     bi_attn,
     cdam,
+    grad_eclip,
     grad_rollout,
     gradcam_features,
     gradsam,
@@ -36,6 +37,9 @@ CASES_A: dict[str, Callable[[Pass, Tensor], Tensor]] = {
     "gradcam_features:eigen=true,block=2+3,score=prob": lambda p, c: gradcam_features.replica(
         p, c, score="prob", blocks=(2, 3), eigen=True
     ),
+    "grad_eclip": grad_eclip.replica,
+    "grad_eclip:similarity=false": lambda p, c: grad_eclip.replica(p, c, similarity=False),
+    "grad_eclip:blocks=3,score=prob": lambda p, c: grad_eclip.replica(p, c, blocks=3, score="prob"),
     "grad_rollout": grad_rollout.replica,
     "grad_rollout:discard=0.5": lambda p, c: grad_rollout.replica(p, c, discard=0.5),
     "grad_rollout:discard=0": lambda p, c: grad_rollout.replica(p, c, discard=0.0),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tests.replicas import gradient_lrp, iia, leadlight, lrp, occlusion, rise, scorecam, shapley, tis, vit_cx
+from tests.replicas import atman, gradient_lrp, iia, leadlight, lrp, occlusion, rise, scorecam, shapley, tis, vit_cx
 from tests.replicas.vit import Classes, Pass
 
 CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
@@ -28,6 +28,9 @@ CASES_B: dict[str, Callable[[Pass, Classes], Tensor]] = {
     "abslrp": gradient_lrp.abslrp,
     "occlusion": occlusion.replica,
     "occlusion:window=2": lambda p, c: occlusion.replica(p, c, window=2),
+    "atman": atman.replica,
+    "atman:factor=0.5,score=prob": lambda p, c: atman.replica(p, c, factor=0.5, score="prob"),
+    "atman:similarity=0.3": lambda p, c: atman.replica(p, c, similarity=0.3),
     "rise:masks=20": lambda p, c: rise.replica(p, c, masks=20),
     "shapley:cell=2": shapley.replica,
     "shapley:cell=2,removal=fill": lambda p, c: shapley.replica(p, c, removal="fill"),

@@ -125,3 +125,20 @@ def test_readme_speed_agrees_with_the_measurements():
         ratios = [rows[name + suffix]["over_forward_backward"] for name in fast if name + suffix in rows]
         assert words.startswith(f"{min(ratios):.2f} to {max(ratios):.2f} ×")
         assert words in text
+
+
+def test_costs_of_method_pages_agree_with_the_measurements():
+    """Ratios to bare passes at batch 64 in float32."""
+    folder = ROOT / "benchmarks" / "results"
+
+    def rows(name: str) -> dict[str, dict[str, float]]:
+        found = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))["results"]
+        return next(one["rows"] for one in found if (one["batch"], one["dtype"]) == (64, "torch.float32"))
+
+    speed, relevance = rows("speed-h200"), rows("relevance-h200")
+    ratios = [(n, speed[n]["over_forward"]) for n in ("raw_attention", "rollout", "gradcam", "gradtoken")]
+    names = ("transformer_mm", "vtranm", "lrp", "attnlrp", "transformer_attribution", "conservative_lrp")
+    ratios += [(name, relevance[name]["over_forward_backward"]) for name in names]
+    for name, ratio in ratios:
+        text = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        assert f"Cost: {ratio:.2f} × a bare forward" in text, name

@@ -185,3 +185,65 @@ def test_explanations_display_themselves_in_notebooks():
     assert page.count("data:image/png") == 6 * 3
     assert "and 2 more" in page
     assert "gradsam" in found["gradsam"]._repr_html_()
+
+
+class Several(nn.Module):
+    """A classifier with a second input and a second output."""
+
+    def __init__(self, vit: nn.Module) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, image, scale):
+        logits = self.vit(image)
+        return {"aux": logits.detach().flip(1), "logits": logits * scale}
+
+
+@pytest.mark.parametrize("removal", ["tokens", "blur"])
+def test_a_call_with_several_tensors_has_the_checks_of_the_plain_call(removal):
+    vit, images = tiny_vit().eval(), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    names = ["rollout", "transformer_mm"]
+    settings = {"budget": SHORT, "removal": removal, "tests": ("removal", "class", "noise")}
+    plain = vitrail.explain(vit, images, methods=names, target=2).check(1, **settings)
+    call = {"image": images, "scale": torch.tensor([[9.0], [1.0]])}
+    found = vitrail.explain(Several(vit).eval(), call, methods=names, target=2, output="logits").check(1, **settings)
+    for name in names:
+        one, other = plain[name], found[name]
+        assert one.removal == other.removal == removal
+        assert other.p_value == one.p_value
+        assert other.removed == pytest.approx(one.removed, abs=1e-6)
+        assert other.class_similarity == pytest.approx(one.class_similarity, abs=1e-4)
+        assert other.noise_similarity == pytest.approx(one.noise_similarity, abs=1e-4)
+    first = vitrail.explain(Several(vit).eval(), call, "rollout", target=2, output="logits").check(0, **settings)
+    assert first.probability != pytest.approx(plain["rollout"].probability, abs=1e-3)  # its own scale was used
+
+
+def test_target_functions_of_the_whole_batch_cannot_be_checked():
+    labels = torch.tensor([[1], [2]])
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    found = vitrail.explain(tiny_vit().eval(), images, "rollout", target=lambda o: o.gather(1, labels))
+    with pytest.raises(InputError, match="copies of one image"):
+        found.check(1, budget=SHORT)
+
+
+class Sorted(nn.Module):
+    """A ViT whose patches are sorted by the image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from vitrail.models.plain_vit import PlainViT
+
+        self.vit = PlainViT()
+
+    def forward(self, images):
+        v = self.vit
+        x = v.embed(images).flatten(2).transpose(1, 2) + v.position[:, 1:]
+        x = x.gather(1, x.mean(-1).argsort(1)[..., None].expand_as(x))
+        return v.head(v.norm(v.blocks(torch.cat([v.prefix.expand(len(x), -1, -1) + v.position[:, :1], x], 1)))[:, 0])
+
+
+def test_tokens_in_an_order_of_the_image_are_not_dropped():
+    torch.manual_seed(0)
+    images = torch.randn(1, 3, 32, 32)
+    removal = PatchRemoval(vitrail.LoadedModel(Sorted().eval()), images, (4, 4))
+    assert removal.by == "blur"

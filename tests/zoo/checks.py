@@ -13,12 +13,13 @@ import warnings
 from collections import Counter
 
 import vitrail
-from tests.zoo import images, own_models, pairs, sequences, texts, timm_images
+from tests.zoo import encoder_decoders, generative, heads, images, own_models, pairs, sequences, texts, timm_images
 from tests.zoo.entry import Entry, Subject
 from tests.zoo.known_answers import TESTS
 from vitrail.errors import GuessWarning, MapWarning, VitrailError
 
-ENTRIES = [entry for group in (images, timm_images, texts, pairs, sequences, own_models) for entry in group.ENTRIES]
+GROUPS = (images, timm_images, texts, pairs, sequences, generative, heads, own_models, encoder_decoders)
+ENTRIES = [entry for group in GROUPS for entry in group.ENTRIES]
 
 
 def run_check(entry: Entry, subject: Subject, check: str, pending: bool = False) -> None:

@@ -53,6 +53,7 @@ class Entry:
         warned: A pattern of the warning that must be given, "" for none.
         pending: Checks that fail at present, or ``check:method`` of single methods, each with the reason.
         slow: Whether the model is left to the slow tests.
+        target: Kind of target in the table of the documentation.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Entry:
     warned: str = ""
     pending: Mapping[str, str] = field(default_factory=dict)
     slow: bool = True
+    target: str = "class"
 
     @property
     def checks(self) -> tuple[str, ...]:

@@ -204,6 +204,21 @@ def cut_future(subject: Subject, methods: Sequence[str]) -> None:
         assert not full[method][:, INNER + 1 :].any(), f"{method}: relevance of tokens after the target"
 
 
+def change_future(subject: Subject, methods: Sequence[str]) -> None:
+    """An output at an inner token of a causal model has zero relevance of later tokens, whatever these are."""
+    ids = subject.inputs["input_ids"]
+    other = ids.clone()
+    other[:, INNER + 1 :] = ids[:, INNER + 1 :].flip(1)
+    changed = {**subject.inputs, "input_ids": other}
+    assert not torch.equal(other, ids)
+    assert_same_scores(subject, subject.inputs, changed)
+    before, after = maps(subject, methods), maps(subject, methods, changed)
+    for method in methods:
+        assert_close(after[method], before[method], method)
+        assert not before[method][:, INNER + 1 :].any(), f"{method}: relevance of tokens after the target"
+        assert before[method][:, : INNER + 1].any(), f"{method}: no relevance of tokens up to the target"
+
+
 def permute_examples(subject: Subject, methods: Sequence[str]) -> None:
     """The examples in another order have the same maps in that order, and each alone has its own."""
     count = next(len(v) for n, v in as_dict(subject.inputs).items() if n not in subject.shared)
@@ -311,6 +326,7 @@ def same_as_twin(subject: Subject, methods: Sequence[str]) -> None:
 
 TESTS: dict[str, Callable[[Subject, Sequence[str]], None]] = {
     "swap_patches": swap_patches, "swap_words": swap_words, "padding": padding, "cut_future": cut_future,
+    "change_future": change_future,
     "permute_examples": permute_examples, "plant_patch": plant_patch,
     "decisive_patch": decisive_patch, "ignored_patch": ignored_patch, "roll_image": roll_image,
     "same_as_twin": same_as_twin,

@@ -61,30 +61,64 @@ def match(output: Any) -> Tensor:
     return output.itm_score[:, 1]
 
 
-CHAIN = ("rollout", "transformer_mm", "gradient_x_input", "occlusion")
+CHAIN = ("rollout", "transformer_mm", "attnlrp", "abslrp", "gradient_x_input", "occlusion")
+#: With the methods made for such models.
+PROMPTED = (*CHAIN, "grad_eclip", "legrad", "atman")
 INPUTS = ("gradient_x_input", "occlusion")
+#: What the text encoder is explained by, given together with images.
+TEXT_SIDE = ("rollout", "transformer_mm", "grad_eclip", "legrad", "atman")
+
+
+def text_side(texts: int = 3) -> Subject:
+    """The texts of CLIP for the first image, beside its text encoder alone with that image's embedding."""
+    import transformers
+
+    subject = contrastive("CLIPModel", "CLIPConfig", texts, projection_dim=16)
+    model, given = subject.model, subject.inputs
+    with torch.no_grad():
+        image = model.get_image_features(pixel_values=given["pixel_values"][:1])
+    image = getattr(image, "pooler_output", image)
+    image = image / image.norm(dim=-1, keepdim=True)
+    config = transformers.CLIPTextConfig(**TEXT, projection_dim=16)
+    alone = transformers.CLIPTextModelWithProjection(config).double().eval()
+    weights = {name: value for name, value in model.state_dict().items() if name.startswith("text_")}
+    alone.load_state_dict(weights)
+
+    def similar(output: Any) -> Tensor:
+        unit = output.text_embeds / output.text_embeds.norm(dim=-1, keepdim=True)
+        return (unit @ image.T)[:, 0] * model.logit_scale.exp().detach()
+
+    words_given = {name: given[name] for name in ("input_ids", "attention_mask")}
+    twin = Subject(alone, words_given, similar)
+    return Subject(
+        model, given, lambda output: output.logits_per_text[:, 0], ("pixel_values",), twin=twin,
+        options={"of": "input_ids"},
+    )  # fmt: skip
+
+
 ENTRIES = [
+    Entry("hf:CLIPModel, text", text_side, ("same_as_twin",), TEXT_SIDE, slow=False, target="image"),
     Entry("hf:CLIPModel", partial(contrastive, "CLIPModel", "CLIPConfig", projection_dim=16), ("permute_examples",),
-          CHAIN, slow=False),
+          PROMPTED, slow=False, target="prompt"),
     Entry("hf:CLIPModel, three texts", partial(contrastive, "CLIPModel", "CLIPConfig", 3, projection_dim=16),
-          ("permute_examples",), CHAIN),
-    Entry("hf:SiglipModel", partial(contrastive, "SiglipModel", "SiglipConfig"), ("permute_examples",), CHAIN,
-          slow=False),
+          ("permute_examples",), CHAIN, target="prompt"),
+    Entry("hf:SiglipModel", partial(contrastive, "SiglipModel", "SiglipConfig"), ("permute_examples",), PROMPTED,
+          slow=False, target="prompt"),
     Entry("hf:ChineseCLIPModel", partial(contrastive, "ChineseCLIPModel", "ChineseCLIPConfig", projection_dim=16),
-          ("permute_examples",), CHAIN),
+          ("permute_examples",), CHAIN, target="prompt"),
     Entry("hf:AltCLIPModel",
           partial(contrastive, "AltCLIPModel", "AltCLIPConfig", projection_dim=16,
                   text_config=TEXT | {"project_dim": 16, "pad_token_id": 1}),
-          ("permute_examples",), CHAIN),
+          ("permute_examples",), PROMPTED, target="prompt"),
     Entry("hf:BlipModel", partial(contrastive, "BlipModel", "BlipConfig", projection_dim=16), ("permute_examples",),
-          CHAIN),
+          PROMPTED, target="prompt"),
     Entry("hf:MetaClip2Model", partial(contrastive, "MetaClip2Model", "MetaClip2Config", projection_dim=16),
-          ("permute_examples",), CHAIN),
+          ("permute_examples",), CHAIN, target="prompt"),
     Entry("hf:ViltForQuestionAnswering",
           partial(paired, "ViltForQuestionAnswering", "ViltConfig", **VISION, num_labels=5, vocab_size=60,
-                  max_position_embeddings=32), ("permute_examples",), INPUTS,
-          pending={"permute_examples": "patches are drawn in a random order; methods on pixels are refused for it"}),
+                  max_position_embeddings=32), ("permute_examples", "swap_patches"), INPUTS,
+          {"rollout": "the order of the patches differed"}),
     Entry("hf:BlipForImageTextRetrieval",
           partial(paired, "BlipForImageTextRetrieval", "BlipConfig", match, vision_config=VISION, text_config=TEXT,
-                  image_text_hidden_size=16), ("permute_examples",), INPUTS),
+                  image_text_hidden_size=16), ("permute_examples",), INPUTS, target="match"),
 ]  # fmt: skip

@@ -192,7 +192,7 @@ def test_decoders_read_the_last_token_of_each_text(name):
     assert explain(made, batch, "raw_attention").any()
 
 
-def test_an_encoder_and_a_decoder_are_not_chained():
+def test_an_encoder_and_a_decoder_are_no_single_chain():
     model = build("BartForSequenceClassification", "BartConfig", d_model=32, encoder_layers=2, decoder_layers=2,
                   encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=48, decoder_ffn_dim=48,
                   vocab_size=60, num_labels=3, pad_token_id=1, eos_token_id=2)  # fmt: skip
@@ -201,8 +201,9 @@ def test_an_encoder_and_a_decoder_are_not_chained():
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessWarning)
-        with pytest.raises(NotApplicableError, match=r"side by side|changes its number"):
-            explain(model, inputs, "rollout")
+        assert explain(model, inputs, "rollout").any()
+        with pytest.raises(NotApplicableError, match=r"several streams of tokens.*use .*transformer_mm"):
+            explain(model, inputs, "gradsam")
 
 
 # -- named refusals ---------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from vitrail.bench.protocols import PROTOCOLS, needs_objects
 from vitrail.bench.text_chunk import TextChunkRunner
 from vitrail.capture.attention_storage import some_weight
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.score_function import class_probabilities
 from vitrail.errors import OutputError, TargetError, WeightsError
 from vitrail.scores.presets import find_presets
 
@@ -240,7 +241,8 @@ class _ChunkRunner:
                 outputs = [class_logits(module, module(images[i : i + size])) for i in range(0, len(images), size)]
             if outputs[0] is None:
                 raise TargetError(f"{self.model.loaded.name} returns no class scores: it cannot be scored")
-            return torch.cat([o for o in outputs if o is not None]).float().softmax(1).cpu()
+            logits = torch.cat([o for o in outputs if o is not None])
+            return class_probabilities(module, logits, self.model.loaded.scores).cpu()
 
         return shrink_batch_to_fit(self.context, forward).clone()
 

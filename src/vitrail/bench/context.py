@@ -194,6 +194,7 @@ class BenchContext:
                 loaded = load(spec.name, pretrained=False)
         else:
             loaded = load(spec.name, spec.weights)
+        loaded = replace(loaded, scores=spec.scores)
         self._convert(loaded, spec)
         weights_hash, loaded = hash_weights(loaded.module), self._to_device(loaded, spec)
         preprocess = loaded.preprocess
@@ -214,6 +215,7 @@ class BenchContext:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.plan.seed)
             loaded = load(name, pretrained=spec.weights != "random")
+        loaded = replace(loaded, scores=spec.scores)
         self._convert(loaded, spec)
         settings = TokenizerSettings(load_tokenizer(name), reduction="max", all_windows=False)
         tokenizer = str(settings.tokenizer.backend_tokenizer.to_str())

@@ -11,6 +11,7 @@ from torch import Tensor
 from vitrail.bench.batch import BenchProtocol, ScoreBatch, ScoresAndReasons
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.capture.outputs import class_logits
+from vitrail.capture.score_function import class_probabilities
 from vitrail.scores.infidelity import patch_effects, score_infidelity
 from vitrail.scores.monotonicity import score_monotonicity
 from vitrail.scores.road import Predict, score_road
@@ -23,13 +24,15 @@ PATCH = 16
 
 def _predictor(batch: ScoreBatch) -> Predict:
     """Class probabilities of images, at most a plan's batch at a time."""
-    module, context = batch.explainer.model.loaded.module, batch.explainer.context
+    loaded, context = batch.explainer.model.loaded, batch.explainer.context
+    module = loaded.module
 
     def predict(images: Tensor) -> Tensor:
         def forward(size: int) -> Tensor:
             with torch.inference_mode():
                 parts = [class_logits(module, module(images[i : i + size])) for i in range(0, len(images), size)]
-            return torch.cat([part for part in parts if part is not None]).float().softmax(1)
+            logits = torch.cat([part for part in parts if part is not None])
+            return class_probabilities(module, logits, loaded.scores)
 
         return shrink_batch_to_fit(context, forward)
 

@@ -40,6 +40,7 @@ from vitrail.bench.parts import (
     write_table,
 )
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
+from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import DataError, InputError, WeightsError, require
 from vitrail.inputs.targets import resolve_target
 from vitrail.methods import find
@@ -208,6 +209,7 @@ def explain_folder(
     weights: str | None = None,
     methods: Sequence[str] = (DEFAULT,),
     target: Any = None,
+    scores: str | None = None,
     chunk: int = 256,
     batch: int = 32,
     imports: Sequence[str] = (),
@@ -227,6 +229,7 @@ def explain_folder(
         methods: Method specs.
         target: As `vitrail.explain` takes it, the same for all images: None, "top3", a class, a group of classes such
             as "tabby|tiger cat", or a row of these.
+        scores: What turns the model's class scores into probabilities; by default what the model states.
         chunk: Images in one part.
         batch: Images in one forward pass.
         imports: Modules that register further methods.
@@ -245,7 +248,8 @@ def explain_folder(
     images = _list_images(root, recursive, out)
     import_modules(imports)
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
-    named = {"imports": list(imports)} if imports else {}
+    named: dict[str, Any] = {"imports": list(imports)} if imports else {}
+    named |= {} if scores is None else {"scores": OutputReading(scores=scores).scores}
     chosen = {
         "model": model, "weights": weights, "methods": specs, "target": _as_json(target), "batch": batch, **named,
     }  # fmt: skip
@@ -339,8 +343,9 @@ def _list_images(root: Path, recursive: bool, out: Path) -> list[str]:
 def open_folder_context(settings: str, device: str) -> BenchContext:
     """Open the model and methods of a folder as a plan whose data set is not used."""
     chosen = json.loads(settings)
+    model = ModelSpec(name=chosen["model"], weights=chosen["weights"], scores=chosen.get("scores"))
     plan = Plan(
-        name="folder", models=(ModelSpec(name=chosen["model"], weights=chosen["weights"]),),
+        name="folder", models=(model,),
         dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(chosen["methods"]), protocols=("complexity",),
         controls=False, batch=chosen["batch"], imports=tuple(chosen.get("imports", ())),
     )  # fmt: skip

@@ -59,6 +59,9 @@ class ModelSpec(BaseModel):
             tokenizer. Default: the library's own weights.
         label: Name in tables. Default: the name. Two models of the same name need labels.
         dtype: Precision the weights are converted to, in which maps are computed as well. Default: as they are.
+        scores: What turns the class scores into probabilities: "softmax", "sigmoid" for several labels an image, or
+            "identity" for a regression, which only protocols without probabilities can score. Default: what the model
+            states.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,6 +69,7 @@ class ModelSpec(BaseModel):
     weights: str | None = None
     label: str = ""
     dtype: Literal["bfloat16", "float16"] | None = None
+    scores: Literal["softmax", "sigmoid", "identity"] | None = None
 
     @property
     def title(self) -> str:
@@ -221,6 +225,9 @@ class Plan(BaseModel):
 
         content = self.model_dump(mode="json", exclude={"paper": True, "models": {"__all__": {"weights", "dtype"}}})
         content["name"] = former_name(self.name)
+        for model in content["models"]:
+            if model["scores"] is None:
+                del model["scores"]  # as before the key existed
         for data, names in zip(content["dataset"], ids, strict=True):
             del data["root"], data["draw"]  # the ids list the drawn images
             data["ids"] = hashlib.sha256("\0".join(names).encode()).hexdigest()

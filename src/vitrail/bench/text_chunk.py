@@ -16,6 +16,7 @@ from vitrail.bench.explainer import Reasons, error_line, map_seed, needs_seed
 from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
 from vitrail.bench.parts import EXPLAIN, ScoreRows
 from vitrail.bench.protocols import PROTOCOLS
+from vitrail.capture.score_function import class_probabilities
 from vitrail.data import Sample
 from vitrail.errors import DataError, OutputError
 from vitrail.pipeline.explain import explain
@@ -98,7 +99,7 @@ class TextChunkRunner:
         """Return the model's probabilities, shape (B, C)."""
         module, settings = self.model.loaded.module, self.model.settings
         logits = shrink_batch_to_fit(self.context, lambda size: predict_texts(texts, settings, module, size))
-        return logits.float().softmax(1).cpu()
+        return class_probabilities(module, logits, self.model.loaded.scores).cpu()
 
     def _word_scores(
         self, ids: Sequence[str], samples: Sequence[Sample], classes: Tensor

@@ -72,6 +72,7 @@ class Call:
         grid: Spatial size of the last convolution before it, or None.
         Z: Its output before the projection, shape (b, H, m, dh), in the graph; kept only on request.
         V: Its values, shape (b, H, n, dh), in the graph; kept only on request.
+        Q: Its queries, K its keys and O its logits, likewise; queries and keys where they were seen.
         beside: Whether the attention before it had not been added to the stream yet.
         product: Whether its queries and keys were seen: logits with other terms have no such pair.
         folded: Whether the heads were folded into the batch.
@@ -83,6 +84,9 @@ class Call:
     grid: tuple[int, int] | None
     Z: Tensor | None = None
     V: Tensor | None = None
+    Q: Tensor | None = None
+    K: Tensor | None = None
+    O: Tensor | None = None  # noqa: E741 - the papers' name for the logits of attention
     beside: bool = False
     product: bool = True
     folded: bool = False
@@ -115,6 +119,9 @@ class AttentionMode(TorchFunctionMode):
         tail: Replaces what leaves the last block: from the outputs of all blocks, which are in the graph, to it.
         heads_first: Whether a merged axis holds all inputs of the first head first.
         from_embedding: Start the graph at the embeddings of a text's tokens.
+        words: Of a text, the numbers of its tokens: the graph then starts at their embeddings alone, not at those of
+            positions or of other inputs.
+        cut_outputs: Make the result of each call a leaf of the graph, and keep its queries, keys and logits too.
         explicit: Make every attention explicit, also where nothing of it is kept, unless its matrices are large.
         program: Notes every function that the model calls, or None.
         values_of: Keep the values of this call as a node of the graph, in ``values``.
@@ -139,6 +146,8 @@ class AttentionMode(TorchFunctionMode):
         gap: GraphGap | None = None,
         masks: bool = True,
         results: bool = False,
+        words: Tensor | None = None,
+        cut_outputs: bool = False,
     ) -> None:
         super().__init__()
         self.calls: list[Call] = []
@@ -149,6 +158,8 @@ class AttentionMode(TorchFunctionMode):
         #: Convolutions after the first attention, and whether one before it reads overlapping patches.
         self.convolutions = 0
         self.overlapping = False
+        #: Whether features of the input are read at sampled points, as deformable attention does.
+        self.sampled = False
         #: The last function calls, where every attention is made explicit.
         self.recent_calls: deque[tuple[Tensor, Any, tuple[Any, ...]]] = deque(maxlen=256 if explicit else 0)
         self.program = program
@@ -166,6 +177,8 @@ class AttentionMode(TorchFunctionMode):
         self._keep_output = keep_output
         self._heads_first = heads_first
         self._from_embedding = from_embedding or "dX" in kept
+        self._words = words
+        self._cut_outputs = cut_outputs
         self._grid: tuple[int, int] | None = None
         self._edits = edits or {}
         matrices = NOWHERE.union(*(kept.get(kind, NOWHERE) for kind in ("A", "A_mean", "O", "dA")))
@@ -217,6 +230,8 @@ class AttentionMode(TorchFunctionMode):
 
     def _node(self, kind: str, index: int, tensor: Tensor) -> Tensor:
         """Make a tensor one whose gradient can be computed; the graph starts here if nothing before needed one."""
+        if kind == "dZ" and self._cut_outputs:
+            return tensor.detach().requires_grad_()
         if not self._wants(kind, index):
             return tensor
         node = tensor if tensor.requires_grad else tensor.detach().requires_grad_()
@@ -273,7 +288,10 @@ class AttentionMode(TorchFunctionMode):
         beside = self.stream is not None and self.stream.in_branch
         Z_graph, V_graph = Z if self._keep_output or self._results else None, V if self._keep_output else None
         allowed = None if mask is None or not self._track_masks else self._allowed(mask, shape[2:], mask is O)
-        self.calls.append(Call(block, shape, self._grid, Z_graph, V_graph, beside, Q is not None, folded, allowed))
+        pair = (Q, K, O) if self._cut_outputs else (None, None, None)
+        self.calls.append(
+            Call(block, shape, self._grid, Z_graph, V_graph, *pair, beside, Q is not None, folded, allowed)
+        )
         if index == self._values_of:
             self.values = V
         if self._gap is not None and index in (self._gap.after, self._gap.until):
@@ -505,11 +523,23 @@ class AttentionMode(TorchFunctionMode):
     def _embed(self, func: Any, *args: Any, **kwargs: Any) -> Tensor:
         """A text has no pixels for the graph to start at; the embeddings of its tokens serve."""
         result: Tensor = func(*args, **kwargs)
-        if self._from_embedding and not result.requires_grad:
+        if self._from_embedding and not result.requires_grad and self._starts_at(args[0]):
             result = result.detach().requires_grad_()
             self.embeddings.append((args[0], result))
             return result.clone()  # models add to it in place, which a leaf does not allow
         return result
+
+    def _starts_at(self, ids: Tensor) -> bool:
+        """Whether the graph starts at the embeddings of these tokens."""
+        words = self._words
+        if words is None or ids is words:
+            return True
+        if ids.numel() != words.numel() or ids.device != words.device:
+            return False
+        if ids.data_ptr() == words.data_ptr():
+            return True
+        same = ids if ids.shape == words.shape else ids.mT if ids.dim() == 2 and ids.mT.shape == words.shape else None
+        return same is not None and bool((same == words).all())
 
     def _convolve(self, func: Any, input: Tensor, weight: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
         result: Tensor = func(input, weight, *args, **kwargs)
@@ -523,6 +553,11 @@ class AttentionMode(TorchFunctionMode):
             self.overlapping = self.overlapping or strides != tuple(weight.shape[2:])
         return result
 
+    def _sample(self, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+        self.sampled = self.sampled or input.requires_grad
+        result: Tensor = func(input, *args, **kwargs)
+        return result
+
     # Functions, not bound methods: a mode that held its own methods would keep itself, and the graph, alive.
     HANDLERS: ClassVar[dict[Any, Callable[..., Any]]] = {
         F.scaled_dot_product_attention: _fused,
@@ -531,6 +566,7 @@ class AttentionMode(TorchFunctionMode):
         torch.conv2d: _convolve,
         torch.einsum: _product,
         F.embedding: _embed,
+        F.grid_sample: _sample,
         **dict.fromkeys(NORM, _normalise),
         **dict.fromkeys(SOFTMAX, _softmax),
         **dict.fromkeys(MATMUL, _product),

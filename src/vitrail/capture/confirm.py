@@ -28,7 +28,7 @@ from vitrail.errors import StructureDiffersError
 MAX_PROGRAMS = 32
 
 
-def examine(shared: ForwardPass, targets: Sequence[Tensor] = ()) -> None:
+def examine(shared: ForwardPass, targets: Sequence[Tensor] = (), by_order: bool = True) -> None:
     """Compare a pass with the structure it was run with; differences are noted in its evidence.
 
     Called before gradients are computed, since these may free the graph.
@@ -36,12 +36,13 @@ def examine(shared: ForwardPass, targets: Sequence[Tensor] = ()) -> None:
     Args:
         shared: A pass that was run to confirm its structure.
         targets: What is explained, each in the graph of the pass, where that is a function of the output.
+        by_order: Whether results depend on which token is which patch; those of methods on pixels do not.
     """
     evidence, structure = shared.evidence, shared.structure
     if evidence is None:
         return
     evidence.differs("the functions that the model calls", program_differs(structure, evidence.program))
-    if evidence.values is not None and evidence.leaf is not None and structure.owners is not None:
+    if by_order and evidence.values is not None and evidence.leaf is not None and structure.owners is not None:
         moved = order_differs(evidence.values, evidence.leaf, structure.owners, structure.overlapping, evidence.axes)
         evidence.differs("the order of the patches", moved)
     scores = logits_of(shared.output)
@@ -54,7 +55,9 @@ def examine(shared: ForwardPass, targets: Sequence[Tensor] = ()) -> None:
             continue
         reached = upstream_of(target, evidence.outputs)
         layers = {layer.call for layer in structure.layers}
-        if evidence.outputs and reached != layers & set(evidence.outputs):
+        # Results that do not depend on the input are no nodes of the graph.
+        nodes = {call for call, Z in evidence.outputs.items() if Z.grad_fn is not None}
+        if evidence.outputs and reached != layers & nodes:
             evidence.differs("which attention layers the score depends on", True)
 
 

@@ -21,11 +21,12 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, AttentionLayer, Mod
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.program import Program
-from vitrail.capture.readout import measured_readout, token_reach
+from vitrail.capture.readout import SILENT, measured_readout, token_reach
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
 from vitrail.capture.row_products import RowwiseProducts
 from vitrail.capture.signal_axes import SignalAxes
+from vitrail.capture.streams import Streams
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError, TargetError
@@ -118,6 +119,8 @@ class ForwardPass:
             cut: Let no gradient pass through attention: it reaches lower blocks by skip connections and MLPs alone.
             read: Without a target: the scores whose readout is measured, shape (b,); None for the output.
         """
+        if self.structure.streams is not None and self.blocks:
+            return self._stream_trace(self.structure.streams, target, keep_graph, read)
         blocks, at_last = list(self.blocks), None
         if target is not None and set(self._nodes_of(cut)) - {self._last}:
             if not target.requires_grad:
@@ -131,12 +134,40 @@ class ForwardPass:
             return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=self.valid)
         if at_last is None:
             at_last = self._gradient_at_last(target if read is None else read)
+            if target is not None and self._last in self.nodes:
+                gradient = torch.zeros_like(self.nodes[self._last]) if at_last is None else at_last
+                blocks[-1] = blocks[-1].having(dZ=gradient.to(self.dtype))
         readout = self._readout(at_last)
         valid = self._seen_tokens(readout)
         if valid is not None:
             blocks = [_unpadded(block, valid) for block in blocks]
             readout = _among(readout, valid)
         return Trace(tuple(blocks), readout, self.structure.layout, self.logits, self.device, valid=valid)
+
+    def _stream_trace(self, streams: Streams, target: Tensor | None, keep_graph: bool, read: Tensor | None) -> Trace:
+        """The pass through several streams of tokens; the readout of each is measured in this pass."""
+        scores = target if read is None else read
+        if scores is None:
+            scores = any_output(self.output)
+            scores = scores * direction(scores[:1])
+        if not scores.requires_grad:
+            raise TargetError(
+                "the target does not depend on the model's attention, so it has no gradient: "
+                "it must be computed from the model's output without detaching it"
+            )
+        found = gradients(scores.sum(), [self.nodes["dZ", i] for i in streams.read])
+        readouts = []
+        for gradient, i in zip(found, streams.read, strict=True):
+            reach = token_reach(torch.zeros_like(self.nodes["dZ", i]) if gradient is None else gradient)
+            live = (reach > reach.amax(-1, keepdim=True) * SILENT).to(self.dtype)
+            readouts.append(live / live.sum(-1, keepdim=True).clamp_min(1))
+        blocks = list(self.blocks)
+        if target is not None and any(kind == "dA" for kind, _ in self.nodes):
+            self._add_gradients(blocks, target, keep_graph, cut=False)
+        return Trace(
+            tuple(blocks), readouts[0], self.structure.layout, self.logits, self.device, valid=self.valid,
+            streams=streams, readouts=tuple(readouts),
+        )  # fmt: skip
 
     @property
     def _last(self) -> tuple[str, int]:
@@ -148,7 +179,7 @@ class ForwardPass:
         skipped = frozenset[int]() if self.truncated is None else self.truncated.alone
         found = {}
         for (kind, i), node in self.nodes.items():
-            others = {"dA": i not in skipped, "dZ": self.blocks[i].products is not None or ("dZ", i) == self._last}
+            others = {"dA": i not in skipped, "dZ": True}
             if others.get(kind, not cut):
                 found[kind, i] = node
         return found
@@ -171,6 +202,7 @@ class ForwardPass:
                 products = blocks[index].products
                 if isinstance(products, RowwiseProducts):
                     blocks[index] = blocks[index].having(products=products.with_gradient(value))
+                blocks[index] = blocks[index].having(dZ=value.to(self.dtype))
                 continue
             value = value.to(self.dtype)
             if self.structure.tokens_first and kind in ("dX", "dY"):
@@ -319,7 +351,8 @@ def forward_pass(
         blocks_to_keep(needs, len(layers)), structure, model_inputs.batch, some_weight(model), frozenset(edits or ())
     )
     # The gradient there tells how the head reads the tokens.
-    by_block["dZ"] = by_block.get("dZ", frozenset()) | {len(layers) - 1}
+    read = {len(layers) - 1} if structure.streams is None else set(structure.streams.read)
+    by_block["dZ"] = by_block.get("dZ", frozenset()) | read
     by_call = {kind: frozenset(layers[i].call for i in where) for kind, where in by_block.items()}
     dtype = method_dtype(model)
     start = model_inputs.start
@@ -342,6 +375,7 @@ def forward_pass(
         gap=_gap(by_call, layers) if from_pixels and not whole_graph else None,
         masks=structure.masked,
         results=confirm and whole_graph,
+        words=model_inputs.words if structure.from_words else None,
     )  # fmt: skip
     device = model_inputs.tensors[0].device
     with frozen(model):
@@ -458,7 +492,10 @@ def _feature_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelS
     """A forward pass through a model without attention, whose last feature map is kept as the one block's Y."""
     image = model_inputs.image
     if image is None:
-        raise NotApplicableError(f"{structure.model} {UNCHAINED_KINDS['none']}; a text has no other feature map")
+        raise NotApplicableError(
+            f"{structure.model} {UNCHAINED_KINDS['none']}, and only images have another feature map; "
+            f"{model_inputs.what}"
+        )
     mode = FeatureMode(model_inputs.batch)
     with frozen(model):
         with mode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Mapping
@@ -110,6 +111,12 @@ class ModelInputs:
         }  # fmt: skip
         what = names.get(one.role, f"a {one.role}")
         return f"what is explained here is {what} ({one.name}): use a method of another family, or of= or roles="
+
+    @property
+    def explained_name(self) -> str:
+        """Name of the tensor that is explained; "the input" where it has none."""
+        name = "" if self.explained is None else self.description[self.explained].name
+        return "the input" if not name or name.startswith("[") else name
 
     @property
     def image(self) -> Tensor | None:
@@ -362,6 +369,20 @@ def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> dict[str, int]:
     return found
 
 
+def _further_inputs(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> str:
+    """What else forward takes, where it failed on something that is None."""
+    if "NoneType" not in str(error):
+        return ""
+    parameters = list(inspect.signature(model.forward).parameters.values())
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    rest = [p for p in named[len(model_inputs.args) :] if p not in model_inputs.kwargs]
+    if not rest:
+        return ""
+    listed = ", ".join(rest[:6]) + (", …" if len(rest) > 6 else "")
+    given = f"the first argument was passed as {named[0]}, and " if model_inputs.args else ""
+    return f"; {given}forward() also takes {listed}: pass a dict with what the model needs by name"
+
+
 def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> VitrailError:
     name = type(model).__name__
     lines = str(error).strip().splitlines()
@@ -384,8 +405,10 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
         if any(sizes[axis] != size for axis, size in expected.items()):
             given, takes = (", ".join(f"{axis} {size}" for axis, size in one.items()) for one in (sizes, expected))
             return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {takes}")
-    if image is None or not _SIZE_WORDS.search(str(error)):
-        return ModelError(f"{name} failed in its own forward pass: {reason}")
+    sized = isinstance(error, RuntimeError | ValueError | AssertionError) and _SIZE_WORDS.search(str(error))
+    if image is None or not sized:
+        further = _further_inputs(model, model_inputs, error)
+        return ModelError(f"{name} failed in its own forward pass: {reason}{further}")
     weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     channels, height, width = image.shape[1:]
     if weight is not None and weight.shape[1] != channels and weight.dim() == 4:

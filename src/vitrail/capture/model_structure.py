@@ -8,15 +8,20 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.capture.layout import Layout, by
+from vitrail.capture.streams import Streams
 from vitrail.capture.verify import Check
 
 #: Kinds of models whose tokens no single chain of n×n attention matrices connects, and why.
 UNCHAINED_KINDS = {
     "windowed": "attends inside windows, so no attention matrix connects all its patches",
     "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
+    "encoder-decoder": "has attention between two sequences of its own, such as those of a decoder and an encoder, so "
+    "its attention layers form no single chain",
     "class-attention": "reads its patches through several class-attention layers",
     "parallel": "runs attention layers side by side (parallel branches, several encoders, or an encoder and a "
     "decoder), so they form no single chain",
+    "streams": "has several streams of tokens that cross-attention joins, such as an encoder and a decoder, and this "
+    "method is defined for one stream",
     "mixed": "combines its attention maps with something else before it multiplies them with the values",
     "unseen": "moves information between tokens outside the attention that was recognised",
     "quantised": "has int8 layers, through which no gradient passes; explain the model before it was quantised",
@@ -83,6 +88,10 @@ class ModelStructure:
         order_by_image: Whether the order of the tokens depends on the image.
         axes: Axes of a map of what is explained, such as ("height", "width") or ("time", "height", "width"); empty for
             texts.
+        text: Whether the tokens of a text are explained.
+        streams: Streams of tokens that attention joins, for models of kind "streams"; else None.
+        norm_first: Whether the last block normalises in front of its attention, not after the sum.
+        from_words: Whether the graph of a text starts at the embeddings of its own tokens alone.
         programs: Programs of the passes for which the structure was confirmed, see `vitrail.capture.program`.
     """
 
@@ -108,6 +117,10 @@ class ModelStructure:
     overlapping: bool = False
     order_by_image: bool = False
     axes: tuple[str, ...] = ()
+    text: bool = False
+    streams: Streams | None = None
+    norm_first: bool = False
+    from_words: bool = False
     programs: dict[int, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def same_facts(self, other: ModelStructure) -> bool:
@@ -154,6 +167,11 @@ class ModelStructure:
             rows.append(("heads", ", ".join(str(h) for h in sorted({o.heads for o in blocks}))))
         if self.kind == "plain":
             rows += [("tokens", self._token_row()), ("readout", self.layout.describe())]
+        if self.streams is not None:
+            sizes = [
+                f"{n} (explained)" if i == self.streams.explained else str(n) for i, n in enumerate(self.streams.sizes)
+            ]
+            rows += [("streams", ", ".join(sizes)), ("tokens", self._token_row())]
         for label, names in (
             ("value projection", [o.value for o in self.layers]),
             ("output projection", [o.projection for o in self.layers]),

@@ -77,6 +77,12 @@ def recall_kind(model: nn.Module, key: Hashable) -> None:
         fast.remember(model, "outputs", known)
 
 
+def known_kind(model: nn.Module) -> str | None:
+    """What a model returns as its self-check found, wrapped or not; None before that."""
+    kind = _known_kind(model)
+    return _known_kind(unwrap(model)) if kind is None else kind
+
+
 def _known_kind(model: nn.Module) -> str | None:
     known: tuple[str, int | None] | None = fast.recall(model, "outputs")
     return None if known is None else known[0]
@@ -137,8 +143,7 @@ def class_logits(model: nn.Module, output: Any) -> Tensor | None:
         tensor([[0.2500, 0.7500]])
     """
     scores = logits_of(output, stated_count(unwrap(model)))
-    kind = _known_kind(model)
-    kind = _known_kind(unwrap(model)) if kind is None else kind
+    kind = known_kind(model)
     if kind is None:
         kind = "probabilities" if scores is not None and is_probabilities(scores) else "scores"
     return as_logits(scores, kind)

@@ -95,7 +95,10 @@ def attention_without(model: nn.Module, inputs: ModelInputs, structure: ModelStr
 
     def edit(A: Tensor) -> Tensor:
         if A.dim() != 4 or A.shape[0] != len(present):
-            raise ModelError(f"the attention of {structure.model} has shape {tuple(A.shape)}, not (b, H, m, n)")
+            raise ModelError(
+                f"the attention of {structure.model} over {len(kept)} images has shape {tuple(A.shape)}: it has "
+                "several examples in one sequence, so that patches cannot be masked in it; use occlusion or rise"
+            )
         masked = A * present[:, None, None, present.shape[1] - A.shape[-1] :]
         return masked / masked.sum(-1, keepdim=True).clamp_min(torch.finfo(A.dtype).tiny)
 
@@ -165,6 +168,8 @@ class TokenDropper:
         self.structure = read_structure(self.model, model_inputs, layout)
         if self.structure.kind != "plain" or self.structure.layout.plane is None:
             raise self._not_applicable(f"its attention is {self.structure.kind}")
+        if layout is None and self.structure.order_by_image:
+            raise self._not_applicable("the order of its tokens depends on the image")
         self.grid = self.structure.layout.plane
         self.prefix = self.structure.layout.prefix or 0
         self._call_index = self._find_call(model_inputs)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import fast
-from vitrail.capture.outputs import stated_count
+from vitrail.capture.frozen import unwrap
+from vitrail.capture.outputs import known_kind, stated_count
+from vitrail.errors import TargetError
 
 #: ``problem_type`` of Hugging Face configs.
 _PROBLEMS = {
@@ -124,6 +126,31 @@ def doubt_about_scores(model: nn.Module, function: ScoreFunction, logits: Tensor
         "class: they are read through a softmax; pass scores='sigmoid' for several labels an image, or "
         "scores='softmax' if that is right"
     )
+
+
+def class_probabilities(model: nn.Module, logits: Tensor, scores: str | None = None, log: bool = False) -> Tensor:
+    """Probabilities of a model's class scores, or their logarithms, by what the user or the model states.
+
+    Args:
+        model: The model, wrapped or not.
+        logits: Its class scores as `vitrail.capture.outputs.class_logits` reads them, shape (b, C).
+        scores: What the user says, or None.
+        log: Whether logarithms are returned.
+
+    Raises:
+        TargetError: The scores are values of a regression.
+
+    Example:
+        >>> class_probabilities(nn.Identity(), torch.zeros(1, 2), "sigmoid")
+        tensor([[0.5000, 0.5000]])
+    """
+    function = score_function(unwrap(model), known_kind(model) or "scores", scores, int(logits.shape[1]))
+    if function.name == "identity":
+        raise TargetError(
+            f"this score compares probabilities, and the outputs of {type(unwrap(model)).__name__} are values of a "
+            f"regression ({function.known_by}): pass scores='softmax' or scores='sigmoid' if they are class scores"
+        )
+    return as_probabilities(logits.float(), function.name, log)
 
 
 def as_probabilities(logits: Tensor, function: str, log: bool = False) -> Tensor:

@@ -21,6 +21,7 @@ from vitrail.capture.model_structure import AttentionLayer, ModelStructure
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
 from vitrail.capture.residual import ResidualStream
+from vitrail.capture.stream_search import find_streams
 from vitrail.capture.structure_checks import (
     ALL_CALLS,
     StructurePass,
@@ -32,7 +33,7 @@ from vitrail.capture.structure_checks import (
 from vitrail.capture.token_centres import layout_by_centres
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import TOLERANCE, Check
-from vitrail.errors import GuessWarning, ModelError, TargetError
+from vitrail.errors import GuessWarning, ModelError, TargetError, VitrailError
 
 #: Packages of layers with quantised arithmetic.
 _QUANTISED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
@@ -132,12 +133,20 @@ def _arithmetic(tensors: Sequence[Tensor]) -> tuple[Any, ...]:
 
 
 def _measure(
-    model: nn.Module, all_inputs: ModelInputs, given: Layout, target: Callable[..., Any] | None
+    model: nn.Module,
+    all_inputs: ModelInputs,
+    given: Layout,
+    target: Callable[..., Any] | None,
+    from_words: bool = True,
 ) -> ModelStructure:
     model_inputs = all_inputs.select(slice(0, 1))
     image = model_inputs.start
-    kept = dict.fromkeys(("stream", "value_path", "branch", "cut"), ALL_CALLS)
-    mode = AttentionMode(kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True)
+    kept = dict.fromkeys(("stream", "value_path", "branch", "norms", "cut"), ALL_CALLS)
+    from_words = from_words and model_inputs.words is not None
+    mode = AttentionMode(
+        kept, 1, method_dtype(model), keep_output=True, from_embedding=image is None, explicit=True,
+        words=model_inputs.words if from_words else None,
+    )  # fmt: skip
     with frozen(model, merge=False), torch.no_grad():
         bare = run_model(model, model_inputs)
     with frozen(model):
@@ -152,6 +161,9 @@ def _measure(
             model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
         with mode:
             output = run_model(model, model_inputs)
+        if from_words and not mode.embeddings:
+            # The model embeds its words in another form, so the graph starts at all embeddings.
+            return _measure(model, all_inputs, given, target, from_words=False)
         outputs = output_kind(model, output, mode.recent_calls)
         mode.recent_calls.clear()
         scores = any_output(output)
@@ -161,8 +173,9 @@ def _measure(
         if target is None:
             one.live, one.arrived = verify.reaching(mode.calls, scores)
         else:
-            one.live, one.arrived = _reached_by(target, model, all_inputs, len(mode.calls))
-        structure = replace(_describe(one, given), outputs=outputs, given=given)
+            one.live, one.arrived = _reached_by(target, model, all_inputs, len(mode.calls), from_words)
+        structure = _with_streams(one, _describe(one, given), given, target, all_inputs if target else None, from_words)
+        structure = replace(structure, outputs=outputs, given=given, from_words=from_words)
         check = _agreement(output, bare, scores.dtype)
         structure = replace(structure, checks=(check, *structure.checks))
     _report(structure)
@@ -170,13 +183,16 @@ def _measure(
 
 
 def _reached_by(
-    target: Callable[..., Any], model: nn.Module, model_inputs: ModelInputs, calls: int
+    target: Callable[..., Any], model: nn.Module, model_inputs: ModelInputs, calls: int, from_words: bool
 ) -> tuple[list[int], dict[int, Tensor]]:
     """The attention calls a target function depends on, and the gradients there; measured on all inputs."""
     image, start = model_inputs.start, model_inputs.numbers
     if start is not None:
         model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
-    mode = AttentionMode({}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False)
+    words = model_inputs.words if from_words else None
+    mode = AttentionMode(
+        {}, model_inputs.batch, keep_output=True, from_embedding=image is None, masks=False, words=words
+    )
     with mode:
         output = run_model(model, model_inputs)
     scores = target(output)
@@ -224,7 +240,8 @@ def _report(structure: ModelStructure) -> None:
 def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     mode = one.mode
     axes = () if one.model_inputs.axes is None else one.model_inputs.axes.names
-    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, (), axes=axes)
+    text = one.model_inputs.words is not None
+    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, (), text=text, axes=axes)
     if any(type(m).__module__.startswith(_QUANTISED) for m in one.model.modules()):
         return replace(base, kind="quantised")
     if not mode.calls:
@@ -237,6 +254,7 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     masked, causal = _masks(calls)
     base = replace(
         base, kind=kind, layers=layers, width=_width(mode, live), calls=len(mode.calls), masked=masked, causal=causal,
+        norm_first="X_norm" in calls[-1].block,
         members=verify.members(calls) if kind != "plain" else 1,
     )  # fmt: skip
     ignored = len(mode.calls) - len(live)
@@ -272,6 +290,35 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     base, folding = check_folding(one, base, calls)
     checks += [placed, *mixing, *stream_checks, *folding]
     return replace(base, checks=tuple(checks))
+
+
+def _with_streams(
+    one: StructurePass,
+    base: ModelStructure,
+    given: Layout,
+    target: Callable[..., Any] | None,
+    all_inputs: ModelInputs | None,
+    from_words: bool,
+) -> ModelStructure:
+    """The structure of a model with several streams of tokens, where that is what it has."""
+    if base.kind not in ("pyramid", "parallel", "class-attention") or one.mode.recogniser.unmatched:
+        return base
+    streams = find_streams(one.model, all_inputs or one.model_inputs, target, from_words)
+    if streams is None or not streams.crossed:
+        return base
+    names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
+    layers = tuple(replace(_layer(o.call, one.mode, names), pool=False) for o in streams.layers)
+    tokens = streams.sizes[streams.explained]
+    unstreamed, base = base, replace(base, kind="streams", streams=streams, layers=layers, tokens=tokens)
+    check = Check("streams of tokens", True, f"{len(streams.sizes)} streams, attention between them seen in full")
+    calls = [one.mode.calls[layers[streams.first].call]]
+    if one.map_size is None:
+        return replace(base, layout=Layout(given.prefix or 0, None, (0,), given.suffix), checks=(*base.checks, check))
+    try:
+        layout, notes, placed = _layout(one, calls, given, tokens, causal=False)
+    except VitrailError:  # its tokens lie on no grid of the image
+        return unstreamed
+    return replace(base, layout=layout, notes=(*base.notes, *notes), checks=(*base.checks, check, placed))
 
 
 def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
@@ -312,6 +359,8 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     pools = [s for s in shapes if s[2] == 1 < s[3]]
     if mode.recogniser.unmatched:
         return "mixed"
+    if mode.sampled:
+        return "unseen"
     if any(s[0] != 1 for s in shapes):
         return "windowed"
     widest = max(shapes, key=lambda s: s[2])
@@ -322,7 +371,9 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     pool = len(shapes) > 1 and shapes[-1][2] <= max(8, tokens // 16) and shapes[-1][2] < shapes[-1][3]
     body = shapes[:-1] if pool else shapes
     if any(s[2:] != (tokens, tokens) for s in body):
-        return "pyramid"
+        own = {s[2] for s in shapes if s[2] == s[3]}  # lengths of sequences that attend to themselves
+        crossed = any(s[2] != s[3] and own >= set(s[2:]) for s in shapes)
+        return "encoder-decoder" if crossed else "pyramid"
     # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
     if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
         return "pyramid"

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from vitrail.capture.attention_products import AttentionProducts, DenseProducts
 from vitrail.capture.layout import Layout, index_tensor
+from vitrail.capture.streams import Streams
 from vitrail.errors import NotApplicableError
 from vitrail.fast import fast_paths_disabled
 
@@ -69,6 +70,7 @@ class Block:
         V: Values, shape (b, H, n, dh).
         dA: Gradient of the target at A.
         dQ: Gradient of the target at Q.
+        dZ: Gradient of the target at A·V, the attention's output before its projection, shape (b, H, m, dh).
         Y: Result of the norm in front of the attention: the feature map of the block, shape (b, n, d), or
             (b, rows, columns, d) where the model keeps it so.
         dY: Gradient of the target at Y.
@@ -100,6 +102,7 @@ class Block:
     V: Tensor
     dA: Tensor
     dQ: Tensor
+    dZ: Tensor
     Y: Tensor
     dY: Tensor
     dX: Tensor
@@ -208,6 +211,8 @@ class Trace:
         other_classes: From a number to as many traces of the same pass with the gradients of other classes, likeliest
             first; fewer where there are not so many. Each costs a backward pass when it is reached. The method must
             name the number in its registry line.
+        streams: Streams of tokens that the blocks join, or None for one stream.
+        readouts: With streams, for each of ``streams.read`` the weights over its queries, shape (b, m).
     """
 
     blocks: tuple[Block, ...]
@@ -219,6 +224,8 @@ class Trace:
     valid: Tensor | None = None
     class_logit: Tensor | None = None
     other_classes: Callable[[int], Iterator[Trace]] = lambda _: iter(())
+    streams: Streams | None = None
+    readouts: tuple[Tensor, ...] = ()
 
     def note(self, name: str, tensor: Tensor) -> None:
         """Keep an intermediate result; several results under one name are one entry for each block."""

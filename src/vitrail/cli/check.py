@@ -12,6 +12,7 @@ from rich.markup import escape
 from vitrail.cli.common import (
     DeviceOption,
     ModelOption,
+    ScoresOption,
     TargetOption,
     WeightsOption,
     load_model,
@@ -43,6 +44,7 @@ def check(
         typer.Option("--out", "-o", metavar="DIR", help="Folder for a JSON file and a figure of each image."),
     ] = None,
     device: DeviceOption = "cpu",
+    scores: ScoresOption = None,
 ) -> None:
     """Check on your own images whether maps can be trusted.
 
@@ -59,7 +61,7 @@ def check(
         require("matplotlib", "plot", "draw the figures that --out writes")
     for path in images:  # report an unreadable file before the model is loaded
         open_image(path)
-    loaded = load_model(model, weights, device)
+    loaded = load_model(model, weights, device, scores)
     targets = parse_targets(loaded, target)
     methods = list(dict.fromkeys(method or [DEFAULT]))
     for path in images:

@@ -48,6 +48,16 @@ TargetOption = Annotated[
         "class.",
     ),
 ]
+ScoresOption = Annotated[
+    str | None,
+    typer.Option(
+        "--scores",
+        metavar="softmax|sigmoid|identity",
+        help="What turns the model's class scores into probabilities: 'sigmoid' for several labels an image, "
+        "'identity' for a regression. Default: what the model states.",
+        show_default=False,
+    ),
+]
 ImportOption = Annotated[
     list[str] | None,
     typer.Option(
@@ -100,10 +110,14 @@ def plain_table(*columns: str, **options: Any) -> Table:
     return Table(*columns, box=None, header_style="bold", show_header=bool(columns), **options)
 
 
-def load_model(model: str, weights: str, device: str) -> Any:
-    """Load the model named on the command line onto a device."""
+def load_model(model: str, weights: str, device: str, scores: str | None = None) -> Any:
+    """Load the model named on the command line onto a device; ``scores`` is what the user says of its class scores."""
+    from dataclasses import replace
+
+    from vitrail.capture.output_tensors import OutputReading
     from vitrail.models import EMBEDDED_MODELS, load
 
+    OutputReading(scores=scores)  # raises for an unknown word, before anything is loaded
     file = None if weights in ("pretrained", "random") else weights
     if model in EMBEDDED_MODELS and weights != "pretrained":
         raise InputError(f"{model} is an embedded model with its own weights: remove --weights")
@@ -113,7 +127,7 @@ def load_model(model: str, weights: str, device: str) -> Any:
         loaded.module.to(device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device {device!r} cannot be used: {str(error).splitlines()[0]}") from error
-    return loaded
+    return replace(loaded, scores=scores)
 
 
 def model_sentence(model: str, weights: str) -> str:

@@ -9,7 +9,16 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, load_model, model_sentence, out, plain_table
+from vitrail.cli.common import (
+    DeviceOption,
+    ModelOption,
+    ScoresOption,
+    WeightsOption,
+    load_model,
+    model_sentence,
+    out,
+    plain_table,
+)
 from vitrail.errors import InputError, OutputError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
@@ -27,6 +36,7 @@ def compare(
     ] = None,
     to: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file for the numbers.")] = None,
     device: DeviceOption = "cpu",
+    scores: ScoresOption = None,
 ) -> None:
     """Compare methods on your own model and images.
 
@@ -45,7 +55,7 @@ def compare(
     if len(files) > MOST_IMAGES:
         out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
     opened = [open_image(file) for file in files[:MOST_IMAGES]]
-    loaded = load_model(model, weights, device)
+    loaded = load_model(model, weights, device, scores)
     comparison = compare_methods(loaded, opened, method)
     headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")
     table = plain_table(*headings, padding=(0, 1, 0, 0), pad_edge=False)

@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from vitrail.cli.common import DeviceOption, ModelOption, WeightsOption, err, load_model, out, plain_table
+from vitrail.cli.common import (
+    DeviceOption,
+    ModelOption,
+    ScoresOption,
+    WeightsOption,
+    err,
+    load_model,
+    out,
+    plain_table,
+)
 from vitrail.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,6 +46,28 @@ def doctor(
             show_default=False,
         ),
     ] = None,
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role",
+            metavar="NAME=ROLE",
+            help="What a tensor of the inputs is, as pixel_values=image or input_ids=shared. Repeat it for several.",
+            show_default=False,
+        ),
+    ] = None,
+    of: Annotated[
+        str | None, typer.Option("--of", metavar="NAME", help="The tensor that is explained.", show_default=False)
+    ] = None,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output",
+            metavar="NAME|INDEX",
+            help="The part of the model's output that holds the class scores.",
+            show_default=False,
+        ),
+    ] = None,
+    scores: ScoresOption = None,
 ) -> None:
     """Check a model: its structure, and which methods work on it.
 
@@ -44,8 +75,9 @@ def doctor(
     """
     if batch and not speed:
         raise InputError("--batch goes with --speed: the check of a model takes one input")
+    roles = _roles(role or [])
     with err.status(f"Loading {escape(model)}"):
-        loaded = load_model(model, weights, device)
+        loaded = load_model(model, weights, device, scores)
     if speed:
         for size in batch or ((1,) if device == "cpu" else (1, 8)):
             _print_speed(loaded, size)
@@ -53,7 +85,8 @@ def doctor(
     from vitrail.tools.diagnose import diagnose
 
     with err.status("Running every method on random noise"):
-        diagnosis = diagnose(loaded)
+        part = int(output) if output is not None and output.lstrip("-").isdecimal() else output
+        diagnosis = diagnose(loaded, roles=roles or None, of=of, output=part, scores=scores)
     table = plain_table(padding=(0, 2, 0, 0))
     for name, value in diagnosis.properties:
         table.add_row(f"[bold]{name}[/bold]", escape(value))
@@ -66,6 +99,20 @@ def doctor(
     for name, works, remark in diagnosis.methods:
         table.add_row(name, "[green]yes[/green]" if works else "[red]no[/red]", escape(remark))
     out.print(table)
+
+
+def _roles(given: list[str]) -> dict[str, str]:
+    """Roles by name from the command line.
+
+    Example:
+        >>> _roles(["pixel_values=image", "input_ids=shared"])
+        {'pixel_values': 'image', 'input_ids': 'shared'}
+    """
+    pairs = [one.partition("=") for one in given]
+    wrong = next((one for one, (name, _, role) in zip(given, pairs, strict=True) if not (name and role)), None)
+    if wrong is not None:
+        raise InputError(f"--role {wrong} is not NAME=ROLE: write a tensor's name and its role, as pixel_values=image")
+    return {name: role for name, _, role in pairs}
 
 
 def _print_speed(loaded: LoadedModel, batch: int) -> None:

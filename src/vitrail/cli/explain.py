@@ -15,6 +15,7 @@ from vitrail.cli.common import (
     DeviceOption,
     ImportOption,
     ModelOption,
+    ScoresOption,
     TargetOption,
     WeightsOption,
     load_model,
@@ -62,6 +63,7 @@ def explain(
     ] = None,
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out"),
     device: DeviceOption = "cpu",
+    scores: ScoresOption = None,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Include subfolders of a folder.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Also check each map, see `vitrail check`; maps that fail are marked.")
@@ -106,30 +108,32 @@ def explain(
     if text:
         if images:
             raise InputError("image files and --text were both given: pass one of them")
-        _explain_texts(text, model, weights, device, methods, target, to, check)
+        _explain_texts(text, model, weights, device, scores, methods, target, to, check)
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:
-        _explain_images(images, model, weights, device, methods, target, to, check, smooth, original is not False)
+        _explain_images(
+            images, model, weights, device, scores, methods, target, to, check, smooth, original is not False
+        )
     elif len(images) > 1:
         raise InputError(f"{folder} is a folder: pass one folder alone, or image files; --recursive adds subfolders")
     else:
         explain_directory(
             folder, to, recursive=recursive, model=model, weights=weights, methods=methods, target=target,
-            original=bool(original), engine=engine, workers=workers, device=device, address=address,
+            scores=scores, original=bool(original), engine=engine, workers=workers, device=device, address=address,
             imports=imports or [],
         )  # fmt: skip
 
 
 def _explain_images(
-    images: list[Path], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
-    check: bool, smooth: str | None, original: bool,
+    images: list[Path], model: str, weights: str, device: str, scores: str | None, methods: list[str],
+    target: list[str] | None, to: Path, check: bool, smooth: str | None, original: bool,
 ) -> None:  # fmt: skip
     from vitrail.pipeline.explain import explain as explain_inputs
 
     for path in images:  # report an unreadable file before the model is loaded
         check_file(path)
-    loaded = load_model(model, weights, device)
+    loaded = load_model(model, weights, device, scores)
     targets = parse_targets(loaded, target)
     table = plain_table("image", "explained", "method", "seconds", "maps")
     folders, geometries = _folder_names(images), {}
@@ -171,15 +175,17 @@ def check_file(path: Path) -> None:
 
 def unlikely_targets(explanation: Any) -> list[str]:
     """Sentences on explained classes to which the model gives less than ``MIN_PROBABILITY``, and what it predicts."""
+    from vitrail.capture.score_function import as_probabilities
+
     probabilities = explanation.probabilities
-    if probabilities is None:
+    if probabilities is None or explanation.scores == "identity":
         return []
     sentences = []
     for b, k in (probabilities < MIN_PROBABILITY).nonzero().tolist():
         best = int(explanation.logits[b].argmax())
         names = explanation.classes
         name = names[best].split(",")[0] if names and best < len(names) else f"class {best}"
-        share = float(explanation.logits[b].double().softmax(-1)[best])
+        share = float(as_probabilities(explanation.logits[b : b + 1].double(), explanation.scores)[0, best])
         sentences.append(
             f"the model does not predict {explanation.target_name(b, k)} (less than {100 * MIN_PROBABILITY:g} %); it "
             f"predicts {name} ({100 * share:.1f} %). The map explains a class that the model rejects."
@@ -223,8 +229,8 @@ def _remark(explanation: Any) -> str:
 
 
 def _explain_texts(
-    texts: list[str], model: str, weights: str, device: str, methods: list[str], target: list[str] | None, to: Path,
-    check: bool,
+    texts: list[str], model: str, weights: str, device: str, scores: str | None, methods: list[str],
+    target: list[str] | None, to: Path, check: bool,
 ) -> None:  # fmt: skip
     from vitrail.pipeline.explain import explain as explain_inputs
     from vitrail.text.rendering import html, terminal
@@ -233,7 +239,7 @@ def _explain_texts(
     empty = [i for i, text in enumerate(texts, 1) if not text.strip()]
     if empty:
         raise InputError(f"text {empty[0]} is empty: pass a text with at least one word")
-    tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device)
+    tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device, scores)
     targets = parse_targets(loaded, target)
     with progress_bar("Explaining texts", 1) as advance:
         explanations = explain_inputs(

@@ -21,6 +21,7 @@ def explain_directory(
     weights: str,
     methods: list[str],
     target: list[str] | None,
+    scores: str | None,
     original: bool,
     engine: str,
     workers: int | None,
@@ -49,7 +50,7 @@ def explain_directory(
     with show_progress(err) as progress:
         index = explain_folder(
             directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
-            methods=methods, target=classes, device=own_device, engine=runner, imports=imports,
+            methods=methods, target=classes, scores=scores, device=own_device, engine=runner, imports=imports,
             begin=progress.begin, done=progress.done,
         )  # fmt: skip
     with show_progress(err, "Overlays") as progress:

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import typer
 
+from vitrail.cli.common import ScoresOption
 from vitrail.errors import InputError, ModelError, require
 
 #: Where the server itself says what to know before it is opened to other machines.
@@ -61,6 +62,7 @@ def serve(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0 for any free port.")] = 8000,
     open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     device: Annotated[str, typer.Option("--device", help="Where to run: cpu, cuda, cuda:1, mps …")] = "cpu",
+    scores: ScoresOption = None,
     upload: Annotated[
         float, typer.Option("--max-upload", metavar="MB", min=0.01, help="Maximum size of an image file.")
     ] = 20.0,
@@ -97,7 +99,7 @@ def serve(
     token = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105 - a keyword, not a token
     access = AccessToken(token) if token else None
     sock = bind(host, port)
-    app = make_app(load_models(model, weights or [], device), limits, allow_host or [], access)
+    app = make_app(load_models(model, weights or [], device, scores), limits, allow_host or [], access)
     port = sock.getsockname()[1]
     name = allow_host[0] if allow_host else f"[{host}]" if ":" in host else host
     url = f"http://{name}:{port}/" + (f"?token={quote(token)}" if token else "")
@@ -132,13 +134,14 @@ def _warning(url: str, names: list[str], has_token: bool) -> str:
     return f"Other machines can reach this server by its address{by}. {who} can use it. See {url}{OPERATORS_PATH}"
 
 
-def load_models(specs: list[str], weights: list[str], device: str = "cpu") -> list[Any]:
+def load_models(specs: list[str], weights: list[str], device: str = "cpu", scores: str | None = None) -> list[Any]:
     """Load models and prepare them for serving.
 
     Args:
         specs: Models, as `vitrail.load` takes them.
         weights: For the first models: files, "pretrained" or "random".
         device: The device they run on.
+        scores: What turns their class scores into probabilities; by default what each model states.
 
     Raises:
         VitrailError: A model cannot be loaded, or the page does not support it.
@@ -152,7 +155,7 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu") -> li
         )
     models: list[ServedModel] = []
     for spec, source in zip(specs, [*weights, *["pretrained"] * len(specs)], strict=False):
-        loaded = common.load_model(spec, source, device)
+        loaded = common.load_model(spec, source, device, scores)
         tokenizer: Any = None
         if loaded.preprocess is None:
             if not spec.startswith("hf:"):

@@ -49,6 +49,8 @@ def to_model_inputs(
     Raises:
         InputError: An input cannot be used; the message says which and why.
     """
+    if isinstance(inputs, ModelInputs):  # some examples of an earlier call, described there
+        return replace(inputs, reading=reading or OutputReading()).onto(model.module)
     if isinstance(inputs, Mapping) or is_record(inputs):
         model_inputs = call_arguments(inputs, model.module)
     elif isinstance(inputs, Tensor):

@@ -55,6 +55,16 @@ def _numbers_fixed(left: Any, right: Any) -> tuple[Any, Any]:
     return tuple(t.detach() if t.dim() == 0 else t for t in (left, right))
 
 
+def _gates_fixed(state: RelevanceState, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Two factors, of which one that is a gate is a constant; two gates stay as they are."""
+    if not (left.requires_grad and right.requires_grad):
+        return left, right
+    gates = state.is_gate(left), state.is_gate(right)
+    if gates[0] == gates[1]:
+        return left, right
+    return (left.detach(), right) if gates[0] else (left, right.detach())
+
+
 # -- products --------------------------------------------------------------------------------------------------------
 
 
@@ -76,6 +86,7 @@ def multiply(
     if state.mixed_precision and left.dtype != right.dtype:
         low = left.dtype if left.dtype in HALF else right.dtype
         left, right = left.to(low), right.to(low)
+    left, right = _gates_fixed(state, left, right)
     rule = state.rule(both if left.requires_grad and right.requires_grad else one)
     if rule is None or not (left.requires_grad or right.requires_grad):
         return run(left, right)
@@ -124,6 +135,8 @@ def addmm(state: RelevanceState, func: Any, input: Tensor, mat1: Tensor, mat2: T
 def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
     """A product entry by entry: with a constant a scale, with something that depends on the input a gate."""
     left, right = _numbers_fixed(left, right)
+    if depends(left) and depends(right):
+        left, right = _gates_fixed(state, left, right)
     if depends(left) and depends(right):
         widths = [t.shape[-1] if t.dim() else 1 for t in (left, right)]
         if widths[0] != widths[1] and 1 in widths:
@@ -210,8 +223,11 @@ def activate(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwar
 
 
 def sigmoid(state: RelevanceState, func: Any, input: Tensor) -> Tensor:
-    """A gate: the factor an input is multiplied with, as in x·sigmoid(x)."""
-    return plain(state, "sigmoid", func, input)
+    """A sigmoid: its relevance is that of its input, and in a product it is a gate, as in x·sigmoid(x)."""
+    out = plain(state, "sigmoid", func, input)
+    if state.rule("sigmoid") is not None and out.grad_fn is not None:
+        state.gates.add(out.grad_fn)
+    return out
 
 
 def layer_norm(

@@ -28,10 +28,14 @@ class Samples:
 
     def consecutive(self, t: Tensor) -> bool:
         """Whether the entries of each input lie one after the other once t is contiguous."""
-        return self.count == 1 or (not self._second(t) and t.shape[0] % self.count == 0)
+        return self.count == 1 or (not self._second(t) and not self._last(t) and t.shape[0] % self.count == 0)
 
     def _second(self, t: Tensor) -> bool:
         return self.second and t.dim() == 3 and t.shape[1] == self.count
+
+    def _last(self, t: Tensor) -> bool:
+        """Whether t holds one vector of each input as a column, as embeddings that are transposed for a product."""
+        return t.dim() == 2 and t.shape[0] != self.count == t.shape[1]
 
     def total(self, t: Tensor) -> Tensor:
         """The sum for each input, in a shape that broadcasts to t's.
@@ -41,6 +45,8 @@ class Samples:
             tensor([12., 12.])
             >>> Samples(2).total(torch.ones(8, 3, 3)).flatten()  # four heads folded into the batch
             tensor([36., 36., 36., 36., 36., 36., 36., 36.])
+            >>> Samples(2).total(torch.ones(6, 2))  # one column an input
+            tensor([[6., 6.]])
         """
         return self._each(t, torch.sum)
 
@@ -64,6 +70,8 @@ class Samples:
             return fold(t, None)
         if self._second(t):
             return fold(t, (0, 2), keepdim=True)
+        if self._last(t):
+            return fold(t, (0,), keepdim=True)
         if t.shape[0] == self.count:
             return fold(t, tuple(range(1, t.dim())), keepdim=True)
         folded = fold(t.reshape(self.count, -1), 1).repeat_interleave(t.shape[0] // self.count)

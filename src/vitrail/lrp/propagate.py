@@ -146,7 +146,7 @@ def _run(
     read: Callable[[Any], Tensor],
 ) -> _Pass:
     image = model_inputs.image
-    start, leaf = model_inputs.start, None
+    start, leaf = model_inputs.numbers, None
     if start is not None:
         leaf = start.detach().to(torch.promote_types(start.dtype, torch.float32)).requires_grad_()
         model_inputs = model_inputs.swap(start, leaf.clone())
@@ -175,7 +175,10 @@ def _run(
             "its path depends on the input; explain the inputs one by one"
         )
     if not scores.requires_grad:
-        raise ModelError("the model's output does not depend on its input, so no relevance can flow")
+        raise ModelError(
+            f"no relevance can be propagated: what is explained was computed from {model_inputs.explained_name} "
+            "without a gradient (from whole numbers, or detached); pass another target"
+        )
     if logits is None or image is None:
         return _Pass(mode, scores, None if image is None else leaf)
     first = mode.first_values if structure.layers[0].call == 0 and structure.owners is not None else None
@@ -212,7 +215,8 @@ class _Place:
 def _collect(one: _Pass, structure: ModelStructure, R: Tensor, want: frozenset[str]) -> Relevances:
     mode, layers = one.mode, structure.layers
     attention = layers if "A" in want else layers[-1:] if "A:last" in want else ()
-    streams = [o.call for o in layers if not o.pool] if want & {"tokens", "totals"} else []
+    inside = layers if structure.streams is None else (layers[structure.streams.first],)
+    streams = [o.call for o in inside if not o.pool] if want & {"tokens", "totals"} else []
     missing = [i for i, call in enumerate(streams) if call not in mode.entering]
     if missing:
         raise NotApplicableError(

@@ -13,6 +13,8 @@ from vitrail.capture.residual import ResidualStream
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.rules import Rule, RuleSet
 
+#: Most operations between a sigmoid and the product in which it is a gate: views, and sums with constants.
+_GATE_STEPS = 8
 _EVERY_CALL = {"dX": frozenset(range(4096))}
 
 
@@ -32,6 +34,7 @@ class RelevanceState:
         recogniser: Recognises attention that the model writes out.
         scores: Results of linear maps on one vector for each input.
         rotations: Products with constants that may be terms of a rotary position embedding.
+        gates: Nodes of the graph that compute a sigmoid by a rule.
         weights: Results of a softmax, which are never negative, until they meet values.
         packed: Whether ``nn.MultiheadAttention`` is running, whose linear maps are no modules.
         stream: Follows the residual stream.
@@ -50,6 +53,7 @@ class RelevanceState:
         self.recogniser = Recogniser()
         self.scores: dict[int, Tensor] = {}
         self.rotations: dict[int, Tensor] = {}
+        self.gates: set[Any] = set()
         self.weights: dict[int, Tensor] = {}
         self.packed = False
         self.found: dict[tuple[str, int], Tensor] = {}
@@ -63,6 +67,16 @@ class RelevanceState:
     def operand(self, x: Tensor, weight: Tensor) -> Tensor:
         """What enters a linear map, in the precision of its weights where precisions are mixed."""
         return x.to(weight.dtype) if self.mixed_precision else x
+
+    def is_gate(self, value: Tensor) -> bool:
+        """Whether a tensor depends on the input through a sigmoid alone, so that as a factor it opens and closes."""
+        node = value.grad_fn if self.gates else None
+        for _ in range(_GATE_STEPS):
+            if node is None or node in self.gates:
+                return node is not None
+            before = [one for one, _ in node.next_functions if one is not None]
+            node = before[0] if len(before) == 1 else None
+        return False
 
     def reentered(self) -> AbstractContextManager[Any]:
         """A context in which the functions a handler calls are seen again."""

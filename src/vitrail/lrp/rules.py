@@ -381,7 +381,7 @@ def to_first(op: Sum, u: Tensor, v: Tensor) -> Tensor:
 
 _PASSED: dict[str, Rule] = {
     **dict.fromkeys(("norm", "activation", "softmax", "scale", "shift"), identity),
-    "sigmoid": constant, "heads": to_both, "turn": to_first,
+    "sigmoid": identity, "heads": to_both, "turn": to_first,
 }  # fmt: skip
 
 _CHEFER: dict[str, Rule] = _PASSED | {
@@ -428,7 +428,7 @@ def conservative(gelu: str = "plain") -> RuleSet:
     """
     rules: dict[str, Rule] = {"softmax": constant, "norm": fixed_scale, "gate": gradient_halved}
     if gelu == "identity":
-        rules |= {"activation": output_over_input, "sigmoid": constant}
+        rules |= {"activation": output_over_input, "sigmoid": identity}
     return RuleSet("conservative", rules, gradient=True, fused=attention_fixed, supports_bfloat16=True)
 
 
@@ -453,7 +453,7 @@ def attnlrp(
     convolved = gamma(gamma_conv)
     rules: dict[str, Rule] = {
         "linear": gamma(gamma_linear), "conv": convolved, "pixels": convolved, "gate": gradient_halved,
-        "norm": fixed_scale, "activation": output_over_input, "sigmoid": constant,
+        "norm": fixed_scale, "activation": output_over_input, "sigmoid": identity,
     }  # fmt: skip
     within: dict[str, Rule] = {"softmax": constant, "inner": unchanged}
     fixed = attention == "fixed"

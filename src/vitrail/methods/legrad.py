@@ -25,9 +25,10 @@ def _needs(blocks: int, pool: str) -> Needs:
     applies=Applies(
         any_axes=True,
         excluded={
-            "text": "it is defined for image encoders: in a post-norm text encoder the head does not read the sum that "
-            "leaves a block, in a decoder it reads one token of it"
+            "text": "in a text encoder that normalises after its sums the head does not read the sum that leaves a "
+            "block; text encoders that normalise first, such as that of CLIP, work"
         },
+        norm_first_texts=True,
     ),
 )
 def legrad(trace: ProbedTrace, *, blocks: int = 2, pool: str = "model") -> Tensor:

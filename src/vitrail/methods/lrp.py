@@ -164,6 +164,7 @@ def _attnlrp_rules(gamma_conv: float, gamma_linear: float, attention: str, gamma
     cite="achtibat2024attnlrp",
     signed=True,
     variants={"released": {"attention": "fixed"}, "plain": {"gamma_rule": "plain"}},
+    applies=Applies(streams=True),
     rules=_attnlrp_rules,
     cost=lrp_pass,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
@@ -280,6 +281,31 @@ class Probe:
         self.advance(len(images))
         return found
 
+    def suppressed_scores(self, kept: Tensor, owner: Tensor) -> Tensor:
+        """All targets of the inputs while all blocks attend less to some tokens, shape (N, K), without gradients.
+
+        Args:
+            kept: What the attention logits of each token are multiplied with after the smallest one of their row was
+                subtracted, shape (N, n).
+            owner: Which input each row belongs to, shape (N,).
+        """
+        layers = self.structure.layers
+        skipped = [self.structure.pool_skips if layer.pool else 0 for layer in layers]
+        edits = {i: partial(_suppress, kept=kept[:, count:]) for i, count in enumerate(skipped)}
+        chosen = self.model_inputs.indexed(owner)
+        with forward_pass(self.model, chosen, self.structure, [{}], edits) as one, torch.no_grad():
+            values = self.scorer(one.output, owner, self.score).detach()
+        self.advance(len(owner))
+        return values.to(one.dtype)
+
+    def entering(self) -> Tensor:
+        """The residual stream that enters the first block, shape (b, n, d)."""
+        blocks = self.seen.blocks[:1] if self.seen is not None else ()
+        if blocks and "X" in blocks[0]:
+            return blocks[0].X
+        with forward_pass(self.model, self.model_inputs, self.structure, [{"X": slice(0, 1)}]) as one:
+            return one.blocks[0].X
+
     def _owner(self, owner: Tensor | int, count: int) -> Tensor:
         if isinstance(owner, Tensor):
             return owner
@@ -464,6 +490,19 @@ class ProbedTrace(Trace):
         """A trace with a probe, and a place for intermediate results."""
         own = {f.name: getattr(trace, f.name) for f in fields(Trace)}
         return cls(**{**own, "notes": notes}, again=probe)
+
+
+def _suppress(A: Tensor, kept: Tensor) -> Tensor:
+    """Attention, shape (N, H, m, n), after its logits above the smallest one of their row were multiplied.
+
+    Softmax leaves open what was added to all logits of a row, so the logarithm of the attention serves. Keys without
+    attention are masked and stay so.
+    """
+    logits = A.to(torch.promote_types(A.dtype, torch.float32)).log()
+    masked = A == 0
+    low = logits.masked_fill(masked, torch.inf).amin(-1, keepdim=True)
+    changed = ((logits - low) * kept[:, None, None].to(logits)).masked_fill(masked, -torch.inf)
+    return torch.where(masked.all(-1, keepdim=True), A, changed.softmax(-1).to(A.dtype))
 
 
 def feature_needs(kind: str, where: slice = LAST) -> Needs:

@@ -48,14 +48,20 @@ class Applies:
         any_axes: Whether a method works on inputs of any number of axes: videos,
             spectrograms, series and features. Methods that read attention do, but those that exclude texts only if this
             is set.
+        drops_tokens: Whether a method that does not read attention removes patches by dropping their tokens.
         excluded: Kinds of models the method is not defined on although it could read them, with the reason.
+        streams: Whether it is defined on streams of tokens that cross-attention joins.
+        norm_first_texts: Whether a method that excludes texts works on text encoders whose blocks normalise first.
     """
 
     reads: str = "attention"
     stitched: bool = False
     text: bool = False
     any_axes: bool = False
+    drops_tokens: bool = False
     excluded: Mapping[str, str] = field(default_factory=dict)
+    streams: bool = False
+    norm_first_texts: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,6 +137,11 @@ class Method:
         return self.variants.get("preview", self.quick)
 
     @property
+    def reads_order(self) -> bool:
+        """Whether its maps depend on which token is which patch: methods on pixels alone do not."""
+        return self.applies.reads != "outputs" or self.applies.drops_tokens
+
+    @property
     def options(self) -> dict[str, Any]:
         """Its options with their defaults; methods that evaluate a score also take ``score``."""
         return dict(self._defaults)
@@ -203,8 +214,12 @@ class Method:
 
     def _check_structure(self, structure: ModelStructure, options: Mapping[str, Any]) -> None:
         attention = self.applies.reads == "attention"
+        if structure.streams is not None and self.applies.streams:
+            return
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {_unchained(structure)}", "Swin")
+        if structure.text and (reason := self.reason_against("text")) is not None:
+            self._refuse(structure, reason, "text")
         if self.applies.reads == "features" and structure.members > 1:
             raise NotApplicableError(
                 f"{self.name} does not apply to {structure.model}: {structure.members} encoders side by side compute "
@@ -215,7 +230,8 @@ class Method:
         reason = self.reason_against(kind)
         if is_signal(structure):
             reason = None if self._supports_signals(kind) else NO_IMAGE.format(", ".join(structure.axes))
-        if reason is not None:
+        works = kind == "text" and self.applies.norm_first_texts and structure.norm_first
+        if reason is not None and not works:
             self._refuse(structure, reason, kind)
         paired = self.family == "relevance" or not {"Q", "K", "dQ"}.isdisjoint(self.needed(options))
         if paired and attention and not all(layer.product for layer in structure.layers):
@@ -239,16 +255,17 @@ class Method:
         return kind not in self.applies.excluded and ("text" not in self.applies.excluded or self.applies.any_axes)
 
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
-        usable = [m.name for m in METHODS.values() if m.class_specific and m.reason_against(kind) is None]
+        kinds = {kind, "text"} if structure.text else {kind}
+        streams = structure.streams is not None
+        known = [m for m in METHODS.values() if m.class_specific and m.family != "control"]
+        usable = [
+            m.name for m in known if (streams and m.applies.streams) or all(m.reason_against(k) is None for k in kinds)
+        ]
         if is_signal(structure):
-            specific = [m for m in METHODS.values() if m.class_specific and m.family != "control"]
-            fits = [m for m in specific if m._supports_signals(kind)]  # noqa: SLF001
+            fits = [m for m in known if m._supports_signals(kind)]  # noqa: SLF001
             usable = [m.name for m in fits if structure.kind == "plain" or m.applies.reads != "attention"]
-        more = (
-            " or stitch=True"
-            if self.applies.stitched and structure.kind == "windowed" and not is_signal(structure)
-            else ""
-        )
+        windows = self.applies.stitched and structure.kind == "windowed" and not is_signal(structure)
+        more = " or stitch=True" if windows else ""
         raise NotApplicableError(
             f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
         )

@@ -9,6 +9,7 @@ from vitrail.capture.layout import index_tensor
 from vitrail.capture.trace import Block, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import row
+from vitrail.methods._streams import rolled_relevance
 from vitrail.methods.registry import Applies, choose, register, within
 
 
@@ -31,7 +32,7 @@ def _needs(start: int, fusion: str, discard: float, faults: str, **_: object) ->
         "per_head": {"fusion": "per_head"},
         "vit_explain": {"discard": 0.9, "faults": "vit_explain"},
     },
-    applies=Applies(stitched=True),
+    applies=Applies(stitched=True, streams=True),
 )
 def rollout(
     trace: Trace,
@@ -61,6 +62,11 @@ def rollout(
     if not 0 <= discard < 1:
         raise OptionError(f"discard={discard} is not a share: it must be at least 0 and below 1")
     within("start", start, len(trace.blocks), "blocks")
+    if trace.streams is not None:
+        if start or fusion == "per_head" or faults != "none" or not normalise:
+            raise OptionError("on several streams of tokens rollout takes fusion=mean, max or min, and discard, alone")
+        matrices = [drop_smallest(_fuse(block, fusion), discard) for block in trace.blocks]
+        return trace.patches(rolled_relevance(trace.streams, matrices, trace.readouts))
     blocks = trace.blocks[start:]
     v = trace.readout.expand(blocks[-1].attention.size[0], -1)
     if fusion == "mean" and not discard and faults == "none":
@@ -84,7 +90,7 @@ def rollout(
 
 def _fuse(block: Block, fusion: str) -> Tensor:
     if fusion == "mean":
-        return block.A_mean
+        return block.A_mean if "A_mean" in block else block.A.mean(1)
     if fusion == "per_head":
         return block.A
     return block.A.amax(1) if fusion == "max" else block.A.amin(1)

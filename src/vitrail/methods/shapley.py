@@ -44,7 +44,7 @@ def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
     score="prob",
     signed=True,
     variants={"quick": {"forwards": 64}, "preview": {"forwards": 256}, "kernelshap": {"prior": None}},
-    applies=Applies(reads="outputs", text=True),
+    applies=Applies(reads="outputs", text=True, drops_tokens=True),
     cost=_cost,
 )
 def shapley(

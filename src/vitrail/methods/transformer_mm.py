@@ -5,7 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from vitrail.capture.trace import Block, Needs, Trace
+from vitrail.errors import OptionError
 from vitrail.methods._propagate import flow
+from vitrail.methods._streams import updated_relevance
 from vitrail.methods.registry import Applies, register, within
 
 
@@ -21,10 +23,13 @@ def _needs(start: int) -> Needs:
     needs=_needs,
     score="logit",
     variants={"last": {"start": -1}},
-    applies=Applies(stitched=True),
+    applies=Applies(stitched=True, streams=True),
 )
 def transformer_mm(trace: Trace, *, start: int = 0) -> Tensor:
     """Relevance that starts at the readout and grows by R ← R + Ā·R, with Ā the mean over heads of (dA ⊙ A)⁺.
+
+    On models of several streams of tokens, such as an encoder and a decoder, it grows by the published rules of
+    cross-attention as well.
 
     Args:
         trace: The pass, with gradients.
@@ -34,6 +39,11 @@ def transformer_mm(trace: Trace, *, start: int = 0) -> Tensor:
         Relevance of patches, shape (b, S), not negative.
     """
     within("start", start, len(trace.blocks), "blocks")
+    if trace.streams is not None:
+        if start:
+            raise OptionError(f"start={start} is defined for one stream of tokens; this model has several, use start=0")
+        matrices = [(block.A * block.dA).clamp_min(0).mean(1) for block in trace.blocks]
+        return trace.patches(updated_relevance(trace.streams, matrices, trace.readouts))
     return trace.patches(flow(trace, _step, trace.blocks[start:]))
 
 

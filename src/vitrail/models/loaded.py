@@ -28,12 +28,15 @@ class LoadedModel:
         preprocess: Function from a PIL image to a tensor, or None if unknown.
         classes: Class names by index, or None if unknown.
         name: Name for titles and manifests.
+        scores: What turns its class scores into probabilities, where the user states it: "softmax", "sigmoid" (several
+            labels an image) or "identity" (a regression); None for what the model states.
     """
 
     module: nn.Module
     preprocess: Transform | None = None
     classes: tuple[str, ...] | None = None
     name: str = ""
+    scores: str | None = None
 
 
 def describe(model: nn.Module | LoadedModel, name: str | None = None) -> LoadedModel:

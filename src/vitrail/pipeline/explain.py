@@ -131,7 +131,7 @@ def explain(
         output: Which part of the model's output holds the class scores, where there are several: a name, an index, or a
             function of the output. A target that is a function gets this part.
         scores: What turns the scores into probabilities: "softmax", "sigmoid" (several labels an image) or "identity"
-            (a regression). By default what the model states, see ``scores`` of the result.
+            (a regression). By default what the `LoadedModel` or the model states, see ``scores`` of the result.
         **options: Options of ``method``.
 
     Returns:
@@ -145,11 +145,12 @@ def explain(
         (torch.Size([2, 1, 32, 32]), torch.Size([2, 1, 4, 4]))
     """
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
+    loaded = unwrapped_model(model, preprocess)
+    reading = OutputReading(output, loaded.scores if scores is None else scores)
     request = Request(
         requested_methods(method, methods, options), target, layout, batch_size, keep, stitch, smoothing, check,
-        progress, advance, tokenizer, roles, of, OutputReading(output, scores),
+        progress, advance, tokenizer, roles, of, reading,
     )  # fmt: skip
-    loaded = unwrapped_model(model, preprocess)
     with fast.one_call():
         explain_inputs = _explain_images if tokenizer is None else _explain_texts
         results = explain_inputs(loaded, inputs, request)

@@ -141,7 +141,8 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         shared = _shared_forward(job, by_trace, propagations, stack)
         logits = class_logits(module, shared.output)
         resolved = _resolved(job, classes, shared.output, logits)
-        examine(shared, () if resolved.values is None else resolved.values.unbind(1))
+        by_order = any(one.method.reads_order for one in job.methods)
+        examine(shared, () if resolved.values is None else resolved.values.unbind(1), by_order)
         require_agreement(shared)
         # Perturbed inputs are evaluated in the model's own precision, so a pass under autocast is not reused. Neither
         # is one with a graph, which would stay in memory.

@@ -25,9 +25,10 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.output_tensors import fields_of
+from vitrail.capture.output_tensors import OutputReading, fields_of
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.removal import TokenDropper
+from vitrail.capture.score_function import class_probabilities
 from vitrail.errors import InputError, OptionError, TargetError
 from vitrail.models.class_group import ClassGroup
 from vitrail.models.loaded import LoadedModel, describe
@@ -56,6 +57,8 @@ class Evaluator:
             has ``batch`` images, a smaller one being padded, so that it is compiled once. Outputs differ from those
             of the plain model in the last bits. Where compiling fails, the plain model is used, with a warning.
         advance: Called with the number of images after each forward pass, for progress bars.
+        scores: What turns the model's class scores into probabilities: "softmax" or "sigmoid"; by default what the
+            model states.
 
     Example:
         >>> from vitrail.models.preprocess import Preprocess
@@ -80,6 +83,7 @@ class Evaluator:
         preprocess: Preprocess | None = None,
         compiled: bool = False,
         advance: Callable[[int], None] = lambda _: None,
+        scores: str | None = None,
     ) -> None:
         if batch < 1:
             raise OptionError(f"batch={batch} must be at least 1")
@@ -89,10 +93,12 @@ class Evaluator:
         self.precision, self.ties, self.seed = precision, ties, seed
         self.normalisation = Normalisation() if known is None else Normalisation(known.mean, known.std)
         self.advance = advance
+        self.scores = OutputReading(scores=loaded.scores if scores is None else scores).scores
         self.settings = {
             "model": loaded.name, "precision": str(precision), "ties": ties, "seed": seed,
             "mean": self.normalisation.mean, "std": self.normalisation.std,
         } | ({"compiled": True} if compiled else {})  # fmt: skip
+        self.settings |= {} if self.scores is None else {"scores": self.scores}
         self.empty_log_probs: dict[Any, Tensor] = {}
         self.token_dropper: TokenDropper | None = None
         self.compiled_model = fast.CompiledModel(self.model, batch) if compiled else None
@@ -183,7 +189,7 @@ class Evaluator:
         if logits is None:
             raise TargetError(f"perturbation tests need class scores, but the model returned {fields_of(output)}")
         self.advance(len(images))
-        return logits[: len(images)].float().log_softmax(1)
+        return class_probabilities(self.model, logits[: len(images)], self.scores, log=True)
 
 
 @contextmanager

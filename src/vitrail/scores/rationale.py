@@ -171,22 +171,25 @@ def comprehensiveness_sufficiency(
     }  # fmt: skip
 
 
-def class_probability(model: Any, tokenizer: Any, batch_size: int = 8) -> ClassProbability:
+def class_probability(model: Any, tokenizer: Any, batch_size: int = 8, scores: str | None = None) -> ClassProbability:
     """Make the function from texts to class probabilities that `comprehensiveness_sufficiency` takes.
 
     Args:
         model: A sequence classifier.
         tokenizer: Its fast tokenizer, or a `vitrail.text.TokenizerSettings`, which states how long texts are read.
         batch_size: Most windows in one forward pass.
+        scores: What turns the model's class scores into probabilities: "softmax" or "sigmoid"; by default what the
+            model states.
     """
-    from vitrail.inputs.targets import class_scores
+    from vitrail.capture.score_function import class_probabilities
     from vitrail.text.prediction import predict_texts
     from vitrail.text.tokens import TokenizerSettings
 
     reading = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
 
     def probability(texts: list[str], classes: list[int]) -> ArrayLike:
-        probabilities = class_scores(predict_texts(texts, reading, model, batch_size), "prob").double().cpu().numpy()
+        logits = predict_texts(texts, reading, model, batch_size)
+        probabilities = class_probabilities(model, logits, scores).double().cpu().numpy()
         return np.asarray(probabilities[np.arange(len(classes)), classes])
 
     return probability

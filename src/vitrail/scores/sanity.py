@@ -50,7 +50,7 @@ class RandomisationStep:
 
 
 def randomisation_steps(
-    model: nn.Module, images: Tensor, layout: Layout | None = None
+    model: nn.Module, images: Tensor | ModelInputs, layout: Layout | None = None
 ) -> tuple[RandomisationStep, ...]:
     """Find the randomisation steps of a model from its head down, with one forward pass.
 
@@ -59,7 +59,7 @@ def randomisation_steps(
 
     Args:
         model: The user's model; it is not changed.
-        images: Any valid input, shape (b, channels, height, width).
+        images: Any valid input, shape (b, channels, height, width), or all inputs of a call.
         layout: Prefix, grid and readout, where they cannot be detected.
 
     Example:
@@ -68,7 +68,8 @@ def randomisation_steps(
         ['head', 'block 2', 'block 1', 'block 0', 'embedding']
     """
     model = unwrap(model)
-    model_inputs = ModelInputs((images[:1],)).onto(model)
+    given = images if isinstance(images, ModelInputs) else ModelInputs((images,))
+    model_inputs = given.select(slice(0, 1)).onto(model)
     projections = [o.projection or "" for o in read_structure(model, model_inputs, layout).layers if not o.pool]
     blocks = _block_names(projections)
     use = _ParameterUse(model)

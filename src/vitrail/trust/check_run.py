@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import VitrailError
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.methods import find
@@ -128,8 +129,8 @@ class CheckRun(ABC):
         """The input with small noise, several times; None where it cannot be changed a little."""
 
     @abstractmethod
-    def _sample(self) -> Tensor:
-        """A tensor that the model takes, to find its parameters."""
+    def _sample(self) -> Tensor | ModelInputs:
+        """What the model takes, to find its parameters."""
 
     @abstractmethod
     def _size(self) -> ModelSize:
@@ -220,8 +221,9 @@ class CheckRun(ABC):
             target = changed.pop("target", self._own_target(explanation))
             options = {**explanation.options, **changed}
             again = self.source.explain(inputs, {explanation.method: options}, target)
-            spent += each * len(inputs)
-            other = torch.stack([self._values(one, b, 0) for one in again.values() for b in range(len(inputs))])
+            count = inputs.batch if isinstance(inputs, ModelInputs) else len(inputs)
+            spent += each * count
+            other = torch.stack([self._values(one, b, 0) for one in again.values() for b in range(count)])
             rho = spearman(values.expand_as(other).flatten(1).cpu(), other.flatten(1).cpu()).nan_to_num(0.0)
             similarities[name] = float(rho.min())
 

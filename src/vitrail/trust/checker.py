@@ -55,15 +55,11 @@ def check_maps(
             )
         if images is None:
             raise InputError("maps of tokens are checked word by word: pass texts with tokenizer=… to vitrail.explain")
-        if len(source.model_inputs.tensors) > 1 or source.model_inputs.reading.output is not None:
-            raise InputError(
-                "checks run the model on images alone, and this call has other tensors or a chosen part of the output: "
-                "wrap the model so that it takes images and returns class scores"
-            )
         if first.targets is not None and first.scores == "identity":
             raise InputError("checks compare log-odds, which the values of a regression do not have")
         grid = source.structure.layout.plane or DEFAULT_GRID
-        remove = PatchRemoval(source.loaded, images[image : image + 1], grid, removal, batch_size, advance)
+        call = source.model_inputs.select(slice(image, image + 1))
+        remove = PatchRemoval(source.loaded, call, grid, removal, batch_size, advance)
         run = ImageCheckRun(source, first, settings, remove)
     with fast.unchanged(source.loaded.module):
         return MapChecks({name: run(explanation) for name, explanation in explanations.items()})

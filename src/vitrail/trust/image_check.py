@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import class_logits
-from vitrail.errors import ModelError
+from vitrail.errors import InputError, ModelError
 from vitrail.inputs.map_source import MapSource
 from vitrail.inputs.targets import class_scores
 from vitrail.methods.cost import ModelSize, size_of
@@ -38,13 +40,13 @@ class ImageCheckRun(CheckRun):
     """Checks maps of one image and target."""
 
     def __init__(self, source: MapSource, first: Any, settings: CheckSettings, remove: PatchRemoval) -> None:
-        self.grid, self.structure, self.image_tensor = remove.grid, source.structure, remove.image
+        self.grid, self.structure, self.call = remove.grid, source.structure, remove.call
         super().__init__(source, first, settings, remove)
 
     @property
-    def inputs(self) -> Tensor:
-        """The image, shape (1, channels, height, width)."""
-        return self.image_tensor
+    def inputs(self) -> ModelInputs:
+        """The image, with the other inputs of its call."""
+        return self.call
 
     def _values(self, explanation: Any, image: int | None = None, k: int | None = None) -> Tensor:
         at = self.image if image is None else image, self.k if k is None else k
@@ -60,7 +62,7 @@ class ImageCheckRun(CheckRun):
 
     def _score(self, output: Any) -> Tensor:
         if self.source.target is not None:
-            values = self.source.target(output)
+            values = self._target_values(output)
             return values if values.dim() == 1 else values[:, self.k]
         logits = class_logits(self.source.loaded.module, output)
         if logits is None:
@@ -68,12 +70,29 @@ class ImageCheckRun(CheckRun):
         scores = class_scores(logits.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k]])
 
-    def _noisy(self) -> Tensor:
-        image = self.inputs
-        return torch.cat([image + noise for noise in noise_samples(image, RADIUS, self.budget.draws, self.seed)])
+    def _target_values(self, output: Any) -> Tensor:
+        """The values of the target function for copies of one image."""
+        assert self.source.target is not None
+        try:
+            values: Any = self.source.target(output)
+            reason = None if isinstance(values, Tensor) and len(values) == len(any_output(output)) else "another number"
+        except (RuntimeError, IndexError, ValueError) as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+        if reason is not None:
+            raise InputError(
+                "checks call the target function with copies of one image, and it did not return one value for each "
+                f"({reason}): a function that reads values of the whole batch, such as its labels, cannot be checked"
+            )
+        return values  # type: ignore[no-any-return]
 
-    def _sample(self) -> Tensor:
-        return self.inputs
+    def _noisy(self) -> ModelInputs:
+        image = self.call.image
+        assert image is not None
+        noisy = torch.cat([image + noise for noise in noise_samples(image, RADIUS, self.budget.draws, self.seed)])
+        return self.call.pick(torch.zeros(len(noisy), dtype=torch.long, device=image.device), noisy)
+
+    def _sample(self) -> ModelInputs:
+        return self.call
 
     def _size(self) -> ModelSize:
         return size_of(self.structure)

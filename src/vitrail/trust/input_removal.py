@@ -12,7 +12,7 @@ from torch import Tensor
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.removal import TokenDropper, fill_patches, kept_mask
-from vitrail.errors import OptionError
+from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import TextSource
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
@@ -84,7 +84,7 @@ class PatchRemoval(InputRemoval):
 
     Args:
         loaded: The model.
-        image: Normalised for the model, shape (1, channels, height, width).
+        image: Normalised for the model, shape (1, channels, height, width), or all inputs of a call for one example.
         grid: Rows and columns of patches.
         by: "tokens", the name of a fill, or None for tokens where the model supports it and the fill "blur" otherwise.
         batch_size: Most images in one forward pass.
@@ -94,7 +94,7 @@ class PatchRemoval(InputRemoval):
     def __init__(
         self,
         loaded: LoadedModel,
-        image: Tensor,
+        image: Tensor | ModelInputs,
         grid: tuple[int, int],
         by: str | None = None,
         batch_size: int = 64,
@@ -102,28 +102,33 @@ class PatchRemoval(InputRemoval):
     ) -> None:
         if by not in (None, TOKENS) and by not in FILLS:
             raise OptionError(f"removal={by!r} is not {TOKENS!r} or one of the fills {', '.join(FILLS)}")
-        self.module, self.image, self.grid = loaded.module, image, grid
-        self.count, self.device = grid[0] * grid[1], image.device
+        self.call = image if isinstance(image, ModelInputs) else ModelInputs((image,))
+        pixels = self.call.image
+        if pixels is None:
+            raise InputError(f"patches are removed from images: {self.call.what}")
+        self.module, self.image, self.grid = loaded.module, pixels, grid
+        self.count, self.device = grid[0] * grid[1], pixels.device
         self.batch_size, self.advance = batch_size, advance
         self.dropper: TokenDropper | None = None
         if by == TOKENS:
-            self.dropper = TokenDropper(loaded.module, image)
+            self.dropper = TokenDropper(loaded.module, self.call)
         elif by is None:
-            self.dropper = TokenDropper.or_none(loaded.module, image, grid)
+            self.dropper = TokenDropper.or_none(loaded.module, self.call, grid)
         self.by = TOKENS if self.dropper is not None else by or DEFAULT_FILL
         if self.dropper is None:
             known = loaded.preprocess
             normalisation = Normalisation(known.mean, known.std) if isinstance(known, Preprocess) else Normalisation()
-            self.fill = find_fill(self.by).fill_image(image, normalisation, 0)
+            self.fill = find_fill(self.by).fill_image(pixels, normalisation, 0)
 
     def output(self, keep: Tensor) -> Any:
         """The model's output with some patches kept."""
         images = self.image.expand(len(keep), -1, -1, -1)
+        rows = torch.zeros(len(keep), dtype=torch.long, device=self.device)
         if self.dropper is not None:
-            return self.dropper(images, keep)
+            return self.dropper(self.call.pick(rows, images), keep)
         filled = fill_patches(images, kept_mask(keep, self.count), self.grid, self.fill)
         with frozen(self.module), torch.no_grad():
-            return ModelInputs((filled,)).into(self.module)
+            return self.call.pick(rows, filled).into(self.module)
 
 
 class WordRemoval(InputRemoval):

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from vitrail.capture.output_tensors import logits_of
+from vitrail.capture.outputs import class_logits
+from vitrail.capture.score_function import class_probabilities
 from vitrail.errors import InputError
-from vitrail.inputs.targets import class_scores
 from vitrail.trust.input_removal import DEFAULT_GRID, PatchRemoval
 from vitrail.web.model import ServedModel
 
@@ -68,9 +68,10 @@ def remove_patches(
         remove = PatchRemoval(served.loaded, inputs.image, grid, None, served.batch_size)
         regions = [chosen, *shifted_regions(chosen, grid)]
         kept = [[patch for patch in range(count) if patch not in set(region)] for region in regions]
-        logits = logits_of(remove.output(torch.tensor(kept, device=inputs.image.device)))
+        output = remove.output(torch.tensor(kept, device=inputs.image.device))
+        logits = class_logits(served.loaded.module, output)
     assert logits is not None
-    scores = class_scores(logits.float(), "prob").cpu()
+    scores = class_probabilities(served.loaded.module, logits, served.loaded.scores).cpu()
     probabilities = scores[:, list(classes)]
     return {
         "without": probabilities[0].tolist(), "elsewhere": probabilities[1:].mean(0).tolist(),

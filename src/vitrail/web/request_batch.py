@@ -14,7 +14,8 @@ from torch import Tensor
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
-from vitrail.inputs.targets import Target, class_scores
+from vitrail.capture.score_function import class_probabilities
+from vitrail.inputs.targets import Target
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.web.cache import BoundedStore, MapCache
@@ -106,7 +107,8 @@ class Predictions:
             self._put(*request, row)
 
     def _put(self, served: ServedModel, image_id: str | None, raw_input: Any, logits: Tensor) -> Tensor:
-        key, found = _key(served, image_id, raw_input), class_scores(logits[None], "prob")[0].cpu()
+        found = class_probabilities(served.loaded.module, logits[None], served.loaded.scores)[0].cpu()
+        key = _key(served, image_id, raw_input)
         self.store.put(key, found, found.numel() * 4 + len(key))
         return found
 

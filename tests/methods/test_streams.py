@@ -1,0 +1,110 @@
+"""Methods across streams of tokens against slow replicas, known answers, and one stream as always."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import vitrail
+from tests.replicas import streams as replica
+from tests.zoo.encoder_decoders import CASES, bart, detector, lxmert, t5
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.streams import StreamLayer, Streams
+from vitrail.capture.structure import read_structure
+from vitrail.capture.trace import ALL
+from vitrail.errors import OptionError
+from vitrail.methods._streams import rolled_relevance, updated_relevance
+from vitrail.testing import tiny_vit
+
+#: The same weights with attention that the model writes out.
+EAGER = {
+    "bart": partial(bart, "eager"), "t5": partial(t5, "eager"), "detr": partial(detector, "Detr", "eager"),
+    "conditional_detr": partial(detector, "ConditionalDetr", "eager"), "lxmert, text": lxmert,
+    "lxmert, image": partial(lxmert, "visual_feats"),
+}  # fmt: skip
+
+FAST = ("bart", "detr")
+PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CASES]
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_agrees_with_the_published_rules(name):
+    case, twin = CASES[name](), EAGER[name]()
+    subject = case.subject
+    methods = ["transformer_mm", "rollout", "grad_rollout:discard=0"]
+    found = vitrail.explain(subject.model, subject.inputs, methods=methods, target=subject.target, **subject.options)
+    A, dA = replica.attention_and_gradients(twin.subject.model, twin.subject.inputs, subject.target)
+    rules = (case.read, case.explained)
+    expected = {
+        "transformer_mm": replica.transformer_mm(case.plan, A, dA, *rules),
+        "rollout": replica.rollout(case.plan, [a.mean(1) for a in A], *rules),
+        "grad_rollout:discard=0": replica.rollout(
+            case.plan, [(a * g).mean(1).clamp(min=0) for a, g in zip(A, dA, strict=True)], *rules
+        ),
+    }
+    for method, slow in expected.items():
+        ours = found[method].grid[:, 0].flatten(1)
+        assert torch.allclose(ours, slow, rtol=1e-7, atol=1e-9 * float(slow.abs().max())), method
+
+
+def test_one_stream_has_the_same_maps_as_always():
+    model = tiny_vit().double()
+    given = ModelInputs((torch.randn(2, 3, 32, 32, dtype=torch.float64),))
+    structure = read_structure(model, given)
+    with forward_pass(model, given, structure, [{"A": ALL, "dA": ALL}]) as one:
+        trace = one.trace(one.output[:, 1])
+    layers = tuple(StreamLayer(i, 0, 0, i) for i in range(len(trace.blocks)))
+    streams = Streams(layers, (structure.tokens,), 0, (len(layers) - 1,))
+    readout = trace.readout.expand(2, -1)
+    weighted = [(b.A * b.dA).clamp_min(0).mean(1) for b in trace.blocks]
+    found = vitrail.explain(model, given.args[0], methods=["transformer_mm", "rollout"], target=1)
+    ours = {
+        "transformer_mm": updated_relevance(streams, weighted, [readout]),
+        "rollout": rolled_relevance(streams, [b.A.mean(1) for b in trace.blocks], [readout]),
+    }
+    for method, tokens in ours.items():
+        assert torch.allclose(trace.patches(tokens), found[method].grid[:, 0].flatten(1), rtol=1e-9)
+
+
+class OneToken(nn.Module):
+    """An encoder whose tokens do not attend to each other, and a decoder that may attend to one of them alone."""
+
+    token = 9
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed = nn.Conv2d(3, 16, 8, 8)
+        self.transformer = nn.Transformer(16, 2, 2, 2, 32, batch_first=True)
+        self.query, self.head = nn.Parameter(torch.randn(1, 4, 16)), nn.Linear(16, 5)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.embed(images).flatten(2).mT
+        n = x.shape[1]
+        alone = ~torch.eye(n, dtype=torch.bool)
+        one = (torch.arange(n) != self.token).expand(4, n)
+        return self.head(self.transformer(x, self.query.expand(len(x), -1, -1), alone, memory_mask=one))
+
+
+@pytest.mark.parametrize("method", ["transformer_mm", "rollout", "grad_rollout:discard=0", "attnlrp:where=tokens"])
+def test_relevance_is_at_the_only_token_that_is_read(method):
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2)).double()
+    e = vitrail.explain(OneToken().double().eval(), images, method, target=lambda o: o[:, 1, 3])
+    grid = e.grid[:, 0].flatten(1)
+    elsewhere = grid.clone()
+    elsewhere[:, OneToken.token] = 0
+    assert grid[:, OneToken.token].abs().min() > 0
+    assert elsewhere.abs().max() <= 1e-9 * grid.abs().max()
+
+
+def test_options_for_one_stream_are_refused():
+    case = bart()
+    given = (case.subject.model, case.subject.inputs)
+    with pytest.raises(OptionError, match="start=1 is defined for one stream"):
+        vitrail.explain(*given, "transformer_mm", start=1, target=case.subject.target)
+    with pytest.raises(OptionError, match="on several streams of tokens rollout"):
+        vitrail.explain(*given, "rollout:per_head", target=case.subject.target)
