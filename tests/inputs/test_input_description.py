@@ -201,5 +201,5 @@ def test_methods_on_pixels_name_what_is_explained():
         def forward(self, video):
             return self.image(self.frames(video.transpose(1, 2)).mean(2))
 
-    with pytest.raises(NotApplicableError, match="a video"):
-        vitrail.explain(OfVideo().eval(), torch.randn(1, 2, 3, 32, 32), "occlusion", target=1)
+    with pytest.raises(NotApplicableError, match=r"defined on images.*time, height, width"):
+        vitrail.explain(OfVideo().eval(), torch.randn(1, 2, 3, 32, 32), "scorecam", target=1)

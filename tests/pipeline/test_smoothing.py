@@ -163,10 +163,10 @@ def test_wrong_settings_are_named(given, message):
 
 
 def test_what_cannot_be_mirrored_is_refused():
-    padded = Layout(prefix=0, grid=(3, 3), readout="mean", area=Area(0, 0, 48, 48))
+    padded = Layout(prefix=0, grid=(3, 3), readout="mean", area=Area((0, 0), (48, 48)))
     with pytest.raises(NotApplicableError, match="pads its 40×40 images"):
         Mirror.of(torch.zeros(1, 3, 40, 40), padded)
-    smaller = Layout(prefix=0, grid=(2, 2), readout="mean", area=Area(0, 0, 32, 32))
+    smaller = Layout(prefix=0, grid=(2, 2), readout="mean", area=Area((0, 0), (32, 32)))
     mirror = Mirror.of(torch.zeros(1, 3, 40, 40), smaller)
     with pytest.raises(NotApplicableError, match="5×5 grid covers more"):
         mirror.relevance(torch.zeros(1, 1, 5, 5))

@@ -283,7 +283,7 @@ class _ChunkRunner:
     def _save_maps(self, batch: ScoreBatch) -> None:
         """Collect the maps of a batch; a missing map is NaN."""
         self.saved_ids += batch.ids
-        grid = self.model.structure.layout.grid
+        grid = self.model.structure.layout.plane
         for method in self.chunk.methods:
             for target in self.plan.targets:
                 columns = batch.target_columns(target)

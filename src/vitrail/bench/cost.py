@@ -96,7 +96,7 @@ def measure_model(context: BenchContext, model: AnyBenchModel) -> ModelCost:
     methods = tuple(spec for spec in context.plan.specs() if spec not in model.not_applicable)
     linears = [module for module in model.loaded.module.modules() if isinstance(module, nn.Linear)]
     width = int(linears[-1].in_features) if linears else 768
-    grid, blocks = model.structure.layout.grid, len(model.structure.layers)
+    grid, blocks = model.structure.layout.plane, len(model.structure.layers)
     if isinstance(model, BenchTextModel):
         size = (1, max_tokens(model.loaded.module, model.settings))
         return ModelCost(size, size, width, blocks, methods, seconds, memory)

@@ -163,7 +163,7 @@ class FolderChunk:
             assert e.targets is not None
             assert e.probabilities is not None
             offset, count = sum(map(len, maps[method])), e.targets.shape[1]
-            maps[method].append(to_half(e.grid, e.signed, model.structure.layout.grid).flatten(0, 1))
+            maps[method].append(to_half(e.grid, e.signed, model.structure.layout.plane).flatten(0, 1))
             for i, k in product(range(len(images)), range(count)):
                 add_row(
                     images[i], method, int(e.targets[i, k]), offset + i * count + k, name=_class_name(e, i, k),

@@ -129,8 +129,8 @@ class OverlayChunk:
         size = (grid.shape[-2], grid.shape[-1])
         if self.area is None or size[0] > self.preprocess.size[0]:
             return normalise(upsample(grid, self.preprocess.size), signed).numpy()
-        covered = normalise(upsample(grid, (self.area.height, self.area.width)), signed)
-        return place(covered, self.preprocess.size, (self.area.top, self.area.left)).numpy()
+        covered = normalise(upsample(grid, self.area.size), signed)
+        return place(covered, self.preprocess.size, self.area.start).numpy()
 
 
 def overlay_names(rows: Sequence[Row]) -> Iterator[str]:

@@ -43,7 +43,7 @@ def examine(shared: ForwardPass, targets: Sequence[Tensor] = (), by_order: bool 
         return
     evidence.differs("the functions that the model calls", program_differs(structure, evidence.program))
     if by_order and evidence.values is not None and evidence.leaf is not None and structure.owners is not None:
-        moved = order_differs(evidence.values, evidence.leaf, structure.owners, structure.overlapping)
+        moved = order_differs(evidence.values, evidence.leaf, structure.owners, structure.overlapping, evidence.axes)
         evidence.differs("the order of the patches", moved)
     scores = logits_of(shared.output)
     if scores is not None and structure.outputs != "sigmoid":

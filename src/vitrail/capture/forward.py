@@ -25,6 +25,7 @@ from vitrail.capture.readout import SILENT, measured_readout, token_reach
 from vitrail.capture.recogniser import split_heads
 from vitrail.capture.residual import Tail
 from vitrail.capture.row_products import RowwiseProducts
+from vitrail.capture.signal_axes import SignalAxes
 from vitrail.capture.streams import Streams
 from vitrail.capture.trace import Block, Needs, Trace, blocks_to_keep
 from vitrail.capture.verify import direction, gradients
@@ -58,7 +59,8 @@ class PassEvidence:
     Attributes:
         program: The functions that the model called.
         values: Values of the first attention, in the graph of ``leaf``; None where they were not kept.
-        leaf: The images that the graph starts at, or None.
+        leaf: The images, or other numbers on axes, that the graph starts at, or None.
+        axes: The axes of ``leaf``; None for images.
         outputs: Results of attention calls in the graph, by call, where all of them are.
         disagreements: What differs from the structure, by reason: whether it does, known at once or on the device.
     """
@@ -66,6 +68,7 @@ class PassEvidence:
     program: Program
     values: Tensor | None = None
     leaf: Tensor | None = None
+    axes: SignalAxes | None = None
     outputs: dict[int, Tensor] = field(default_factory=dict)
     disagreements: list[tuple[str, bool | Tensor]] = field(default_factory=list)
 
@@ -352,7 +355,7 @@ def forward_pass(
     by_block["dZ"] = by_block.get("dZ", frozenset()) | read
     by_call = {kind: frozenset(layers[i].call for i in where) for kind, where in by_block.items()}
     dtype = method_dtype(model)
-    start = model_inputs.patches if model_inputs.image is None else model_inputs.image
+    start = model_inputs.start
     from_pixels = confirm and structure.kind == "plain" and structure.owners is not None
     whole_graph = whole_graph or (confirm and structure.calls != len(layers))
     leaf = None
@@ -379,7 +382,7 @@ def forward_pass(
         with fast.with_split_products(device), mode:
             output = run_model(model, model_inputs)
         torch.set_grad_enabled(True)  # where the pass built a graph at its ends alone
-        evidence = None if program is None else PassEvidence(program, mode.values, leaf)
+        evidence = None if program is None else PassEvidence(program, mode.values, leaf, model_inputs.axes)
         if evidence is not None:
             evidence.outputs = {i: c.Z for i, c in enumerate(mode.calls) if c.Z is not None}
         _check_calls(mode, structure)

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from torch import Tensor
 
 IMAGE, VIDEO, PATCHES, SPECTROGRAM, SERIES, TOKENS = "image", "video", "patches", "spectrogram", "series", "tokens"
-POSITIONS, MASK, SHARED, OTHER = "positions", "mask", "shared", "other"
-#: Every role. The first six can be explained: where a call has several of them, the first one in this order is.
-ROLES = (IMAGE, VIDEO, PATCHES, SPECTROGRAM, SERIES, TOKENS, POSITIONS, MASK, SHARED, OTHER)
-EXPLAINED = ROLES[:6]
+FEATURES, POSITIONS, MASK, SHARED, OTHER = "features", "positions", "mask", "shared", "other"
+#: Every role. The first seven can be explained: where a call has several of them, the first one in this order is.
+ROLES = (IMAGE, VIDEO, PATCHES, SPECTROGRAM, SERIES, TOKENS, FEATURES, POSITIONS, MASK, SHARED, OTHER)
+EXPLAINED = ROLES[:7]
+#: Roles of numbers that lie on axes, see `vitrail.capture.signal_axes`.
+SIGNALS = (IMAGE, VIDEO, SPECTROGRAM, SERIES, FEATURES)
 
 _BATCH = "batch"
 #: Parts of names that give a tensor a role whatever its shape.
@@ -20,16 +22,20 @@ _PARTS = {"mask": MASK, "position": POSITIONS, "coord": POSITIONS, "bbox": POSIT
 _FLOATS = {
     "input_features": SPECTROGRAM, "spectrogram": SPECTROGRAM, "mel": SPECTROGRAM, "input_values": SERIES,
     "past_values": SERIES, "waveform": SERIES, "audio": SERIES, "series": SERIES, "time_series": SERIES,
-    "pixel_values": PATCHES, "patches": PATCHES,
+    "pixel_values": PATCHES, "patches": PATCHES, "features": FEATURES, "x_num": FEATURES, "x_cont": FEATURES,
+    "numerical_features": FEATURES, "numeric_features": FEATURES,
 }  # fmt: skip
 _AXES = {
     IMAGE: (_BATCH, "channels", "height", "width"),
     VIDEO: (_BATCH, "time", "channels", "height", "width"),
     PATCHES: (_BATCH, "patches", "values"),
     SPECTROGRAM: (_BATCH, "time", "frequency"),
-    SERIES: (_BATCH, "time", "channels"),
+    SERIES: (_BATCH, "time", "variables"),
+    FEATURES: (_BATCH, "features"),
     TOKENS: (_BATCH, "tokens"),
 }
+#: Numbers of channels of a video.
+_CHANNELS = (1, 2, 3, 4)
 
 
 @dataclass(frozen=True)
@@ -38,8 +44,9 @@ class InputTensor:
 
     Attributes:
         name: The argument's name; "[0]" for the first positional one, "batch.image" for an entry of a nested one.
-        role: One of "image", "video", "patches" (flattened, in place of an image), "spectrogram", "series", "tokens",
-            "positions", "mask", "shared" (context of all examples, such as the texts of CLIP) and "other".
+        role: One of "image", "video", "patches" (flattened, in place of an image), "spectrogram", "series",
+            "features" (of a table), "tokens", "positions", "mask", "shared" (context of all examples, such as the texts
+            of CLIP) and "other".
         axes: What each axis is.
         per_example: Whether entry i along the first axis belongs to example i.
         known_by: "name", "shape", "effect" or "argument": what the role and the batch axis were found by.
@@ -93,6 +100,8 @@ def role_of(name: str, tensor: Tensor) -> tuple[str, str]:
         return (IMAGE if tensor.dim() == 4 else VIDEO), "shape"
     if key in _FLOATS and tensor.dim() in (2, 3):
         role = _FLOATS[key]
+        if role == FEATURES:
+            return (FEATURES, "name") if tensor.dim() == 2 else (OTHER, "shape")
         return (SPECTROGRAM if key == "input_values" and tensor.dim() == 3 else role), "name"
     return OTHER, "shape"
 
@@ -104,12 +113,18 @@ def axes_of(role: str, tensor: Tensor, packed: bool = False) -> tuple[str, ...]:
         >>> import torch
         >>> axes_of("image", torch.zeros(2, 3, 8, 8)), axes_of("other", torch.zeros(2, 5))
         (('batch', 'channels', 'height', 'width'), ('batch', 'axis 1'))
+        >>> axes_of("spectrogram", torch.zeros(2, 80, 3000))  # time is the longer axis
+        ('batch', 'frequency', 'time')
     """
     known = _AXES.get(role, ())
     if packed:
         return ("patches", *(f"axis {i}" for i in range(1, tensor.dim())))
     if role == SERIES and tensor.dim() == 2:
         return known[:2]
+    if role == VIDEO and tensor.dim() == 5 and int(tensor.shape[1]) in _CHANNELS and tensor.shape[2] not in _CHANNELS:
+        return (_BATCH, "channels", "time", "height", "width")
+    if role == SPECTROGRAM and tensor.dim() == 3 and tensor.shape[2] > tensor.shape[1]:
+        return (_BATCH, "frequency", "time")
     if len(known) == tensor.dim():
         return known
     first = ("axis 0",) if role == SHARED else (_BATCH,)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import fast
-from vitrail.capture.input_roles import InputTensor, describe_tensors, explained_index
+from vitrail.capture.input_roles import SIGNALS, InputTensor, describe_tensors, explained_index
 from vitrail.capture.output_tensors import OutputReading
+from vitrail.capture.signal_axes import SignalAxes
 from vitrail.capture.tensor_tree import map_tensors, named_tensors
 from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailError
 
@@ -39,6 +40,7 @@ class ModelInputs:
         described: The description of every tensor, in order; None to describe them by their names and shapes.
         of: Name of the tensor that is explained; None for the first by its role.
         reading: Which part of the model's output holds the scores, and what turns these into probabilities.
+        units: Axes of the maps whose unit is known, such as the seconds of a sound file.
 
     Example:
         >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
@@ -56,6 +58,7 @@ class ModelInputs:
     described: tuple[InputTensor, ...] | None = None
     of: str | None = None
     reading: OutputReading = field(default_factory=OutputReading)
+    units: tuple[Any, ...] = ()
 
     @cached_property
     def named(self) -> tuple[tuple[str, Tensor], ...]:
@@ -102,7 +105,10 @@ class ModelInputs:
         if self.explained is None:
             return "nothing is explained here"
         one = self.description[self.explained]
-        names = {"tokens": "a text", "patches": "flattened patches", "other": "numbers of an unknown kind"}
+        names = {
+            "tokens": "a text", "patches": "flattened patches", "features": "a row of features", "series": "a series",
+            "other": "numbers of an unknown kind",
+        }  # fmt: skip
         what = names.get(one.role, f"a {one.role}")
         return f"what is explained here is {what} ({one.name}): use a method of another family, or of= or roles="
 
@@ -116,6 +122,35 @@ class ModelInputs:
     def image(self) -> Tensor | None:
         """The images that are explained, shape (b, channels, height, width), or None."""
         return self.having("image")
+
+    @property
+    def axes(self) -> SignalAxes | None:
+        """The axes of what is explained if it is an image, video, spectrogram, series or features, else None."""
+        if self.explained is None or self.description[self.explained].role not in SIGNALS:
+            return None
+        found = self.description[self.explained].axes
+        named = not any(name.startswith("axis ") for name in found)
+        return SignalAxes.of(found) if named and self.numbers is not None else None
+
+    @property
+    def signal(self) -> Tensor | None:
+        """What is explained where it lies on axes, as the model takes it, or None."""
+        return None if self.axes is None else self.numbers
+
+    @property
+    def start(self) -> Tensor | None:
+        """What is explained where a graph starts at it and its tokens can be measured: a signal or patches."""
+        return self.patches if self.signal is None else self.signal
+
+    @property
+    def canvas(self) -> Tensor | None:
+        """What is explained where it lies on axes, shape (b, channels, axes of the map …), or None."""
+        return None if self.axes is None or self.numbers is None else self.axes.canvas(self.numbers)
+
+    @property
+    def map_size(self) -> tuple[int, ...] | None:
+        """The size of a map of what is explained, or None where it lies on no axes."""
+        return None if self.axes is None or self.numbers is None else self.axes.size(self.numbers)
 
     @property
     def only_image(self) -> bool:
@@ -146,7 +181,7 @@ class ModelInputs:
         A pass that is recorded cannot wait for the answer: it takes the mask, whatever it says.
         """
         mask = self.called("attention_mask" if self.patches is None else "pixel_attention_mask")
-        if self.image is not None or mask is None or mask.dim() != 2 or mask.shape[0] != self.batch:
+        if self.signal is not None or mask is None or mask.dim() != 2 or mask.shape[0] != self.batch:
             return None
         if self.words is not None and mask.shape != self.words.shape:
             return None
@@ -315,6 +350,25 @@ def run_model(model: nn.Module, model_inputs: ModelInputs) -> Any:
         raise _failure(model, model_inputs, error) from error
 
 
+#: Names by which configs state the size of an axis.
+_STATED = {
+    "time": ("num_frames", "max_length", "context_length"), "frequency": ("num_mel_bins",),
+    "height": ("image_size",), "width": ("image_size",), "variables": ("num_input_channels",),
+}  # fmt: skip
+
+
+def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> dict[str, int]:
+    """The sizes of the axes that a model's config states."""
+    config = getattr(model, "config", None)
+    config = getattr(config, "vision_config", config)
+    found: dict[str, int] = {}
+    for axis in axes:
+        stated = [getattr(config, name, None) for name in _STATED.get(axis, ())]
+        size = next((one for one in stated if isinstance(one, int)), None)
+        found |= {} if size is None else {axis: size}
+    return found
+
+
 def _further_inputs(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> str:
     """What else forward takes, where it failed on something that is None."""
     if "NoneType" not in str(error):
@@ -345,6 +399,12 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
             f"{name}.forward() does not accept these inputs ({reason}): pass a dict with the arguments by name"
         )
     image = model_inputs.image
+    if image is None and model_inputs.axes is not None:
+        expected = _stated_sizes(model, model_inputs.axes.names)
+        sizes = dict(zip(model_inputs.axes.names, model_inputs.map_size or (), strict=True))
+        if any(sizes[axis] != size for axis, size in expected.items()):
+            given, takes = (", ".join(f"{axis} {size}" for axis, size in one.items()) for one in (sizes, expected))
+            return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {takes}")
     sized = isinstance(error, RuntimeError | ValueError | AssertionError) and _SIZE_WORDS.search(str(error))
     if image is None or not sized:
         further = _further_inputs(model, model_inputs, error)

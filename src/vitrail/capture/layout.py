@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from math import isqrt, sqrt
+from math import isqrt, prod, sqrt
 
 import numpy as np
 import torch
@@ -25,19 +25,15 @@ READOUTS = {
 
 @dataclass(frozen=True)
 class Area:
-    """The part of an image that the patch grid covers, in pixels; it may end inside the image or beyond it.
+    """The part of an input that the patch grid covers, in entries (pixels, frames); it may end beyond the input.
 
     Attributes:
-        top: First row.
-        left: First column.
-        height: Height of the whole grid.
-        width: Width of the whole grid.
+        start: First entry along each axis of the map; of an image the first row and column.
+        size: Size of the whole grid along each axis.
     """
 
-    top: int
-    left: int
-    height: int
-    width: int
+    start: tuple[int, ...]
+    size: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -46,12 +42,13 @@ class Layout:
 
     Attributes:
         prefix: Number of tokens before the patches (CLS, distillation, registers).
-        grid: Patches per column and per row.
+        grid: Number of patches along each axis of the map: rows and columns for images, time, rows and columns for
+            videos, time alone for waveforms.
         readout: One of ``READOUTS``, or the indices of the tokens the head averages.
         suffix: Number of tokens after the patches.
         table: Token of each grid cell, row by row; −1 for a cell without token. None where the patches stand row by
             row after the prefix.
-        area: What the grid covers, or None for the whole image.
+        area: What the grid covers, or None for the whole input.
 
     Example:
         >>> Layout(prefix=1, grid=(14, 14), readout="cls").tokens
@@ -59,7 +56,7 @@ class Layout:
     """
 
     prefix: int | None = None
-    grid: tuple[int, int] | None = None
+    grid: tuple[int, ...] | None = None
     readout: str | tuple[int, ...] | None = None
     suffix: int = 0
     table: tuple[int, ...] | None = None
@@ -68,11 +65,16 @@ class Layout:
     def __post_init__(self) -> None:
         if isinstance(self.readout, str) and self.readout not in READOUTS:
             raise ModelError(f"unknown readout {self.readout!r}: choose from {', '.join(READOUTS)}, or give indices")
-        if self.table is not None and self.grid is not None and len(self.table) != self.grid[0] * self.grid[1]:
+        if self.table is not None and self.grid is not None and len(self.table) != prod(self.grid):
             raise ModelError(
-                f"the token table has {len(self.table)} entries, a {self.grid[0]}×{self.grid[1]} grid needs "
-                f"{self.grid[0] * self.grid[1]}: give one token for each cell, −1 for none"
+                f"the token table has {len(self.table)} entries, a {by(self.grid)} grid needs {prod(self.grid)}: give "
+                "one token for each cell, −1 for none"
             )
+
+    @property
+    def plane(self) -> tuple[int, int] | None:
+        """Rows and columns of the patches of an image; None where they are unknown or the grid has no two axes."""
+        return (self.grid[0], self.grid[1]) if self.grid is not None and len(self.grid) == 2 else None
 
     @property
     def tokens(self) -> int | None:
@@ -81,7 +83,7 @@ class Layout:
             return None
         if self.table is not None:
             return self.prefix + sum(t >= 0 for t in self.table) + self.suffix
-        return self.prefix + self.grid[0] * self.grid[1] + self.suffix
+        return self.prefix + prod(self.grid) + self.suffix
 
     def patch_tokens(self, tokens: int) -> tuple[int, ...]:
         """The token of each patch, row by row; −1 for a cell without token.
@@ -140,6 +142,16 @@ class Layout:
         return READOUTS[self.readout or "cls"]
 
 
+def by(sizes: tuple[int, ...]) -> str:
+    """Sizes for messages.
+
+    Example:
+        >>> by((8, 14, 14))
+        '8×14×14'
+    """
+    return "×".join(map(str, sizes))
+
+
 def index_tensor(indices: tuple[int, ...], device: torch.device) -> Tensor:
     """Indices on a device; kept, because copying them there makes a GPU wait."""
     found = _index_tensor(indices, device)
@@ -169,7 +181,7 @@ def count_layout(
         >>> count_layout(Layout(), 201, (224, 224), (14, 14), None)
         Layout(prefix=5, grid=(14, 14), readout=None, suffix=0, table=None, area=None)
     """
-    prefix, grid = given.prefix, given.grid
+    prefix, grid = given.prefix, given.plane
     if grid is None and convolved is not None and 0 <= tokens - convolved[0] * convolved[1] <= max(16, tokens // 4):
         grid = convolved
     if image is None:
@@ -209,10 +221,11 @@ def grid_of(patches: int, image: tuple[int, int]) -> tuple[int, int] | None:
 
 
 def measured_layout(owners: Tensor, tokens: int) -> Layout | None:
-    """Prefix, suffix, grid, table and area from the token that each pixel belongs to.
+    """Prefix, suffix, grid, table and area from the token that each entry of the input belongs to.
 
     Args:
-        owners: Token of each pixel, shape (height, width); −1 for pixels of no token.
+        owners: Token of each entry, in the shape of a map: (height, width) for images, (time, height, width) for
+            videos, (time,) for waveforms; −1 for entries of no token.
         tokens: Number of tokens n.
 
     Returns:
@@ -222,46 +235,58 @@ def measured_layout(owners: Tensor, tokens: int) -> Layout | None:
         >>> measured_layout(torch.tensor([[1, 1, 2, 2]] * 2), tokens=3)
         Layout(prefix=1, grid=(1, 2), readout=None, suffix=0, table=None, area=None)
         >>> measured_layout(torch.tensor([[1, 1, 0, 0, -1]] * 2), tokens=3)
-        Layout(prefix=0, grid=(1, 2), readout=None, suffix=1, table=(1, 0), area=Area(top=0, left=0, height=2, width=4))
+        Layout(prefix=0, grid=(1, 2), readout=None, suffix=1, table=(1, 0), area=Area(start=(0, 0), size=(2, 4)))
+        >>> measured_layout(torch.tensor([0, 0, 0, 1, 1, 1]), tokens=2)
+        Layout(prefix=0, grid=(2,), readout=None, suffix=0, table=None, area=None)
     """
-    height, width = owners.shape
-    count, rows, columns = _sums_by_token(owners, tokens)
+    size = tuple(int(n) for n in owners.shape)
+    count, *sums = _sums_by_token(owners, tokens)
     if not bool(count.any()):
         return None
-    rows, columns = rows / count, columns / count
+    centres = [total / count for total in sums]
     seen = (count > 0.2 * count[count > 0].median()).nonzero()[:, 0]
-    lines = _lines(rows[seen]), _lines(columns[seen])
-    grid = (len(lines[0]), len(lines[1]))
-    cells = _nearest(rows[seen], lines[0]) * grid[1] + _nearest(columns[seen], lines[1])
-    if len(set(cells.tolist())) != len(cells) or len(cells) < 0.25 * grid[0] * grid[1]:
+    lines = [_lines(centre[seen]) for centre in centres]
+    grid = tuple(len(line) for line in lines)
+    cells = torch.zeros_like(seen)
+    for centre, line in zip(centres, lines, strict=True):
+        cells = cells * len(line) + _nearest(centre[seen], line)
+    if len(set(cells.tolist())) != len(cells) or len(cells) < 0.25 * prod(grid):
         return None
-    table = [-1] * (grid[0] * grid[1])
+    table = [-1] * prod(grid)
     for cell, token in zip(cells.tolist(), seen.tolist(), strict=True):
         table[cell] = token
     prefix, suffix = min(seen.tolist()), tokens - 1 - max(seen.tolist())
     regular = table == list(range(prefix, tokens - suffix))
-    top, left = (_start(line, size) for line, size in zip(lines, (height, width), strict=True))
-    area = Area(top[0], left[0], top[1] * grid[0], left[1] * grid[1])
-    return Layout(
-        prefix, grid, None, suffix, None if regular else tuple(table),
-        None if area == Area(0, 0, height, width) else area,
-    )  # fmt: skip
+    starts = [_start(line, length) for line, length in zip(lines, size, strict=True)]
+    if 1 in grid and not bool((owners >= 0).all()):
+        starts = _extents(starts, owners, seen, grid)
+    area = Area(
+        tuple(first for first, _ in starts), tuple(pitch * n for (_, pitch), n in zip(starts, grid, strict=True))
+    )
+    whole = area == Area((0,) * len(size), size)
+    return Layout(prefix, grid, None, suffix, None if regular else tuple(table), None if whole else area)
 
 
-def _sums_by_token(owners: Tensor, tokens: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Number of pixels, and sums of their rows and of their columns, of each token, each of shape (tokens,)."""
-    height, width = owners.shape
-    ids = (owners + 1).flatten()  # 0 for pixels of no token
+def _extents(
+    starts: list[tuple[int, int]], owners: Tensor, seen: Tensor, grid: tuple[int, ...]
+) -> list[tuple[int, int]]:
+    """First entry and pitch along each axis; where one patch covers an axis, its own entries, not the whole axis."""
+    inside = torch.isin(owners.cpu(), seen.cpu()).nonzero()
+    low, high = inside.amin(0).tolist(), inside.amax(0).tolist()
+    return [(low[axis], high[axis] + 1 - low[axis]) if count == 1 else starts[axis] for axis, count in enumerate(grid)]
+
+
+def _sums_by_token(owners: Tensor, tokens: int) -> list[Tensor]:
+    """Number of entries of each token, and for each axis the sum of their indices, each of shape (tokens,)."""
+    ids = (owners + 1).flatten()  # 0 for entries of no token
     if owners.device.type == "cpu":  # numpy is faster here
-        y, x = np.repeat(np.arange(height), width), np.tile(np.arange(width), height)
-        one, two, three = (np.bincount(ids.numpy(), w, tokens + 1)[1:].astype(np.float64) for w in (None, y, x))
-        return torch.from_numpy(one), torch.from_numpy(two), torch.from_numpy(three)
-    grid = torch.ones(3, height, width, dtype=torch.float64, device=owners.device)
-    grid[1] = torch.arange(height, device=owners.device)[:, None]
-    grid[2] = torch.arange(width, device=owners.device)
-    sums = torch.zeros(3, tokens + 1, dtype=torch.float64, device=owners.device)
-    one, two, three = sums.index_add_(1, ids, grid.flatten(1))[:, 1:].cpu()
-    return one, two, three
+        indices = [index.reshape(-1) for index in np.indices(owners.shape)]
+        found = [np.bincount(ids.numpy(), w, tokens + 1)[1:].astype(np.float64) for w in (None, *indices)]
+        return [torch.from_numpy(one) for one in found]
+    places = [torch.arange(n, dtype=torch.float64, device=owners.device) for n in owners.shape]
+    grid = torch.stack([torch.ones_like(owners, dtype=torch.float64), *torch.meshgrid(*places, indexing="ij")])
+    sums = torch.zeros(len(grid), tokens + 1, dtype=torch.float64, device=owners.device)
+    return list(sums.index_add_(1, ids, grid.flatten(1))[:, 1:].cpu())
 
 
 def _lines(centres: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from vitrail.capture.layout import Layout
+from vitrail.capture.layout import Layout, by
 from vitrail.capture.streams import Streams
 from vitrail.capture.verify import Check
 
@@ -83,9 +83,11 @@ class ModelStructure:
         causal: Whether no token can attend to a later one.
         members: Number of encoders side by side whose last attention reaches the score, such as those of an ensemble.
         given: What the user said of the layout.
-        owners: Token of each pixel as measured, shape (height, width), or None.
+        owners: Token of each pixel (frame, time bin …) as measured, in the shape of a map, or None.
         overlapping: Whether a pixel belongs to several tokens.
         order_by_image: Whether the order of the tokens depends on the image.
+        axes: Axes of a map of what is explained, such as ("height", "width") or ("time", "height", "width"); empty for
+            texts.
         text: Whether the tokens of a text are explained.
         streams: Streams of tokens that attention joins, for models of kind "streams"; else None.
         norm_first: Whether the last block normalises in front of its attention, not after the sum.
@@ -114,6 +116,7 @@ class ModelStructure:
     owners: Tensor | None = field(default=None, compare=False, repr=False)
     overlapping: bool = False
     order_by_image: bool = False
+    axes: tuple[str, ...] = ()
     text: bool = False
     streams: Streams | None = None
     norm_first: bool = False
@@ -187,7 +190,7 @@ class ModelStructure:
         patches = f"{self.tokens - (layout.prefix or 0) - layout.suffix} others"
         if layout.grid:
             order = "" if layout.table is None else ", not row by row"
-            patches = f"{layout.grid[0]}×{layout.grid[1]} patches{order}"
+            patches = f"{by(layout.grid)} patches{order}"
         suffix = f" + {layout.suffix} suffix" if layout.suffix else ""
         return f"{self.tokens} = {layout.prefix} prefix + {patches}{suffix}"
 

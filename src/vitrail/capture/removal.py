@@ -166,11 +166,11 @@ class TokenDropper:
         if model_inputs.image is None:
             raise NotApplicableError("token dropping needs images: pass a tensor of shape (b, channels, height, width)")
         self.structure = read_structure(self.model, model_inputs, layout)
-        if self.structure.kind != "plain" or self.structure.layout.grid is None:
+        if self.structure.kind != "plain" or self.structure.layout.plane is None:
             raise self._not_applicable(f"its attention is {self.structure.kind}")
         if layout is None and self.structure.order_by_image:
             raise self._not_applicable("the order of its tokens depends on the image")
-        self.grid = self.structure.layout.grid
+        self.grid = self.structure.layout.plane
         self.prefix = self.structure.layout.prefix or 0
         self._call_index = self._find_call(model_inputs)
 

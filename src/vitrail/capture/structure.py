@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
 from vitrail.capture.frozen import frozen, lock_of, unwrap
 from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
-from vitrail.capture.layout import Layout, count_layout, measured_layout, read_readout
+from vitrail.capture.layout import Layout, by, count_layout, measured_layout, read_readout
 from vitrail.capture.model_structure import AttentionLayer, ModelStructure
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
@@ -29,6 +30,7 @@ from vitrail.capture.structure_checks import (
     check_pool,
     check_stream,
 )
+from vitrail.capture.token_centres import layout_by_centres
 from vitrail.capture.token_order import order_differs
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, ModelError, TargetError, VitrailError
@@ -138,7 +140,7 @@ def _measure(
     from_words: bool = True,
 ) -> ModelStructure:
     model_inputs = all_inputs.select(slice(0, 1))
-    image = model_inputs.patches if model_inputs.image is None else model_inputs.image
+    image = model_inputs.start
     kept = dict.fromkeys(("stream", "value_path", "branch", "norms", "cut"), ALL_CALLS)
     from_words = from_words and model_inputs.words is not None
     mode = AttentionMode(
@@ -150,11 +152,11 @@ def _measure(
     with frozen(model):
         leaf = None
         if image is not None:
-            # The graph starts at the pixels, so that only attention over the image is part of it.
+            # The graph starts at the pixels (frames, samples …), so that only attention over them is part of it.
             leaf = image.detach().clone().requires_grad_()
             model_inputs = model_inputs.swap(image, leaf)
         elif model_inputs.numbers is not None:
-            # Videos, spectrograms and series: the graph starts there as well, and the order of tokens is counted.
+            # Numbers of an unknown kind: the graph starts there as well, and the order of tokens is counted.
             start = model_inputs.numbers
             model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
         with mode:
@@ -184,8 +186,7 @@ def _reached_by(
     target: Callable[..., Any], model: nn.Module, model_inputs: ModelInputs, calls: int, from_words: bool
 ) -> tuple[list[int], dict[int, Tensor]]:
     """The attention calls a target function depends on, and the gradients there; measured on all inputs."""
-    image = model_inputs.patches if model_inputs.image is None else model_inputs.image
-    start = model_inputs.numbers
+    image, start = model_inputs.start, model_inputs.numbers
     if start is not None:
         model_inputs = model_inputs.swap(start, start.detach().clone().requires_grad_())
     words = model_inputs.words if from_words else None
@@ -238,8 +239,9 @@ def _report(structure: ModelStructure) -> None:
 
 def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     mode = one.mode
+    axes = () if one.model_inputs.axes is None else one.model_inputs.axes.names
     text = one.model_inputs.words is not None
-    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, (), text=text)
+    base = ModelStructure(type(one.model).__name__, _library(one.model), "none", given, 0, (), text=text, axes=axes)
     if any(type(m).__module__.startswith(_QUANTISED) for m in one.model.modules()):
         return replace(base, kind="quantised")
     if not mode.calls:
@@ -268,7 +270,7 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
         return replace(base, checks=tuple(checks))
     tokens = calls[0].shape[3]
     layout, notes, placed = _layout(one, calls, given, tokens, causal)
-    owners = None if one.image_size is None else one.owners
+    owners = None if one.map_size is None else one.owners
     base = replace(
         base, layout=layout, tokens=tokens, notes=tuple(notes), owners=owners,
         overlapping=one.shared >= verify.OVERLAP,
@@ -310,7 +312,7 @@ def _with_streams(
     unstreamed, base = base, replace(base, kind="streams", streams=streams, layers=layers, tokens=tokens)
     check = Check("streams of tokens", True, f"{len(streams.sizes)} streams, attention between them seen in full")
     calls = [one.mode.calls[layers[streams.first].call]]
-    if one.image_size is None:
+    if one.map_size is None:
         return replace(base, layout=Layout(given.prefix or 0, None, (0,), given.suffix), checks=(*base.checks, check))
     try:
         layout, notes, placed = _layout(one, calls, given, tokens, causal=False)
@@ -321,7 +323,7 @@ def _with_streams(
 
 def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
     """Whether the tokens of a random image stand in another order than those of the first one."""
-    image = one.model_inputs.image
+    image = one.model_inputs.signal
     if base.owners is None or image is None:
         return False
     leaf = torch.randn(image.shape, generator=torch.Generator().manual_seed(2)).to(image).requires_grad_()
@@ -330,7 +332,7 @@ def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
         run_model(one.model, one.model_inputs.swap(image, leaf))
     if len(mode.calls) != base.calls or mode.values is None:
         return True
-    return bool(order_differs(mode.values, leaf, base.owners, base.overlapping))
+    return bool(order_differs(mode.values, leaf, base.owners, base.overlapping, one.model_inputs.axes))
 
 
 def _masks(calls: Sequence[Call]) -> tuple[bool, bool]:
@@ -394,9 +396,10 @@ def _layout(
     one: StructurePass, calls: Sequence[Call], given: Layout, tokens: int, causal: bool
 ) -> tuple[Layout, list[str], Check]:
     """Where the patches are among the tokens and in the image, and which tokens the head reads."""
-    size, notes = one.image_size, list[str]()
+    size, notes = one.map_size, list[str]()
+    image_size = (size[0], size[1]) if size is not None and one.model_inputs.image is not None else None
     V, leaf = calls[0].V, one.leaf
-    measured_owners = None if V is None or leaf is None else verify.owners(V, leaf)
+    measured_owners = None if V is None or leaf is None else verify.owners(V, leaf, one.model_inputs.axes)
     owners, shared = (None, 0.0) if measured_owners is None else measured_owners
     one.shared, one.owners = shared, owners
     words = size is None and one.model_inputs.patches is None
@@ -415,9 +418,12 @@ def _layout(
         check = _placed(layout, owners, name)
         # Each call confirms the order that was measured: that of the patches, and where there is one.
         one.owners = None if layout is None else _of_patches(owners, layout.patch_tokens(tokens))
-    if size is not None and (layout is None or given.grid is not None or given.table is not None):
+        if layout is None and image_size is None and V is not None and leaf is not None and one.model_inputs.axes:
+            layout = layout_by_centres(V, leaf, one.model_inputs.axes)
+            check = _placed(layout, owners.clamp_min(0), name)
+    if image_size is not None and (layout is None or given.grid is not None or given.table is not None):
         measured = layout
-        layout = count_layout(given, tokens, size, calls[0].grid, _stated_prefix(one.model))
+        layout = count_layout(given, tokens, image_size, calls[0].grid, _stated_prefix(one.model))
         if measured is not None and (measured.grid, measured.patch_tokens(tokens)) != (
             layout.grid, layout.patch_tokens(tokens)
         ):  # fmt: skip
@@ -426,13 +432,41 @@ def _layout(
             layout = replace(layout, area=measured.area)
         elif given.grid is None:
             notes.append("the order of the patches could not be measured: they are taken row by row after the prefix")
+    elif size is not None and image_size is None and (layout is None or given.grid is not None):
+        layout, note = _given_layout(given, tokens, size, layout)
+        notes += [note] if note else []
+        size = size if layout.grid is not None else None  # its tokens are taken as those of a text
     assert layout is not None
-    if given.prefix is not None and size is not None and given.prefix != layout.prefix:
-        count_layout(replace(given, grid=layout.grid), tokens, size, None, None)  # raises: it does not fit
+    if given.prefix is not None and image_size is not None and given.prefix != layout.prefix:
+        count_layout(replace(given, grid=layout.grid), tokens, image_size, None, None)  # raises: it does not fit
     layout, note = _readout(replace(layout, readout=given.readout), calls, one, text=size is None)
     if causal and given.prefix is None and size is None:  # the first token of a causal model is a word like others
         layout = replace(layout, prefix=0)
     return layout, [*notes, *([note] if note else [])], check
+
+
+def _given_layout(
+    given: Layout, tokens: int, size: tuple[int, ...], measured: Layout | None
+) -> tuple[Layout, str | None]:
+    """The layout that the user states for an input that is no image, or one without a grid where none was measured."""
+    if given.grid is None:
+        note = "which part of the input each token comes from could not be measured: maps are those of the tokens"
+        return Layout(given.prefix, None, given.readout, given.suffix), note
+    if len(given.grid) != len(size):
+        raise ModelError(
+            f"the layout has a grid of {len(given.grid)} axes, {by(given.grid)}, and the input has {len(size)}, "
+            f"{by(size)}: give one number of patches for each axis"
+        )
+    prefix = tokens - prod(given.grid) - given.suffix if given.table is None else given.prefix or 0
+    if prefix < 0 or given.prefix not in (None, prefix):
+        raise ModelError(
+            f"the layout does not fit: {given.prefix or 0} prefix tokens and a {by(given.grid)} grid make "
+            f"{(given.prefix or 0) + prod(given.grid) + given.suffix} tokens, the model has {tokens}"
+        )
+    stated = replace(given, prefix=prefix)
+    if measured is not None and measured.grid == stated.grid:
+        stated = replace(stated, area=measured.area)
+    return stated, None
 
 
 def _of_patches(owners: Tensor, patches: Sequence[int]) -> Tensor:
@@ -455,12 +489,13 @@ def _shifted(owners: Tensor, tokens: int) -> str:
 def _placed(layout: Layout | None, owners: Tensor, name: str) -> Check:
     if layout is None or layout.grid is None:
         return Check(name, None, "the patches lie on no regular grid: the order was counted")
-    rows, columns = layout.grid
     order = "row by row" if layout.table is None else "in another order, placed by a table"
     covered = float((owners >= 0).double().mean())
     border = "" if covered > 0.999 else f"; {100 * (1 - covered):.1f} % of the pixels belong to no patch"
     return Check(
-        name, True, f"{rows}×{columns} patches {order}, {layout.prefix} tokens before and {layout.suffix} after{border}"
+        name,
+        True,
+        f"{by(layout.grid)} patches {order}, {layout.prefix} tokens before and {layout.suffix} after{border}",
     )
 
 

@@ -34,10 +34,9 @@ class StructurePass:
     arrived: dict[int, Tensor] = field(default_factory=dict)
 
     @property
-    def image_size(self) -> tuple[int, int] | None:
-        """Height and width of the images, or None for texts."""
-        image = self.model_inputs.image
-        return None if image is None else (int(image.shape[2]), int(image.shape[3]))
+    def map_size(self) -> tuple[int, ...] | None:
+        """Size of a map, such as the height and width of the images, or None for texts."""
+        return self.model_inputs.map_size
 
 
 #: Checks of the residual stream by name.
@@ -104,7 +103,8 @@ def check_mixing(
         return base, [Check(name, None, "the residual stream was not found in every block")]
     highest, share = found
     # Patches that do not overlap are separate until the first attention; where they are not, one was not recognised.
-    if highest is None and one.shared > verify.SILENT**2 and not one.mode.overlapping and one.image_size is not None:
+    mixed_before = one.shared > verify.SILENT**2 and one.model_inputs.image is not None
+    if highest is None and mixed_before and not one.mode.overlapping:
         highest, share = live[0], one.shared**0.5
     if highest is None:
         return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]
@@ -159,10 +159,9 @@ def check_folding(
     one: StructurePass, base: ModelStructure, calls: Sequence[Call]
 ) -> tuple[ModelStructure, list[Check]]:
     """How a merged batch-and-heads axis is ordered, from one image alone and beside another."""
-    if not any(c.folded for c in calls) or one.image_size is None:
+    image = one.model_inputs.signal
+    if not any(c.folded for c in calls) or image is None:
         return base, []
-    image = one.model_inputs.image
-    assert image is not None
     pair = torch.cat([image.detach(), image.detach().flip(-1) + 0.1])
     rows = torch.zeros(2, dtype=torch.long, device=image.device)
     modes = []

@@ -5,13 +5,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from vitrail.capture.signal_axes import SignalAxes
 from vitrail.capture.verify import direction, gradients
 
 #: A gradient below this share of the largest is none.
 SILENT = 1e-16
 
 
-def order_differs(values: Tensor, leaf: Tensor, owners: Tensor, overlapping: bool = False) -> Tensor:
+def order_differs(
+    values: Tensor, leaf: Tensor, owners: Tensor, overlapping: bool = False, axes: SignalAxes | None = None
+) -> Tensor:
     """Whether the pixels of any image belong to other tokens than known, as one boolean tensor.
 
     The tokens are differentiated with equal weights, and with weights of their own: at each pixel the second gradient
@@ -21,9 +24,10 @@ def order_differs(values: Tensor, leaf: Tensor, owners: Tensor, overlapping: boo
 
     Args:
         values: Values of the first attention, shape (b, H, n, dh), in the graph of ``leaf``.
-        leaf: Images, shape (b, channels, height, width).
-        owners: Token of each pixel as known, shape (height, width); −1 for pixels of no token.
+        leaf: Images, shape (b, channels, height, width), or other inputs on axes.
+        owners: Token of each pixel as known, shape (height, width) for images; −1 for pixels of no token.
         overlapping: Whether patches overlap.
+        axes: Axes of ``leaf``; None for images.
 
     Returns:
         True where the order differs, or where the values do not depend on the images.
@@ -37,6 +41,7 @@ def order_differs(values: Tensor, leaf: Tensor, owners: Tensor, overlapping: boo
     if any(one is None for one in found):
         return unknown
     rows = torch.stack([one.double() for one in found if one is not None])
+    rows = rows if axes is None else torch.stack([axes.canvas(row) for row in rows])
     owners = owners.to(leaf.device)
     inside, place = owners >= 0, owners.clamp_min(0)
     if overlapping:
@@ -47,10 +52,10 @@ def order_differs(values: Tensor, leaf: Tensor, owners: Tensor, overlapping: boo
     else:
         base = rows[0]
         energy = base.square().sum(1)
-        weights = codes[1:].double()[:, place]
+        weights = codes[1:].double()[:, place]  # (digits, height, width)
         error = (rows[1:] - weights[:, None, None] * base).square().sum(2)
         other = (error > 0.25 * energy * _step(n, leaf) ** 2).any(0)
-    silent = energy <= SILENT * energy.amax((1, 2), keepdim=True)
+    silent = energy <= SILENT * energy.amax(tuple(range(1, energy.dim())), keepdim=True)
     counted = inside & ~silent
     sums = torch.stack([counted & other, counted, inside.expand_as(silent)]).double().flatten(2)
     by_token = torch.zeros(*sums.shape[:2], n, dtype=torch.float64, device=leaf.device)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from vitrail import fast
 from vitrail.capture.attention import AttentionMode, Call, Gate
+from vitrail.capture.signal_axes import SignalAxes
 from vitrail.capture.trace import Block
 from vitrail.errors import ModelError
 
@@ -145,8 +146,8 @@ def members(calls: Sequence[Call]) -> int:
     return max(1, len({before[i] or frozenset((i,)) for i in last}))
 
 
-def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
-    """The token that each pixel (or each word embedding) belongs to, by few backward passes.
+def owners(V: Tensor, leaf: Tensor, axes: SignalAxes | None = None) -> tuple[Tensor, float] | None:
+    """The token that each pixel (or frame, time bin, word embedding …) belongs to, by few backward passes.
 
     The tokens are weighted with the digits of their index, and with one for every other token: the ratio of two
     gradients at a pixel is a digit of its token, and a pixel of one token has no gradient from the other half. Where
@@ -155,11 +156,13 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
 
     Args:
         V: Values of the first attention, shape (1, H, n, dh), in the graph of ``leaf``.
-        leaf: Images, shape (1, channels, height, width), or embeddings, shape (1, words, width).
+        leaf: Images, shape (1, channels, height, width), other inputs on axes, or embeddings, shape (1, words, width).
+        axes: Axes of ``leaf``; None for images and embeddings.
 
     Returns:
-        Token indices, shape (height, width) or (words,), −1 where no token depends on the input, and the largest share
-        of another token in what a pixel does; None where the values do not depend on ``leaf``.
+        Token indices in the shape of ``leaf`` without the batch axis and the channels, −1 where no token depends on the
+        input, and the largest share of another token in what a pixel does; None where the values do not depend on
+        ``leaf``.
     """
     n = V.shape[-2]
     each = (V * direction(V[:, :, :1])).sum((0, 1, 3))
@@ -169,8 +172,8 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     found = _gradient_rows(each, leaf, torch.stack([half, ~half, *digits]).to(each))
     if found is None:
         return None
-    channels = 2 if leaf.dim() == 4 else 3
-    rows = found.double().movedim(channels, -1)[:, 0]
+    channels = _channels(leaf, axes)
+    rows = (found.double()[..., None] if channels is None else found.double().movedim(channels + 1, -1))[:, 0]
     one, zero = rows[0].square().sum(-1), rows[1].square().sum(-1)
     total = one + zero
     top = total.max()
@@ -184,10 +187,10 @@ def owners(V: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     largest, shared_most = torch.stack([top, shared]).tolist()
     if not largest > 0:
         return None
-    return (ids, shared_most) if shared_most < OVERLAP else _owners_by_bits(each, leaf)
+    return (ids, shared_most) if shared_most < OVERLAP else _owners_by_bits(each, leaf, channels)
 
 
-def _owners_by_bits(each: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
+def _owners_by_bits(each: Tensor, leaf: Tensor, channels: int | None) -> tuple[Tensor, float] | None:
     """The same by binary codes, in 2·log₂ n backward passes; ``each`` is one number a token, shape (n,)."""
     n = len(each)
     bits = torch.arange(max(1, (n - 1).bit_length()), device=each.device)
@@ -195,12 +198,20 @@ def _owners_by_bits(each: Tensor, leaf: Tensor) -> tuple[Tensor, float] | None:
     found = _gradient_rows(each, leaf, torch.cat([1 - ones, ones]))
     if found is None:
         return None
-    zero, one = found.double().square().sum(2 if leaf.dim() == 4 else 3)[:, 0].chunk(2)
+    squares = found.double().square()
+    zero, one = (squares if channels is None else squares.sum(channels + 1))[:, 0].chunk(2)
     total = (zero + one).sum(0)
     ids = ((one > zero).long() << bits.view(-1, *[1] * total.dim())).sum(0)
     shared = (torch.minimum(zero, one) / (zero + one).clamp_min(1e-300)).max()
     ids = ids.masked_fill((total <= total.max() * 1e-24) | (ids >= n), -1)
     return ids, float(shared)
+
+
+def _channels(leaf: Tensor, axes: SignalAxes | None) -> int | None:
+    """Axis of the numbers of one pixel or word, or None where each number counts."""
+    if axes is not None:
+        return axes.channels
+    return 1 if leaf.dim() == 4 else 2
 
 
 #: From this share of another token on, a pixel belongs to several.

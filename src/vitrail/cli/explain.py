@@ -1,4 +1,4 @@
-"""``vitrail explain``: images, a folder of images, or texts."""
+"""``vitrail explain``: images, videos, sound, a folder of images, or texts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def explain(
     images: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Image files, or one folder of images. Without any, the embedded scenes are explained.",
+            help="Image, video or sound files, or one folder of images. Without any: the embedded scenes.",
             show_default=False,
         ),
     ] = None,
@@ -107,7 +107,7 @@ def explain(
     address: AddressOption = None,
     imports: ImportOption = None,
 ) -> None:
-    """Explain images, a folder of images, or texts.
+    """Explain images, videos, sound, folders or texts.
 
     Writes overlays, maps and a manifest for each image and method, and a figure that compares the methods.
 
@@ -149,11 +149,10 @@ def _explain_images(
     images: list[Path], model: str, weights: str, device: str, scores: str | None, methods: list[str],
     target: list[str] | None, to: Path, check: bool, smooth: str | None, original: bool, named: NamedTargetOptions,
 ) -> None:  # fmt: skip
-    from vitrail.models.preprocess import open_image
     from vitrail.pipeline.explain import explain as explain_inputs
 
     for path in images:  # report an unreadable file before the model is loaded
-        open_image(path)
+        check_file(path)
     loaded = load_model(model, weights, device, scores)
     row = named.row(target)
     targets = parse_targets(loaded, target) if row is None else row
@@ -216,6 +215,19 @@ def _prompt_words(explanations: Any) -> dict[str, list[Any]]:
         except NotApplicableError:
             continue
     return found
+
+
+def check_file(path: Path) -> None:
+    """Report a file that cannot be read: an image, a sound or a video."""
+    from vitrail.inputs.media_files import is_sound, is_video, read_sound, read_video
+    from vitrail.models.preprocess import open_image
+
+    if is_sound(path):
+        read_sound(path)
+    elif is_video(path):
+        read_video(path)
+    else:
+        open_image(path)
 
 
 def unlikely_targets(explanation: Any) -> list[str]:

@@ -11,9 +11,10 @@ from vitrail.capture.input_roles import EXPLAINED, MASK, ROLES, SHARED, InputTen
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import InputError
 from vitrail.inputs.input_effects import SHARED_BY_ALL, measure_effects
+from vitrail.inputs.signal_inputs import model_axes
 
 #: Number of axes of roles that have a fixed one.
-_AXES = {"image": 4, "video": 5, "patches": 3, "tokens": 2}
+_AXES = {"image": 4, "video": 5, "patches": 3, "tokens": 2, "spectrogram": 3, "features": 2}
 #: Names of tensors that go with the images of their own example.
 _OF_IMAGES = ("pixel_", "spatial_shapes", "image_sizes", "image_grid", "video_grid", "patch_")
 
@@ -44,10 +45,13 @@ def describe_inputs(
     given = dict(roles or {})
     _check_names(model_inputs, given, of)
     described = list(describe_tensors(model_inputs.named, of))
+    if model_inputs.described is not None and of is None:
+        described = list(model_inputs.described)
     model_inputs = replace(model_inputs, of=of)
     for i, (one, tensor) in enumerate(zip(described, model_inputs.tensors, strict=True)):
         if one.name in given:
             described[i] = _as_given(one, tensor, given[one.name])
+        described[i] = model_axes(described[i], tensor, model)
     described = _batch_axes(described, model_inputs, given)
     model_inputs = replace(model_inputs, described=tuple(described))
     questions = open_questions(model_inputs, given)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.output_tensors import any_output, logits_of
+from vitrail.inputs.signal_inputs import signal_arguments
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess
 
@@ -18,15 +19,18 @@ from vitrail.models.preprocess import Preprocess
 TEXT_LENGTH = 64
 #: Random texts beside the images of models like CLIP.
 TEXTS = 3
+#: Samples of a random waveform: one second.
+WAVEFORM = 16000
 #: Token ids that models give a meaning to: padding decides which tokens are seen, an end where a text is read.
 _SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id")
 
 
 def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
-    """Create random images or random texts, on the model's device and the same in every call.
+    """Create random images, texts, videos, sounds or series, on the model's device and the same in every call.
 
     Args:
-        model: The model. It takes texts if it embeds tokens, otherwise images: of the size of its preprocessing or its
+        model: The model. Hugging Face models of videos, sound and series take these, of the size in their config.
+            Others take texts if they embed tokens, otherwise images: of the size of their preprocessing or their
             config, or 224×224 if that is unknown. Hugging Face models like CLIP take both.
         batch: Number of inputs.
 
@@ -36,6 +40,11 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
         torch.Size([2, 3, 32, 32])
     """
     module, generator = unwrap(model.module), torch.Generator().manual_seed(0)
+    signal = _signal_size(module)
+    if signal is not None:
+        noise = torch.randn(batch, *signal, generator=generator)
+        known = signal_arguments(noise, module)
+        return (ModelInputs((noise,)) if known is None else known).onto(module)
     vocabulary = vocabulary_size(module)
     if vocabulary is not None:
         ids = _token_ids(getattr(module, "config", None), vocabulary, batch, generator)
@@ -51,6 +60,25 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
         ids = _token_ids(text, words, TEXTS, generator)
         return ModelInputs((), {"input_ids": ids, "pixel_values": noise}).onto(module)
     return ModelInputs((noise,)).onto(module)
+
+
+def _signal_size(module: nn.Module) -> tuple[int, ...] | None:
+    """Size of a video, spectrogram, waveform or series that a Hugging Face model takes, or None for other models."""
+    config: Any = getattr(module, "config", None)
+    main = getattr(module, "main_input_name", None)
+    frames, side = getattr(config, "num_frames", None), getattr(config, "image_size", None)
+    if isinstance(frames, int) and isinstance(side, int):
+        return (frames, int(getattr(config, "num_channels", 3)), side, side)
+    bins = getattr(config, "num_mel_bins", None)
+    if main == "input_values" and isinstance(bins, int):
+        return (int(getattr(config, "max_length", 1024)), bins)
+    if main == "input_features" and isinstance(getattr(config, "max_source_positions", None), int):
+        return (int(bins or 80), 2 * config.max_source_positions)
+    if main == "input_values" and hasattr(config, "conv_stride"):
+        return (WAVEFORM,)
+    if main == "past_values" and isinstance(getattr(config, "context_length", None), int):
+        return (config.context_length, int(getattr(config, "num_input_channels", 1)))
+    return None
 
 
 def output_target(module: nn.Module, model_inputs: ModelInputs) -> Callable[[Any], Tensor] | None:

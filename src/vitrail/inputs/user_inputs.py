@@ -17,6 +17,8 @@ from vitrail.capture.output_tensors import OutputReading
 from vitrail.errors import GuessWarning, InputError
 from vitrail.inputs.call_arguments import call_arguments, is_record
 from vitrail.inputs.input_description import describe_inputs
+from vitrail.inputs.media_inputs import media_arguments
+from vitrail.inputs.signal_inputs import signal_arguments
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import Preprocess, open_image, to_rgb
 
@@ -52,9 +54,10 @@ def to_model_inputs(
     if isinstance(inputs, Mapping) or is_record(inputs):
         model_inputs = call_arguments(inputs, model.module)
     elif isinstance(inputs, Tensor):
-        model_inputs = ModelInputs((_batched(inputs, model.module),))
+        known = signal_arguments(inputs, model.module)
+        model_inputs = ModelInputs((_batched(inputs, model.module),)) if known is None else known
     elif isinstance(inputs, str | Path) or is_image(inputs):
-        model_inputs = ModelInputs((_prepare([inputs], model),))
+        model_inputs = _from_files([inputs], model)
     elif isinstance(inputs, Sequence) and not isinstance(inputs, bytes | bytearray | memoryview):
         if not inputs:
             raise InputError("nothing to explain: the list of inputs is empty")
@@ -65,7 +68,7 @@ def to_model_inputs(
                 raise InputError(f"tensors of different shapes cannot be batched: {listed}")
             model_inputs = ModelInputs((_batched(torch.stack(list(inputs)), None),))
         else:
-            model_inputs = ModelInputs((_prepare(inputs, model),))
+            model_inputs = _from_files(inputs, model)
     else:
         hint = " (torch.from_numpy converts an array)" if isinstance(inputs, np.ndarray) else ""
         raise InputError(
@@ -81,15 +84,18 @@ def to_model_inputs(
     return describe_inputs(model.module, model_inputs.onto(model.module), roles, of)
 
 
+def _from_files(inputs: Sequence[Any], model: LoadedModel) -> ModelInputs:
+    """The arguments for image, sound or video files, or PIL images."""
+    paths = all(isinstance(one, str | Path) for one in inputs)
+    media = media_arguments(inputs, model) if paths and all(_exists(one) for one in inputs) else None
+    return ModelInputs((_prepare(inputs, model),)) if media is None else media
+
+
 def _check_roles(roles: Any, of: Any) -> None:
     if roles is not None and not isinstance(roles, Mapping):
         raise InputError(f"roles={roles!r} must be a dict from names of tensors to roles, as {{'input_ids': 'shared'}}")
     if of is not None and not isinstance(of, str):
         raise InputError(f"of={of!r} must be the name of the tensor that is explained")
-
-
-#: Main inputs of Hugging Face models that are sequences of numbers, without channels, height and width.
-_SEQUENCES = ("input_values", "input_features", "past_values", "inputs_embeds", "spectrogram")
 
 
 def _batched(tensor: Tensor, model: nn.Module | None) -> Tensor:
@@ -101,10 +107,6 @@ def _batched(tensor: Tensor, model: nn.Module | None) -> Tensor:
             "which are prepared for you"
         )
     if axes == 4 or (axes == 2 and not numbers):
-        return tensor
-    if model is not None and numbers and axes in (2, 3) and getattr(model, "main_input_name", None) in _SEQUENCES:
-        return tensor
-    if model is not None and numbers and axes == 5 and _takes_videos(model):
         return tensor
     if model is not None and numbers and axes == 3 and tensor.shape[0] == _channels(model):
         warnings.warn(
@@ -125,11 +127,6 @@ def _channels(model: nn.Module) -> int | None:
     """Channels of the images that a model takes, by its first convolution."""
     first = next((m for m in model.modules() if isinstance(m, nn.Conv2d)), None)
     return None if first is None else int(first.in_channels)
-
-
-def _takes_videos(model: nn.Module) -> bool:
-    frames = hasattr(getattr(model, "config", None), "num_frames")
-    return frames or any(isinstance(m, nn.Conv3d) for m in model.modules())
 
 
 def needs_preprocess(inputs: Inputs) -> bool:
@@ -217,7 +214,7 @@ def _as_tensor(value: Any) -> Tensor:
     return value
 
 
-def _exists(path: str) -> bool:
+def _exists(path: str | Path) -> bool:
     try:
         return Path(path).exists()
     except (OSError, ValueError):

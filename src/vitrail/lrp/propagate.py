@@ -91,7 +91,7 @@ class Propagation:
             The requested fields. Rules that modify gradients give input times gradient everywhere.
         """
         if "pixels" in want and any(one.image is None for one in self.passes):
-            raise NotApplicableError("a text has no pixels: ask for the relevance of its tokens")
+            raise NotApplicableError("only images have pixels: ask for the relevance of the tokens, where='tokens'")
         R = start(torch.cat([one.scores.detach() for one in self.passes]))
         parts = torch.split(R, [len(one.scores) for one in self.passes])
         found = [_collect(one, self.structure, part, want) for one, part in zip(self.passes, parts, strict=True)]

@@ -40,7 +40,7 @@ GOLDEN = (sqrt(5) - 1) / 2
 def patch_grid(probe: Probe) -> tuple[int, int]:
     """Rows and columns of the patches of an image; for models without one grid, patches of 16 pixels."""
     height, width = int(probe.images.shape[2]), int(probe.images.shape[3])
-    return probe.structure.layout.grid or (ceil(height / PATCH), ceil(width / PATCH))
+    return probe.structure.layout.plane or (ceil(height / PATCH), ceil(width / PATCH))
 
 
 def grid_cells(grid: tuple[int, int], cell: int) -> Tensor:

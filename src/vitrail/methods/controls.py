@@ -17,7 +17,7 @@ from vitrail.methods.registry import Applies, Method, find, register
 
 
 def _grid(probe: Probe) -> tuple[int, int]:
-    return probe.structure.layout.grid or (14, 14)
+    return probe.structure.layout.plane or (14, 14)
 
 
 @register(
@@ -27,7 +27,7 @@ def _grid(probe: Probe) -> tuple[int, int]:
     cite="",
     class_specific=False,
     takes="probe",
-    applies=Applies(reads="outputs", text=True),
+    applies=Applies(reads="outputs", text=True, any_axes=True),
 )
 def random(probe: Probe, *, seed: int = 0) -> Tensor:
     """Even noise on the grid of the patches, drawn from the seed and the image's own bytes.
@@ -39,18 +39,22 @@ def random(probe: Probe, *, seed: int = 0) -> Tensor:
         seed: Of the noise.
 
     Returns:
-        Relevance of patches, shape (b, K, rows, columns); of a text's tokens, shape (b, K, S).
+        Relevance of patches, shape (b, K, rows, columns), or of the cells of another input; of a text's tokens, shape
+        (b, K, S).
     """
     sequence = probe.model_inputs.patches if probe.model_inputs.words is None else probe.model_inputs.words
     if sequence is not None:
         return _random_sequence(probe, sequence, seed)
-    grid = _grid(probe)
+    canvas = probe.canvas
+    grid = _grid(probe) if probe.model_inputs.image is not None else probe.cells
+    if len(grid) == 1 and probe.structure.layout.grid is None:  # cells of a series would be taken for its tokens
+        grid = tuple(canvas.shape[2:])
     maps = []
-    for image in probe.images:
+    for image in canvas:
         image_seed = crc32(image.detach().float().cpu().numpy().tobytes(), seed)
         generator = torch.Generator().manual_seed(image_seed)
         maps.append(torch.rand(grid, generator=generator))
-    return torch.stack(maps).to(probe.images)[:, None].expand(-1, probe.count, -1, -1)
+    return torch.stack(maps).to(canvas)[:, None].expand(-1, probe.count, *grid)
 
 
 def _random_sequence(probe: Probe, sequence: Tensor, seed: int) -> Tensor:
@@ -126,7 +130,7 @@ def _without(options: Mapping[str, Any]) -> dict[str, Any]:
     "control",
     cite="",
     takes="probe",
-    applies=Applies(reads="outputs", text=True),
+    applies=Applies(reads="outputs", text=True, any_axes=True),
     derive=_make_inverted,
 )
 def inverted(probe: Probe, *, of: str = "gradtoken") -> Tensor:

@@ -12,12 +12,12 @@ class ModelSize(NamedTuple):
     """What the cost of a method depends on in a model.
 
     Attributes:
-        grid: Patches per column and per row.
+        grid: Number of patches along each axis: per column and per row of an image.
         width: Number of feature maps of a block.
         blocks: Number of blocks.
     """
 
-    grid: tuple[int, int] = (14, 14)
+    grid: tuple[int, ...] = (14, 14)
     width: int = 768
     blocks: int = 12
 

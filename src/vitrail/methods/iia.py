@@ -14,7 +14,9 @@ from vitrail.methods.cost import Cost, ModelSize, number
 from vitrail.methods.probe import Probe, ProbedTrace
 from vitrail.methods.registry import Applies, check_whole_numbers, register
 
-_APPLIES = Applies(excluded={"pool": "an attention pool has no rollout of its own", "text": "it is defined for images"})
+_APPLIES = Applies(
+    any_axes=True, excluded={"pool": "an attention pool has no rollout of its own", "text": "it is defined for images"}
+)
 
 
 def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:

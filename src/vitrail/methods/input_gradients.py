@@ -19,10 +19,10 @@ def _signed(reduce: str, **_: object) -> bool:
     return reduce == "sum"
 
 
-def _over_channels(values: Tensor, reduce: str, prefix: int = 0) -> Tensor:
-    """(b, channels, height, width) to (b, height, width); vectors of words, (b, n, d), to (b, n − prefix)."""
-    axis = 1 if values.dim() == 4 else 2
-    values = values if values.dim() == 4 else values[:, prefix:]
+def _over_channels(values: Tensor, reduce: str, probe: Probe) -> Tensor:
+    """(b, channels, height, width), or another canvas, to (b, height, width); (b, n, d) of words to (b, n − prefix)."""
+    axis = 2 if probe.model_inputs.axes is None else 1
+    values = values if axis == 1 else values[:, probe.structure.layout.prefix or 0 :]
     if reduce == "sum":
         return values.sum(axis)
     return values.abs().sum(axis) if reduce == "abs" else values.abs().amax(axis)
@@ -36,7 +36,7 @@ def _over_channels(values: Tensor, reduce: str, prefix: int = 0) -> Tensor:
     takes="probe",
     score="logit",
     signed=_signed,
-    applies=Applies(reads="outputs", text=True),
+    applies=Applies(reads="outputs", text=True, any_axes=True),
     cost=gradient_passes(),
 )
 def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
@@ -47,7 +47,8 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:
-        Relevance of pixels, shape (b, K, height, width); of a text's tokens, shape (b, K, S).
+        Relevance of pixels, shape (b, K, height, width), or over the axes of another input, such as
+        (b, K, time, height, width) of a video; of a text's tokens, shape (b, K, S).
     """
     choose("reduce", reduce, REDUCE)
     images = probe.inputs
@@ -55,7 +56,7 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
     maps = []
     for k in range(probe.count):
         parts = [probe.of(k).gradient(images[piece], owner[piece]) for piece in probe.pieces(len(images))]
-        maps.append(_over_channels(images * torch.cat(parts), reduce, probe.structure.layout.prefix or 0))
+        maps.append(_over_channels(images * torch.cat(parts), reduce, probe))
     return torch.stack(maps, 1)
 
 
@@ -72,7 +73,7 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
         "quick": {"steps": 3},
         "preview": {"steps": 16},
     },
-    applies=Applies(reads="outputs", text=True),
+    applies=Applies(reads="outputs", text=True, any_axes=True),
     cost=gradient_passes("steps"),
 )
 def integrated_gradients(
@@ -91,7 +92,8 @@ def integrated_gradients(
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:
-        Relevance of pixels, shape (b, K, height, width); of a text's tokens, shape (b, K, S).
+        Relevance of pixels, shape (b, K, height, width), or over the axes of another input, such as
+        (b, K, time, height, width) of a video; of a text's tokens, shape (b, K, S).
     """
     choose("reduce", reduce, REDUCE)
     choose("rule", rule, ("gauss", "midpoint", "ends"))
@@ -110,7 +112,7 @@ def integrated_gradients(
             step, owner = at // len(images), at % len(images)
             gradient = probe.of(k).gradient(start[owner] + alphas[step].view(each) * way[owner], owner)
             mean.index_add_(0, owner, weights[step].view(each) * gradient)
-        maps.append(_over_channels(way * mean, reduce, probe.structure.layout.prefix or 0))
+        maps.append(_over_channels(way * mean, reduce, probe))
     return torch.stack(maps, 1)
 
 
@@ -147,7 +149,9 @@ def _nodes(steps: int, rule: str) -> tuple[NDArray[np.float64], NDArray[np.float
     signed=_signed,
     variants={"interpretdl": {"sigma": 0.1, "score": "prob"}, "quick": {"samples": 3}, "preview": {"samples": 16}},
     applies=Applies(
-        reads="outputs", excluded={"text": "its noise is drawn for the whole input, so that padding would change it"}
+        reads="outputs",
+        any_axes=True,
+        excluded={"text": "its noise is drawn for the whole input, so that padding would change it"},
     ),
     cost=gradient_passes("samples"),
 )
@@ -162,13 +166,14 @@ def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: in
         reduce: How the channels of a pixel are joined: "sum" with their signs, sum of "abs", or "max" of them.
 
     Returns:
-        Relevance of pixels, shape (b, K, height, width).
+        Relevance of pixels, shape (b, K, height, width), or over the axes of another input.
     """
     choose("reduce", reduce, REDUCE)
     if samples < 1:
         raise OptionError(f"samples={samples} must be at least 1")
-    images = probe.images
-    spread = sigma * (images.amax((1, 2, 3), keepdim=True) - images.amin((1, 2, 3), keepdim=True))
+    images = probe.canvas
+    each_value = tuple(range(1, images.dim()))
+    spread = sigma * (images.amax(each_value, keepdim=True) - images.amin(each_value, keepdim=True))
     totals = [torch.zeros_like(images) for _ in range(probe.count)]
     generator = torch.Generator().manual_seed(seed)
     each = max(1, probe.max_batch // len(images))
@@ -181,4 +186,4 @@ def smoothgrad(probe: Probe, *, samples: int = 50, sigma: float = 0.15, seed: in
             noisy = images[owner] + spread[owner] * noise[sample]
             for k, total in enumerate(totals):
                 total.index_add_(0, owner, probe.of(k).gradient(noisy, owner))
-    return torch.stack([_over_channels(total / samples, reduce) for total in totals], 1)
+    return torch.stack([_over_channels(total / samples, reduce, probe) for total in totals], 1)

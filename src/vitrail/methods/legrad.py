@@ -23,6 +23,7 @@ def _needs(blocks: int, pool: str) -> Needs:
     needs=_needs,
     score="logit",
     applies=Applies(
+        any_axes=True,
         excluded={
             "text": "in a text encoder that normalises after its sums the head does not read the sum that leaves a "
             "block; text encoders that normalise first, such as that of CLIP, work"

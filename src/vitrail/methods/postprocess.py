@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import prod
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +19,8 @@ def to_maps(
     """Convert relevance to maps over the input.
 
     Args:
-        relevance: Relevance of patches, shape (M, b, K, S), or of a grid, (M, b, K, rows, columns), by M methods.
+        relevance: Relevance of patches, shape (M, b, K, S), or of a grid over the axes of the input, such as
+            (M, b, K, rows, columns) for images, by M methods.
         signed: Whether negative relevance has a meaning.
         structure: What was found in the model.
         model_inputs: What the model was called with.
@@ -24,26 +28,30 @@ def to_maps(
     Returns:
         Maps at input resolution, the relevance on its grid, and which maps are constant, shape (M, b, K).
     """
-    grid, image = structure.layout.grid, model_inputs.image
+    grid, size = structure.layout.grid, model_inputs.map_size
     valid = model_inputs.valid
     if relevance.dim() == 4 and valid is not None:
         return _to_token_maps(relevance, signed, valid, structure.layout.prefix or 0)
     # The prefix of a text is padding, whose zeros would give contrast to constant relevance.
     constant = is_constant(relevance.flatten(3), axes=1)[..., 0]
-    if relevance.dim() == 4 and grid is not None and image is not None:
+    if size is not None and relevance.dim() == 4 and grid is not None and relevance.shape[-1] == prod(grid):
         relevance = relevance.reshape(*relevance.shape[:3], *grid)
-    if relevance.dim() == 5 and image is not None:
-        raw, axes = relevance, 2
-        area = structure.layout.area if tuple(raw.shape[-2:]) == grid else None
-        size = (int(image.shape[2]), int(image.shape[3]))
-        if area is not None:
-            covered = normalise(upsample(raw, (area.height, area.width)), signed=signed).float()
-            return place(covered, size, (area.top, area.left)), raw, constant
-        big = upsample(raw, size)
-    else:
-        raw = big = F.pad(relevance, (structure.layout.prefix or 0, 0))
-        axes = 1
-    return normalise(big, signed=signed, axes=axes).float(), raw, constant
+    if size is None or not _is_placed(relevance, size, grid):
+        raw = F.pad(relevance, (structure.layout.prefix or 0, 0))
+        return normalise(raw, signed=signed, axes=1).float(), raw, constant
+    raw, axes = relevance, len(size)
+    area = structure.layout.area if tuple(raw.shape[3:]) == grid else None
+    if area is not None:
+        covered = normalise(upsample(raw, area.size), signed=signed, axes=axes).float()
+        return place(covered, size, area.start), raw, constant
+    return normalise(upsample(raw, size), signed=signed, axes=axes).float(), raw, constant
+
+
+def _is_placed(relevance: Tensor, size: tuple[int, ...], grid: tuple[int, ...] | None) -> bool:
+    """Whether relevance lies on the axes of a map, and not on tokens in a row; shape (M, b, K, …)."""
+    placed = tuple(relevance.shape[3:])
+    # Tokens in a row and a map of one axis look the same: a map has the size of the input or of the grid.
+    return len(placed) == len(size) and (len(size) > 1 or placed in (size, grid))
 
 
 def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -54,36 +62,45 @@ def _to_token_maps(relevance: Tensor, signed: bool, valid: Tensor, prefix: int) 
     return maps.float(), raw, is_constant(raw, axes=1, among=words)[..., 0]
 
 
-def upsample(grid: Tensor, size: tuple[int, int]) -> Tensor:
-    """Upsample maps bilinearly (``align_corners=False``): (…, rows, columns) to (…, height, width).
+#: Interpolation by the number of axes of a map.
+_MODES = {1: "linear", 2: "bilinear", 3: "trilinear"}
+
+
+def upsample(grid: Tensor, size: tuple[int, ...]) -> Tensor:
+    """Upsample maps linearly along each axis (``align_corners=False``): (…, rows, columns) to (…, height, width).
 
     Example:
         >>> upsample(torch.tensor([[0.0, 1.0]]), (1, 4))
         tensor([[0.0000, 0.2500, 0.7500, 1.0000]])
+        >>> upsample(torch.tensor([0.0, 1.0]), (4,))
+        tensor([0.0000, 0.2500, 0.7500, 1.0000])
     """
-    maps = F.interpolate(grid.reshape(-1, 1, *grid.shape[-2:]), size=size, mode="bilinear", align_corners=False)
-    return maps.reshape(*grid.shape[:-2], *size)
+    axes = len(size)
+    if tuple(grid.shape[-axes:]) == size and axes != 2:
+        return grid
+    maps = F.interpolate(grid.reshape(-1, 1, *grid.shape[-axes:]), size=size, mode=_MODES[axes], align_corners=False)
+    return maps.reshape(*grid.shape[:-axes], *size)
 
 
-def place(maps: Tensor, size: tuple[int, int], corner: tuple[int, int]) -> Tensor:
-    """Put maps onto the part of an image that they cover; pixels outside it are zero, maps beyond the image are cut.
+def place(maps: Tensor, size: tuple[int, ...], corner: tuple[int, ...]) -> Tensor:
+    """Put maps onto the part of an input that they cover; entries outside it are zero, maps beyond the input are cut.
 
     Args:
-        maps: Shape (…, height, width).
-        size: Height and width of the image.
-        corner: First row and column that the maps cover.
+        maps: Maps in the last axes, such as (…, height, width).
+        size: Size of the input along each axis of a map.
+        corner: First entry along each axis that the maps cover.
 
     Example:
         >>> place(torch.ones(1, 4), (1, 5), (0, 0))
         tensor([[1., 1., 1., 1., 0.]])
     """
-    top, left = corner
-    height, width = maps.shape[-2:]
-    canvas = maps.new_zeros(*maps.shape[:-2], *size)
-    rows = slice(max(0, top), min(size[0], top + height))
-    columns = slice(max(0, left), min(size[1], left + width))
-    inside = maps[..., rows.start - top : rows.stop - top, columns.start - left : columns.stop - left]
-    canvas[..., rows, columns] = inside
+    axes = len(size)
+    every: Any = ...
+    covered = maps.shape[-axes:]
+    canvas = maps.new_zeros(*maps.shape[:-axes], *size)
+    inside = [slice(max(0, c), min(n, c + m)) for c, n, m in zip(corner, size, covered, strict=True)]
+    source = [slice(i.start - c, i.stop - c) for i, c in zip(inside, corner, strict=True)]
+    canvas[every, *inside] = maps[every, *source]
     return canvas
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from math import ceil
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
     from vitrail.lrp.propagate import Propagation, Relevances
     from vitrail.lrp.rules import RuleSet
 
+#: Side of a cell in pixels, or in bins of a spectrogram, where a model's own patches are unknown.
+PATCH = 16
+#: Cells of a series whose patches are unknown.
+SERIES_CELLS = 64
 #: From the output for some images, and which inputs they were made from, shape (N,), to all K targets, shape (N, K).
 Scorer = Callable[[Any, Tensor, str], Tensor]
 
@@ -123,11 +128,42 @@ class Probe:
         return image.detach()
 
     @property
+    def canvas(self) -> Tensor:
+        """Images, or other inputs on axes, with the channels first: (b, channels, axes of the map …)."""
+        canvas = self.model_inputs.canvas
+        if canvas is None:
+            raise NotApplicableError(
+                f"this method changes images, videos, spectrograms, series or features, and {self.model_inputs.what}"
+            )
+        return canvas.detach()
+
+    @property
+    def cells(self) -> tuple[int, ...]:
+        """Number of cells along each axis of the canvas: of the patches where these are known.
+
+        Otherwise cells of 16 pixels or bins, one frame of a video, one variable, one feature, and 64 cells of a series.
+        """
+        if self.structure.layout.grid is not None:
+            return self.structure.layout.grid
+        axes, size = self.model_inputs.axes, self.model_inputs.map_size
+        if axes is None or size is None:
+            return (14, 14)
+        found = []
+        for name, length in zip(axes.names, size, strict=True):
+            if name in ("variables", "features") or (name == "time" and len(size) == 3):
+                found.append(length)
+            elif name == "time" and "frequency" not in axes.names:
+                found.append(min(length, SERIES_CELLS))
+            else:
+                found.append(ceil(length / PATCH))
+        return tuple(found)
+
+    @property
     def inputs(self) -> Tensor:
-        """What can be changed little by little: the images, or the vectors of a text's tokens, shape (b, n, d)."""
+        """What can be changed little by little: the canvas, or the vectors of a text's tokens, shape (b, n, d)."""
         words, patches = self.model_inputs.words, self.model_inputs.patches
         if words is None:
-            return self.images if patches is None else patches.detach()
+            return self.canvas if patches is None else patches.detach()
         with torch.no_grad():
             vectors = self.embedding_layer(words)
         vectors = vectors[0] if isinstance(vectors, tuple) else vectors
@@ -175,18 +211,17 @@ class Probe:
     # -- changed images ----------------------------------------------------------------------------------------
 
     def fed(self, images: Tensor, owner: Tensor) -> ModelInputs:
-        """Model inputs with other images or word embeddings; all else comes from the input each was made from."""
-        return (
-            self.model_inputs.pick(owner, images)
-            if self.model_inputs.words is None
-            else self.model_inputs.embedded(owner, self.embedding_layer, images)
-        )
+        """Model inputs with other images (canvases) or word embeddings; all else comes from each one's own input."""
+        if self.model_inputs.words is not None:
+            return self.model_inputs.embedded(owner, self.embedding_layer, images)
+        axes = self.model_inputs.axes
+        return self.model_inputs.pick(owner, images if axes is None else axes.restore(images))
 
     def scores(self, images: Tensor, owner: Tensor | int = 0, precision: torch.dtype | None = None) -> Tensor:
         """All targets of perturbed images, shape (N, K), without gradients; one forward pass, so mind N.
 
         Args:
-            images: Images as the model takes them, shape (N, channels, height, width).
+            images: Images, shape (N, channels, height, width), or other canvases.
             owner: Which input each was made from, shape (N,), or one for all.
             precision: Run the model in this precision by autocast instead of its own.
         """
@@ -208,7 +243,7 @@ class Probe:
         """All targets of the inputs as they are, shape (b, K), without gradients; no forward if they were seen."""
         owner = torch.arange(self.batch, device=self.model_inputs.tensors[0].device)
         if self.seen is None:
-            return torch.cat([self.scores(self.images[p], owner[p]) for p in self.pieces(self.batch)])
+            return torch.cat([self.scores(self.inputs[p], owner[p]) for p in self.pieces(self.batch)])
         with torch.no_grad():
             return self.scorer(self.seen.output, owner, self.score).detach()
 
@@ -415,7 +450,7 @@ class Probe:
             return value.permute(0, 3, 1, 2)
         size = (int(self.images.shape[2]), int(self.images.shape[3]))
         layout = self.structure.layout
-        grid = layout.grid
+        grid = layout.plane
         if grid is not None and value.shape[1] == layout.tokens:
             value = layout.patches(value, 1)
         else:

@@ -29,6 +29,10 @@ READS = {
     "features": "a feature map",
     "outputs": "the model's outputs, or gradients at its inputs",
 }
+#: Axes of the map of an image.
+IMAGE_AXES = ("height", "width")
+#: Why a method that is defined on images refuses other inputs, given their axes.
+NO_IMAGE = "it is defined on images, and the axes of what is explained here are {}"
 #: The columns of the applicability table.
 MODEL_KINDS = ("CLS", "distilled", "registers", "mean", "pool", "Swin", "text")
 
@@ -41,6 +45,9 @@ class Applies:
         reads: A key of ``READS``.
         stitched: Whether the method also works on window attention stitched into attention between all patches.
         text: Whether a method that does not read attention also works on the embeddings of a text's tokens.
+        any_axes: Whether a method works on inputs of any number of axes: videos,
+            spectrograms, series and features. Methods that read attention do, but those that exclude texts only if this
+            is set.
         drops_tokens: Whether a method that does not read attention removes patches by dropping their tokens.
         excluded: Kinds of models the method is not defined on although it could read them, with the reason.
         streams: Whether it is defined on streams of tokens that cross-attention joins.
@@ -50,6 +57,7 @@ class Applies:
     reads: str = "attention"
     stitched: bool = False
     text: bool = False
+    any_axes: bool = False
     drops_tokens: bool = False
     excluded: Mapping[str, str] = field(default_factory=dict)
     streams: bool = False
@@ -198,7 +206,7 @@ class Method:
             stitch: Whether window attention is stitched.
             model: The model itself, to check the weights of methods that have their own; None to leave that out.
         """
-        if stitch and self.applies.stitched:
+        if stitch and self.applies.stitched and not is_signal(structure):
             return
         self._check_structure(structure, options)
         if self.check_weights is not None and model is not None:
@@ -209,7 +217,7 @@ class Method:
         if structure.streams is not None and self.applies.streams:
             return
         if attention and structure.kind != "plain":
-            self._refuse(structure, f"the model {UNCHAINED_KINDS[structure.kind]}", "Swin")
+            self._refuse(structure, f"the model {_unchained(structure)}", "Swin")
         if structure.text and (reason := self.reason_against("text")) is not None:
             self._refuse(structure, reason, "text")
         if self.applies.reads == "features" and structure.members > 1:
@@ -220,6 +228,8 @@ class Method:
             )
         kind = kind_of(structure)
         reason = self.reason_against(kind)
+        if is_signal(structure):
+            reason = None if self._supports_signals(kind) else NO_IMAGE.format(", ".join(structure.axes))
         works = kind == "text" and self.applies.norm_first_texts and structure.norm_first
         if reason is not None and not works:
             self._refuse(structure, reason, kind)
@@ -238,6 +248,12 @@ class Method:
                 f"{'pair of sums' if 'stream' in needed else 'sum'}; transformer_mm needs none"
             )
 
+    def _supports_signals(self, kind: str) -> bool:
+        """Whether it works on inputs that are neither images nor texts, of a model of a kind of ``MODEL_KINDS``."""
+        if self.applies.reads != "attention":
+            return self.applies.any_axes
+        return kind not in self.applies.excluded and ("text" not in self.applies.excluded or self.applies.any_axes)
+
     def _refuse(self, structure: ModelStructure, reason: str, kind: str) -> NoReturn:
         kinds = {kind, "text"} if structure.text else {kind}
         streams = structure.streams is not None
@@ -245,10 +261,29 @@ class Method:
         usable = [
             m.name for m in known if (streams and m.applies.streams) or all(m.reason_against(k) is None for k in kinds)
         ]
-        more = " or stitch=True" if self.applies.stitched and structure.kind == "windowed" else ""
+        if is_signal(structure):
+            fits = [m for m in known if m._supports_signals(kind)]  # noqa: SLF001
+            usable = [m.name for m in fits if structure.kind == "plain" or m.applies.reads != "attention"]
+        windows = self.applies.stitched and structure.kind == "windowed" and not is_signal(structure)
+        more = " or stitch=True" if windows else ""
         raise NotApplicableError(
             f"{self.name} does not apply to {structure.model}: {reason}; use {', '.join(usable[:6])} instead{more}"
         )
+
+
+def is_signal(structure: ModelStructure) -> bool:
+    """Whether what is explained lies on axes and is no image: a video, sound, a series or features."""
+    return structure.axes not in ((), IMAGE_AXES)
+
+
+def _unchained(structure: ModelStructure) -> str:
+    """Why the attention of a model forms no chain."""
+    if structure.kind == "windowed" and is_signal(structure):
+        return (
+            "attends to a part of its tokens at a time (inside windows, over time and space in turn, or each variable "
+            "alone), so no attention matrix connects all its patches"
+        )
+    return UNCHAINED_KINDS[structure.kind]
 
 
 def kind_of(structure: ModelStructure) -> str:

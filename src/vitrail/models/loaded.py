@@ -185,6 +185,16 @@ def processor_preprocess(processor: Any) -> Transform:
     return Preprocess((height, width), mean, std, crop, squash, resample, "the checkpoint's image processor")
 
 
+def sound_processor(name: str) -> Any:
+    """Load the feature extractor of a Hugging Face checkpoint of a sound model, or None if it cannot be loaded."""
+    from transformers import AutoFeatureExtractor
+
+    try:
+        return AutoFeatureExtractor.from_pretrained(name)
+    except (OSError, ValueError, ImportError, KeyError):
+        return None
+
+
 def hugging_face_processor(name: str) -> Any:
     """Load the image processor of a Hugging Face checkpoint, or None if it has none that can be loaded."""
     from transformers import AutoImageProcessor

@@ -18,7 +18,7 @@ from torch import nn
 from vitrail.errors import GuessWarning, ModelError, VitrailError, WeightsError, require
 from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
 from vitrail.models.checkpoint import first_line, fit_classes, load_weights, read_weights
-from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess
+from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess, sound_processor
 from vitrail.models.plain_clip import PlainCLIP
 from vitrail.models.plain_detector import PlainDetector
 from vitrail.models.plain_segmenter import PlainSegmenter
@@ -105,15 +105,23 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     if size is not None and isinstance(loaded.preprocess, Preprocess):
         origin = "timm's mean and standard deviation, image size of the weights"
         loaded = replace(loaded, preprocess=replace(loaded.preprocess, squash=True, origin=origin, guessed=True))
-    if library == "hf" and loaded.preprocess is not None:
-        processor = hugging_face_processor(name)
-        if processor is None:
-            _warn_guess(loaded)
-        else:
-            loaded = replace(loaded, preprocess=processor_preprocess(processor))
+    if library == "hf":
+        loaded = _with_processor(loaded, name)
     if entry is None or not isinstance(loaded.preprocess, Preprocess):
         return loaded
     return replace(loaded, preprocess=replace(loaded.preprocess, mean=entry.mean, std=entry.std))
+
+
+def _with_processor(loaded: LoadedModel, name: str) -> LoadedModel:
+    """A Hugging Face model with the preprocessing of its checkpoint: of images, or a feature extractor of sound."""
+    if loaded.preprocess is None:
+        sound = str(getattr(loaded.module, "main_input_name", "")) in ("input_values", "input_features")
+        return replace(loaded, preprocess=sound_processor(name)) if sound else loaded
+    processor = hugging_face_processor(name)
+    if processor is None:
+        _warn_guess(loaded)
+        return loaded
+    return replace(loaded, preprocess=processor_preprocess(processor))
 
 
 def _warn_guess(loaded: LoadedModel) -> None:
@@ -122,7 +130,7 @@ def _warn_guess(loaded: LoadedModel) -> None:
         f"{loaded.name} has no image processor configuration: its preprocessing is a guess ({origin}); pass "
         "preprocess=vitrail.Preprocess(size, mean, std) to set it",
         GuessWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

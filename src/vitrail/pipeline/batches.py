@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import OptionError, StructureDiffersError
+from vitrail.inputs.map_axis import MapAxis
 from vitrail.inputs.targets import Target, target_labels
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explanation import Explanation, number_groups_alike
@@ -64,7 +65,9 @@ def explain_batch(job: BatchJob) -> dict[str, Explanation]:
         "scores": prepared.scores,
         "target_labels": target_labels(job.target), "named_targets": computed.records,
         "model": prepared.loaded.name, "classes": prepared.loaded.classes,
-        "images": prepared.inputs.image, "structure": dict(prepared.shown_structure.rows()),
+        "images": prepared.inputs.image, "axes": map_axes(prepared.inputs),
+        "signal": None if prepared.inputs.image is not None else prepared.inputs.canvas,
+        "structure": dict(prepared.shown_structure.rows()),
         "preprocess": prepared.loaded.preprocess if isinstance(prepared.loaded.preprocess, Preprocess) else None,
     }  # fmt: skip
     return {
@@ -101,13 +104,21 @@ def join_batches(pieces: list[Explanation]) -> Explanation:
         return None if parts[0] is None else torch.cat(parts)
 
     pieces = number_groups_alike(pieces)
-    joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "constant", "images")}
+    joined = {name: cat(name) for name in ("maps", "grid", "targets", "logits", "constant", "images", "signal")}
     names = pieces[0].intermediates
     records = [piece.named_targets for piece in pieces if piece.named_targets is not None]
     named = tuple(row for rows in records for row in rows) if records else None
     kept = {name: [values for piece in pieces for values in piece.intermediates[name]] for name in names}
     seconds = sum(p.seconds for p in pieces)
     return replace(pieces[0], **joined, intermediates=kept, named_targets=named, seconds=seconds)
+
+
+def map_axes(model_inputs: ModelInputs) -> tuple[MapAxis, ...]:
+    """The axes of the maps of a call, with the units that are known; empty for texts."""
+    if model_inputs.axes is None:
+        return ()
+    known = {axis.name: axis for axis in model_inputs.units}
+    return tuple(known.get(name, MapAxis(name)) for name in model_inputs.axes.names)
 
 
 def _merge(notes: list[dict[str, list[Any]]]) -> dict[str, list[list[Any]]]:

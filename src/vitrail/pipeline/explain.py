@@ -93,9 +93,9 @@ def explain(
 
     Args:
         model: Your model object (timm, Hugging Face, torchvision, open_clip or your own), or what ``load`` returned.
-        inputs: A batch of images as a tensor, one or several PIL images or paths, or the arguments of the model: a dict
-            of tensors by name, a tuple of tensors by position, or the dict or dataclass that it takes as its only
-            argument; with a tokenizer, a text or several.
+        inputs: A batch of images, videos, waveforms or rows of features as a tensor, one or several PIL images or paths
+            (images, videos, sound), or the arguments of the model: a dict of tensors by name, a tuple of tensors by
+            position, or the dict or dataclass that it takes as its only argument; with a tokenizer, a text or several.
         method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well. "auto" is the method that
             `vitrail.compare` recommended for this model.
         methods: Several methods, which share one pass: names, or a dict from names to options.
@@ -105,7 +105,8 @@ def explain(
             numbers per image. `vitrail.targets` has targets with names for other models than classifiers: ``prompt``,
             ``box``, ``region``, ``similar_to`` and ``contrast``. For a CLIP model that was loaded by name: a text or
             ``[[text, text]]``.
-        preprocess: From a PIL image to a tensor, where the model's own way is unknown or not wanted.
+        preprocess: From a PIL image, or a frame of a video, to a tensor, where the model's own way is unknown or not
+            wanted; for sound files the feature extractor of the model.
         layout: Prefix, grid and readout, where they cannot be found out.
         batch_size: Process the inputs in batches of this size, to bound memory; methods that evaluate perturbed images
             evaluate at most this many at a time (by default 32; 64 on a GPU for at most 256 tokens).
@@ -127,8 +128,8 @@ def explain(
             also say how token scores become word scores and how long texts are split. The result's ``text`` has a
             score for each word.
         roles: What tensors of the inputs are, by name, where that was not found out: "image", "video", "patches",
-            "spectrogram", "series", "tokens", "positions", "mask", "shared" (by all examples) or "other". ``vitrail
-            doctor`` shows what was found.
+            "spectrogram", "series", "features", "tokens", "positions", "mask", "shared" (by all examples) or "other".
+            ``vitrail doctor`` shows what was found.
         of: Name of the tensor that is explained, where the inputs have several images or texts. By default the first
             image in the order of forward's parameters; without images the first video, and so on in the order of
             ``roles``.

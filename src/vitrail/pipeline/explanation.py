@@ -13,10 +13,11 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.errors import InputError
+from vitrail.inputs.map_axis import MapAxis
 from vitrail.inputs.map_source import MapSource, TextSource
 from vitrail.inputs.targets import class_scores
 from vitrail.models.class_group import ClassGroup, merge_groups, target_rows
-from vitrail.models.preprocess import Preprocess, rescale_to_bytes
+from vitrail.models.preprocess import Preprocess, rescale_to_bytes, to_bytes
 from vitrail.pipeline.original_image import OriginalImage
 from vitrail.pipeline.prompt_words import PromptWords, prompt_records
 from vitrail.pipeline.provenance import Provenance, versions
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from vitrail.viz.viewer import ExplanationViewer
 
 
-UPSAMPLING = "bilinear, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
+UPSAMPLING = "linear along each axis, align_corners=False, then each map scaled to [0, 1] (signed maps to [-1, 1])"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,9 +48,10 @@ class Explanation:
         method: The method as requested, with its variant and options.
         title: The method's display name.
         maps: Relevance at input resolution, shape (B, K, height, width), each map scaled to [0, 1], or to [-1, 1]
-            where ``signed``. For texts: relevance of tokens, shape (B, K, n), 0 at special tokens and padding.
-        grid: Relevance of the patches as the method computed it, shape (B, K, rows, columns). For texts: ``maps``
-            before scaling.
+            where ``signed``. For other inputs on axes, such as videos and sound, shape (B, K, axes …), see ``axes``.
+            For texts: relevance of tokens, shape (B, K, n), 0 at special tokens and padding.
+        grid: Relevance of the patches as the method computed it, shape (B, K, rows, columns), or on the model's own
+            grid over the same axes as the maps. For texts: ``maps`` before scaling.
         targets: Class indices, shape (B, K), or None if the target was a function. With C classes, C + i stands for
             the group ``groups[i]``.
         logits: The model's logits, shape (B, C), or None.
@@ -78,6 +80,8 @@ class Explanation:
             if unknown.
         scores: What turns the logits into probabilities: "softmax", "sigmoid" (each class by itself) or "identity" (a
             regression, whose values are taken as they are).
+        axes: The axes of a map, such as time, height and width; empty for texts.
+        signal: The model's input where it lies on axes and is no image: (B, channels, axes …), or None.
         originals: The images that were preprocessed, with the part of each that the model saw (``geometry``); None if
             the inputs were tensors or texts.
         named_targets: For targets of `vitrail.targets`: what was asked and explained, one row of K for each image.
@@ -109,6 +113,8 @@ class Explanation:
     scores: str = "softmax"
     originals: tuple[OriginalImage, ...] | None = field(default=None, repr=False)
     named_targets: tuple[tuple[TargetRecord, ...], ...] | None = field(default=None, repr=False)
+    axes: tuple[MapAxis, ...] = ()
+    signal: Tensor | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         shape = "×".join(map(str, self.maps.shape))
@@ -164,6 +170,9 @@ class Explanation:
     def overlay(self, image: int = 0, k: int = 0, opacity: float = 0.75, original: bool = False) -> Image:
         """Draw one map over its image; a map that was checked and failed carries its verdict in a corner.
 
+        A video is drawn as a contact sheet, a spectrogram with axes in seconds and hertz, a series as lines over the
+        colour of their relevance, and features as bars; see `with_axes`.
+
         Args:
             image: Which image.
             k: Which target.
@@ -186,10 +195,12 @@ class Explanation:
             >>> print(e.originals[0].geometry)
             the model saw 53 % of the image: columns 18 to 72 of 90 and rows 3 to 57 of 60
         """
-        if self.rgb_images is None:
-            raise InputError("this is an explanation of texts, which have no overlay: use vitrail.text.html")
         relevance = self.maps[image, k].float().cpu().numpy()
-        if original:
+        if self.signal is not None:
+            drawn = self._draw_signal(image, relevance, opacity)
+        elif self.rgb_images is None:
+            raise InputError("this is an explanation of texts, which have no overlay: use vitrail.text.html")
+        elif original:
             drawn = self._draw_on_original(image, relevance, opacity)
         else:
             drawn = to_image(overlay(self.rgb_images[image], relevance, self.signed, opacity))
@@ -204,6 +215,99 @@ class Explanation:
             return drawn
         geometry = self.originals[image].geometry if original and self.originals else None
         return outline_box(drawn, record.corners, geometry)
+
+    def _draw_signal(self, image: int, relevance: np.ndarray[Any, Any], opacity: float) -> Image:
+        from vitrail.viz.signal_overlay import draw_signal
+
+        if relevance.ndim != len(self.axes):
+            raise InputError(
+                "the map is one of tokens whose places in the input could not be measured, so it cannot be drawn: pass "
+                "layout=vitrail.Layout(prefix=…, grid=…), or use a method that needs the model's outputs alone"
+            )
+        return draw_signal(self._drawn_signal(image), relevance, self.axes, self.signed, opacity)
+
+    def _drawn_signal(self, image: int) -> np.ndarray[Any, Any]:
+        """The input with its channels first: uint8 RGB for videos, numbers otherwise."""
+        assert self.signal is not None
+        signal = self.signal[image].float()
+        if len(self.axes) != 3:
+            return signal.cpu().numpy()
+        frames = signal.transpose(0, 1)
+        known = self.preprocess is not None and len(self.preprocess.mean) == frames.shape[1]
+        if known and self.preprocess:
+            return self.preprocess.denormalise(frames).transpose(3, 0, 1, 2)
+        low, high = frames.min(), frames.max()
+        return to_bytes((frames - low) / (high - low).clamp_min(1e-12)).transpose(3, 0, 1, 2)
+
+    def frames(self, image: int = 0, k: int = 0, opacity: float = 0.75) -> list[Image]:
+        """Draw the map of a video over each of its frames.
+
+        Args:
+            image: Which video.
+            k: Which target.
+            opacity: Opacity of the colour where relevance is highest.
+        """
+        return [to_image(frame) for frame in self._frames(image, k, opacity)]
+
+    def _frames(self, image: int, k: int, opacity: float) -> list[np.ndarray[Any, Any]]:
+        from vitrail.viz.clip import frame_overlays
+
+        relevance = self.maps[image, k].float().cpu().numpy()
+        if self.signal is None or relevance.ndim != 3 or len(self.axes) != 3:
+            raise InputError("only the maps of videos have frames: draw this explanation with overlay()")
+        return frame_overlays(self._drawn_signal(image).transpose(1, 2, 3, 0), relevance, self.signed, opacity)
+
+    def animate(
+        self, path: str | Path, image: int = 0, k: int = 0, opacity: float = 0.75, rate: float | None = None
+    ) -> Path:
+        """Write the map of a video over its frames as a .gif, or with the extra ``media`` as an .mp4.
+
+        Args:
+            path: The file; its suffix decides on the format.
+            image: Which video.
+            k: Which target.
+            opacity: Opacity of the colour where relevance is highest.
+            rate: Frames a second; by default that of the video, or 4 where it is unknown.
+
+        Returns:
+            The path.
+        """
+        from vitrail.viz.clip import save_animation
+
+        frames = self._frames(image, k, opacity)
+        known = 1 / self.axes[0].step if self.axes[0].unit == "s" and self.axes[0].values is None else None
+        return save_animation(frames, path, rate or known)
+
+    def with_axes(self, **axes: Any) -> Explanation:
+        """The same with units or names of its axes, for overlays of sound, series, features and videos.
+
+        Args:
+            **axes: By the name of an axis: the step between two entries (seconds for time, hertz for frequency), the
+                value of each entry, or the name of each entry.
+
+        Raises:
+            InputError: There is no such axis, or the number of values does not fit.
+
+        Example:
+            >>> import torch
+            >>> import vitrail
+            >>> class Table(torch.nn.Module):
+            ...     def forward(self, x):
+            ...         return x @ torch.eye(3)[:, :2]
+            >>> e = vitrail.explain(Table(), torch.ones(1, 3), "gradient_x_input", target=0)
+            >>> e.with_axes(features=["age", "height", "weight"]).axes[0].label(0)
+            'age'
+        """
+        known = {axis.name: i for i, axis in enumerate(self.axes)}
+        unknown = [name for name in axes if name not in known]
+        if unknown:
+            listed = ", ".join(known) or "none"
+            raise InputError(f"there is no axis {unknown[0]!r}: the axes of these maps are {listed}")
+        found = list(self.axes)
+        sizes = [int(n) for n in (self.maps if self.signal is None else self.signal).shape[2:]]
+        for name, value in axes.items():
+            found[known[name]] = found[known[name]].given(value, sizes[known[name]])
+        return replace(self, axes=tuple(found))
 
     def _draw_on_original(self, image: int, relevance: np.ndarray[Any, Any], opacity: float) -> Image:
         from vitrail.viz.original_overlay import original_overlay
@@ -301,6 +405,10 @@ class Explanation:
         geometries = [one.geometry for one in self.originals or ()]
         if any(geometries):
             found["geometry"] = [None if one is None else one.to_dict() for one in geometries]
+        if self.signal is not None:
+            units = [{"name": a.name, "unit": a.unit, "step": a.step, "values": a.values, "labels": a.labels}
+                     for a in self.axes]  # fmt: skip
+            found["axes"] = [{k: v for k, v in one.items() if v is not None} for one in units]
         if self.groups:
             found["groups"] = [{"name": g.name, "classes": list(g.indices)} for g in self.groups]
         if self.named_targets is not None:
@@ -341,6 +449,9 @@ class Explanation:
             for i, name in enumerate(names):
                 with into(name) as path:
                     self.overlay(*divmod(i, self.maps.shape[1])).save(path, format="PNG")
+            animations = self._overlay_names(suffix="gif") if self.signal is not None and len(self.axes) == 3 else []
+            for i, name in enumerate(animations):
+                self.animate(folder / name, *divmod(i, self.maps.shape[1]))
             originals = self._overlay_names("overlay-original", "jpg") if original else []
             for i, name in enumerate(originals):
                 with into(name) as path:
@@ -359,17 +470,18 @@ class Explanation:
                     path.write_text(html(Explanations({self.method: self})), encoding="utf-8")
             with into("maps.safetensors") as path:
                 path.write_bytes(to_safetensors({k: v.detach().cpu().contiguous() for k, v in tensors.items()}))
-            for name in saved_overlays(folder) - {*names, *originals}:
+            for name in saved_overlays(folder) - {*names, *originals, *animations}:
                 (folder / name).unlink(missing_ok=True)
             with into("manifest.json") as path:
-                content = self.manifest() | {"overlays": [*names, *originals]}
+                content = self.manifest() | {"overlays": [*names, *originals, *animations]}
                 manifest = json.dumps(content, indent=2, ensure_ascii=False, default=str)
                 path.write_text(manifest + "\n", encoding="utf-8")
         return folder
 
     def _overlay_names(self, stem: str = "overlay", suffix: str = "png") -> list[str]:
         """File names of the overlays, all targets of the first image first."""
-        if self.images is None:
+        drawn = self.images is not None or (self.signal is not None and self.maps.dim() == 2 + len(self.axes))
+        if not drawn:
             return []
         images, count = self.maps.shape[:2]
         if images == count == 1:
@@ -404,6 +516,10 @@ class Explanations(Mapping[str, Explanation]):
             from vitrail.text.rendering import figure as text_figure
 
             return text_figure(self, **options)
+        if all(e.signal is not None for e in self._by_method.values()):
+            from vitrail.viz.signal_figure import signal_figure
+
+            return signal_figure(self, **options)
         from vitrail.viz.figure import figure
 
         return figure(self, **options)

@@ -18,6 +18,7 @@ from vitrail.capture.structure import is_measured_now, read_structure
 from vitrail.capture.window_positions import WindowPositions, find_positions, stitched_layout
 from vitrail.errors import NotApplicableError, TargetError
 from vitrail.inputs.targets import Target, similarity
+from vitrail.methods.registry import is_signal
 from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Transform
 from vitrail.models.sources import embed_texts
@@ -112,7 +113,7 @@ def _checked(prepared: PreparedModel, target: Target, jobs: Sequence[MethodJob],
     structure = prepared.structure
     if prepared.inputs.reading == OutputReading():
         _check_outputs(structure, prepared.loaded, target)
-    stitch = stitch and structure.kind == "windowed"
+    stitch = stitch and structure.kind == "windowed" and not is_signal(structure)
     count, stated = output_count(prepared.module), prepared.inputs.reading.scores
     prepared = replace(prepared, scores=score_function(prepared.module, structure.outputs, stated, count).name)
     _check_methods(jobs, prepared, stitch)

@@ -44,7 +44,8 @@ def complete(
         request: The request.
         flags: Flags of recorded passes, whose results are waited for.
     """
-    completed = _with_provenance(results, inputs, source.loaded, texts=isinstance(source, TextSource))
+    images = isinstance(source, MapSource) and source.model_inputs.image is not None
+    completed = _with_provenance(results, inputs, source.loaded, isinstance(source, TextSource), images)
     started = perf_counter()
     constant = [one.wait() for one in flags]
     waited = perf_counter() - started
@@ -84,7 +85,7 @@ def _with_checks(results: Results, source: MapSource | TextSource, request: Requ
 
 
 def _with_provenance(
-    results: Mapping[str, Explanation], inputs: Inputs, loaded: LoadedModel, texts: bool = False
+    results: Mapping[str, Explanation], inputs: Inputs, loaded: LoadedModel, texts: bool = False, images: bool = True
 ) -> Results:
     """Add the names of the inputs, the preprocessing and the hash of the weights."""
     preprocess = loaded.preprocess
@@ -96,7 +97,7 @@ def _with_provenance(
     count = len(next(iter(results.values())).maps)
     stated = {"applied": not texts and needs_preprocess(inputs), **stated}
     provenance = Provenance(input_names(inputs, count, texts), stated, WeightsHash(loaded.module))
-    originals = None if texts else original_images(inputs, preprocess)
+    originals = original_images(inputs, preprocess) if images else None
     return {label: replace(e, provenance=provenance, originals=originals) for label, e in results.items()}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from vitrail.errors import OutputError
 
-_OVERLAY_NAME = re.compile(r"overlay(-original)?(-\d{3,}-\d+-[a-z0-9-]+)?\.(png|jpg)")
+_OVERLAY_NAME = re.compile(r"overlay(-original)?(-\d{3,}-\d+-[a-z0-9-]+)?\.(png|jpg|gif)")
 #: Quality of overlays at the size of the original image, which are JPEG files.
 JPEG_QUALITY = 92
 

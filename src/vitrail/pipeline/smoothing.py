@@ -143,14 +143,15 @@ class Mirror:
         height, width = int(images.shape[2]), int(images.shape[3])
         area = layout.area
         if area is None:
-            return cls((height, width), (0, width), layout.grid)
-        if area.left < 0 or area.left + area.width > width:
+            return cls((height, width), (0, width), layout.plane)
+        left, right = area.start[-1], area.start[-1] + area.size[-1]
+        if left < 0 or right > width:
             raise NotApplicableError(
                 f"smooth='flips' does not apply: the model pads its {height}×{width} images to whole patches, so a "
                 "mirror image is cut into other patches; use images whose width is a multiple of the patch size, or "
                 "smooth='noise'"
             )
-        return cls((height, width), (area.left, area.left + area.width), layout.grid)
+        return cls((height, width), (left, right), layout.plane)
 
     def pixels(self, images: Tensor) -> Tensor:
         """Mirror images, or maps at their resolution."""

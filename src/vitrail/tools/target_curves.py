@@ -35,7 +35,7 @@ def faithfulness(
     """
     images, target = source.model_inputs.image, source.target
     assert images is not None and isinstance(target, BoundTargets)  # noqa: PT018
-    grid = source.structure.layout.grid or DEFAULT_GRID
+    grid = source.structure.layout.plane or DEFAULT_GRID
     columns: dict[str, list[float]] = {name: [] for name in explanations}
     removal = ""
     for b in range(len(images)):

@@ -48,11 +48,16 @@ def check_maps(
         run = TextCheckRun(source, first, settings, WordRemoval(source, words, removal, advance=advance))
     else:
         images = source.model_inputs.image
+        if source.model_inputs.signal is not None and images is None:
+            raise InputError(
+                "checks remove patches of images or words of texts, and these are maps over "
+                f"{', '.join(source.structure.axes)}: the method occlusion measures the effect of removal itself"
+            )
         if images is None:
             raise InputError("maps of tokens are checked word by word: pass texts with tokenizer=… to vitrail.explain")
         if first.targets is not None and first.scores == "identity":
             raise InputError("checks compare log-odds, which the values of a regression do not have")
-        grid = source.structure.layout.grid or DEFAULT_GRID
+        grid = source.structure.layout.plane or DEFAULT_GRID
         call = source.model_inputs.select(slice(image, image + 1))
         remove = PatchRemoval(source.loaded, call, grid, removal, batch_size, advance)
         run = ImageCheckRun(source, first, settings, remove)

@@ -25,20 +25,27 @@ def explanations_html(explanations: Mapping[str, ExplanationLike]) -> str:
         explanations: By method.
     """
     first = next(iter(explanations.values()))
-    if first.rgb_images is None:
+    if first.rgb_images is None and (first.signal is None or first.maps.dim() != first.signal.dim()):
         shape = "×".join(map(str, first.maps.shape))
         return render("notebook.html", headings=[], rows=[], more=0, caption=f"{', '.join(explanations)}: maps {shape}")
     places = [(b, k) for b in range(first.maps.shape[0]) for k in range(first.maps.shape[1])]
     rows = [
         {
             "label": first.label(b, k),
-            "image": _data_uri(to_image(first.rgb_images[b])),
+            "image": _data_uri(_bare(first, b, k)),
             "maps": [_cell(explanation, b, k) for explanation in explanations.values()],
         }
         for b, k in places[:MAX_ROWS]
     ]
     headings = [explanation.method for explanation in explanations.values()]
     return render("notebook.html", headings=headings, rows=rows, more=len(places) - len(rows), caption=first.model)
+
+
+def _bare(explanation: ExplanationLike, image: int, k: int) -> Image:
+    """The input without its map."""
+    if explanation.rgb_images is None:
+        return explanation.overlay(image, k, opacity=0.0)
+    return to_image(explanation.rgb_images[image])
 
 
 def _cell(explanation: ExplanationLike, image: int, k: int) -> dict[str, Any]:

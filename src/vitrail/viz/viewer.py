@@ -55,7 +55,10 @@ class ExplanationViewer:
         first = next(iter(self.explanations.values()))
         texts = first.of_texts
         if not texts and first.rgb_images is None:
-            raise InputError("these explanations have neither images nor words to show: pass a tokenizer with texts")
+            raise InputError(
+                "these explanations have neither images nor words to show: pass a tokenizer with texts; draw videos, "
+                "sound, series and features with overlay() or figure()"
+            )
         count = min(len(first.maps), MAX_INPUTS)
         describe = self._text if texts else self._image
         content = {

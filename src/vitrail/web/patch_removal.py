@@ -57,7 +57,7 @@ def remove_patches(
     Raises:
         InputError: A patch does not exist, or all or none are removed.
     """
-    grid = served.structure.layout.grid or DEFAULT_GRID
+    grid = served.structure.layout.plane or DEFAULT_GRID
     count = grid[0] * grid[1]
     chosen = sorted(set(removed))
     if not chosen or chosen[0] < 0 or chosen[-1] >= count or len(chosen) == count:

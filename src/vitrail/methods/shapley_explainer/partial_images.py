@@ -101,12 +101,12 @@ class PartialImages:
             raise OptionError(f"removal={removal!r} is not one of 'auto', {', '.join(map(repr, PATCH_REMOVALS))}")
         self.structure: ModelStructure = read_structure(model, ModelInputs((images[:1],)).onto(model))
         layout = self.structure.layout
-        if self.structure.kind != "plain" or layout.grid is None or layout.area is not None:
+        if self.structure.kind != "plain" or layout.plane is None or layout.area is not None:
             raise NotApplicableError(
                 f"no explainer can be trained for {self.structure.model}: it needs attention between all patches of a "
                 "grid that covers the image; use rise, occlusion or vit_cx"
             )
-        self.grid = layout.grid
+        self.grid = layout.plane
         self._dropper = None
         if removal == "tokens":
             self._dropper = TokenDropper(model, images[:1])

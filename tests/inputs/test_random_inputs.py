@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.zoo.sequences import ENTRIES
+from vitrail.inputs.random_inputs import random_inputs
+from vitrail.models import describe
+
+SIGNALS = [entry for entry in ENTRIES if "Video" in entry.name or "Audio" in entry.name or "Sequence" in entry.name]
+
+
+@pytest.mark.parametrize("name", [entry.name for entry in SIGNALS])
+def test_inputs_of_videos_and_sound_fit_the_model(name):
+    pytest.importorskip("transformers")
+    subject = next(entry for entry in SIGNALS if entry.name == name).build()
+    model = subject.model.float()
+    given = random_inputs(describe(model), batch=2)
+    with torch.no_grad():
+        assert given.into(model).logits.shape == (2, 5)
+    assert given.axes is not None
