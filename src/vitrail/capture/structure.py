@@ -369,9 +369,7 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     pool = len(shapes) > 1 and shapes[-1][2] <= max(8, tokens // 16) and shapes[-1][2] < shapes[-1][3]
     body = shapes[:-1] if pool else shapes
     if any(s[2:] != (tokens, tokens) for s in body):
-        own = {s[2] for s in shapes if s[2] == s[3]}  # lengths of sequences that attend to themselves
-        crossed = any(s[2] != s[3] and own >= set(s[2:]) for s in shapes)
-        return "encoder-decoder" if crossed else "pyramid"
+        return "encoder-decoder" if _has_two_sequences(shapes) else "pyramid"
     # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
     if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
         return "pyramid"
@@ -379,6 +377,17 @@ def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     if any(c.beside for c in calls[1:]) or verify.first_break(calls) is not None:
         return "parallel"
     return "plain"
+
+
+def _has_two_sequences(shapes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a sequence attends to another one after each of them has attended to itself."""
+    own = set[int]()
+    for _, _, queries, keys in shapes:
+        if queries == keys:
+            own.add(keys)
+        elif {queries, keys} <= own:
+            return True
+    return False
 
 
 def _layout(
