@@ -74,7 +74,7 @@ def movement_path(movement: int | None, start: int) -> Path:
 
     Example:
         >>> movement_path(1, 2)[:, 0].tolist()
-        [0, 0, 2, 4, 7, 9, 11, 13, 16, 18, 18, 18]
+        [0, 0, 2, 5, 7, 9, 11, 14, 16, 18, 18, 18]
     """
     steps = np.clip(np.arange(FRAMES) - start + 1, 0, EVENT)
     path = np.zeros((FRAMES, 2), np.int64)
