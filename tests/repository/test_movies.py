@@ -14,6 +14,8 @@ from vitrail.methods import METHODS
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "studies" / "results" / "movies.json"
 CONTROLS = {"random", "inverted", "start first", "end first"}
+#: Newer than the table: not measured on reviews.
+UNMEASURED = {"grad_eclip", "atman"}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def test_results_cover_every_text_method(rows):
         for name, method in METHODS.items()
         if method.reason_against("text") is None and method.family != "perturbation"
     }
-    assert {name.partition(":")[0] for name in rows} == applicable | CONTROLS
+    assert {name.partition(":")[0] for name in rows} == (applicable - UNMEASURED) | CONTROLS
     assert {row["reviews"] for row in rows.values()} == {199}
 
 
