@@ -83,13 +83,13 @@ def test_figure_of_many_methods_has_verdicts_and_a_legend(client, monkeypatch):
 def test_a_difference_names_both_classes(client, monkeypatch):
     body = {"methods": ["gradcam"], "targets": [0], "contrast": 3}
     check = run(client, "check", **body)["items"][0]["check"]
-    assert "cat rather than fish" in check["sentences"][0]
+    assert "cat against fish" in check["sentences"][0]
     assert "function" not in " ".join(check["sentences"])
     assert "difference of two classes" in check["sentences"][1]
     job = run(client, "explain", **body)
-    assert "cat rather than fish" in figure_texts(client, job["id"], monkeypatch)
+    assert "cat against fish" in figure_texts(client, job["id"], monkeypatch)
     manifest = json.dumps(client.get(f"/api/jobs/{job['id']}/manifest.json").json())
-    assert "cat rather than fish" in manifest
+    assert "cat against fish" in manifest
     assert "target 0" not in manifest
 
 

@@ -97,9 +97,9 @@ class Job:
 
     @property
     def target_name(self) -> str:
-        """The explained class, or "A rather than B" for the difference of two."""
+        """The explained class, or "A against B" for the difference of two."""
         first = self.served.class_name((self.targets or [0])[0])
-        return first if self.contrast is None else f"{first} rather than {self.served.class_name(self.contrast)}"
+        return first if self.contrast is None else f"{first} against {self.served.class_name(self.contrast)}"
 
     @property
     def size(self) -> int:

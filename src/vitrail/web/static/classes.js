@@ -39,7 +39,7 @@ export class ClassPicker {
   name(index) {
     if (typeof index === "string") {
       const [first, second] = index.split("-").map((part) => this.name(Number(part)));
-      return `${first} rather than ${second}`;
+      return `${first} against ${second}`;
     }
     const name = this.model?.classes?.[index] ?? this.top.find((one) => one.index === index)?.name;
     return (name ?? `class ${index}`).split(",")[0];
