@@ -1,4 +1,4 @@
-"""Models that generate or detect: encoders with a decoder, decoders that see images, diffusion, detectors."""
+"""Models that generate: decoders that see images, diffusion; and several examples in one sequence."""
 
 from __future__ import annotations
 
@@ -12,50 +12,15 @@ from tests.zoo.entry import Entry, Subject
 from tests.zoo.known_answers import INNER
 from tests.zoo.own_models import GRID, vit
 from tests.zoo.own_models import images as own_images
-from tests.zoo.pairs import TEXT, WIDTH, pixels, words
-from tests.zoo.sequences import build, noise, query
+from tests.zoo.pairs import TEXT, WIDTH, words
+from tests.zoo.sequences import build, noise
 from vitrail.models.plain_vit import PlainViT
 
 ANY = ("gradient_x_input",)
-TWO_SEQUENCES = "a decoder and an encoder"
-
-
-def next_word(output: Any) -> Tensor:
-    return output.logits[:, -1, 5]  # type: ignore[no-any-return]
 
 
 def inner_word(output: Any) -> Tensor:
     return output.logits[:, INNER, 5]  # type: ignore[no-any-return]
-
-
-def answer() -> dict[str, Tensor]:
-    """A text and the beginning of its answer."""
-    return {**words(2), "decoder_input_ids": words(2, 5)["input_ids"]}
-
-
-T5 = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4, "vocab_size": 60,
-      "decoder_start_token_id": 0}  # fmt: skip
-BART = {
-    "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 60, "max_position_embeddings": 32, "pad_token_id": 0,
-    "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
-}  # fmt: skip
-DETR = {
-    "use_timm_backbone": False, "use_pretrained_backbone": False, "backbone": None, "num_queries": 5, "d_model": 32,
-    "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "num_labels": 4,
-}  # fmt: skip
-
-
-def detr() -> Subject:
-    import transformers
-
-    backbone = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], layer_type="basic", out_features=["stage2"]
-    )
-    return build(
-        "DetrForObjectDetection", "DetrConfig", {"pixel_values": pixels(2)}, query, **DETR, backbone_config=backbone
-    )
 
 
 def qwen(count: int) -> Subject:
@@ -157,17 +122,12 @@ def packed(count: int) -> Subject:
 
 
 ENTRIES = [
-    Entry("hf:T5ForConditionalGeneration", partial(build, "T5ForConditionalGeneration", "T5Config", answer(), next_word,
-          **T5), ("swap_words", "permute_examples"), ANY, {"gradtoken": TWO_SEQUENCES}, slow=False),
-    Entry("hf:BartForConditionalGeneration", partial(build, "BartForConditionalGeneration", "BartConfig", answer(),
-          next_word, **BART), ("swap_words", "permute_examples"), ANY, {"gradtoken": TWO_SEQUENCES}),
     Entry("hf:VisualBertForQuestionAnswering", visual_bert, ("permute_examples",),
           ("rollout", "gradtoken", *ANY), {"occlusion": "no grid of image patches"}),
     Entry("hf:Qwen2VLForConditionalGeneration", partial(qwen, 1), ("change_future",),
           ("rollout", "transformer_mm", "gradtoken", "attnlrp", *ANY), {"occlusion": "no grid of image patches"}),
     Entry("hf:Qwen2VLForConditionalGeneration, two examples", partial(qwen, 2),
           refused={"rollout": "explain the inputs one by one", "gradient_x_input": "explain the inputs one by one"}),
-    Entry("hf:DetrForObjectDetection", detr, ("permute_examples",), ANY, {"gradtoken": TWO_SEQUENCES}),
     Entry("own:dit", partial(dit, lambda o: o[:, 0].mean((1, 2))), ("swap_patches", "roll_image", "permute_examples"),
           ("rollout", "transformer_mm", "gradtoken", "attnlrp", *ANY), slow=False),
     Entry("own:dit, a pixel", partial(dit, lambda o: o[:, 1, 20, 7]), ("permute_examples",),

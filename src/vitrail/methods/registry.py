@@ -218,7 +218,8 @@ class Method:
             return
         if attention and structure.kind != "plain":
             self._refuse(structure, f"the model {_unchained(structure)}", "Swin")
-        if structure.text and (reason := self.reason_against("text")) is not None:
+        norm_first = self.applies.norm_first_texts and structure.norm_first
+        if structure.text and not norm_first and (reason := self.reason_against("text")) is not None:
             self._refuse(structure, reason, "text")
         if self.applies.reads == "features" and structure.members > 1:
             raise NotApplicableError(
@@ -230,8 +231,7 @@ class Method:
         reason = self.reason_against(kind)
         if is_signal(structure):
             reason = None if self._supports_signals(kind) else NO_IMAGE.format(", ".join(structure.axes))
-        works = kind == "text" and self.applies.norm_first_texts and structure.norm_first
-        if reason is not None and not works:
+        if reason is not None and not (kind == "text" and norm_first):
             self._refuse(structure, reason, kind)
         paired = self.family == "relevance" or not {"Q", "K", "dQ"}.isdisjoint(self.needed(options))
         if paired and attention and not all(layer.product for layer in structure.layers):
