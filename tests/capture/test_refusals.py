@@ -215,12 +215,12 @@ def test_a_clip_model_without_texts_says_what_it_also_takes():
 def test_an_encoder_and_a_decoder_of_two_lengths_are_named_as_such():
     transformers = pytest.importorskip("transformers")
     config = transformers.T5Config(
-        d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, vocab_size=20, decoder_start_token_id=0
+        d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, vocab_size=20, decoder_start_token_id=0
     )
     model = transformers.T5ForConditionalGeneration(config).eval()
     words = {"input_ids": torch.randint(2, 20, (1, 6)), "decoder_input_ids": torch.randint(2, 20, (1, 3))}
-    with pytest.raises(NotApplicableError, match="a decoder and an encoder") as caught:
-        vitrail.explain(model, words, "rollout", target=lambda o: o.logits[:, -1, 3])
+    with pytest.raises(NotApplicableError, match="such as an encoder and a decoder") as caught:
+        vitrail.explain(model, words, "gradtoken", target=lambda o: o.logits[:, -1, 3])
     advised = str(caught.value).rpartition("use ")[2].removesuffix(" instead").split(", ")
     assert "gradient_x_input" in advised
     for method in advised:  # what is advised works

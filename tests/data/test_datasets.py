@@ -214,7 +214,10 @@ def test_open_dataset(tmp_path):
     for name in DATASETS:
         with pytest.raises(DataError):
             open_dataset(name, tmp_path / "absent")
-        if name != "scenes":
+        if name == "worlds":
+            with pytest.raises(DataError, match="needs the option 'task'"):
+                open_dataset(name)
+        elif name != "scenes":
             with pytest.raises(DataError, match="pass its folder"):
                 open_dataset(name)
             with pytest.raises(DataError, match="takes no option 'colour'"):

@@ -278,7 +278,7 @@ def test_what_cannot_be_asked():
             one_hot, frozenset({"A"})
         )
     model, model_inputs = made("hf:bert")
-    with pytest.raises(NotApplicableError, match="no pixels"):
+    with pytest.raises(NotApplicableError, match="only images have pixels"):
         propagation(model, model_inputs, read_structure(model, model_inputs), OURS).relevances(
             one_hot, frozenset({"pixels"})
         )

@@ -71,12 +71,18 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
     if name in RENDERED:
         if root is not None:
             raise DataError(f"{name} are rendered, not read from {root}: leave out the root")
-        return dataset_class(**options)
-    if root is None:
+    elif root is None:
         raise DataError(f"{name} is read from files: pass its folder as root")
-    accepted = [option for option in inspect.signature(dataset_class).parameters if option not in ("root", "file")]
+    parameters = inspect.signature(dataset_class).parameters
+    accepted = [option for option in parameters if option not in ("root", "file")]
     unknown = [option for option in options if option not in accepted]
     if unknown:
         only = f": use {', '.join(accepted)}" if accepted else ": it has no options"
         raise DataError(f"{name} takes no option {unknown[0]!r}{only}")
-    return dataset_class(root, **options)
+    if name not in RENDERED:
+        return dataset_class(root, **options)
+    missing = [option for option in accepted if parameters[option].default is inspect.Parameter.empty]
+    missing = [option for option in missing if option not in options]
+    if missing:
+        raise DataError(f"{name} needs the option {missing[0]!r}")
+    return dataset_class(**options)

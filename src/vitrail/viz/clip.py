@@ -53,8 +53,10 @@ def contact_sheet(frames: Sequence[Array], captions: Sequence[str] | None = None
         columns: Frames in a row; at most 8 by default, in rows of equal length where possible.
 
     Example:
-        >>> contact_sheet([np.zeros((20, 30, 3), np.uint8)] * 6).size
-        (700, 95)
+        >>> frames = [np.zeros((20, 30, 3), np.uint8)] * 6
+        >>> two_rows, one_row = contact_sheet(frames, columns=3), contact_sheet(frames, columns=6)
+        >>> two_rows.width < one_row.width, two_rows.height > one_row.height
+        (True, True)
     """
     from PIL import Image as PILImage
     from PIL import ImageDraw, ImageFont
