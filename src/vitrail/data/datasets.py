@@ -74,15 +74,15 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
     elif root is None:
         raise DataError(f"{name} is read from files: pass its folder as root")
     parameters = inspect.signature(dataset_class).parameters
-    accepted = [option for option in parameters if option not in ("root", "file")]
+    accepted = [option for option in parameters if option not in ("root", "file", "options")]
     unknown = [option for option in options if option not in accepted]
-    if unknown:
+    if unknown and "options" not in parameters:
         only = f": use {', '.join(accepted)}" if accepted else ": it has no options"
         raise DataError(f"{name} takes no option {unknown[0]!r}{only}")
     if name not in RENDERED:
         return dataset_class(root, **options)
-    missing = [option for option in accepted if parameters[option].default is inspect.Parameter.empty]
-    missing = [option for option in missing if option not in options]
+    needed = [option for option in accepted if parameters[option].default is inspect.Parameter.empty]
+    missing = [option for option in needed if option not in options]
     if missing:
         raise DataError(f"{name} needs the option {missing[0]!r}")
     return dataset_class(**options)
