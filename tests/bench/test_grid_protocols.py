@@ -48,6 +48,7 @@ def images(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:imagenet")
 def test_plan_of_all_protocols(images: Path) -> None:
     store = open_store(PLAN, images / "runs", images)

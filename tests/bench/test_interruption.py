@@ -81,6 +81,7 @@ def test_sigterm_stops_the_workers(tiny_run, tmp_path):  # noqa: F811
     assert_same(store, tiny_run[1])
 
 
+@pytest.mark.slow
 def test_two_shards_give_the_same_bytes(tiny_run, tmp_path):  # noqa: F811
     store = open_store(TINY, tmp_path, tmp_path)
     LocalEngine(1).run(select_shard(store.chunks, (1, 2)))

@@ -278,6 +278,7 @@ def test_chunks_cover_everything_once_and_are_split_over_shards(tmp_path):
 # -- cost estimates ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dry_run_needs_neither_data_nor_weights(tmp_path, monkeypatch):
     monkeypatch.setattr("vitrail.bench.validate.weights_cached", lambda name: False)
     found = dry_run_plan("vitcx_table1", tmp_path, 2, overrides=PlanOverrides(home=None))

@@ -185,6 +185,7 @@ def test_run_plan_computes_the_missing_parts_and_writes_the_tables(tmp_path):
         read_results(store.folder)
 
 
+@pytest.mark.slow
 def test_sanity_and_multiclass_protocols(tmp_path):
     text = """
 name = "reexplain"
@@ -285,6 +286,7 @@ def test_repeated_class_is_explained_once(tiny_run, monkeypatch):  # noqa: F811
         assert torch.equal(own.constant, whole[name].constant), name
 
 
+@pytest.mark.slow
 def test_imagenet_outputs_stand_for_voc_classes(tmp_path):
     text = """
 name = "voc"

@@ -48,6 +48,7 @@ print("agree")
 """
 
 
+@pytest.mark.slow
 def test_split_products_are_as_exact_as_float32():
     """By Triton's interpreter, which needs no GPU: rows of any size, zeros, infinities, gradients."""
     pytest.importorskip("triton")

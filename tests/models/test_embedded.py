@@ -158,6 +158,7 @@ def object_pairs():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", LOCALISED)
 def test_relevance_is_on_the_object(method, single_objects):
     """Relevance per pixel on the object against the rest of the image, for each scene."""

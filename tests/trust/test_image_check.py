@@ -85,6 +85,7 @@ def with_values(explanation, values):
     return replace(explanation, grid=grid)
 
 
+@pytest.mark.slow
 def test_verdicts_separate_the_object_from_wrong_maps(pair):
     explanation, masks = pair
     size = explanation.grid.shape[-2:]

@@ -192,6 +192,7 @@ def test_predictions_are_sorted_and_correct(client):
     assert {one["name"] for one in prediction["top"][:2]} == {"kite", "bolt"}
 
 
+@pytest.mark.slow
 def test_downloaded_code_reproduces_the_maps(client, tmp_path, monkeypatch):
     image_id = client.post("/api/pictures/sample", json={"model": "scenes", "sample": "pair-2"}).json()["picture"]
     methods = ["vtranm", "gradtoken:variant=3", "random", "rise:masks=4,cells=4", "gradient_x_input"]
