@@ -199,3 +199,29 @@ def test_texts_in_the_inputs_and_in_the_target_are_refused():
         vitrail.explain(model, inputs, "rollout", target=prompt("a cat", processor=tokenizer()))
     with pytest.raises(TargetError, match="text 4 does not exist: the call has 1 texts"):
         vitrail.explain(model, inputs, "rollout", target=prompt(4))
+
+
+def test_the_embedded_model_reads_captions():
+    """`scenes-clip` needs no processor: the map lies on the named object, and its name has the highest score."""
+    from PIL import Image
+
+    from vitrail.data import Scenes, encode_captions
+
+    scene = Scenes("test", pairs=True, coloured=True)[3]
+    loaded, image = vitrail.load("scenes-clip"), Image.fromarray(scene.image)
+    first, second = scene.names
+    target = prompt(f"a {first}", against=f"a {second}", template="a picture of {}")
+    named = vitrail.explain(loaded, image, "attnlrp", target=target)
+    texts = torch.from_numpy(encode_captions([f"a picture of a {name}" for name in (first, second)]))
+    pixels = loaded.preprocess(image)[None]
+    by_hand = vitrail.explain(
+        loaded.module,
+        {"input_ids": texts, "pixel_values": pixels},
+        "attnlrp",
+        target=lambda output: output["logits_per_image"][:, 0] - output["logits_per_image"][:, 1],
+    )
+    assert torch.allclose(named.grid, by_hand.grid, atol=1e-5 * float(by_hand.grid.abs().max()))
+    words = named.text[0]
+    assert words.words[int(words.scores[0].argmax())] == first
+    with pytest.raises(InputError, match="'zebra' in 'a zebra' is not a word of the captions"):
+        vitrail.explain(loaded, image, target=prompt("a zebra"))

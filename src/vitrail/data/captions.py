@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from vitrail.data.scenes import Scene
 from vitrail.data.shapes import SCENE_CLASSES
 from vitrail.data.textures import SCENE_COLOURS
 from vitrail.errors import InputError
 
-__all__ = ["CAPTION_LENGTH", "CAPTION_WORDS", "SCENE_PLACES", "Caption", "describe_objects", "encode_captions"]
+__all__ = [
+    "CAPTION_LENGTH", "CAPTION_WORDS", "SCENE_PLACES", "Caption", "CaptionTokenizer", "describe_objects",
+    "encode_captions",
+]  # fmt: skip
 
 SCENE_PLACES: tuple[str, ...] = (
     "at the top left", "at the top", "at the top right",
@@ -129,3 +134,21 @@ def encode_captions(texts: Sequence[str]) -> NDArray[np.int64]:
             raise InputError(f"{text!r} has {len(words)} words: use at most {CAPTION_LENGTH - 2}")
         row[: len(words) + 2] = [START, *(_NUMBERS[word] for word in words), END]
     return rows
+
+
+class CaptionTokenizer:
+    """The tokenizer of models that read captions of scenes, such as ``scenes-clip``.
+
+    Example:
+        >>> tokenizer = CaptionTokenizer()
+        >>> tokenizer(["a red star"])[0, :5].tolist(), tokenizer.decode([17, 25])
+        ([1, 3, 17, 25, 2], 'red star')
+    """
+
+    def __call__(self, texts: Sequence[str]) -> Tensor:
+        """Numbers of the words, shape (texts, ``CAPTION_LENGTH``)."""
+        return torch.from_numpy(encode_captions(texts))
+
+    def decode(self, numbers: Sequence[int]) -> str:
+        """The words of some numbers."""
+        return " ".join(CAPTION_WORDS[number] for number in numbers)

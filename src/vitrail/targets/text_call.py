@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
+from vitrail.data.captions import CaptionTokenizer
 from vitrail.errors import InputError, TargetError
 from vitrail.inputs.input_description import describe_inputs
 from vitrail.models.loaded import LoadedModel
+from vitrail.models.plain_clip import PlainCLIP
 from vitrail.targets.output_reader import TextColumns
 
 IDS = "input_ids"
@@ -110,6 +112,8 @@ def find_tokenizer(loaded: LoadedModel, processor: Any) -> Any:
         InputError: There is none, or it cannot be loaded.
     """
     module = loaded.module
+    if processor is None and isinstance(module, PlainCLIP):
+        return CaptionTokenizer()
     source, _, name = loaded.name.partition(":")
     if processor is None and source in ("hf", "open_clip") and name:
         processor = name

@@ -14,6 +14,9 @@ from vitrail.errors import NotApplicableError
 from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.targets.text_call import SharedTexts
 
+#: Names of the layers that make the vectors of words.
+_WORD_LAYERS = ("token_embedding", "word_embeddings", "word_embed")
+
 
 class TextEncoder(nn.Module):
     """Scores of texts for one image: the cosine of their embeddings and that of the image, on the model's scale.
@@ -46,7 +49,9 @@ class TextEncoder(nn.Module):
     def get_input_embeddings(self) -> nn.Embedding:
         """The layer that makes the vectors of words."""
         named = [(name, m) for name, m in self.model.named_modules() if isinstance(m, nn.Embedding)]
-        words = [m for name, m in named if name.rpartition(".")[2] in ("token_embedding", "word_embeddings")]
+        words = [
+            m for name, m in named if name.rpartition(".")[2] in ("token_embedding", "word_embeddings", "word_embed")
+        ]
         if not words:
             raise NotApplicableError(f"the embedding layer of {type(self.model).__name__}'s words was not found")
         return words[0]
