@@ -211,3 +211,25 @@ def test_embedded_model_takes_another_file_and_a_distilled_model_has_two_heads(t
         vitrail.load("cifar10", tmp_path / "missing.safetensors")
     with pytest.raises(OptionError, match="prefix=2"):
         PlainViT(distilled=True)
+
+
+def test_frames_of_a_clip_are_those_the_video_model_was_trained_on(tmp_path):
+    """The map of a .gif of a rendered clip is that of the frames in the file, and both movements are recognised."""
+    import numpy as np
+    from PIL import Image, ImageSequence
+
+    from vitrail.data import render_motion
+
+    clip = render_motion(0, 0, pairs=True, split="test")
+    moved = {m for m in clip.movements if m is not None}
+    frames = [Image.fromarray(frame) for frame in clip.frames]
+    file = tmp_path / "clip.gif"
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=125)
+    with Image.open(file) as opened:
+        read = np.stack([np.asarray(frame.convert("RGB")) for frame in ImageSequence.Iterator(opened)])
+    loaded = vitrail.load("scenes-video")
+    tensor = torch.from_numpy(read).permute(0, 3, 1, 2)[None].float() / 127.5 - 1
+    by_tensor = vitrail.explain(loaded, tensor, "attnlrp", target=min(moved))
+    by_file = vitrail.explain(loaded, str(file), "attnlrp", target=min(moved))
+    assert set(by_file.logits[0].topk(2).indices.tolist()) == moved
+    assert torch.allclose(by_file.grid, by_tensor.grid, atol=1e-4 * float(by_tensor.grid.abs().max()))

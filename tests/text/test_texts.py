@@ -380,7 +380,7 @@ def _inputs(tokenizer, text):
 KNOWN_RATES = {
     "gradcam": 0.133, "grad_rollout": 0.767, "attcat": 0.0, "agcam": 0.867, "gradtoken": 0.467, "tam": 0.183,
     "bi_attn": 0.117, "attattr": 0.517, "partial_lrp": 0.517, "transformer_attribution": 0.9, "gradient_x_input": 0.0,
-    "integrated_gradients": 0.567, "shapley": 0.917,
+    "integrated_gradients": 0.567, "shapley": 0.917, "grad_eclip": 0.467, "atman": 0.683,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -85,8 +86,10 @@ def _video_arguments(path: str | Path, loaded: LoadedModel) -> ModelInputs:
         video = next(t for t in found.values() if isinstance(t, Tensor) and t.dim() == 5)
     else:
         video = torch.stack([preprocess(frame) for frame in frames.frames])[None]
-        if not type(loaded.module).__module__.startswith("transformers."):
-            video = video.transpose(1, 2)  # (batch, channels, time, height, width), as in torchvision
+        # Models with the argument names of transformers take (batch, time, channels, height, width), those of
+        # torchvision (batch, channels, time, height, width).
+        if "pixel_values" not in inspect.signature(loaded.module.forward).parameters:
+            video = video.transpose(1, 2)
     return ModelInputs((video,), units=(_time_axis(frames.times),))
 
 

@@ -169,7 +169,9 @@ def load_embedded(name: str, weights: str | Path | None = None) -> LoadedModel:
             "the library of the model, as in timm:NAME"
         ) from error
     if stored is None:
-        return LoadedModel(model.eval(), None, tuple(config["classes"]), name)
+        frame = config["architecture"].get("size", 64)
+        rendered = Preprocess((frame, frame), (0.5,) * 3, (0.5,) * 3, 1.0, origin="the range of rendered frames")
+        return LoadedModel(model.eval(), rendered if kind == "video" else None, tuple(config["classes"]), name)
     size, mean, std = (tuple(stored[key]) for key in ("size", "mean", "std"))
     preprocess = Preprocess(size, mean, std, stored.get("crop", 1.0), origin="the metadata of the model's file")
     return LoadedModel(model.eval(), preprocess, tuple(config["classes"]), name)
