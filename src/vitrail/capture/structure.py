@@ -326,13 +326,21 @@ def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
     image = one.model_inputs.signal
     if base.owners is None or image is None:
         return False
-    leaf = torch.randn(image.shape, generator=torch.Generator().manual_seed(2)).to(image).requires_grad_()
-    mode = AttentionMode({}, 1, values_of=base.layers[0].call, masks=False)
-    with mode:
-        run_model(one.model, one.model_inputs.swap(image, leaf))
-    if len(mode.calls) != base.calls or mode.values is None:
+    noise = _values_of_noise(one, base.layers[0].call)
+    if noise is None:
         return True
-    return bool(order_differs(mode.values, leaf, base.owners, base.overlapping, one.model_inputs.axes))
+    return bool(order_differs(*noise, base.owners, base.overlapping, one.model_inputs.axes))
+
+
+def _values_of_noise(one: StructurePass, call: int) -> tuple[Tensor, Tensor] | None:
+    """Values of an attention call on a random input, and that input; None where the model attends otherwise on it."""
+    signal = one.model_inputs.signal
+    assert signal is not None
+    leaf = torch.randn(signal.shape, generator=torch.Generator().manual_seed(2)).to(signal).requires_grad_()
+    mode = AttentionMode({}, 1, values_of=call, masks=False)
+    with mode:
+        run_model(one.model, one.model_inputs.swap(signal, leaf))
+    return None if len(mode.calls) != len(one.mode.calls) or mode.values is None else (mode.values, leaf)
 
 
 def _masks(calls: Sequence[Call]) -> tuple[bool, bool]:
@@ -419,7 +427,9 @@ def _layout(
         # Each call confirms the order that was measured: that of the patches, and where there is one.
         one.owners = None if layout is None else _of_patches(owners, layout.patch_tokens(tokens))
         if layout is None and image_size is None and V is not None and leaf is not None and one.model_inputs.axes:
-            layout = layout_by_centres(V, leaf, one.model_inputs.axes)
+            # On noise that is always the same, since where a token is centred must not depend on the example.
+            noise = _values_of_noise(one, one.live[0])
+            layout = None if noise is None else layout_by_centres(*noise, one.model_inputs.axes)
             check = _placed(layout, owners.clamp_min(0), name)
     if image_size is not None and (layout is None or given.grid is not None or given.table is not None):
         measured = layout
