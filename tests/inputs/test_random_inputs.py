@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import vitrail
 from tests.zoo.sequences import ENTRIES
 from vitrail.inputs.random_inputs import random_inputs
 from vitrail.models import describe
@@ -19,3 +20,14 @@ def test_inputs_of_videos_and_sound_fit_the_model(name):
     with torch.no_grad():
         assert given.into(model).logits.shape == (2, 5)
     assert given.axes is not None
+
+
+@pytest.mark.parametrize("name", ["scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones"])
+def test_inputs_fit_the_included_models(name):
+    loaded = vitrail.load(name)
+    given = random_inputs(loaded, batch=2)
+    with torch.no_grad():
+        output = given.into(loaded.module)
+    found = next(iter(output.values())) if isinstance(output, dict) else output
+    assert len(found) == 2
+    assert torch.isfinite(found).all()

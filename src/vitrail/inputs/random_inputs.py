@@ -13,6 +13,8 @@ from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.inputs.signal_inputs import signal_arguments
 from vitrail.models.loaded import LoadedModel
+from vitrail.models.plain_clip import PlainCLIP
+from vitrail.models.plain_sequences import PlainSpectrogramViT, PlainVideoViT
 from vitrail.models.preprocess import Preprocess
 
 #: Tokens of a random text, unless the model takes fewer.
@@ -41,8 +43,15 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
     """
     module, generator = unwrap(model.module), torch.Generator().manual_seed(0)
     signal = _signal_size(module)
+    if isinstance(module, PlainCLIP):
+        size = (TEXTS, module.text_position.shape[1])
+        ids = torch.randint(3, module.word_embed.num_embeddings, size, generator=generator)
+        pixels = torch.randn(batch, 3, *_image_size(model), generator=generator)
+        return ModelInputs((), {"input_ids": ids, "pixel_values": pixels}).onto(module)
     if signal is not None:
         noise = torch.randn(batch, *signal, generator=generator)
+        if isinstance(module, PlainSpectrogramViT):
+            return ModelInputs((), {"input_values": noise}).onto(module)
         known = signal_arguments(noise, module)
         return (ModelInputs((noise,)) if known is None else known).onto(module)
     vocabulary = vocabulary_size(module)
@@ -62,8 +71,15 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
     return ModelInputs((noise,)).onto(module)
 
 
+def _image_size(model: LoadedModel) -> tuple[int, int]:
+    return model.preprocess.size if isinstance(model.preprocess, Preprocess) else (224, 224)
+
+
 def _signal_size(module: nn.Module) -> tuple[int, ...] | None:
-    """Size of a video, spectrogram, waveform or series that a Hugging Face model takes, or None for other models."""
+    """Size of a video, spectrogram, waveform or series that a model takes, or None where it takes none."""
+    if isinstance(module, PlainVideoViT | PlainSpectrogramViT):
+        size = [cells * patch for cells, patch in zip(module.grid, module.embed.kernel_size, strict=True)]
+        return (size[0], 3, *size[1:]) if isinstance(module, PlainVideoViT) else tuple(size)
     config: Any = getattr(module, "config", None)
     main = getattr(module, "main_input_name", None)
     frames, side = getattr(config, "num_frames", None), getattr(config, "image_size", None)
