@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import fast
-from vitrail.capture.attention import AttentionMode, Edit, Gate, GraphGap
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.attention_call import Gate, GraphGap
 from vitrail.capture.attention_reach import reachable_tokens
+from vitrail.capture.attention_recorder import Edit
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from vitrail.capture import verify
-from vitrail.capture.attention import AttentionMode, Call
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.attention_call import Call
 from vitrail.capture.model_structure import AttentionLayer
 from vitrail.capture.residual import ResidualStream
 

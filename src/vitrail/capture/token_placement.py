@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture import verify
-from vitrail.capture.attention import AttentionMode, Call
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.attention_call import Call
 from vitrail.capture.inputs import run_model
 from vitrail.capture.layout import Layout, by, count_layout, measured_layout, read_readout
 from vitrail.capture.structure_checks import StructurePass

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail import fast
-from vitrail.capture.attention import Edit
+from vitrail.capture.attention_recorder import Edit
 from vitrail.capture.feature_order import check_feature_order
 from vitrail.capture.forward import ForwardPass, TruncatedOutputs, forward_pass, output_pass
 from vitrail.capture.frozen import frozen
