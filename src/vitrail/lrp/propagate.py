@@ -13,11 +13,11 @@ from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 
 from vitrail import fast
-from vitrail.capture.forward import PassEvidence
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output, logits_of
+from vitrail.capture.pass_evidence import PassEvidence
 from vitrail.capture.program import Program
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError

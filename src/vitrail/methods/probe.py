@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture.attention_recorder import Edit
 from vitrail.capture.feature_order import check_feature_order
-from vitrail.capture.forward import ForwardPass, TruncatedOutputs, forward_pass, output_pass
+from vitrail.capture.forward import forward_pass, output_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.kept_pass import ForwardPass, TruncatedOutputs
 from vitrail.capture.layout import grid_of
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import fields_of

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from vitrail.capture.forward import check_finite, forward_only
+from vitrail.capture.finite import check_finite
+from vitrail.capture.forward import forward_only
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.confirm import examine, require_agreement
-from vitrail.capture.forward import ForwardPass, check_finite, forward_only, forward_pass, without_ends
+from vitrail.capture.finite import check_finite
+from vitrail.capture.forward import forward_only, forward_pass, without_ends
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recorded_forward import recorded_pass
