@@ -24,8 +24,10 @@ from vitrail.capture.trace import Needs, Trace
 from vitrail.capture.window_positions import stitch as join_windows
 from vitrail.errors import InputError, ModelError, StructureDiffersError
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.methods.input_probe import Scorer
 from vitrail.methods.postprocess import to_maps
-from vitrail.methods.probe import Probe, ProbedTrace, PropagationCache, Scorer
+from vitrail.methods.probe import Probe, ProbedTrace
+from vitrail.methods.propagation_cache import PropagationCache
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.method_job import MethodJob
 from vitrail.pipeline.prepared_model import PreparedModel
