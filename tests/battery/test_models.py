@@ -30,7 +30,7 @@ from vitrail.capture.output_tensors import any_output
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL, TENSOR_KINDS
 from vitrail.errors import MapWarning
-from vitrail.methods.registry import kind_of
+from vitrail.methods.model_kinds import kind_of
 
 #: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
 FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:registers")
