@@ -23,7 +23,7 @@ from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
-from vitrail.lrp.rules import RuleSet
+from vitrail.lrp.rule_sets import RuleSet
 
 _log = logging.getLogger(__name__)
 #: From the scores, shape (b, C), to the relevance to start with, in their shape.

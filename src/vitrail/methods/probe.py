@@ -22,7 +22,7 @@ from vitrail.models.class_group import membership
 
 if TYPE_CHECKING:
     from vitrail.lrp.propagate import Propagation, Relevances
-    from vitrail.lrp.rules import RuleSet
+    from vitrail.lrp.rule_sets import RuleSet
 
 
 @dataclass(frozen=True)

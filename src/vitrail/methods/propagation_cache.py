@@ -16,7 +16,7 @@ from vitrail.capture.model_structure import ModelStructure
 
 if TYPE_CHECKING:
     from vitrail.lrp.propagate import Propagation
-    from vitrail.lrp.rules import RuleSet
+    from vitrail.lrp.rule_sets import RuleSet
 
 
 class PropagationCache:

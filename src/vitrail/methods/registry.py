@@ -15,7 +15,7 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.inputs.targets import SCORES
-from vitrail.lrp.rules import RuleSet
+from vitrail.lrp.rule_sets import RuleSet
 from vitrail.methods.cost import CostFunction, shared_pass
 from vitrail.methods.model_kinds import is_signal, kind_of, why_unchained
 from vitrail.methods.option_values import OPTION_TYPES, annotated_types, has_type, parse_value
