@@ -95,7 +95,7 @@ class RecordedCurve:
         removed: Number of removed pixels or patches at each of L levels, ascending.
         predicted: Predicted class of the unperturbed image, shape (n,).
         labels: True class, shape (n,), −1 where unknown.
-        outputs: Shape (n, L, 5); see ``OUTPUT_COLUMNS``.
+        outputs: Shape (n, L, 5); see `summarise_outputs`.
         nan: Number of NaN pixels of the map, shape (n,).
         constant: Whether the map is constant or not finite, shape (n,).
         groups: Groups of classes by the number they have in ``predicted`` and ``labels``.
