@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail import fast
-from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
+from vitrail.capture.forward import forward_only, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.gradient_graph import Moves, graph_moves
 from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import class_logits, output_count, stated_count
