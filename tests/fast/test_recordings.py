@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 import vitrail
 from tests.battery.changed_maps import stale_methods
-from tests.battery.model_changes import CHANGES, changed_vit
+from tests.battery.changed_vit import changed_vit
+from tests.battery.model_changes import CHANGES
 from vitrail import fast
 from vitrail.fast import recordings
 from vitrail.fast.module_walk import modules_of
