@@ -121,10 +121,18 @@ def test_readme_speed_agrees_with_the_measurements():
     confirmed = json.loads((ROOT / "benchmarks" / "results" / "latency-confirmed-h200.json").read_text("utf-8"))
     (rows,) = (one["rows"] for one in confirmed["results"])
     fast = [m.name for m in METHODS.values() if m.family in ("attention", "gradient") and m.takes == "trace"]
-    for suffix, words in (("", "0.63 to 0.91 × F + B"), (", unchanged", "0.37 to 0.65 ×")):
-        ratios = [rows[name + suffix]["over_forward_backward"] for name in fast if name + suffix in rows]
+    relevance = [m.name for m in METHODS.values() if m.family == "relevance" and m.takes == "trace"]
+    for names, suffix, words in (
+        (fast, "", "0.51 to 0.68 × F + B"),
+        (fast, ", unchanged", "0.23 to 0.40 ×"),
+        (relevance, "", "0.69 to 1.07 ×"),
+        (relevance, ", unchanged", "0.41 to 0.88 ×"),
+    ):
+        ratios = [rows[name + suffix]["over_forward_backward"] for name in names if name + suffix in rows]
         assert words.startswith(f"{min(ratios):.2f} to {max(ratios):.2f} ×")
         assert words in text
+    assert f"{rows['gradtoken']['over_forward']:.1f} × F with GradToken" in text
+    assert f"and {rows['gradtoken, unchanged']['over_forward']:.2f} × F." in text
 
 
 def test_costs_of_method_pages_agree_with_the_measurements():

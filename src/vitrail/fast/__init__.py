@@ -15,6 +15,7 @@ from vitrail.fast.recordings import beside_replay, capturing, keep, log_reason, 
 from vitrail.fast.recordings import count as count_recordings
 from vitrail.fast.recordings import forget as forget_recordings
 from vitrail.fast.recordings import run as run_recorded
+from vitrail.fast.split_products import product
 from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
 from vitrail.fast.switches import fast_paths_disabled
@@ -44,6 +45,7 @@ __all__ = [
     "modules_of",
     "on_forget",
     "one_call",
+    "product",
     "recall",
     "recordable",
     "recording",

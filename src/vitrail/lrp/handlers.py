@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail import fast
 from vitrail.capture.operators import ADD, MUL
 from vitrail.lrp.convolution import convolve
 from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum, matmul, standard_deviation
@@ -119,10 +120,16 @@ def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias
     if rule is None or weight.requires_grad:
         return func(x, weight, bias)  # type: ignore[no-any-return]
     run = lambda x: F.linear(x, weight, bias)  # noqa: E731
-    out = rule(Linear(run, F.linear, torch.matmul, weight, bias, state.samples, rows=True), x)
+    # Gradients bear the rounding of split products. Sums that cancel, which relevance is divided by, do not.
+    apply = fast.product if state.rules.gradient else F.linear
+    out = rule(Linear(run, apply, _adjoint, weight, bias, state.samples, rows=True), x)
     if out.dim() == 2:
         state.scores[id(out)] = out
     return out
+
+
+def _adjoint(s: Tensor, weight: Tensor) -> Tensor:
+    return fast.product(s, weight.T) if s.is_cuda and weight.dim() == 2 else s @ weight
 
 
 def addmm(state: RelevanceState, func: Any, input: Tensor, mat1: Tensor, mat2: Tensor, **kwargs: Any) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,6 +154,9 @@ def _run(
     samples = Samples(model_inputs.batch, structure.tokens_first)
     options: dict[str, Any] = {"text": start is None, "heads_first": structure.heads_first}
     mode, scores, logits, program = None, None, None, Program()
+    split: AbstractContextManager[Any] = (
+        fast.with_split_products(model_inputs.tensors[0].device) if rules.gradient else nullcontext()
+    )
     if rules.supports_bfloat16 and not fast.fast_paths_disabled() and _precisions(model) == {torch.bfloat16}:
         mode = RelevanceMode(rules, samples, **options, mixed_precision=True)
         try:
@@ -165,7 +169,7 @@ def _run(
     if mode is None or scores is None:
         program = Program(model_inputs.tensors)
         mode = RelevanceMode(rules, samples, **options, program=program)
-        with mode:
+        with split, mode:
             output = _single(model, model_inputs)
             scores = read(output)
             logits = None if _precisions(model) else logits_of(output)  # in half precision they are not the model's own

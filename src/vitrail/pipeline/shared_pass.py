@@ -270,8 +270,7 @@ def _shared_forward(
     if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
     tables = [one.method.rule_set(one.options) for one in job.methods]
-    on_cpu = inputs.tensors[0].device.type == "cpu"  # on a GPU, kernels are not among the noted functions
-    if on_cpu and not any(needs) and tables and tables[0] is not None and all(tables) and not callable(job.target):
+    if not any(needs) and tables and tables[0] is not None and all(tables) and not callable(job.target):
         # A pass under relevance rules gives the output and confirms the structure; the first method goes on with it.
         found = propagations.output_pass(module, inputs, structure, tables[0])
         if found is not None:
