@@ -69,7 +69,7 @@ def read_structure(
             model_inputs.signature,
             model_inputs.reading,
             tuple((t.dtype, t.device) for t in model_inputs.tensors),
-            _version(model),
+            fast.call_cache("version", model, _version),
             _arithmetic(model_inputs.tensors),
             layout,
             callable(target),
