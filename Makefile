@@ -12,7 +12,8 @@ export NO_MKDOCS_2_WARNING = 1
 demo: .venv/.plot  ## explain the included images with every method
 	$(PY) -m vitrail demo --out $(OUT)
 
-test: lint test-fast  ## lint, types and the fast tests
+test: .venv/.dev  ## lint, types and the fast tests, side by side
+	$(MAKE) -j2 lint test-fast
 
 test-all:  ## everything: all tests, doctests, coverage, documentation, wheel
 	$(MAKE) test COVERAGE=1

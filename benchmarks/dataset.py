@@ -248,9 +248,7 @@ def bounds(store: ResultsStore, name: str, args: SimpleNamespace, timer: Timer) 
                 label_maps[method] = maps[method]
         settings = {"labels": labels, "label_maps": label_maps, "ids": ids, "predicted": predicted}
         counted: list[int] = []
-        in_memory["score"] = timer.seconds(
-            lambda: counted.append(evaluate(images, maps, **settings).forwards.total)  # type: ignore[arg-type]
-        )
+        in_memory["score"] = timer.seconds(lambda: counted.append(evaluate(images, maps, **settings).forwards.total))
         passes = counted[0]
     return {
         "forward_passes_per_second": 1 / per_pass,

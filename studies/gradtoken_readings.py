@@ -60,7 +60,7 @@ def segmentation(loaded: LoadedModel, data: Dataset, args: argparse.Namespace) -
     scores = {s: SegmentationScores() for s in specs}
     indices = choose_indices(data, args.count)
     started = time.perf_counter()
-    for batch in read_batches(data, indices, loaded.preprocess, args.batch):  # type: ignore[arg-type]
+    for batch in read_batches(data, indices, loaded.preprocess, args.batch):
         found = vitrail.explain(loaded, batch.images.to(args.device), methods=specs)
         masks = batch.masks.to(args.device)
         for s in specs:
@@ -92,7 +92,7 @@ def discrimination(loaded: LoadedModel, data: Dataset, args: argparse.Namespace)
     # The first image comes from the first half of the data set, the second from the other: classes are sorted.
     indices = choose_indices(data, 2 * args.pairs)
     halves = indices[: args.pairs], indices[args.pairs :]
-    both = (read_batches(data, half, loaded.preprocess, args.batch) for half in halves)  # type: ignore[arg-type]
+    both = (read_batches(data, half, loaded.preprocess, args.batch) for half in halves)
     for first, second in zip(*both, strict=True):
         images, masks = side_by_side(first, second)
         rows = [i for i in range(len(images)) if first.labels[i] != second.labels[i] and first.labels[i] >= 0]

@@ -121,7 +121,7 @@ def explain(loaded: Any, images: Tensor, methods: Sequence[str], target: Any, **
 
 def raw_maps(explanation: Any) -> Tensor:
     """The relevance before scaling, at the size of the image."""
-    return upsample(explanation.grid.float(), tuple(explanation.maps.shape[-2:]))  # type: ignore[arg-type]
+    return upsample(explanation.grid.float(), tuple(explanation.maps.shape[-2:]))
 
 
 def predictor(module: torch.nn.Module, batch: int = 512) -> Any:

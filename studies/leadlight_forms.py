@@ -136,7 +136,7 @@ def maps_of_forms(loaded: LoadedModel, images: Tensor, forms: Sequence[Form], ta
             own = [form for form in forms if form.score == score]
             found |= {(k, form): r for form, r in zip(own, _relevance(trace, own), strict=True)}
     stacked = [torch.stack([found[k, form] for k in range(aimed.count)], 1) for form in forms]
-    return [upsample(r.unflatten(-1, grid), tuple(images.shape[2:])) for r in stacked]  # type: ignore[arg-type]
+    return [upsample(r.unflatten(-1, grid), tuple(images.shape[2:])) for r in stacked]
 
 
 def _relevance(trace: Trace, forms: Sequence[Form]) -> list[Tensor]:

@@ -45,7 +45,7 @@ def read_state(folder: Path) -> dict[str, Tensor]:
     """Weights of a Hugging Face encoder's folder."""
     if (folder / "model.safetensors").is_file():
         return load_file(folder / "model.safetensors")
-    return torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
+    return torch.load(folder / "pytorch_model.bin", map_location="cpu", weights_only=True)
 
 
 def split(encoder: Path, out: Path, limit: int = PIECE_BYTES) -> list[Path]:

@@ -260,26 +260,26 @@ def third_feature(output: Any) -> Tensor:
 def _torchvision(name: str, **options: Any) -> nn.Module:
     from torchvision import models
 
-    return models.get_model(name, weights=None, num_classes=CLASSES, **options)  # type: ignore[no-any-return]
+    return models.get_model(name, weights=None, num_classes=CLASSES, **options)
 
 
 def _torchvision_vit(_: str) -> nn.Module:
     from torchvision.models.vision_transformer import VisionTransformer
 
-    return VisionTransformer(PIXELS, 16, 3, 4, 32, 64, num_classes=CLASSES)  # type: ignore[no-any-return]
+    return VisionTransformer(PIXELS, 16, 3, 4, 32, 64, num_classes=CLASSES)
 
 
 def _torchvision_swin(name: str) -> nn.Module:
     from torchvision.models import swin_transformer as swin
 
     newer = {"block": swin.SwinTransformerBlockV2, "downsample_layer": swin.PatchMergingV2} if "v2" in name else {}
-    return swin.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=CLASSES, **newer)  # type: ignore[no-any-return]
+    return swin.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=CLASSES, **newer)
 
 
 def _torchvision_maxvit(_: str) -> nn.Module:
     from torchvision.models.maxvit import MaxVit
 
-    return MaxVit((PIXELS, PIXELS), 16, 4, [16, 32], [1, 1], 8, 0.0, num_classes=CLASSES)  # type: ignore[no-any-return]
+    return MaxVit((PIXELS, PIXELS), 16, 4, [16, 32], [1, 1], 8, 0.0, num_classes=CLASSES)
 
 
 def _torchvision_inception(name: str) -> nn.Module:
@@ -300,7 +300,7 @@ def _open_clip(**options: Any) -> nn.Module:
     from open_clip.model import _build_vision_tower
 
     tiny = {"image_size": PIXELS, "patch_size": 16, "width": 32, "layers": 3, "head_width": 8}
-    return _build_vision_tower(16, tiny | options)  # type: ignore[no-any-return]
+    return _build_vision_tower(16, tiny | options)
 
 
 OPEN_CLIP: dict[str, dict[str, Any]] = {

@@ -213,7 +213,7 @@ def evaluate(
     for game, player_model in (("surrogate", run.surrogate), ("model", model)):
         samples, seconds = timed(
             lambda m=player_model: permutation_values(partial, m, images, classes, permutations, rows),
-            device,  # type: ignore[misc]
+            device,
         )
         reference = samples.mean(0)
         half = len(samples) // 2

@@ -104,7 +104,7 @@ def measure(
     measured = {c: Measured() for c in combinations}
     evaluate = Evaluator(loaded, PRESET, batch=args.evaluations)
     clock, done = Clock(args.minutes), 0
-    for batch in read_batches(data, indices, loaded.preprocess, args.batch):  # type: ignore[arg-type]
+    for batch in read_batches(data, indices, loaded.preprocess, args.batch):
         images, masks = batch.images.to(args.device), batch.masks.to(args.device)
         if not done:  # the first call also recognises the structure of the model
             vitrail.explain(loaded, images[:1], spec(combinations[0]), batch_size=args.evaluations)

@@ -97,7 +97,7 @@ class TrainableViT(PlainViT):
             by_cls, by_distillation = self.classify_twice(x)
             return (by_cls + by_distillation) / 2
         x = self.norm(x)
-        return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]
+        return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])
 
     def classify_twice(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Map the output of the last block to the logits of the CLS head and of the distillation head."""
@@ -214,7 +214,7 @@ class ResidualBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features, shape (b, c, h, w), to features of the same shape."""
-        return x + self.branch(x)  # type: ignore[no-any-return]
+        return x + self.branch(x)
 
 
 class TeacherResNet(nn.Module):
@@ -237,9 +237,9 @@ class TeacherResNet(nn.Module):
         ]
         self.features = nn.Sequential(conv(3, channels[0]), *stages)
         self.head = nn.Linear(channels[-1], classes)
-        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images, shape (b, 3, h, w), to logits, shape (b, classes)."""
         x = self.features(images.contiguous(memory_format=torch.channels_last))
-        return self.head(x.mean((2, 3)))  # type: ignore[no-any-return]
+        return self.head(x.mean((2, 3)))

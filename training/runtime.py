@@ -62,7 +62,7 @@ def parallel_map(function: Callable[[Job], Result], jobs: Sequence[Job], workers
     if workers <= 1:
         yield from map(function, jobs)
         return
-    cuda_unused = not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda_unused = not torch.cuda.is_initialized()
     method = "fork" if sys.platform == "linux" and cuda_unused else "spawn"
     with multiprocessing.get_context(method).Pool(min(workers, max(1, len(jobs)))) as pool:
         yield from pool.imap(function, jobs)

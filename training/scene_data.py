@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from training.recipe import Clock
+from training.rendered_data import RenderedData
 from training.runtime import logger, parallel_map
 from vitrail.data import SCENE_CLASSES, Scene, Scenes
 
@@ -26,7 +27,7 @@ SceneRange = tuple[Scenes, int, int]
 
 
 @dataclass(frozen=True)
-class SceneImages:
+class SceneImages(RenderedData):
     """Rendered scenes.
 
     Attributes:
@@ -41,11 +42,6 @@ class SceneImages:
     pixel_classes: Tensor
     labels: Tensor
     description: str
-
-    def to(self, device: torch.device) -> SceneImages:
-        """Move the tensors to a device."""
-        images, pixel_classes, labels = (t.to(device) for t in (self.images, self.pixel_classes, self.labels))
-        return SceneImages(images, pixel_classes, labels, self.description)
 
 
 def _pixel_classes(scene: Scene) -> np.ndarray[Any, Any]:

@@ -116,7 +116,7 @@ class TrainingStep:
         self._optimizer.zero_grad(set_to_none=True)
         try:
             loss = self._loss(self._net, self._indices)
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
         except Exception as error:
             if self._steps or not self.compiled:  # not a compiler error: compilation is done in the first step
                 raise

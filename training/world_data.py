@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from training.recipe import Clock
+from training.rendered_data import RenderedData
 from training.runtime import logger, parallel_map
 from vitrail.data.motions import MOVEMENTS, render_motion
 from vitrail.data.scenes import Scenes
@@ -25,7 +26,7 @@ Arrays = tuple[np.ndarray[Any, Any], ...]
 
 
 @dataclass(frozen=True)
-class WorldData:
+class WorldData(RenderedData):
     """Rendered examples.
 
     Attributes:
@@ -42,11 +43,6 @@ class WorldData:
     owners: Tensor
     labels: Tensor
     description: str
-
-    def to(self, device: torch.device) -> WorldData:
-        """Move the tensors to a device."""
-        inputs, owners, labels = (t.to(device) for t in (self.inputs, self.owners, self.labels))
-        return WorldData(inputs, owners, labels, self.description)
 
 
 def _scene_rows(split: str, indices: Sequence[int], pairs: bool) -> Arrays:

@@ -79,9 +79,3 @@ def run_tiny():
     store = open_store(TINY, tmp / "runs", tmp)
     LocalEngine(1).run(store.missing())
     return store, table_bytes(store)
-
-
-@pytest.fixture
-def tiny_run():
-    """The store and table of `run_tiny`."""
-    return run_tiny()

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.bench.bench_helpers import ONE, open_store, table_bytes, tiny_run  # noqa: F401 - a fixture
+from tests.bench.bench_helpers import ONE, open_store, table_bytes
 from vitrail.bench import explainer, ground_truth, parts
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.results_store import count_failures
@@ -19,7 +19,7 @@ from vitrail.errors import DataError, InputError, OutputError
 pl = pytest.importorskip("polars")
 
 
-def test_damaged_part_is_computed_again(tiny_run):  # noqa: F811
+def test_damaged_part_is_computed_again(tiny_run):
     store, before = tiny_run
     chunk = store.chunks[0]
     chunk.path.write_bytes(chunk.path.read_bytes()[:-9])

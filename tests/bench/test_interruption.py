@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.bench.bench_helpers import TINY, assert_same, open_store, table_bytes, tiny_run  # noqa: F401 - a fixture
+from tests.bench.bench_helpers import TINY, assert_same, open_store, table_bytes
 from vitrail.bench.engines import WorkerError
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.shard import select_shard
@@ -36,7 +36,7 @@ dataset = { name = "scenes", options = { split = "test", count = 14, objects = 1
 
 
 @pytest.mark.slow
-def test_two_workers_give_the_same_bytes_after_one_is_killed(tiny_run, tmp_path):  # noqa: F811
+def test_two_workers_give_the_same_bytes_after_one_is_killed(tiny_run, tmp_path):
     store = open_store(TINY, tmp_path, tmp_path)
     engine, killed = LocalEngine(2), []
 
@@ -66,7 +66,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.slow
-def test_sigterm_stops_the_workers(tiny_run, tmp_path):  # noqa: F811
+def test_sigterm_stops_the_workers(tiny_run, tmp_path):
     script = tmp_path / "terminated.py"
     script.write_text(TERMINATED, encoding="utf-8")
     path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")])
@@ -82,7 +82,7 @@ def test_sigterm_stops_the_workers(tiny_run, tmp_path):  # noqa: F811
 
 
 @pytest.mark.slow
-def test_two_shards_give_the_same_bytes(tiny_run, tmp_path):  # noqa: F811
+def test_two_shards_give_the_same_bytes(tiny_run, tmp_path):
     store = open_store(TINY, tmp_path, tmp_path)
     LocalEngine(1).run(select_shard(store.chunks, (1, 2)))
     with pytest.raises(DataError, match=r"3 of 6 parts .* are missing"):
@@ -91,7 +91,7 @@ def test_two_shards_give_the_same_bytes(tiny_run, tmp_path):  # noqa: F811
     assert_same(store, tiny_run[1])
 
 
-def test_results_do_not_depend_on_the_state_of_onednn(tiny_run):  # noqa: F811
+def test_results_do_not_depend_on_the_state_of_onednn(tiny_run):
     """On some CPUs one bfloat16 product disables oneDNN for the rest of the process, and other kernels are used."""
     store, before = tiny_run
     chunk = store.chunks[-1]
@@ -126,7 +126,7 @@ def test_run_killed_twenty_times_resumes_to_the_same_bytes(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'vitrail[ray]'")
-def test_ray_gives_the_same_bytes_after_one_of_two_actors_is_killed(tiny_run, tmp_path, monkeypatch):  # noqa: F811
+def test_ray_gives_the_same_bytes_after_one_of_two_actors_is_killed(tiny_run, tmp_path, monkeypatch):
     import ray
 
     monkeypatch.setenv("RAY_worker_niceness", "0")  # Ray lowers its workers' priority; on a busy machine they starve

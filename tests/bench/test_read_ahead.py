@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench.bench_helpers import TINY, assert_same, open_store, tiny_run  # noqa: F401 - a fixture
+from tests.bench.bench_helpers import TINY, assert_same, open_store
 from vitrail.bench import LocalEngine, chunk
 from vitrail.bench.read_ahead import ReadAhead
 from vitrail.errors import OutputError
@@ -49,7 +49,7 @@ def test_time_spent_waiting_for_files_is_counted():
     assert ahead.waited - waited < waited
 
 
-def test_reading_ahead_gives_the_same_table(tiny_run, tmp_path, monkeypatch):  # noqa: F811
+def test_reading_ahead_gives_the_same_table(tiny_run, tmp_path, monkeypatch):
     started = []
     start = ReadAhead.start
 

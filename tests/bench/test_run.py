@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import vitrail.bench
-from tests.bench.bench_helpers import ONE, open_store, tiny_run  # noqa: F401 - a fixture
+from tests.bench.bench_helpers import ONE, open_store
 from tests.data.datafiles import write_voc
 from vitrail.bench import explainer as explainer_module
 from vitrail.bench.chunk import matmul_precision
@@ -34,7 +34,7 @@ from vitrail.scores.wsol import WsolScores, score_wsol
 pl = pytest.importorskip("polars")
 
 
-def test_table_has_every_score_once(tiny_run):  # noqa: F811
+def test_table_has_every_score_once(tiny_run):
     store, _ = tiny_run
     table = store.merge()
     assert table["error"].null_count() == len(table)
@@ -53,7 +53,7 @@ def test_table_has_every_score_once(tiny_run):  # noqa: F811
     assert agnostic["share"] == 0.5, "a class-agnostic method is right for one of two classes"
 
 
-def test_random_maps_differ_by_image_and_not_by_chunk(tiny_run):  # noqa: F811
+def test_random_maps_differ_by_image_and_not_by_chunk(tiny_run):
     store, _ = tiny_run
     assert explainer_module.map_seed(store.context.key, "a", "random") != explainer_module.map_seed(
         store.context.key, "b", "random"
@@ -63,7 +63,7 @@ def test_random_maps_differ_by_image_and_not_by_chunk(tiny_run):  # noqa: F811
     )
 
 
-def test_peak_memory_is_recorded_with_the_map(tiny_run):  # noqa: F811
+def test_peak_memory_is_recorded_with_the_map(tiny_run):
     store, _ = tiny_run
     table = store.merge()
     with PeakMemory(torch.device("cpu")) as peak, mmap.mmap(-1, 2**27) as fresh:  # pages that were not in use before
@@ -78,7 +78,7 @@ def test_peak_memory_is_recorded_with_the_map(tiny_run):  # noqa: F811
     assert (maps["memory"] >= 0).all()
 
 
-def test_unknown_memory_is_nan(tiny_run, monkeypatch):  # noqa: F811
+def test_unknown_memory_is_nan(tiny_run, monkeypatch):
     store, _ = tiny_run
     measured = iter([math.nan, 5.0, math.nan, math.nan])
 
@@ -262,7 +262,7 @@ def test_matmul_precision_is_set_and_restored():
         torch.set_float32_matmul_precision("highest")
 
 
-def test_repeated_class_is_explained_once(tiny_run, monkeypatch):  # noqa: F811
+def test_repeated_class_is_explained_once(tiny_run, monkeypatch):
     store, _ = tiny_run
     model = store.context.model(0)
     images, classes = torch.randn(3, 3, 128, 128), torch.tensor([[1, 1], [2, 5], [3, 3]])

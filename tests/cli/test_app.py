@@ -168,6 +168,7 @@ def test_doctor_prints_structure_and_versions():
     assert torch.__version__ in done.stdout
 
 
+@pytest.mark.slow
 def test_doctor_takes_what_the_user_states():
     done = vitrail("doctor", "--model", "cifar10", "--role", "[0]=image", "--of", "[0]", "--scores", "sigmoid")
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 import vitrail
 from vitrail.fast import kernels
-from vitrail.lrp import convolution, rules
+from vitrail.lrp import convolution, rule_sets, rules
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Linear, Product, Samples
 from vitrail.models.plain_vit import PlainViT
@@ -222,7 +222,7 @@ def test_patches_are_put_in_place(monkeypatch, options, size, used):
     x, W = numbers(2, 3, *size), numbers(5, 3, 4, 4)
 
     def run(x):
-        with RelevanceMode(rules.ABSLRP, Samples(2)):
+        with RelevanceMode(rule_sets.ABSLRP, Samples(2)):
             return F.conv2d(x, W, **options)
 
     found = relevances(run, x)
@@ -242,7 +242,7 @@ def test_parts_get_the_ordinary_gradient(whole):
         graph.append(type(Q.grad_fn).__name__)
         return torch.cat([Q, 2 * K, 3 * V])
 
-    mode, usual = RelevanceMode(rules.ORIG, Samples(2)), torch.enable_grad()
+    mode, usual = RelevanceMode(rule_sets.ORIG, Samples(2)), torch.enable_grad()
     assert same(relevances(lambda x: run(x, mode), x), relevances(lambda x: run(x, usual), x))
     assert ("Unbound" in graph[0]) == whole
     assert "Unbound" not in graph[1]

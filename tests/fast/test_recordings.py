@@ -155,7 +155,7 @@ class Scaled(nn.Module):
         self.settings = {"nested": [SimpleNamespace(scale=1.0)]}
 
     def forward(self, x: Tensor) -> Tensor:
-        scale = FACTOR["value"] * float(self.array[1]) * self.settings["nested"][0].scale  # type: ignore[attr-defined]
+        scale = FACTOR["value"] * float(self.array[1]) * self.settings["nested"][0].scale
         return self.inner(x) * scale
 
 
@@ -168,12 +168,12 @@ def _write_array(model: Scaled) -> None:
 
 
 def _write_setting(model: Scaled) -> None:
-    model.settings["nested"][0].scale = -2.0  # type: ignore[attr-defined]
+    model.settings["nested"][0].scale = -2.0
 
 
 def _replace_forward(model: Scaled) -> None:
     inner = model.inner
-    model.forward = lambda x: -inner(x)  # type: ignore[method-assign]
+    model.forward = lambda x: -inner(x)
 
 
 def _swap_activation(model: Scaled) -> None:

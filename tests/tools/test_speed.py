@@ -61,6 +61,7 @@ def test_a_model_of_texts_can_be_checked_and_timed() -> None:
     assert [row.call for row in list(speed_rows(loaded, ["rollout", "abslrp"], repeats=1))][2:] == ["rollout"]
 
 
+@pytest.mark.slow
 def test_the_command_prints_each_batch_size(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,7 +20,7 @@ ANY = ("gradient_x_input",)
 
 
 def inner_word(output: Any) -> Tensor:
-    return output.logits[:, INNER, 5]  # type: ignore[no-any-return]
+    return output.logits[:, INNER, 5]
 
 
 def qwen(count: int) -> Subject:
@@ -66,7 +66,7 @@ class ModulatedBlock(nn.Module):
         shift, scale, gate, shift2, scale2, gate2 = self.modulation(condition)[:, None].chunk(6, -1)
         q, k, v = self.qkv(self.norm1(x) * (1 + scale) + shift).unflatten(-1, (3, 4, -1)).permute(2, 0, 3, 1, 4)
         x = x + gate * self.proj(nn.functional.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
-        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)  # type: ignore[no-any-return]
+        return x + gate2 * self.mlp(self.norm2(x) * (1 + scale2) + shift2)
 
 
 class DiT(nn.Module):
@@ -112,7 +112,7 @@ class Packed(nn.Module):
             z = nn.functional.scaled_dot_product_attention(q, k, value, attn_mask=owner[:, None] == owner)
             x = x + block.proj(z.transpose(1, 2).flatten(2))
             x = x + block.mlp(block.norm2(x))
-        return v.head(v.norm(x).view(count, 16, -1).mean(1))  # type: ignore[no-any-return]
+        return v.head(v.norm(x).view(count, 16, -1).mean(1))
 
 
 def packed(count: int) -> Subject:

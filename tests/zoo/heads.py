@@ -31,7 +31,7 @@ class LabelledViT(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scores = self.vit(x)
-        return scores if self.end is None else self.end(scores)  # type: ignore[no-any-return]
+        return scores if self.end is None else self.end(scores)
 
 
 def other_heads(model: nn.Module) -> nn.Module:

@@ -99,7 +99,7 @@ class Biased(nn.Module):
             z = nn.functional.scaled_dot_product_attention(q, k, value, attn_mask=self.terms.expand(17, 17))
             x = x + block.proj(z.transpose(1, 2).flatten(2))
             x = x + block.mlp(block.norm2(x))
-        return v.head(v.norm(x)[:, 0])  # type: ignore[no-any-return]
+        return v.head(v.norm(x)[:, 0])
 
 
 def biased(bias: float, patch: tuple[int, int] = (2, 1)) -> Subject:
@@ -123,7 +123,7 @@ class Scaled(nn.Module):
             z = nn.functional.scaled_dot_product_attention(q, k, value).transpose(1, 2).flatten(2)
             x = x + self.alpha * block.proj(z)
             x = x + self.alpha * block.mlp(block.norm2(x))
-        return v.head(v.norm(x)[:, 0])  # type: ignore[no-any-return]
+        return v.head(v.norm(x)[:, 0])
 
 
 class Reordered(nn.Module):
@@ -139,7 +139,7 @@ class Reordered(nn.Module):
         order = x.mean(-1).argsort(1, descending=True)[:, : self.kept]
         x = x.gather(1, order[..., None].expand(-1, -1, x.shape[-1]))
         x = torch.cat([v.prefix.expand(len(x), -1, -1) + v.position[:, :1], x], 1)
-        return v.head(v.norm(v.blocks(x))[:, 0])  # type: ignore[no-any-return]
+        return v.head(v.norm(v.blocks(x))[:, 0])
 
 
 class Ensemble(nn.Module):
@@ -150,7 +150,7 @@ class Ensemble(nn.Module):
         self.members = nn.ModuleList([vit(1), vit(2)])
 
     def forward(self, x: Tensor) -> Tensor:
-        return (self.members[0](x) + self.members[1](x)) / 2  # type: ignore[no-any-return]
+        return (self.members[0](x) + self.members[1](x)) / 2
 
 
 class Stem(nn.Module):
@@ -162,7 +162,7 @@ class Stem(nn.Module):
         self.vit = vit()
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.vit(self.stem(x))  # type: ignore[no-any-return]
+        return self.vit(self.stem(x))
 
 
 def classifier(build: Callable[[], nn.Module], **options: Any) -> Subject:

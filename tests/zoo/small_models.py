@@ -158,7 +158,7 @@ class FoldedHeads(PlainViT):
     def __init__(self) -> None:
         super().__init__()
         for block in self.blocks:
-            block.forward = self._forward(block)  # type: ignore[method-assign]
+            block.forward = self._forward(block)
 
     @staticmethod
     def _forward(block: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -256,7 +256,7 @@ def test_dynamic_int8_models_are_refused_or_explained_by_outputs():
 # -- models without attention -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto"])
+@pytest.mark.parametrize("name", ["resnet10t", pytest.param("convnext_atto", marks=pytest.mark.slow)])
 def test_models_without_attention_work_with_methods_that_need_none(name):
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)

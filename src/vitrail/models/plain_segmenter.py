@@ -21,6 +21,7 @@ class PlainSegmenter(PlainEncoder):
         classes: Number of classes, with the last one for the background.
 
     Example:
+        >>> import torch
         >>> PlainSegmenter(size=32, width=16, depth=1)(torch.zeros(2, 3, 32, 32))["logits"].shape
         torch.Size([2, 13, 16, 16])
     """

@@ -24,6 +24,7 @@ class PlainVideoViT(PlainEncoder):
         classes: Number of classes.
 
     Example:
+        >>> import torch
         >>> PlainVideoViT(width=16, depth=1)(torch.zeros(2, 12, 3, 64, 64)).shape
         torch.Size([2, 8])
     """
@@ -70,6 +71,7 @@ class PlainSpectrogramViT(PlainEncoder):
         classes: Number of classes.
 
     Example:
+        >>> import torch
         >>> PlainSpectrogramViT(width=16, depth=1)(torch.zeros(2, 128, 64)).shape
         torch.Size([2, 8])
     """
