@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
@@ -148,6 +149,7 @@ class TokenDropper:
         images: Any valid images, shape (b, channels, height, width), on the model's device, or all inputs of a call.
             The first example is used for the trial passes.
         layout: Prefix, grid and readout, where they cannot be detected.
+        any_axes: Whether videos, sound and series are accepted beside images.
 
     Raises:
         NotApplicableError: The model does not support token dropping.
@@ -160,24 +162,31 @@ class TokenDropper:
         (16, torch.Size([2, 5]))
     """
 
-    def __init__(self, model: nn.Module, images: Tensor | ModelInputs, layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor | ModelInputs,
+        layout: Layout | None = None,
+        any_axes: bool = False,
+    ) -> None:
         self.model = unwrap(model)
         model_inputs = _as_inputs(images).select(slice(0, 1)).onto(self.model)
-        if model_inputs.image is None:
+        if model_inputs.image is None and not (any_axes and model_inputs.signal is not None):
             raise NotApplicableError("token dropping needs images: pass a tensor of shape (b, channels, height, width)")
         self.structure = read_structure(self.model, model_inputs, layout)
-        if self.structure.kind != "plain" or self.structure.layout.plane is None:
+        grid = self.structure.layout.grid if any_axes else self.structure.layout.plane
+        if self.structure.kind != "plain" or grid is None:
             raise self._not_applicable(f"its attention is {self.structure.kind}")
         if layout is None and self.structure.order_by_image:
             raise self._not_applicable("the order of its tokens depends on the image")
-        self.grid = self.structure.layout.plane
+        self.grid: tuple[int, ...] = grid
         self.prefix = self.structure.layout.prefix or 0
         self._call_index = self._find_call(model_inputs)
 
     @property
     def patches(self) -> int:
         """Number of patches, S."""
-        return self.grid[0] * self.grid[1]
+        return prod(self.grid)
 
     @property
     def supports_empty(self) -> bool:
@@ -189,11 +198,15 @@ class TokenDropper:
 
     @classmethod
     def or_none(
-        cls, model: nn.Module, images: Tensor | ModelInputs, grid: tuple[int, int] | None = None
+        cls,
+        model: nn.Module,
+        images: Tensor | ModelInputs,
+        grid: tuple[int, ...] | None = None,
+        any_axes: bool = False,
     ) -> TokenDropper | None:
         """The dropper of a model, or None if the model does not support it or has patches of another grid."""
         try:
-            dropper = cls(model, images)
+            dropper = cls(model, images, any_axes=any_axes)
         except NotApplicableError:
             return None
         return dropper if grid in (None, dropper.grid) else None
