@@ -99,7 +99,7 @@ class WorldChunkRunner:
         Methods that draw random numbers have a seed of their own for each example.
         """
         plain = [method for method in methods if not needs_seed(method)]
-        found = self._explain_rows(pairs, dict.fromkeys(plain, {})) if plain else {}
+        found = self._explain_rows(pairs, {method: {} for method in plain}) if plain else {}
         for method in methods:
             if method in plain:
                 continue

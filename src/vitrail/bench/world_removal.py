@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 from math import prod
-from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.world_tasks import WorldBatch
@@ -17,6 +15,8 @@ from vitrail.data.captions import encode_captions
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models.loaded import LoadedModel
 from vitrail.targets.binding import bind_targets
+from vitrail.trust.signal_check import cell_means
+from vitrail.trust.signal_removal import spread_cells
 
 #: Share of the cells that are removed, and random draws of as many.
 LEVEL, DRAWS = 0.1, 20
@@ -67,9 +67,7 @@ class CellRemoval:
         """
         batch, draws = removed.shape[:2]
         gone = torch.zeros(batch * draws, prod(self.cells), dtype=torch.bool).scatter(1, removed.flatten(0, 1), True)
-        gone = gone.view(-1, 1, *self.cells).to(self.canvas.device)
-        for axis, (size, cells) in enumerate(zip(self.canvas.shape[2:], self.cells, strict=True)):
-            gone = gone.index_select(axis + 2, torch.arange(size, device=gone.device) * cells // size)
+        gone = spread_cells(gone.view(-1, *self.cells).to(self.canvas.device), tuple(self.canvas.shape[2:]))[:, None]
         owner = torch.arange(batch, device=self.canvas.device).repeat_interleave(draws)
         found = []
         axes = self.inputs.axes
@@ -88,8 +86,8 @@ class CellRemoval:
         Args:
             maps: Maps of A and B, shape (b, 2, *axes).
         """
-        pool: Any = {2: F.adaptive_avg_pool2d, 3: F.adaptive_avg_pool3d}[len(self.cells)]
-        values = pool(maps.double().nan_to_num(0.0, 0.0, 0.0), self.cells).flatten(2)
+        finite = maps.double().nan_to_num(0.0, 0.0, 0.0)
+        values = torch.stack([torch.stack([cell_means(one, self.cells) for one in pair]) for pair in finite]).flatten(2)
         # Ties are broken at random, since the order of the cells would favour one corner.
         shuffled = torch.randperm(values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         order = shuffled[values[..., shuffled].argsort(dim=-1, descending=True, stable=True)][..., : self.count]

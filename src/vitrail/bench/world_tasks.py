@@ -163,9 +163,7 @@ def regions(model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
     step = images.shape[-1] // predicted.shape[-1]
     cells = masks[:, :, ::step, ::step].float()
     right = ((predicted[:, None] == shapes[..., None, None]) * cells).sum((2, 3)) / cells.sum((2, 3))
-    targets = [
-        [region(mask, label=shape) for mask, shape in zip(s.masks, s.classes, strict=True)] for s in scenes
-    ]
+    targets = [[region(mask, label=shape) for mask, shape in zip(s.masks, s.classes, strict=True)] for s in scenes]
     return WorldBatch(images, targets, masks, right >= 0.5)
 
 

@@ -166,13 +166,13 @@ def _encoded(text: str | None, tokens: Mapping[str, Tensor], tokenizer: Any) -> 
         count -= 1
     decode = getattr(tokenizer, "decode", None)
     names = tuple(str(i) if decode is None else str(decode([i])).strip() or str(i) for i in ids)
-    spans, shown, at = [], [], 0
-    for name in names[:count]:
-        spans.append((at, at + len(name)))
-        shown.append(name)
-        at += len(name) + 1
-    spans += [(0, 0)] * (len(ids) - count)
     content = [i < count and not (name.startswith("<") and name.endswith(">")) for i, name in enumerate(names)]
+    spans, shown, at = [], [], 0
+    for name, is_word in zip(names, content, strict=True):
+        spans.append((at, at + len(name)) if is_word else (0, 0))
+        if is_word:
+            shown.append(name)
+            at += len(name) + 1
     return _text(" ".join(shown), names, spans, content), [i < count for i in range(len(ids))]
 
 
