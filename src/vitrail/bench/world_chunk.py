@@ -121,7 +121,7 @@ class WorldChunkRunner:
             if pairs.texts is None:
                 maps[method] = maps_of_pairs(one.maps.detach().float(), pairs, grid).cpu(), one.seconds
             else:
-                scores = scores_of_words(one.text, pairs)
+                scores = scores_of_words(one.text or (), pairs)
                 maps[method] = scores, perf_counter() - started
         return maps
 

@@ -72,7 +72,8 @@ class CellRemoval:
         found = []
         axes = self.inputs.axes
         assert axes is not None
-        for rows in torch.arange(batch * draws, device=owner.device).split(256):
+        for start in range(0, len(owner), 256):
+            rows = slice(start, start + 256)
             own = owner[rows]
             changed = axes.restore(torch.where(gone[rows], self.fill[own], self.canvas[own]))
             with frozen(self.called.module), torch.no_grad():
