@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from vitrail.bench.world_removal import CellRemoval, WordRemoval, compared
+from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval, compared
 from vitrail.bench.world_tasks import WorldBatch, words
 from vitrail.models import describe, load
 from vitrail.targets import prompt
@@ -65,7 +65,7 @@ def test_words_are_left_out_of_the_prompt():
     """The value of a prompt without a word is that of the shorter prompt."""
     loaded = load("scenes-clip")
     batch = words(loaded.module, "val", range(3))
-    remove = WordRemoval(loaded, batch, "cpu")
+    remove = PromptWordRemoval(loaded, batch, "cpu")
     text = batch.texts[1][0]
     shorter = " ".join(text.split()[:-1])
     pair = WorldBatch(batch.inputs[1:2], [[prompt(shorter)] * 2], batch.masks[1:2], batch.correct[1:2])

@@ -17,7 +17,7 @@ from vitrail.bench.explainer import error_line, map_seed, needs_seed
 from vitrail.bench.parts import EXPLAIN, ScoreRows
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.bench.world_protocols import MARKED, ExplainedPairs
-from vitrail.bench.world_removal import CellRemoval, WordRemoval
+from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
 from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs, scores_of_words
 from vitrail.data.world_pairs import WorldPairs
 from vitrail.errors import MapWarning, OutputError
@@ -85,11 +85,11 @@ class WorldChunkRunner:
         for method, (maps, seconds) in found.items():
             batch.explanations[method], batch.seconds[method] = maps, seconds / len(batch.ids)
 
-    def _removal(self, batch: ExplainedPairs) -> CellRemoval | WordRemoval | None:
+    def _removal(self, batch: ExplainedPairs) -> CellRemoval | PromptWordRemoval | None:
         if all(protocol.name != MARKED for protocol in self.protocols):
             return None
         if batch.pairs.texts is not None:
-            return WordRemoval(self.model.loaded, batch.pairs, self.device)
+            return PromptWordRemoval(self.model.loaded, batch.pairs, self.device)
         # Every group of methods is compared with the same random removals.
         return CellRemoval(self.model.loaded, batch.pairs, self.device, map_seed(self.key, batch.ids[0], MARKED))
 

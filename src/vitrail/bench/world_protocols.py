@@ -10,7 +10,7 @@ from torch import Tensor
 from vitrail.bench.batch import BenchProtocol, ScoresAndReasons
 from vitrail.bench.explainer import Reasons
 from vitrail.bench.multiclass_protocols import OBJECTS
-from vitrail.bench.world_removal import CellRemoval, WordRemoval
+from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
 from vitrail.bench.world_tasks import WorldBatch
 from vitrail.scores.pointing import pointing_game
 from vitrail.scores.segmentation import sanitise_maps
@@ -39,7 +39,7 @@ class ExplainedPairs:
     failures: Reasons = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     columns: dict[str, list[int | None]] = field(default_factory=dict)
-    remove: CellRemoval | WordRemoval | None = None
+    remove: CellRemoval | PromptWordRemoval | None = None
 
 
 def _as_images(values: Tensor) -> Tensor:

@@ -96,7 +96,7 @@ class CellRemoval:
         return compared(own, self.chance)
 
 
-class WordRemoval:
+class PromptWordRemoval:
     """Values of both prompts of some examples with one word left out.
 
     Args:
