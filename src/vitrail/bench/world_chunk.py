@@ -19,9 +19,12 @@ from vitrail.bench.protocols import PROTOCOLS
 from vitrail.bench.world_protocols import MARKED, ExplainedPairs
 from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
 from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs, scores_of_words
+from vitrail.capture.inputs import ModelInputs
 from vitrail.data.world_pairs import WorldPairs
 from vitrail.errors import MapWarning, OutputError
+from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.pipeline.explain import explain
+from vitrail.targets.binding import bind_targets
 
 _FoundMaps = dict[str, tuple[Tensor, float]]
 
@@ -144,8 +147,9 @@ class WorldChunkRunner:
                         self.rows.add_failure(name, [protocol.name], protocol.targets, reason, (method,))
 
 
-def example_inputs(context: BenchContext, model: BenchWorldModel, count: int) -> Any:
-    """Inputs of a model of the worlds, with which its speed is measured."""
+def example_inputs(context: BenchContext, model: BenchWorldModel, count: int) -> ModelInputs:
+    """Inputs of a model of the worlds with the texts of their targets, with which its speed is measured."""
     dataset = context.images(0).dataset
     assert isinstance(dataset, WorldPairs)
-    return WORLD_TASKS[dataset.task](model.loaded.module, dataset.split, range(count)).inputs
+    pairs = WORLD_TASKS[dataset.task](model.loaded.module, dataset.split, range(count))
+    return bind_targets(pairs.targets, model.loaded, to_model_inputs(pairs.on(context.device), model.loaded))[1]
