@@ -122,3 +122,47 @@ def rollout(plan: Plan, matrices: Sequence[Tensor], read: tuple[str, int], expla
         first = start[explained]
         maps.append(R[start[read[0]] + read[1], first : first + sizes[explained]])
     return torch.stack(maps)
+
+
+def keys_of(model: nn.Module, inputs: dict[str, Tensor], layers: Sequence[str]) -> list[Tensor]:
+    """Keys that the named linear layers compute, all heads of a token in one vector, shape b, n, d each."""
+    found: dict[str, Tensor] = {}
+    modules = dict(model.named_modules())
+    handles = [
+        modules[name].register_forward_hook(lambda _, __, output, name=name: found.update({name: output.detach()}))
+        for name in layers
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return [found[name] for name in layers]
+
+
+def leadlight(
+    relevance: Tensor, keys: Sequence[Tensor], power: float = 4.0, rounds: int = 2, mix: float = 0.75
+) -> Tensor:
+    """Relevance mixed with its average over tokens of similar keys, each over its maximum, shape b, n.
+
+    Args:
+        relevance: Of the tokens of one stream, shape b, n.
+        keys: Of the upper half of the attention layers inside this stream, shape b, n, d each.
+        power: Exponent of the cosine.
+        rounds: How often the relevance is averaged.
+        mix: Share of the averaged relevance.
+    """
+    maps = []
+    for image, start in enumerate(relevance):
+        R = start / start.max()
+        count = len(R)
+        W = torch.zeros(count, count, dtype=torch.float64)
+        for i in range(count):
+            for j in range(count):
+                cosines = [k[image, i] @ k[image, j] / (k[image, i].norm() * k[image, j].norm()) for k in keys]
+                W[i, j] = max(float(sum(cosines)) / len(keys), 0.0) ** power
+            W[i] = W[i] / W[i].sum()
+        spread = R
+        for _ in range(rounds):
+            spread = W @ spread
+        maps.append((1 - mix) * R + mix * spread / spread.max())
+    return torch.stack(maps)

@@ -126,7 +126,7 @@ CASES = {
     "bart": bart, "t5": t5, "detr": partial(detector, "Detr"), "conditional_detr": partial(detector, "ConditionalDetr"),
     "lxmert, text": lxmert, "lxmert, image": partial(lxmert, "visual_feats"),
 }  # fmt: skip
-STREAM_METHODS = ("transformer_mm", "rollout", "grad_rollout", "attnlrp")
+STREAM_METHODS = ("transformer_mm", "rollout", "grad_rollout", "leadlight", "attnlrp")
 WORDS = ("permute_examples", "swap_words")
 
 
@@ -140,9 +140,9 @@ ENTRIES = [
     Entry("hf:T5ForConditionalGeneration", partial(subject_of, "t5"), WORDS, STREAM_METHODS,
           {"gradtoken": "several streams of tokens"}, target="next word"),
     Entry("hf:DetrForObjectDetection", partial(subject_of, "detr"), ("permute_examples",), STREAM_METHODS,
-          {"leadlight": "several streams of tokens"}, slow=False, target="label of a box"),
+          {"vtranm": "several streams of tokens"}, slow=False, target="label of a box"),
     Entry("hf:ConditionalDetrForObjectDetection", partial(subject_of, "conditional_detr"), ("permute_examples",),
-          STREAM_METHODS, {"leadlight": "several streams of tokens"}, target="label of a box"),
+          STREAM_METHODS, {"vtranm": "several streams of tokens"}, target="label of a box"),
     Entry("hf:LxmertForQuestionAnswering", partial(subject_of, "lxmert, text"), ("permute_examples",), STREAM_METHODS,
           {"gradtoken": "several streams of tokens"}, target="answer"),
     Entry("hf:LxmertForQuestionAnswering, image", partial(subject_of, "lxmert, image"), ("permute_examples",),

@@ -253,7 +253,7 @@ def _shared_forward(
 ) -> ForwardPass:
     """The forward pass that all methods share, with what they need of it."""
     module, inputs, structure = job.prepared.module, job.prepared.inputs, job.prepared.structure
-    needs = [one.method.needed(one.options) for one in job.methods]
+    needs = [one.method.needed(one.options, structure.streams is not None) for one in job.methods]
     if not by_trace and not callable(job.target):
         recorded = recorded_pass(module, inputs, structure, needs)
         if recorded is not None:
