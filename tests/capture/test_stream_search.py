@@ -87,6 +87,6 @@ def test_attention_at_sampled_points_is_refused():
     )  # fmt: skip
     model = DeformableDetrForObjectDetection(config).eval()
     given = {"pixel_values": torch.randn(1, 3, 64, 64)}
-    with pytest.raises(VitrailError, match="outside the attention that was recognised"):
+    with pytest.raises(VitrailError, match="reads features at sampled points"):
         vitrail.explain(model, given, "transformer_mm", target=label_score)
     assert vitrail.explain(model, given, "gradient_x_input", target=label_score).grid.any()

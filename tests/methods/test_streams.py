@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vitrail
 from tests.replicas import streams as replica
-from tests.zoo.encoder_decoders import CASES, bart, detector, lxmert, t5
+from tests.zoo.encoder_decoders import CASES, bart, detector, lxmert, t5, vilbert
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.streams import StreamLayer, Streams
@@ -24,7 +24,8 @@ from vitrail.testing import tiny_vit
 EAGER = {
     "bart": partial(bart, "eager"), "t5": partial(t5, "eager"), "detr": partial(detector, "Detr", "eager"),
     "conditional_detr": partial(detector, "ConditionalDetr", "eager"), "lxmert, text": lxmert,
-    "lxmert, image": partial(lxmert, "visual_feats"),
+    "lxmert, image": partial(lxmert, "visual_feats"), "vilbert, text": vilbert,
+    "vilbert, image": partial(vilbert, "visual_feats"),
 }  # fmt: skip
 
 #: Layers that compute the keys of the upper half of the attention inside the stream that is explained.
@@ -37,7 +38,10 @@ KEYS = {
     # The answer does not depend on the last attention between regions.
     "lxmert, image": ["lxmert.encoder.x_layers.0.visn_self_att.self.key"],
 }
-FAST = ("bart", "detr")
+# The text has a layer more than the image: two of its three layers are the upper half.
+KEYS |= {f"vilbert, {name}": [f"pairs.{i}.{k}.key" for i in first] for name, k, first in
+         (("text", 2, (0, 1)), ("image", 3, (1,)))}  # fmt: skip
+FAST = ("bart", "detr", "vilbert, image")
 PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CASES]
 
 

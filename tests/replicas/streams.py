@@ -12,6 +12,9 @@ Layer = tuple[str, str]
 #: Layers that read the same state, one tuple after the other.
 Plan = Sequence[Sequence[Layer]]
 
+#: Stream and token that the score reads, or several of them.
+Read = tuple[str, int] | tuple[tuple[str, int], ...]
+
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 
 
@@ -45,6 +48,11 @@ def attention_and_gradients(
     return [A.detach() for A in recorder.found], dA
 
 
+def tokens_read(read: Read) -> tuple[tuple[str, int], ...]:
+    """The tokens that a score reads, one or several."""
+    return (read,) if isinstance(read[0], str) else read
+
+
 def without_identity(R: Tensor) -> Tensor:
     """R̄: rows of R − I divided by their sum (rows of zeros stay), plus I; shape n, n."""
     bar = torch.eye(len(R), dtype=R.dtype)
@@ -65,7 +73,7 @@ def transformer_mm(
         plan: Layers in the order of the pass.
         attention: Attention of each layer, shape b, H, m, n.
         gradients: Gradient at each, in the same shape.
-        read: Stream and token that the score reads.
+        read: Stream and token that the score reads, or several.
         explained: Stream whose tokens are explained.
     """
     sizes = {}
@@ -91,11 +99,11 @@ def transformer_mm(
                     changes.append(((queries, queries), weighted @ R[keys, queries]))
             for pair, change in changes:
                 R[pair] = R[pair] + change
-        maps.append(R[read[0], explained][read[1]])
+        maps.append(sum(R[stream, explained][token] for stream, token in tokens_read(read)))
     return torch.stack(maps)
 
 
-def rollout(plan: Plan, matrices: Sequence[Tensor], read: tuple[str, int], explained: str) -> Tensor:
+def rollout(plan: Plan, matrices: Sequence[Tensor], read: Read, explained: str) -> Tensor:
     """Row of the token that is read, of the product of (M + I) with rows scaled to sum one, shape b, n.
 
     All tokens of all streams form one set, in which a layer has entries from its queries to its keys alone.
@@ -120,7 +128,8 @@ def rollout(plan: Plan, matrices: Sequence[Tensor], read: tuple[str, int], expla
                         joint[start[queries] + i, start[keys] + j] += M[i, j]
             R = joint / joint.sum(-1, keepdim=True) @ R
         first = start[explained]
-        maps.append(R[start[read[0]] + read[1], first : first + sizes[explained]])
+        rows = [R[start[stream] + token] for stream, token in tokens_read(read)]
+        maps.append(sum(rows)[first : first + sizes[explained]])
     return torch.stack(maps)
 
 

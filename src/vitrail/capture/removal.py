@@ -142,7 +142,8 @@ class TokenDropper:
     first block, each with its own position embedding. The tensor to which the first attention branch is added is the
     residual stream, and tokens are removed from the output of the call that returned it. Two trial passes on one image
     check that the model supports this: it must run with one patch fewer, which models with positions inside the
-    attention or with merged windows do not, and its output must not change when the patches are permuted.
+    attention or with merged windows do not, and its output must not change when the patches are permuted. On models of
+    several streams of tokens, such as a detector with a decoder, tokens of the stream that is explained are removed.
 
     Args:
         model: The user's model; it is not changed.
@@ -175,8 +176,11 @@ class TokenDropper:
             raise NotApplicableError("token dropping needs images: pass a tensor of shape (b, channels, height, width)")
         self.structure = read_structure(self.model, model_inputs, layout)
         grid = self.structure.layout.grid if any_axes else self.structure.layout.plane
-        if self.structure.kind != "plain" or grid is None:
+        if self.structure.kind not in ("plain", "streams") or grid is None:
             raise self._not_applicable(f"its attention is {self.structure.kind}")
+        table = self.structure.layout.table
+        if self.structure.streams is not None and table is not None and min(table) < 0:
+            raise self._not_applicable("its tokens are no patches of a grid")
         if layout is None and self.structure.order_by_image:
             raise self._not_applicable("the order of its tokens depends on the image")
         self.grid: tuple[int, ...] = grid
@@ -257,7 +261,8 @@ class TokenDropper:
 
     def _find_call(self, model_inputs: ModelInputs) -> int:
         """Index of the call that makes the residual stream; if several do, the last one that works."""
-        call = self.structure.layers[0].call
+        streams = self.structure.streams
+        call = self.structure.layers[0 if streams is None else streams.first].call
         attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
         recorded = _CallResults()
         with frozen(self.model), torch.no_grad():
