@@ -332,6 +332,21 @@ def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
     return bool(order_differs(*noise, base.owners, base.overlapping, one.model_inputs.axes))
 
 
+def _layout_by_centres(one: StructurePass, layout: Layout | None) -> Layout | None:
+    """The layout of overlapping tokens by their centres, measured on noise that is always the same.
+
+    Which token has most of an entry depends on the weights of a convolution, so that a layout of the same grid that was
+    found by this has its area corrected; one of another grid stays.
+    """
+    axes = one.model_inputs.axes
+    noise = None if axes is None or one.leaf is None else _values_of_noise(one, one.live[0])
+    centred = None if noise is None or axes is None else layout_by_centres(*noise, axes)
+    if layout is None or centred is None:
+        return layout or centred
+    same = (centred.prefix, centred.grid, centred.table) == (layout.prefix, layout.grid, layout.table)
+    return replace(layout, area=centred.area) if same else layout
+
+
 def _values_of_noise(one: StructurePass, call: int) -> tuple[Tensor, Tensor] | None:
     """Values of an attention call on a random input, and that input; None where the model attends otherwise on it."""
     signal = one.model_inputs.signal
@@ -426,11 +441,10 @@ def _layout(
         check = _placed(layout, owners, name)
         # Each call confirms the order that was measured: that of the patches, and where there is one.
         one.owners = None if layout is None else _of_patches(owners, layout.patch_tokens(tokens))
-        if layout is None and image_size is None and V is not None and leaf is not None and one.model_inputs.axes:
-            # On noise that is always the same, since where a token is centred must not depend on the example.
-            noise = _values_of_noise(one, one.live[0])
-            layout = None if noise is None else layout_by_centres(*noise, one.model_inputs.axes)
-            check = _placed(layout, owners.clamp_min(0), name)
+        if image_size is None and (layout is None or shared >= verify.OVERLAP):
+            centred = _layout_by_centres(one, layout)
+            check = check if layout is not None else _placed(centred, owners.clamp_min(0), name)
+            layout = centred
     if image_size is not None and (layout is None or given.grid is not None or given.table is not None):
         measured = layout
         layout = count_layout(given, tokens, image_size, calls[0].grid, _stated_prefix(one.model))
