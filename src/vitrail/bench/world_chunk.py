@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.batch import ProtocolScores
+from vitrail.bench.chunk_runner import ChunkRunner
 from vitrail.bench.context import BenchContext, BenchWorldModel
 from vitrail.bench.explainer import error_line, map_seed, needs_seed
-from vitrail.bench.parts import EXPLAIN, ScoreRows
-from vitrail.bench.protocols import PROTOCOLS
+from vitrail.bench.parts import EXPLAIN
 from vitrail.bench.world_protocols import MARKED, ExplainedPairs
 from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
 from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs, scores_of_words
@@ -29,26 +29,16 @@ from vitrail.targets.binding import bind_targets
 _FoundMaps = dict[str, tuple[Tensor, float]]
 
 
-class WorldChunkRunner:
-    """Runs one chunk of pairs.
-
-    Args:
-        context: The opened plan.
-        model: Position of the model in the plan.
-        dataset: Position of the data set in the plan.
-        methods: The group of methods.
-        key: Key of the run, from which seeds are derived.
-    """
+class WorldChunkRunner(ChunkRunner):
+    """Runs one chunk of pairs."""
 
     def __init__(self, context: BenchContext, model: int, dataset: int, methods: tuple[str, ...], key: str) -> None:
-        self.plan, self.methods, self.key, self.device = context.plan, methods, key, context.device
-        self.model, self.images = context.world_model(model), context.images(dataset)
-        self.protocols = [PROTOCOLS[name] for name in self.plan.protocols_of(self.images.spec)]
-        self.rows = ScoreRows(self.plan.models[model].title, self.images.spec.title, methods)
+        super().__init__(context, model, dataset, methods, key)
+        self.model = context.world_model(model)
 
     def run(self, indices: Sequence[int]) -> None:
         """Run some pairs, one batch at a time, and collect the rows of the part."""
-        dataset = self.images.dataset
+        dataset = self.examples.dataset
         assert isinstance(dataset, WorldPairs)
         render = partial(WORLD_TASKS[dataset.task], self.model.loaded.module, dataset.split)
         refused = self._refused(render(indices[:1]), dataset.ids[indices[0]])
@@ -92,9 +82,11 @@ class WorldChunkRunner:
         if all(protocol.name != MARKED for protocol in self.protocols):
             return None
         if batch.pairs.texts is not None:
-            return PromptWordRemoval(self.model.loaded, batch.pairs, self.device)
+            return PromptWordRemoval(self.model.loaded, batch.pairs, self.context.device)
         # Every group of methods is compared with the same random removals.
-        return CellRemoval(self.model.loaded, batch.pairs, self.device, map_seed(self.key, batch.ids[0], MARKED))
+        return CellRemoval(
+            self.model.loaded, batch.pairs, self.context.device, map_seed(self.key, batch.ids[0], MARKED)
+        )
 
     def _explain(self, pairs: WorldBatch, methods: Sequence[str], ids: Sequence[str]) -> _FoundMaps:
         """By method, maps of both targets of each example, shape (b, 2, *axes), on the CPU, and the time in seconds.
@@ -116,7 +108,7 @@ class WorldChunkRunner:
     def _explain_rows(self, pairs: WorldBatch, options: Mapping[str, Mapping[str, Any]]) -> _FoundMaps:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)
-            found = explain(self.model.loaded, pairs.on(self.device), methods=options, target=pairs.targets)
+            found = explain(self.model.loaded, pairs.on(self.context.device), methods=options, target=pairs.targets)
         grid = getattr(self.model.loaded.module, "grid", None)
         maps: _FoundMaps = {}
         for method, one in found.items():

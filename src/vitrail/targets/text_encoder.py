@@ -15,9 +15,6 @@ from vitrail.errors import NotApplicableError
 from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.targets.text_call import SharedTexts
 
-#: Names of the layers that make the vectors of words.
-_WORD_LAYERS = ("token_embedding", "word_embeddings", "word_embed")
-
 
 class TextEncoder(nn.Module):
     """Scores of texts for images: the cosine of their embeddings and those of the images, on the model's scale.
