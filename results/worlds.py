@@ -2,8 +2,9 @@
 
     python results/worlds.py runs/KEY [runs/KEY ...] [--checks FILE]
 
-Folders are those of ``vitrail bench`` or of studies/worlds.py, which also writes the file of the checks. Tables are in
-docs/worlds.md and on the pages of methods with a place for one. Means and 95 % intervals (percentile bootstrap over examples, 2,000 resamples) are computed from the values of each
+Folders are those of ``vitrail bench`` or of studies/worlds.py, which also writes the file of the checks. Rows of the
+same model, task and method are replaced. Tables are in docs/worlds.md and on the pages of methods with a place for one.
+Means and 95 % intervals (percentile bootstrap over examples, 2,000 resamples) are computed from the values of each
 example.
 """
 
@@ -154,8 +155,8 @@ def main() -> None:
                     for row in csv.DictReader(stream)]  # fmt: skip
     for folder in args.runs:
         new = rows_of(folder)
-        replaced = {(row["model"], row["task"]) for row in new}
-        rows = [row for row in rows if (row["model"], row["task"]) not in replaced] + new
+        renewed = {(row["model"], row["task"], row["method"]) for row in new}
+        rows = [row for row in rows if (row["model"], row["task"], row["method"]) not in renewed] + new
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         manifests[manifest["plan"]["name"]] = manifest
     with file.open("w", encoding="utf-8", newline="") as stream:
