@@ -227,7 +227,7 @@ ENTRIES = [
     Entry("own:two streams (ViLBERT), image", partial(subject_of, "vilbert, image"), ("permute_examples",),
           STREAM_METHODS, {"gradtoken": "several streams of tokens"}, target="answer"),
     *(
-        Entry(f"hf:{name}ForObjectDetection", partial(sampled, name), ("plant_patch", "permute_examples"),
+        Entry(f"hf:{name}ForObjectDetection", partial(sampled, name), ("plant_patch",),
               INPUT_METHODS, dict.fromkeys(("transformer_mm", "leadlight", "attnlrp"), "sampled points"),
               target="label of a box")
         for name in ("DeformableDetr", "RTDetr", "GroundingDino")
