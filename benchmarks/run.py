@@ -33,6 +33,7 @@ from measuring import Run, device_label, parse_value, save_results
 FUNCTIONS = {
     "perturbation": "perturbation", "rise": "perturbation", "evaluator": "perturbation", "table": "perturbation",
     "dataset": "dataset", "linear_maps": "kernels", "row_tiles": "kernels", "overhead": "two_versions",
+    "named_targets": "named_targets", "video_memory": "named_targets",
     "serve": "server", "serve_flood": "server", "serve_abuse": "server_abuse", "ray_cluster": "cluster",
 }  # fmt: skip
 

@@ -1,7 +1,9 @@
-"""Collect runs of the plans of the worlds into worlds.csv and its manifest, and update the tables of docs/worlds.md.
+"""Collect runs of the plans of the worlds into worlds.csv and its manifest, and update the tables of the documentation.
 
-    python results/worlds.py runs/KEY [runs/KEY ...]
+    python results/worlds.py runs/KEY [runs/KEY ...] [--checks FILE]
 
+Folders are those of ``vitrail bench`` or of studies/worlds.py, which also writes the file of the checks. Rows of the
+same model, task and method are replaced. Tables are in docs/worlds.md and on the pages of methods with a place for one.
 Means and 95 % intervals (percentile bootstrap over examples, 2,000 resamples) are computed from the values of each
 example.
 """
@@ -31,7 +33,13 @@ SCORES = {
     },
     "top_word": {"top": "top word right", "word_mass": "relevance on the word"},
     "event": {"less_before": "less before the movement", "event_share": "relevance during the movement"},
+    "marked_removal": {"better": "better than random removal", "drop": ""},
 }
+#: Titles of the tasks.
+TASKS = {
+    "captions": "prompts", "contrasts": "prompts against each other", "words": "words of prompts", "boxes": "boxes",
+    "regions": "regions", "movements": "movements", "tones": "tones",
+}  # fmt: skip
 COLUMNS = ("model", "task", "method", "control", "protocol", "score", "examples", "mean", "low", "high")
 
 
@@ -62,7 +70,7 @@ def table_of(rows: list[dict[str, Any]], task: str) -> str:
     """One Markdown table: a row for each method, best first, controls last."""
     own = [row for row in rows if row["task"] == task]
     names = {score: name for scores in SCORES.values() for score, name in scores.items()}
-    scores = [score for score in names if any(row["score"] == score for row in own)]
+    scores = [score for score, name in names.items() if name and any(row["score"] == score for row in own)]
     values = {(row["method"], row["score"]): row for row in own}
     methods = sorted({row["method"] for row in own}, key=lambda m: (m in CONTROLS, -values[m, scores[0]]["mean"], m))
     lines = [f"| method | {' | '.join(f'{names[s]} ↑' for s in scores)} |", f"|---|{'---|' * len(scores)}"]
@@ -77,23 +85,67 @@ def table_of(rows: list[dict[str, Any]], task: str) -> str:
     return f"{count} examples of the `test` split, two maps each.\n\n" + "\n".join(lines)
 
 
-def update_page(rows: list[dict[str, Any]]) -> None:
+def check_table(checks: dict[str, Any]) -> str:
+    """One Markdown table: the area under the ROC curve of the check's statistic on each world."""
+    lines = [
+        "| task | examples | removal | area, right against wrong maps ↑ | inverted | shuffled | other thing | noise |",
+        "|---|---:|---|---|---:|---:|---:|---:|",
+    ]
+    for task, row in checks.items():
+        low, high = row["interval"]
+        kinds = " | ".join(f"{value:.3f}" for value in row["roc_auc_against"].values())
+        area = f"{row['roc_auc']:.3f} [{low:.3f}, {high:.3f}]"
+        lines.append(f"| {TASKS[task]} | {row['examples']} | {row['removal']} | {area} | {kinds} |")
+    return "\n".join(lines)
+
+
+def method_table(rows: list[dict[str, Any]], method: str) -> str:
+    """One Markdown table: scores of a method and its variants on all tasks."""
+    shown = {"share": "discrimination", "top": "top word right", "better": "better than random removal"}
+    methods = [m for m in dict.fromkeys(row["method"] for row in rows) if m.partition(":")[0] == method]
+    lines = [f"| task | method | {' | '.join(f'{name} ↑' for name in shown.values())} |", "|---|---|---|---|---|"]
+    for task, title in TASKS.items():
+        for name in methods:
+            own = {row["score"]: row for row in rows if (row["task"], row["method"]) == (task, name)}
+            if own:
+                cells = [f"{own[s]['mean']:.1%}".replace("%", " %") if s in own else "–" for s in shown]
+                lines.append(f"| {title} | `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def replaced(text: str, marker: str, table: str) -> str:
+    """A text with a table between two markers, where it has them."""
+    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    if start not in text:
+        return text
+    before, _, rest = text.partition(start)
+    return f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}"
+
+
+def update_pages(rows: list[dict[str, Any]], checks: dict[str, Any]) -> None:
     """Replace the tables between their markers."""
     text = PAGE.read_text(encoding="utf-8")
     for task in dict.fromkeys(row["task"] for row in rows):
-        start, end = f"<!-- {task} -->", f"<!-- /{task} -->"
-        before, _, rest = text.partition(start)
-        _, _, after = rest.partition(end)
-        text = f"{before}{start}\n{table_of(rows, task)}\n{end}{after}"
-    PAGE.write_text(text, encoding="utf-8")
+        text = replaced(text, task, table_of(rows, task))
+    PAGE.write_text(replaced(text, "checks", check_table(checks)), encoding="utf-8")
+    for page in sorted((PAGE.parent / "methods").glob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        new = replaced(text, "worlds", method_table(rows, page.stem))
+        if new != text:
+            page.write_text(new, encoding="utf-8")
 
 
 def main() -> None:
     """Collect runs and write the files."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; without any, only the page is updated")
+    parser.add_argument("--checks", type=Path, help="areas under the ROC curve of checks, replaced task by task")
     args = parser.parse_args()
-    file, about = HERE / "worlds.csv", HERE / "worlds-manifest.json"
+    file, about, checked = (HERE / f"worlds{end}" for end in (".csv", "-manifest.json", "-checks.json"))
+    checks = json.loads(checked.read_text(encoding="utf-8")) if checked.is_file() else {}
+    if args.checks is not None:
+        checks |= json.loads(args.checks.read_text(encoding="utf-8"))
+        checked.write_text(json.dumps(checks, indent=1) + "\n", encoding="utf-8")
     rows: list[dict[str, Any]] = []
     manifests = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
     if file.is_file():
@@ -103,8 +155,8 @@ def main() -> None:
                     for row in csv.DictReader(stream)]  # fmt: skip
     for folder in args.runs:
         new = rows_of(folder)
-        replaced = {(row["model"], row["task"]) for row in new}
-        rows = [row for row in rows if (row["model"], row["task"]) not in replaced] + new
+        renewed = {(row["model"], row["task"], row["method"]) for row in new}
+        rows = [row for row in rows if (row["model"], row["task"], row["method"]) not in renewed] + new
         manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
         manifests[manifest["plan"]["name"]] = manifest
     with file.open("w", encoding="utf-8", newline="") as stream:
@@ -112,7 +164,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     about.write_text(json.dumps(manifests, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    update_page(rows)
+    update_pages(rows, checks)
 
 
 if __name__ == "__main__":

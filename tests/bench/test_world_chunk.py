@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from vitrail.bench import PlanError, PlanOverrides, read_plan, read_results, run_plan
+from vitrail.bench.world_removal import CellRemoval
 from vitrail.bench.world_tasks import WORLD_TASKS
 from vitrail.models import load
 
@@ -57,12 +57,24 @@ def test_plans_name_what_does_not_fit(tmp_path, old, new, message):
 )
 def test_targets_are_the_scores_of_the_two_things(task, model):
     """The model is right for most of the examples, and every target has a value and a place."""
-    module = load(model).module
-    batch = WORLD_TASKS[task](module, "val", range(6))
+    loaded = load(model)
+    batch = WORLD_TASKS[task](loaded.module, "val", range(6))
     assert batch.correct.float().mean() > 0.8
-    with torch.no_grad():
-        inputs = batch.inputs
-        output = module(**inputs) if isinstance(inputs, dict) else module(inputs)
-    values = batch.target(output)
-    assert values.shape == ((12,) if batch.repeated else (6, 2))
+    assert CellRemoval(loaded, batch, "cpu").whole.shape == (6, 2)
     assert batch.masks.flatten(2).any(-1).all()
+
+
+def test_prompts_differ_whatever_the_distance_of_the_examples():
+    """A limit takes every n-th example, and their prompts must not all have one form."""
+    module = load("scenes-clip").module
+    for step in (1, 2, 4):
+        texts = WORLD_TASKS["words"](module, "val", range(0, 16 * step, step)).texts
+        assert len({text.split()[0] for pair in texts for text in pair}) == 2
+
+
+def test_every_example_has_noise_of_its_own(tmp_path):
+    text = PLAN.replace("discrimination", "top_word").replace("scenes-seg", "scenes-clip")
+    path = write(tmp_path, text.replace('"regions", count = 2', '"words", count = 6'))
+    store = run_plan(path, tmp_path / "runs", overrides=PlanOverrides(home=None))
+    table = read_results(store.folder).filter(pl.col("method") == "random", pl.col("score") == "word_mass")
+    assert len(set(table["value"].to_list())) == 6

@@ -10,10 +10,10 @@ from vitrail.bench.world_protocols import ExplainedPairs
 from vitrail.bench.world_tasks import WorldBatch, maps_of_pairs
 
 
-def batch_of(masks, maps, candidates=None):
+def batch_of(masks, maps, texts=None):
     count = len(masks)
-    pairs = WorldBatch(torch.zeros(count), lambda output: output, masks, False, torch.ones(count, 2, dtype=torch.bool),
-                       candidates=candidates)  # fmt: skip
+    right = torch.ones(count, 2, dtype=torch.bool)
+    pairs = WorldBatch(torch.zeros(count), [[0, 1]] * count, masks, right, texts=texts)
     return ExplainedPairs(tuple(map(str, range(count))), pairs, {"method": maps})
 
 
@@ -41,11 +41,10 @@ def test_discrimination_joins_frames():
     assert scores_of("discrimination", batch_of(masks, masks.float())).values["mass"].tolist() == [1]
 
 
-def test_top_word_ignores_special_words_and_shares_ties():
-    named = torch.tensor([[[False, False, True, False]] * 2])
-    candidates = torch.tensor([[[False, True, True, False]] * 2])
-    maps = torch.tensor([[[9.0, 1.0, 2.0, 9.0], [0.0, 1.0, 1.0, 0.0]]])
-    scores = scores_of("top_word", batch_of(named, maps, candidates)).values
+def test_top_word_ignores_what_is_behind_the_end_and_shares_ties():
+    named = torch.tensor([[[False, True, False], [False, True, False]]])
+    maps = torch.tensor([[[1.0, 2.0, 9.0], [1.0, 1.0, 0.0]]])
+    scores = scores_of("top_word", batch_of(named, maps, [["a star", "a kite"]])).values
     assert scores["top"].tolist() == [0.75]
     assert scores["word_mass"].item() == pytest.approx((2 / 3 + 1 / 2) / 2)
 
@@ -69,10 +68,3 @@ def test_scores_of_tokens_are_placed_on_the_grid():
     assert maps.shape == (1, 2, 4, 8, 8)
     assert maps[0, 0].argmax() == 0
     assert maps[0, 1].flatten().flip(0).argmax() == 0
-
-
-def test_rows_with_both_targets_are_paired():
-    pairs = batch_of(torch.zeros(2, 2, 1, 1, dtype=torch.bool), torch.zeros(1)).pairs
-    repeated = WorldBatch(pairs.inputs, pairs.target, pairs.masks, True, pairs.correct)
-    values = torch.tensor([10.0, 20.0, 11.0, 21.0]).view(4, 1, 1, 1)
-    assert maps_of_pairs(values, repeated, None).flatten(1).tolist() == [[10, 11], [20, 21]]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import vitrail
 from tests.replicas import streams as replica
-from tests.zoo.encoder_decoders import CASES, bart, detector, lxmert, t5
+from tests.zoo.encoder_decoders import CASES, bart, detector, lxmert, t5, vilbert
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.streams import StreamLayer, Streams
@@ -24,10 +24,24 @@ from vitrail.testing import tiny_vit
 EAGER = {
     "bart": partial(bart, "eager"), "t5": partial(t5, "eager"), "detr": partial(detector, "Detr", "eager"),
     "conditional_detr": partial(detector, "ConditionalDetr", "eager"), "lxmert, text": lxmert,
-    "lxmert, image": partial(lxmert, "visual_feats"),
+    "lxmert, image": partial(lxmert, "visual_feats"), "vilbert, text": vilbert,
+    "vilbert, image": partial(vilbert, "visual_feats"),
 }  # fmt: skip
 
-FAST = ("bart", "detr")
+#: Layers that compute the keys of the upper half of the attention inside the stream that is explained.
+KEYS = {
+    "bart": ["model.encoder.layers.1.self_attn.k_proj"],
+    "t5": ["encoder.block.1.layer.0.SelfAttention.k"],
+    "detr": ["model.encoder.layers.1.self_attn.k_proj"],
+    "conditional_detr": ["model.encoder.layers.1.self_attn.k_proj"],
+    "lxmert, text": [f"lxmert.encoder.x_layers.{i}.lang_self_att.self.key" for i in range(2)],
+    # The answer does not depend on the last attention between regions.
+    "lxmert, image": ["lxmert.encoder.x_layers.0.visn_self_att.self.key"],
+}
+# The text has a layer more than the image: two of its three layers are the upper half.
+KEYS |= {f"vilbert, {name}": [f"pairs.{i}.{k}.key" for i in first] for name, k, first in
+         (("text", 2, (0, 1)), ("image", 3, (1,)))}  # fmt: skip
+FAST = ("bart", "detr", "vilbert, image")
 PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CASES]
 
 
@@ -35,7 +49,7 @@ PARAMETERS = [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) 
 def test_agrees_with_the_published_rules(name):
     case, twin = CASES[name](), EAGER[name]()
     subject = case.subject
-    methods = ["transformer_mm", "rollout", "grad_rollout:discard=0"]
+    methods = ["transformer_mm", "rollout", "grad_rollout:discard=0", "leadlight"]
     found = vitrail.explain(subject.model, subject.inputs, methods=methods, target=subject.target, **subject.options)
     A, dA = replica.attention_and_gradients(twin.subject.model, twin.subject.inputs, subject.target)
     rules = (case.read, case.explained)
@@ -46,6 +60,8 @@ def test_agrees_with_the_published_rules(name):
             case.plan, [(a * g).mean(1).clamp(min=0) for a, g in zip(A, dA, strict=True)], *rules
         ),
     }
+    keys = replica.keys_of(twin.subject.model, twin.subject.inputs, KEYS[name])
+    expected["leadlight"] = replica.leadlight(expected["transformer_mm"], keys)
     for method, slow in expected.items():
         ours = found[method].grid[:, 0].flatten(1)
         assert torch.allclose(ours, slow, rtol=1e-7, atol=1e-9 * float(slow.abs().max())), method
@@ -90,7 +106,9 @@ class OneToken(nn.Module):
         return self.head(self.transformer(x, self.query.expand(len(x), -1, -1), alone, memory_mask=one))
 
 
-@pytest.mark.parametrize("method", ["transformer_mm", "rollout", "grad_rollout:discard=0", "attnlrp:where=tokens"])
+@pytest.mark.parametrize(
+    "method", ["transformer_mm", "rollout", "grad_rollout:discard=0", "attnlrp:where=tokens", "leadlight:mix=0"]
+)
 def test_relevance_is_at_the_only_token_that_is_read(method):
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(2)).double()
     e = vitrail.explain(OneToken().double().eval(), images, method, target=lambda o: o[:, 1, 3])
@@ -101,10 +119,22 @@ def test_relevance_is_at_the_only_token_that_is_read(method):
     assert elsewhere.abs().max() <= 1e-9 * grid.abs().max()
 
 
+def test_leadlight_spreads_over_tokens_with_the_keys_of_the_one_that_is_read():
+    """Two patches of the image are equal, and positions are not added: they get the same share of what is averaged."""
+    images = torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(2)).double()
+    images[..., :8, :8] = images[..., 16:24, 8:16]  # the patch of the token that is read
+    e = vitrail.explain(OneToken().double().eval(), images, "leadlight:mix=1", target=lambda o: o[:, 1, 3])
+    grid = e.grid[0, 0].flatten()
+    torch.testing.assert_close(grid[0], grid[OneToken.token])
+    assert grid[0] == grid.max()
+
+
 def test_options_for_one_stream_are_refused():
     case = bart()
     given = (case.subject.model, case.subject.inputs)
     with pytest.raises(OptionError, match="start=1 is defined for one stream"):
         vitrail.explain(*given, "transformer_mm", start=1, target=case.subject.target)
+    with pytest.raises(OptionError, match='source="last" and spread'):
+        vitrail.explain(*given, "leadlight:fast", target=case.subject.target)
     with pytest.raises(OptionError, match="on several streams of tokens rollout"):
         vitrail.explain(*given, "rollout:per_head", target=case.subject.target)

@@ -12,6 +12,9 @@ Layer = tuple[str, str]
 #: Layers that read the same state, one tuple after the other.
 Plan = Sequence[Sequence[Layer]]
 
+#: Stream and token that the score reads, or several of them.
+Read = tuple[str, int] | tuple[tuple[str, int], ...]
+
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 
 
@@ -45,6 +48,11 @@ def attention_and_gradients(
     return [A.detach() for A in recorder.found], dA
 
 
+def tokens_read(read: Read) -> tuple[tuple[str, int], ...]:
+    """The tokens that a score reads, one or several."""
+    return (read,) if isinstance(read[0], str) else read
+
+
 def without_identity(R: Tensor) -> Tensor:
     """R̄: rows of R − I divided by their sum (rows of zeros stay), plus I; shape n, n."""
     bar = torch.eye(len(R), dtype=R.dtype)
@@ -65,7 +73,7 @@ def transformer_mm(
         plan: Layers in the order of the pass.
         attention: Attention of each layer, shape b, H, m, n.
         gradients: Gradient at each, in the same shape.
-        read: Stream and token that the score reads.
+        read: Stream and token that the score reads, or several.
         explained: Stream whose tokens are explained.
     """
     sizes = {}
@@ -91,11 +99,11 @@ def transformer_mm(
                     changes.append(((queries, queries), weighted @ R[keys, queries]))
             for pair, change in changes:
                 R[pair] = R[pair] + change
-        maps.append(R[read[0], explained][read[1]])
+        maps.append(sum(R[stream, explained][token] for stream, token in tokens_read(read)))
     return torch.stack(maps)
 
 
-def rollout(plan: Plan, matrices: Sequence[Tensor], read: tuple[str, int], explained: str) -> Tensor:
+def rollout(plan: Plan, matrices: Sequence[Tensor], read: Read, explained: str) -> Tensor:
     """Row of the token that is read, of the product of (M + I) with rows scaled to sum one, shape b, n.
 
     All tokens of all streams form one set, in which a layer has entries from its queries to its keys alone.
@@ -120,5 +128,50 @@ def rollout(plan: Plan, matrices: Sequence[Tensor], read: tuple[str, int], expla
                         joint[start[queries] + i, start[keys] + j] += M[i, j]
             R = joint / joint.sum(-1, keepdim=True) @ R
         first = start[explained]
-        maps.append(R[start[read[0]] + read[1], first : first + sizes[explained]])
+        rows = [R[start[stream] + token] for stream, token in tokens_read(read)]
+        maps.append(sum(rows)[first : first + sizes[explained]])
+    return torch.stack(maps)
+
+
+def keys_of(model: nn.Module, inputs: dict[str, Tensor], layers: Sequence[str]) -> list[Tensor]:
+    """Keys that the named linear layers compute, all heads of a token in one vector, shape b, n, d each."""
+    found: dict[str, Tensor] = {}
+    modules = dict(model.named_modules())
+    handles = [
+        modules[name].register_forward_hook(lambda _, __, output, name=name: found.update({name: output.detach()}))
+        for name in layers
+    ]
+    with torch.no_grad():
+        model(**inputs)
+    for handle in handles:
+        handle.remove()
+    return [found[name] for name in layers]
+
+
+def leadlight(
+    relevance: Tensor, keys: Sequence[Tensor], power: float = 4.0, rounds: int = 2, mix: float = 0.75
+) -> Tensor:
+    """Relevance mixed with its average over tokens of similar keys, each over its maximum, shape b, n.
+
+    Args:
+        relevance: Of the tokens of one stream, shape b, n.
+        keys: Of the upper half of the attention layers inside this stream, shape b, n, d each.
+        power: Exponent of the cosine.
+        rounds: How often the relevance is averaged.
+        mix: Share of the averaged relevance.
+    """
+    maps = []
+    for image, start in enumerate(relevance):
+        R = start / start.max()
+        count = len(R)
+        W = torch.zeros(count, count, dtype=torch.float64)
+        for i in range(count):
+            for j in range(count):
+                cosines = [k[image, i] @ k[image, j] / (k[image, i].norm() * k[image, j].norm()) for k in keys]
+                W[i, j] = max(float(sum(cosines)) / len(keys), 0.0) ** power
+            W[i] = W[i] / W[i].sum()
+        spread = R
+        for _ in range(rounds):
+            spread = W @ spread
+        maps.append((1 - mix) * R + mix * spread / spread.max())
     return torch.stack(maps)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.replicas.streams import Plan
-from tests.zoo.entry import Entry, Subject
+from tests.zoo.entry import INPUT_METHODS, Entry, Subject
 from tests.zoo.tiny import add_noise
 
 LAYERS = {
@@ -30,13 +30,13 @@ class StreamCase:
     Attributes:
         subject: The model and its inputs.
         plan: Its attention layers.
-        read: Stream and token that the score reads.
+        read: Stream and token that the score reads, or several.
         explained: Stream that is explained.
     """
 
     subject: Subject
     plan: Plan
-    read: tuple[str, int]
+    read: tuple[str, int] | tuple[tuple[str, int], ...]
     explained: str = "encoder"
 
 
@@ -122,11 +122,86 @@ def lxmert(of: str = "input_ids") -> StreamCase:
     return StreamCase(subject, plan, ("text", 0), "text" if of == "input_ids" else "image")
 
 
+class CoAttention(nn.Module):
+    """Attention of the tokens of one stream to those of another or of the same one, then an MLP, as in BERT."""
+
+    def __init__(self, width: int = 32, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 48), nn.GELU(), nn.Linear(48, width))
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        q, k, v = (f(t).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f, t in
+                   ((self.query, x), (self.key, other), (self.value, other)))  # fmt: skip
+        A = (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1)
+        x = self.norm1(x + self.out((A @ v).transpose(1, 2).flatten(2)))
+        return self.norm2(x + self.mlp(x))
+
+
+class TwoStreams(nn.Module):
+    """Words and regions of an image in the manner of ViLBERT: each stream attends to the other, then to itself.
+
+    Both co-attention layers of a pair read the streams as they were before it. The score reads the product of the first
+    token of each stream.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.regions = nn.Embedding(60, 32), nn.Linear(12, 32)
+        self.text_first = CoAttention()
+        self.pairs = nn.ModuleList(nn.ModuleList(CoAttention() for _ in range(4)) for _ in range(2))
+        self.head = nn.Linear(32, 5)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.words
+
+    def forward(self, input_ids: Tensor, visual_feats: Tensor) -> Tensor:
+        text, image = self.words(input_ids), self.regions(visual_feats)
+        text = self.text_first(text, text)
+        for text_cross, image_cross, text_self, image_self in self.pairs:
+            text, image = text_cross(text, image), image_cross(image, text)
+            text, image = text_self(text, text), image_self(image, image)
+        return self.head(text[:, 0] * image[:, 0])
+
+
+def vilbert(of: str = "input_ids") -> StreamCase:
+    """Two texts, each with the features of six regions of an image."""
+    torch.manual_seed(0)
+    made = add_noise(TwoStreams()).double().eval()
+    regions = torch.randn(2, 6, 12, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+    given = {"input_ids": ids(2, 7), "visual_feats": regions}
+    crossing: Plan = [[("text", "image"), ("image", "text")], [("text", "text"), ("image", "image")]] * 2
+    options = {"of": of} | ({} if of == "input_ids" else {"roles": {of: "patches"}})
+    subject = Subject(made, given, first_logit, options=options)
+    explained = "text" if of == "input_ids" else "image"
+    return StreamCase(subject, [[("text", "text")], *crossing], (("text", 0), ("image", 0)), explained)
+
+
+def first_logit(output: Tensor) -> Tensor:
+    return output[:, 2]
+
+
+def sampled(name: str) -> Subject:
+    """A detector that reads features at sampled points; Grounding DINO also reads a caption."""
+    from tests.targets.target_models import build as target_model
+    from tests.targets.target_models import pixels, tokenizer
+
+    made = target_model(f"{name}ForObjectDetection", name)
+    given = {"pixel_values": pixels(2)}
+    if name == "GroundingDino":
+        tokens = tokenizer()(["a dog . a cat ."] * 2, return_tensors="pt")
+        given |= {key: tokens[key] for key in ("input_ids", "attention_mask")}
+    return Subject(made, given, label_score)
+
+
 CASES = {
     "bart": bart, "t5": t5, "detr": partial(detector, "Detr"), "conditional_detr": partial(detector, "ConditionalDetr"),
     "lxmert, text": lxmert, "lxmert, image": partial(lxmert, "visual_feats"),
+    "vilbert, text": vilbert, "vilbert, image": partial(vilbert, "visual_feats"),
 }  # fmt: skip
-STREAM_METHODS = ("transformer_mm", "rollout", "grad_rollout", "attnlrp")
+STREAM_METHODS = ("transformer_mm", "rollout", "grad_rollout", "leadlight", "attnlrp")
 WORDS = ("permute_examples", "swap_words")
 
 
@@ -140,11 +215,21 @@ ENTRIES = [
     Entry("hf:T5ForConditionalGeneration", partial(subject_of, "t5"), WORDS, STREAM_METHODS,
           {"gradtoken": "several streams of tokens"}, target="next word"),
     Entry("hf:DetrForObjectDetection", partial(subject_of, "detr"), ("permute_examples",), STREAM_METHODS,
-          {"leadlight": "several streams of tokens"}, slow=False, target="label of a box"),
+          {"vtranm": "several streams of tokens"}, slow=False, target="label of a box"),
     Entry("hf:ConditionalDetrForObjectDetection", partial(subject_of, "conditional_detr"), ("permute_examples",),
-          STREAM_METHODS, {"leadlight": "several streams of tokens"}, target="label of a box"),
+          STREAM_METHODS, {"vtranm": "several streams of tokens"}, target="label of a box"),
     Entry("hf:LxmertForQuestionAnswering", partial(subject_of, "lxmert, text"), ("permute_examples",), STREAM_METHODS,
           {"gradtoken": "several streams of tokens"}, target="answer"),
     Entry("hf:LxmertForQuestionAnswering, image", partial(subject_of, "lxmert, image"), ("permute_examples",),
           STREAM_METHODS, {"gradtoken": "several streams of tokens"}, target="answer"),
+    Entry("own:two streams (ViLBERT)", partial(subject_of, "vilbert, text"), ("permute_examples",), STREAM_METHODS,
+          {"gradtoken": "several streams of tokens"}, target="answer"),
+    Entry("own:two streams (ViLBERT), image", partial(subject_of, "vilbert, image"), ("permute_examples",),
+          STREAM_METHODS, {"gradtoken": "several streams of tokens"}, target="answer"),
+    *(
+        Entry(f"hf:{name}ForObjectDetection", partial(sampled, name), ("plant_patch",),
+              INPUT_METHODS, dict.fromkeys(("transformer_mm", "leadlight", "attnlrp"), "sampled points"),
+              target="label of a box")
+        for name in ("DeformableDetr", "RTDetr", "GroundingDino")
+    ),
 ]  # fmt: skip

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -203,11 +203,8 @@ def _time_forward(context: BenchContext, model: AnyBenchModel) -> tuple[float, i
 
 
 def _timed_pairs(context: BenchContext, model: BenchWorldModel, count: int) -> Callable[[int], object]:
-    inputs: Any = example_inputs(context, model, count)
-    module, device = model.loaded.module, context.device
-    if isinstance(inputs, dict):
-        return lambda size: module(**{name: value[:size].to(device) for name, value in inputs.items()})
-    return lambda size: module(inputs[:size].to(device))
+    inputs = example_inputs(context, model, count)
+    return lambda size: inputs.select(slice(0, size)).into(model.loaded.module)
 
 
 def _timed_images(context: BenchContext, model: AnyBenchModel, count: int) -> Callable[[int], object]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from vitrail.bench.batch import ProtocolScores
@@ -14,11 +16,17 @@ from vitrail.bench.chunk_runner import ChunkRunner
 from vitrail.bench.context import BenchContext, BenchWorldModel
 from vitrail.bench.explainer import error_line, map_seed, needs_seed
 from vitrail.bench.parts import EXPLAIN
-from vitrail.bench.world_protocols import ExplainedPairs
-from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs
+from vitrail.bench.world_protocols import MARKED, ExplainedPairs
+from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
+from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs, scores_of_words
+from vitrail.capture.inputs import ModelInputs
 from vitrail.data.world_pairs import WorldPairs
 from vitrail.errors import MapWarning, OutputError
+from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.pipeline.explain import explain
+from vitrail.targets.binding import bind_targets
+
+_FoundMaps = dict[str, tuple[Tensor, float]]
 
 
 class WorldChunkRunner(ChunkRunner):
@@ -37,6 +45,7 @@ class WorldChunkRunner(ChunkRunner):
         for start in range(0, len(indices), self.plan.batch):
             chosen = indices[start : start + self.plan.batch]
             batch = ExplainedPairs(tuple(dataset.ids[i] for i in chosen), render(chosen))
+            batch.remove = self._removal(batch)
             batch.failures |= {(method, row): why for method, why in refused.items() for row in range(len(chosen))}
             self._explain_batch(batch, [method for method in self.methods if method not in refused])
             self._add_rows(batch)
@@ -46,7 +55,7 @@ class WorldChunkRunner(ChunkRunner):
         refused = {}
         for method in self.methods:
             try:
-                self._explain(example, [method], name)
+                self._explain(example, [method], [name])
             except OutputError:
                 raise
             except Exception as error:  # noqa: BLE001 - a failure of a method becomes rows of the results
@@ -56,7 +65,7 @@ class WorldChunkRunner(ChunkRunner):
     def _explain_batch(self, batch: ExplainedPairs, methods: Sequence[str]) -> None:
         """Explain a batch by methods that share one pass; if that fails, by one after the other."""
         try:
-            found = self._explain(batch.pairs, methods, batch.ids[0]) if methods else {}
+            found = self._explain(batch.pairs, methods, batch.ids) if methods else {}
         except OutputError:
             raise
         except Exception as error:  # noqa: BLE001 - a failure of a method becomes rows of the results
@@ -69,25 +78,47 @@ class WorldChunkRunner(ChunkRunner):
         for method, (maps, seconds) in found.items():
             batch.explanations[method], batch.seconds[method] = maps, seconds / len(batch.ids)
 
-    def _explain(self, pairs: WorldBatch, methods: Sequence[str], name: str) -> dict[str, tuple[Tensor, float]]:
-        """By method, maps of both targets of each example, shape (b, 2, *axes), on the CPU, and the time in seconds."""
-        inputs: Any = pairs.inputs
-        if isinstance(inputs, dict):
-            inputs = {key: value.to(self.context.device) for key, value in inputs.items()}
-        else:
-            inputs = inputs.to(self.context.device)
-        options = {m: {"seed": map_seed(self.key, name, m)} if needs_seed(m) else {} for m in methods}
+    def _removal(self, batch: ExplainedPairs) -> CellRemoval | PromptWordRemoval | None:
+        if all(protocol.name != MARKED for protocol in self.protocols):
+            return None
+        if batch.pairs.texts is not None:
+            return PromptWordRemoval(self.model.loaded, batch.pairs, self.context.device)
+        # Every group of methods is compared with the same random removals.
+        return CellRemoval(
+            self.model.loaded, batch.pairs, self.context.device, map_seed(self.key, batch.ids[0], MARKED)
+        )
+
+    def _explain(self, pairs: WorldBatch, methods: Sequence[str], ids: Sequence[str]) -> _FoundMaps:
+        """By method, maps of both targets of each example, shape (b, 2, *axes), on the CPU, and the time in seconds.
+
+        Methods that draw random numbers have a seed of their own for each example.
+        """
+        plain = [method for method in methods if not needs_seed(method)]
+        found = self._explain_rows(pairs, {method: {} for method in plain}) if plain else {}
+        for method in methods:
+            if method in plain:
+                continue
+            rows = [
+                self._explain_rows(pairs.select(i), {method: {"seed": map_seed(self.key, name, method)}})[method]
+                for i, name in enumerate(ids)
+            ]
+            found[method] = torch.cat([maps for maps, _ in rows]), sum(seconds for _, seconds in rows)
+        return found
+
+    def _explain_rows(self, pairs: WorldBatch, options: Mapping[str, Mapping[str, Any]]) -> _FoundMaps:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)
-            # One call for all rows: the target is a function of the output of exactly these.
-            found = explain(
-                self.model.loaded, inputs, methods=options, target=pairs.target, of=pairs.of, batch_size=pairs.rows
-            )
+            found = explain(self.model.loaded, pairs.on(self.context.device), methods=options, target=pairs.targets)
         grid = getattr(self.model.loaded.module, "grid", None)
-        return {
-            method: (maps_of_pairs(one.maps.detach().float(), pairs, grid).cpu(), one.seconds)
-            for method, one in found.items()
-        }
+        maps: _FoundMaps = {}
+        for method, one in found.items():
+            started = perf_counter()
+            if pairs.texts is None:
+                maps[method] = maps_of_pairs(one.maps.detach().float(), pairs, grid).cpu(), one.seconds
+            else:
+                scores = scores_of_words(one.text or (), pairs)
+                maps[method] = scores, perf_counter() - started
+        return maps
 
     def _add_rows(self, batch: ExplainedPairs) -> None:
         correct = batch.pairs.correct.double().mean(1)
@@ -108,8 +139,9 @@ class WorldChunkRunner(ChunkRunner):
                         self.rows.add_failure(name, [protocol.name], protocol.targets, reason, (method,))
 
 
-def example_inputs(context: BenchContext, model: BenchWorldModel, count: int) -> Any:
-    """Inputs of a model of the worlds, with which its speed is measured."""
+def example_inputs(context: BenchContext, model: BenchWorldModel, count: int) -> ModelInputs:
+    """Inputs of a model of the worlds with the texts of their targets, with which its speed is measured."""
     dataset = context.images(0).dataset
     assert isinstance(dataset, WorldPairs)
-    return WORLD_TASKS[dataset.task](model.loaded.module, dataset.split, range(count)).inputs
+    pairs = WORLD_TASKS[dataset.task](model.loaded.module, dataset.split, range(count))
+    return bind_targets(pairs.targets, model.loaded, to_model_inputs(pairs.on(context.device), model.loaded))[1]

@@ -10,12 +10,13 @@ from torch import Tensor
 from vitrail.bench.batch import BenchProtocol, ScoresAndReasons
 from vitrail.bench.explainer import Reasons
 from vitrail.bench.multiclass_protocols import OBJECTS
+from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
 from vitrail.bench.world_tasks import WorldBatch
 from vitrail.scores.pointing import pointing_game
 from vitrail.scores.segmentation import sanitise_maps
 from vitrail.scores.selectivity import score_selectivity
 
-DISCRIMINATION, TOP_WORD, EVENT = "discrimination", "top_word", "event"
+DISCRIMINATION, TOP_WORD, EVENT, MARKED = "discrimination", "top_word", "event", "marked_removal"
 
 
 @dataclass
@@ -29,6 +30,7 @@ class ExplainedPairs:
         failures: Reasons for missing maps, by method and position.
         seconds: By method, time for the two maps of an example.
         columns: No class is explained.
+        remove: Evaluates the targets with cells or words removed; None where no protocol needs it.
     """
 
     ids: tuple[str, ...]
@@ -37,6 +39,7 @@ class ExplainedPairs:
     failures: Reasons = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     columns: dict[str, list[int | None]] = field(default_factory=dict)
+    remove: CellRemoval | PromptWordRemoval | None = None
 
 
 def _as_images(values: Tensor) -> Tensor:
@@ -88,9 +91,17 @@ def _score_event(batch: ExplainedPairs, method: str, target: str) -> ScoresAndRe
     }, reasons
 
 
+def _score_marked_removal(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Whether removal of what the maps mark lowers the targets more than removal of as much at random."""
+    del target
+    assert batch.remove is not None
+    return batch.remove.scores(batch.explanations[method]), {}
+
+
 WORLD_PROTOCOLS = (
     BenchProtocol(DISCRIMINATION, (), _score_discrimination, targets=(OBJECTS,), world=True),
     BenchProtocol(TOP_WORD, (), _score_top_word, targets=(OBJECTS,), world=True),
     BenchProtocol(EVENT, (), _score_event, targets=(OBJECTS,), world=True),
+    BenchProtocol(MARKED, (), _score_marked_removal, targets=(OBJECTS,), world=True),
 )
 """The protocols of pairs of the worlds."""

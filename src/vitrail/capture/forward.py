@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -43,6 +44,17 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
     with frozen(model), torch.no_grad(), fast.with_split_products(device):
         output = run_model(model, model_inputs)
     return output_pass(model, model_inputs, structure, output)
+
+
+def input_graph_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> ForwardPass:
+    """A forward pass without capture whose graph starts at the input, for methods that need its gradient alone."""
+    axes, signal = model_inputs.axes, model_inputs.signal
+    assert axes is not None
+    assert signal is not None
+    leaf = axes.canvas(signal).detach().clone().requires_grad_()
+    with frozen(model), fast.with_split_products(signal.device):
+        output = run_model(model, model_inputs.swap(signal, axes.restore(leaf)))
+    return replace(output_pass(model, model_inputs, structure, output), leaf=leaf)
 
 
 def output_pass(

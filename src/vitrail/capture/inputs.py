@@ -405,6 +405,13 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
         if any(sizes[axis] != size for axis, size in expected.items()):
             given, takes = (", ".join(f"{axis} {size}" for axis, size in one.items()) for one in (sizes, expected))
             return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {takes}")
+    if image is not None and len(model_inputs.args) == 1 and image.shape[:2] == (1, 1):
+        parameter = next(iter(inspect.signature(model.forward).parameters), "x")
+        shape = tuple(image.shape[1:])
+        return InputError(
+            f"{name} does not accept an image of shape {shape} ({reason}). If the tensor is a spectrogram, pass "
+            f"{{'{parameter}': tensor}} with roles={{'{parameter}': 'spectrogram'}}, or 'series' for a series"
+        )
     sized = isinstance(error, RuntimeError | ValueError | AssertionError) and _SIZE_WORDS.search(str(error))
     if image is None or not sized:
         further = _further_inputs(model, model_inputs, error)

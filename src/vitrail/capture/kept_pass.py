@@ -53,6 +53,7 @@ class ForwardPass:
         truncated: What it returns if it ends earlier, where that was asked for.
         allowed: For each block which keys its queries may attend to, shape (b or 1, m, n), or None for all.
         evidence: What it shows of the facts known of the model; None for passes that are not to confirm them.
+        leaf: The input as a canvas where the graph of ``output`` starts at it, else None.
     """
 
     output: Any
@@ -69,6 +70,7 @@ class ForwardPass:
     truncated: TruncatedOutputs | None = None
     allowed: tuple[Tensor | None, ...] = ()
     evidence: PassEvidence | None = None
+    leaf: Tensor | None = None
 
     def trace(
         self, target: Tensor | None = None, keep_graph: bool = False, cut: bool = False, read: Tensor | None = None

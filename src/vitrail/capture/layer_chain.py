@@ -35,10 +35,10 @@ def chain_kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     shapes = [c.shape for c in calls]
     tokens = shapes[0][3]
     pools = [s for s in shapes if s[2] == 1 < s[3]]
+    if mode.sampled:
+        return "sampled"
     if mode.recogniser.unmatched:
         return "mixed"
-    if mode.sampled:
-        return "unseen"
     if any(s[0] != 1 for s in shapes):
         return "windowed"
     widest = max(shapes, key=lambda s: s[2])

@@ -23,6 +23,8 @@ UNCHAINED_KINDS = {
     "streams": "has several streams of tokens that cross-attention joins, such as an encoder and a decoder, and this "
     "method is defined for one stream",
     "mixed": "combines its attention maps with something else before it multiplies them with the values",
+    "sampled": "reads features at sampled points, as deformable attention does, so no attention matrix connects its "
+    "queries and patches",
     "unseen": "moves information between tokens outside the attention that was recognised",
     "quantised": "has int8 layers, through which no gradient passes; explain the model before it was quantised",
     "none": "has no attention that was recognised: none of scaled_dot_product_attention, multi_head_attention_forward, "

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from inspect import signature
+from math import prod
 from typing import Any
 
 import torch
@@ -141,13 +142,15 @@ class TokenDropper:
     first block, each with its own position embedding. The tensor to which the first attention branch is added is the
     residual stream, and tokens are removed from the output of the call that returned it. Two trial passes on one image
     check that the model supports this: it must run with one patch fewer, which models with positions inside the
-    attention or with merged windows do not, and its output must not change when the patches are permuted.
+    attention or with merged windows do not, and its output must not change when the patches are permuted. On models of
+    several streams of tokens, such as a detector with a decoder, tokens of the stream that is explained are removed.
 
     Args:
         model: The user's model; it is not changed.
         images: Any valid images, shape (b, channels, height, width), on the model's device, or all inputs of a call.
             The first example is used for the trial passes.
         layout: Prefix, grid and readout, where they cannot be detected.
+        any_axes: Whether videos, sound and series are accepted beside images.
 
     Raises:
         NotApplicableError: The model does not support token dropping.
@@ -160,24 +163,34 @@ class TokenDropper:
         (16, torch.Size([2, 5]))
     """
 
-    def __init__(self, model: nn.Module, images: Tensor | ModelInputs, layout: Layout | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        images: Tensor | ModelInputs,
+        layout: Layout | None = None,
+        any_axes: bool = False,
+    ) -> None:
         self.model = unwrap(model)
         model_inputs = _as_inputs(images).select(slice(0, 1)).onto(self.model)
-        if model_inputs.image is None:
+        if model_inputs.image is None and not (any_axes and model_inputs.signal is not None):
             raise NotApplicableError("token dropping needs images: pass a tensor of shape (b, channels, height, width)")
         self.structure = read_structure(self.model, model_inputs, layout)
-        if self.structure.kind != "plain" or self.structure.layout.plane is None:
+        grid = self.structure.layout.grid if any_axes else self.structure.layout.plane
+        if self.structure.kind not in ("plain", "streams") or grid is None:
             raise self._not_applicable(f"its attention is {self.structure.kind}")
+        table = self.structure.layout.table
+        if self.structure.streams is not None and table is not None and min(table) < 0:
+            raise self._not_applicable("its tokens are no patches of a grid")
         if layout is None and self.structure.order_by_image:
             raise self._not_applicable("the order of its tokens depends on the image")
-        self.grid = self.structure.layout.plane
+        self.grid: tuple[int, ...] = grid
         self.prefix = self.structure.layout.prefix or 0
         self._call_index = self._find_call(model_inputs)
 
     @property
     def patches(self) -> int:
         """Number of patches, S."""
-        return self.grid[0] * self.grid[1]
+        return prod(self.grid)
 
     @property
     def supports_empty(self) -> bool:
@@ -189,11 +202,15 @@ class TokenDropper:
 
     @classmethod
     def or_none(
-        cls, model: nn.Module, images: Tensor | ModelInputs, grid: tuple[int, int] | None = None
+        cls,
+        model: nn.Module,
+        images: Tensor | ModelInputs,
+        grid: tuple[int, ...] | None = None,
+        any_axes: bool = False,
     ) -> TokenDropper | None:
         """The dropper of a model, or None if the model does not support it or has patches of another grid."""
         try:
-            dropper = cls(model, images)
+            dropper = cls(model, images, any_axes=any_axes)
         except NotApplicableError:
             return None
         return dropper if grid in (None, dropper.grid) else None
@@ -244,7 +261,8 @@ class TokenDropper:
 
     def _find_call(self, model_inputs: ModelInputs) -> int:
         """Index of the call that makes the residual stream; if several do, the last one that works."""
-        call = self.structure.layers[0].call
+        streams = self.structure.streams
+        call = self.structure.layers[0 if streams is None else streams.first].call
         attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
         recorded = _CallResults()
         with frozen(self.model), torch.no_grad():

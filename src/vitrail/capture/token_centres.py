@@ -32,6 +32,8 @@ CLEAR = 0.25
 ENDS = (8, 2)
 #: Largest distance of a centre from its place on the grid, as a share of the distance of two patches.
 TOLERANCE = 0.35
+#: Largest energy far from a token, as a share of its largest one, at which its ends are seen.
+FAINT = 1e-3
 #: Share of the measured tokens that must lie on the grid.
 AGREEING = 0.75
 
@@ -106,15 +108,37 @@ def _energies(each: Tensor, tokens: list[int], leaf: Tensor, axes: SignalAxes) -
 
 
 def _centre(energy: Tensor, width: list[int]) -> list[float]:
-    """The centre of a token along each axis: the mean place of its energy near the strongest one."""
+    """The centre of a token along each axis: the middle of what it sees, or the mean place of its energy."""
     found = []
     for axis, reach in enumerate(width):
         line = energy.movedim(axis, 0).reshape(energy.shape[axis], -1).sum(1).numpy()
         peak = int(np.convolve(line, np.ones(reach), "same").argmax())
-        places = np.arange(max(0, peak - 2 * reach), min(len(line), peak + 2 * reach + 1))
-        weight = line[places]
-        found.append(float((places * weight).sum() / weight.sum()) if weight.sum() > 0 else float(peak))
+        middle = _middle(line, peak, reach)
+        if middle is None:
+            places = np.arange(max(0, peak - 2 * reach), min(len(line), peak + 2 * reach + 1))
+            weight = line[places]
+            middle = float((places * weight).sum() / weight.sum()) if weight.sum() > 0 else float(peak)
+        found.append(middle)
     return found
+
+
+def _middle(line: Array, peak: int, reach: int) -> float | None:
+    """The middle of the entries that a token sees, or None where it sees the whole input about as well.
+
+    The weights of a convolution are larger on one side by chance, which moves the mean of the energy, not the middle.
+    Norms over the whole input add a little energy everywhere, which does not count.
+
+    Example:
+        >>> _middle(np.array([0.0, 0, 9, 1, 1, 1, 0, 0, 0, 0, 0, 0]), 3, 1)
+        3.5
+    """
+    distance = np.abs(np.arange(len(line)) - peak)
+    near = distance <= 4 * reach
+    elsewhere = float(line[~near].max()) if not near.all() else 0.0
+    if elsewhere > FAINT * float(line.max()):
+        return None
+    seen = np.flatnonzero(near & (line > max(1e-12 * float(line.max()), 10 * elsewhere)))
+    return float(seen[0] + seen[-1]) / 2 if len(seen) else None
 
 
 def _hypotheses(

@@ -31,6 +31,21 @@ def values_of_noise(one: StructurePass, call: int) -> tuple[Tensor, Tensor] | No
     return None if len(mode.calls) != len(one.mode.calls) or mode.values is None else (mode.values, leaf)
 
 
+def _layout_by_centres(one: StructurePass, layout: Layout | None) -> Layout | None:
+    """The layout of overlapping tokens by their centres, measured on noise that is always the same.
+
+    Which token has most of an entry depends on the weights of a convolution, so that a layout of the same grid that was
+    found by this has its area corrected; one of another grid stays.
+    """
+    axes = one.model_inputs.axes
+    noise = None if axes is None or one.leaf is None else values_of_noise(one, one.live[0])
+    centred = None if noise is None or axes is None else layout_by_centres(*noise, axes)
+    if layout is None or centred is None:
+        return layout or centred
+    same = (centred.prefix, centred.grid, centred.table) == (layout.prefix, layout.grid, layout.table)
+    return replace(layout, area=centred.area) if same else layout
+
+
 def place_tokens(
     one: StructurePass, calls: Sequence[Call], given: Layout, tokens: int, causal: bool
 ) -> tuple[Layout, list[str], Check]:
@@ -57,11 +72,10 @@ def place_tokens(
         check = _placed(layout, owners, name)
         # Each call confirms the order that was measured: that of the patches, and where there is one.
         one.owners = None if layout is None else _of_patches(owners, layout.patch_tokens(tokens))
-        if layout is None and image_size is None and V is not None and leaf is not None and one.model_inputs.axes:
-            # On noise that is always the same, since where a token is centred must not depend on the example.
-            noise = values_of_noise(one, one.live[0])
-            layout = None if noise is None else layout_by_centres(*noise, one.model_inputs.axes)
-            check = _placed(layout, owners.clamp_min(0), name)
+        if image_size is None and (layout is None or shared >= verify.OVERLAP):
+            centred = _layout_by_centres(one, layout)
+            check = check if layout is not None else _placed(centred, owners.clamp_min(0), name)
+            layout = centred
     if image_size is not None and (layout is None or given.grid is not None or given.table is not None):
         measured = layout
         layout = count_layout(given, tokens, image_size, calls[0].grid, _stated_prefix(one.model))

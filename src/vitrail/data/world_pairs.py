@@ -12,8 +12,8 @@ from vitrail.errors import DataError
 
 __all__ = ["WORLD_TASK_NAMES", "WorldPairs"]
 
-WORLD_TASK_NAMES = ("captions", "words", "boxes", "regions", "movements", "tones")
-"""What is explained: prompts on the image and on the text side, detections, regions, movements, tones."""
+WORLD_TASK_NAMES = ("captions", "contrasts", "words", "boxes", "regions", "movements", "tones")
+"""What is explained: prompts on the image, alone and against each other, their words, boxes, regions and signals."""
 
 
 class WorldPairs(BaseDataset):

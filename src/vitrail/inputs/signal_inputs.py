@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +32,7 @@ def signal_arguments(tensor: Tensor, model: nn.Module) -> ModelInputs | None:
         >>> signal_arguments(torch.zeros(2, 5), nn.Linear(5, 3)).description[0].role
         'features'
     """
-    main = getattr(model, "main_input_name", None)
+    main = getattr(model, "main_input_name", None) or first_sequence(model)
     if not tensor.is_floating_point():
         return None
     if tensor.dim() in (2, 3) and main in SEQUENCES:
@@ -46,6 +47,17 @@ def signal_arguments(tensor: Tensor, model: nn.Module) -> ModelInputs | None:
         role = SERIES if 1 in convolves else FEATURES
         return _described(tensor, role, axes_of(role, tensor), "shape")
     return None
+
+
+def first_sequence(model: nn.Module) -> str | None:
+    """The name of forward's first parameter, if it names a sequence of numbers.
+
+    Example:
+        >>> first_sequence(nn.Linear(5, 3)) is None
+        True
+    """
+    first = next(iter(inspect.signature(model.forward).parameters), None)
+    return first if first in SEQUENCES else None
 
 
 def _described(tensor: Tensor, role: str, axes: tuple[str, ...], known_by: str) -> ModelInputs:

@@ -52,12 +52,7 @@ def gradient_x_input(probe: Probe, *, reduce: str = "sum") -> Tensor:
     """
     choose("reduce", reduce, REDUCE)
     images = probe.inputs
-    owner = torch.arange(len(images), device=images.device)
-    maps = []
-    for k in range(probe.count):
-        parts = [probe.of(k).gradient(images[piece], owner[piece]) for piece in probe.pieces(len(images))]
-        maps.append(_over_channels(images * torch.cat(parts), reduce, probe))
-    return torch.stack(maps, 1)
+    return torch.stack([_over_channels(images * one, reduce, probe) for one in probe.own_gradients()], 1)
 
 
 @register(

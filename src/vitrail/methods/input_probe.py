@@ -206,12 +206,39 @@ class InputProbe:
             value = self.scorer(output, owner, self.score)[:, self.k]
             (found,) = gradients(value.sum(), [leaf], keep=False)
         if found is None:
-            raise NotApplicableError(
-                f"the output of {self.structure.model} has no gradient at its input (quantised layers, or a forward "
-                "pass under no_grad): use occlusion or rise"
-            )
+            raise self._without_gradient()
         self.advance(len(images))
         return found
+
+    def own_gradients(self) -> list[Tensor]:
+        """Gradient of each target at the inputs as they are, in the shape of the inputs; targets share the forward."""
+        if self.seen is not None and self.seen.leaf is not None:
+            return self._target_gradients(self.seen.output, self.seen.leaf, 0)
+        parts = []
+        for piece in self.pieces(self.batch):
+            leaf = self.inputs[piece].detach().clone().requires_grad_()
+            owner = torch.arange(piece.start, piece.stop, device=leaf.device)
+            with frozen(self.model), fast.with_split_products(leaf.device):
+                output = run_model(self.model, self.fed(leaf, owner))
+            parts.append(self._target_gradients(output, leaf, piece.start))
+        return [torch.cat(found) for found in zip(*parts, strict=True)]
+
+    def _target_gradients(self, output: Any, leaf: Tensor, first: int) -> list[Tensor]:
+        """Gradients of all targets at a leaf, given the output for the inputs from the first one on."""
+        owner = torch.arange(first, first + len(leaf), device=leaf.device)
+        with frozen(self.model):
+            values = self.scorer(output, owner, self.score)
+            found = [gradients(values[:, k].sum(), [leaf], keep=k + 1 < self.count)[0] for k in range(self.count)]
+        self.advance(self.count * len(leaf))
+        if any(one is None for one in found):
+            raise self._without_gradient()
+        return [one for one in found if one is not None]
+
+    def _without_gradient(self) -> NotApplicableError:
+        return NotApplicableError(
+            f"the output of {self.structure.model} has no gradient at its input (quantised layers, or a forward "
+            "pass under no_grad): use occlusion or rise"
+        )
 
     def _owner(self, owner: Tensor | int, count: int) -> Tensor:
         if isinstance(owner, Tensor):

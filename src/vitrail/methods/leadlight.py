@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
 from vitrail.methods.cost import Cost, ModelSize, number
-from vitrail.methods.registry import METHODS, check_whole_numbers, choose, register
+from vitrail.methods.registry import METHODS, Applies, check_whole_numbers, choose, register
 
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
@@ -56,6 +56,8 @@ def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
     score="prob",
     other_classes=_others,
     variants=VARIANTS,
+    applies=Applies(streams=True),
+    stream_needs={"attention": ALL, "attention_gradient": ALL, "K": ALL},
     cost=_cost,
 )
 def leadlight(
@@ -76,6 +78,9 @@ def leadlight(
     one; R and R' are scaled to a maximum of one and mixed. R is the relevance r for the class; compared with other
     classes it is r·(r̂ / mean of r̂ over the class and the others), where r̂ is r scaled to sum to one and the mean is
     weighted by the classes' probabilities.
+
+    On models of several streams of tokens r is that of Transformer-MM, since the lengths of VTranM are defined in one
+    stream, and the keys are those of the attention inside the stream that is explained.
 
     Args:
         trace: The pass, with gradients.
@@ -99,6 +104,12 @@ def leadlight(
             f"expected mix from 0 to 1, power > 0, rounds ≥ 1 and contrast ≥ 0, got {mix=}, {power=}, {rounds=} and "
             f"{contrast=}"
         )
+    if trace.streams is not None:
+        if source == "last" or spread != "keys":
+            raise OptionError(
+                'source="last" and spread="attention" are defined for one stream of tokens, not for several'
+            )
+        source = "transformer_mm"
     r = _source(trace, source)
     R = averaged = _scaled(r * _distinction(trace, r, source, others) ** contrast if others else r)
     spread_once = _by_keys(trace, power) if spread == "keys" else _by_attention(trace)
@@ -143,7 +154,8 @@ def _shares(relevance: Tensor) -> Tensor:
 
 def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
     """W as a function on relevance, shape (b, S); of large inputs a few rows of W are in memory at a time."""
-    upper = trace.blocks[len(trace.blocks) // 2 :]
+    own = [trace.blocks[i] for i in _own_layers(trace)]
+    upper = own[len(own) // 2 :]
     # Scaled so that their products are means of the cosines over the blocks.
     keys = torch.cat([_unit(trace.patches(block.narrow("K"), -2), len(upper) ** -0.5) for block in upper], -1)
     batch, count = keys.shape[:2]
@@ -156,6 +168,15 @@ def _by_keys(trace: Trace, power: float) -> Callable[[Tensor], Tensor]:
         return torch.cat([(W @ relevance.unsqueeze(-1)).squeeze(-1) for W in parts], -1)
 
     return spread
+
+
+def _own_layers(trace: Trace) -> Sequence[int]:
+    """Layers whose keys are those of the tokens that are explained; of several streams, attention inside of one."""
+    streams = trace.streams
+    if streams is None:
+        return range(len(trace.blocks))
+    reading = [i for i, layer in enumerate(streams.layers) if layer.keys == streams.explained]
+    return [i for i in reading if streams.layers[i].queries == streams.explained] or reading
 
 
 def _unit(keys: Tensor, factor: float) -> Tensor:

@@ -78,6 +78,7 @@ class Method:
         needs: What the shared pass must keep, or a function from the options to that.
         score: What is differentiated or evaluated unless the option ``score`` is set: "logit", "prob" or
             "logprob"; None for methods without such an option.
+        stream_needs: The same on models of several streams of tokens, where it differs there.
         other_classes: Of how many other classes, likeliest first, it reads gradients too, or a function from the
             options to that; each takes a further backward pass.
         detach_attention: Whether its gradients do not pass through attention.
@@ -105,6 +106,7 @@ class Method:
     class_specific: bool = True
     takes: str = "trace"
     needs: Needs | Callable[..., Needs] = field(default_factory=dict)
+    stream_needs: Needs | None = None
     score: str | None = None
     other_classes: int | Callable[..., int] = 0
     detach_attention: bool = False
@@ -155,8 +157,10 @@ class Method:
         accepted = {name: annotated_types(hints[name]) for name in self._defaults if name in hints}
         return {name: types for name, types in accepted.items() if OPTION_TYPES.keys() >= set(types)}
 
-    def needed(self, options: Mapping[str, Any]) -> Needs:
-        """What the shared pass must keep for these options."""
+    def needed(self, options: Mapping[str, Any], streams: bool = False) -> Needs:
+        """What the shared pass must keep for these options, on a model of one or of several streams of tokens."""
+        if streams and self.stream_needs is not None:
+            return self.stream_needs
         without_score = {k: v for k, v in options.items() if k != "score"}
         return self.needs(**without_score) if callable(self.needs) else self.needs
 

@@ -19,9 +19,12 @@ from vitrail.targets.contrasts import Contrast
 from vitrail.targets.named_target import NamedTarget
 from vitrail.targets.prompts import Prompt
 from vitrail.targets.text_call import IDS, find_tokenizer, tokenize
-from vitrail.targets.text_encoder import text_encoder
+from vitrail.targets.text_encoder import TextEncoder, text_encoder
 from vitrail.text.result import WordRelevance, word_relevance
 from vitrail.text.tokens import EncodedText, TokenWindow
+
+#: Most prompts that share a pass of the text encoder.
+MAX_PROMPTS = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +47,21 @@ class PromptWords(Sequence[WordRelevance]):
 
     @cached_property
     def computed(self) -> tuple[WordRelevance, ...]:
-        """All entries."""
-        return tuple(self._words(b, _prompt_of(record.pinned)) for b, row in enumerate(self.records) for record in row)
+        """All entries; prompts of equally many tokens share the passes of the text encoder."""
+        places = [(b, _prompt_of(record.pinned)) for b, row in enumerate(self.records) for record in row]
+        queries = [target.query for _, target in places]
+        encoder, vectors = text_encoder(self.loaded.module, self.model_inputs, [b for b, _ in places], queries)
+        texts = [self._tokens(target, encoder.model) for _, target in places]
+        groups: dict[tuple[Any, ...], list[int]] = {}
+        for i, (_, tokens) in enumerate(texts):
+            groups.setdefault(tuple((name, value.shape) for name, value in tokens.items()), []).append(i)
+        found: dict[int, WordRelevance] = {}
+        for rows in groups.values():
+            for start in range(0, len(rows), MAX_PROMPTS):
+                some = rows[start : start + MAX_PROMPTS]
+                chosen = [(*texts[i], places[i][1].processor) for i in some]
+                found |= dict(zip(some, self._words(encoder, vectors[some], chosen), strict=True))
+        return tuple(found[i] for i in range(len(places)))
 
     @property
     def is_computed(self) -> bool:
@@ -65,19 +81,29 @@ class PromptWords(Sequence[WordRelevance]):
     def __iter__(self) -> Iterator[WordRelevance]:
         return iter(self.computed)
 
-    def _words(self, image: int, target: Prompt) -> WordRelevance:
-        encoder = text_encoder(self.loaded.module, self.model_inputs, image, target.query)
-        text, tokens = self._tokens(target, encoder.model)
-        inputs = {name: value for name, value in tokens.items() if name in (IDS, "attention_mask")}
-        encoded, seen = _encoded(text, tokens, None if text is None else find_tokenizer(self.loaded, target.processor))
-        special = torch.tensor([[not content for content in encoded.content]], device=inputs[IDS].device)
+    def _words(
+        self, encoder: TextEncoder, vectors: Tensor, texts: Sequence[tuple[str | None, dict[str, Tensor], Any]]
+    ) -> list[WordRelevance]:
+        """Words of some prompts of equally many tokens, each with its tokens and its processor."""
+        names = [name for name in texts[0][1] if name in (IDS, "attention_mask")]
+        inputs = {name: torch.cat([tokens[name] for _, tokens, _ in texts]) for name in names}
+        encoded = [
+            _encoded(text, tokens, None if text is None else find_tokenizer(self.loaded, processor))
+            for text, tokens, processor in texts
+        ]
+        content = [[not one for one in read.content] for read, _ in encoded]
+        special = torch.tensor(content, device=inputs[IDS].device)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)
             found = self.explain(
-                encoder, {**inputs, SPECIAL_TOKENS: special}, methods=self.methods, target=_first_score
-            )
+                encoder, {**inputs, "image_vectors": vectors, SPECIAL_TOKENS: special}, methods=self.methods,
+                target=_first_score, of=IDS, roles={"image_vectors": "other"},
+            )  # fmt: skip
         explanation = next(iter(found.values()))
-        return word_relevance(encoded, explanation.grid[0], seen, explanation.signed, "sum")
+        return [
+            word_relevance(read, explanation.grid[i], seen, explanation.signed, "sum")
+            for i, (read, seen) in enumerate(encoded)
+        ]
 
     def _tokens(self, target: Prompt, model: nn.Module) -> tuple[str | None, dict[str, Tensor]]:
         """The prompt's first sentence and its tokens; None and the tokens of the call for a text given by number."""
@@ -140,13 +166,13 @@ def _encoded(text: str | None, tokens: Mapping[str, Tensor], tokenizer: Any) -> 
         count -= 1
     decode = getattr(tokenizer, "decode", None)
     names = tuple(str(i) if decode is None else str(decode([i])).strip() or str(i) for i in ids)
-    spans, shown, at = [], [], 0
-    for name in names[:count]:
-        spans.append((at, at + len(name)))
-        shown.append(name)
-        at += len(name) + 1
-    spans += [(0, 0)] * (len(ids) - count)
     content = [i < count and not (name.startswith("<") and name.endswith(">")) for i, name in enumerate(names)]
+    spans, shown, at = [], [], 0
+    for name, is_word in zip(names, content, strict=True):
+        spans.append((at, at + len(name)) if is_word else (0, 0))
+        if is_word:
+            shown.append(name)
+            at += len(name) + 1
     return _text(" ".join(shown), names, spans, content), [i < count for i in range(len(ids))]
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture.confirm import examine, require_agreement
 from vitrail.capture.finite import check_finite
-from vitrail.capture.forward import forward_only, forward_pass, without_ends
+from vitrail.capture.forward import forward_only, forward_pass, input_graph_pass, without_ends
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
@@ -252,12 +252,20 @@ def _on_seen_tokens(relevance: Tensor, trace: Trace) -> Tensor:
     return relevance.masked_fill(~valid, 0.0) if valid.shape == relevance.shape else relevance
 
 
+def _input_gradients_alone(job: BatchJob) -> bool:
+    """Whether a function is explained by its gradient at the input alone, so that one graph serves target and map."""
+    inputs = job.prepared.inputs
+    few = inputs.signal is not None and inputs.batch <= job.settings.max_batch
+    plain = not torch.is_autocast_enabled(inputs.tensors[0].device.type)
+    return callable(job.target) and few and plain and all(one.method.name == "gradient_x_input" for one in job.methods)
+
+
 def _shared_forward(
     job: BatchJob, by_trace: Sequence[MethodJob], propagations: PropagationCache, stack: ExitStack
 ) -> ForwardPass:
     """The forward pass that all methods share, with what they need of it."""
     module, inputs, structure = job.prepared.module, job.prepared.inputs, job.prepared.structure
-    needs = [one.method.needed(one.options) for one in job.methods]
+    needs = [one.method.needed(one.options, structure.streams is not None) for one in job.methods]
     if not by_trace and not callable(job.target):
         recorded = recorded_pass(module, inputs, structure, needs)
         if recorded is not None:
@@ -267,6 +275,8 @@ def _shared_forward(
     # order, which is confirmed there.
     outputs_alone = all(one.method.applies.reads == "outputs" and one in by_trace for one in job.methods)
     outputs_alone = outputs_alone and not (structure.masked and structure.kind == "plain")
+    if _input_gradients_alone(job):
+        return input_graph_pass(module, inputs, structure)
     if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
     tables = [one.method.rule_set(one.options) for one in job.methods]

@@ -174,7 +174,7 @@ class BatchEvaluation:
             index = {level: i for i, level in enumerate(inner)}
             if fill == TOKENS:
                 assert dropper is not None
-                means = torch.cat([patch_means(job.maps, dropper.grid) for job in jobs])
+                means = torch.cat([patch_means(job.maps, (dropper.grid[0], dropper.grid[1])) for job in jobs])
                 perturbed = self._drop_tokens(rank(means, ties, seed).ranks, owners, inner)
             else:
                 perturbed = self._fill_pixels(ranks, owners, inner, fill)

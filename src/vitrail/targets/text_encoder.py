@@ -1,7 +1,8 @@
-"""TextEncoder: the text side of a model of images and texts, as a model of its own that scores texts for one image."""
+"""TextEncoder: the text side of a model of images and texts, as a model of its own that scores texts for images."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,32 +17,31 @@ from vitrail.targets.text_call import SharedTexts
 
 
 class TextEncoder(nn.Module):
-    """Scores of texts for one image: the cosine of their embeddings and that of the image, on the model's scale.
+    """Scores of texts for images: the cosine of their embeddings and those of the images, on the model's scale.
 
-    The embedding of the image is fixed, so that only the text encoder runs.
+    The embeddings of the images are given, so that only the text encoder runs.
 
     Args:
         model: A model of images and texts.
-        image: Embedding of the image, shape (d,).
     """
 
-    def __init__(self, model: nn.Module, image: Tensor) -> None:
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
         self.config = getattr(getattr(model, "config", None), "text_config", None)
-        self.register_buffer("image", F.normalize(image.detach(), dim=-1), persistent=False)
         scale, bias = getattr(model, "logit_scale", None), getattr(model, "logit_bias", None)
         self.scale = 1.0 if scale is None else float(scale.detach().exp())
         self.bias = 0.0 if bias is None else float(bias.detach())
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
-        """Score texts, shape (n, length), for the image.
+    def forward(self, input_ids: Tensor, image_vectors: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Score texts, shape (n, length), each for the embedding of an image, shape (n, d).
 
         Returns:
             Shape (n, 1).
         """
         text = F.normalize(_text_features(self.model, input_ids, attention_mask), dim=-1)
-        return (self.scale * text @ self.image.to(text) + self.bias)[:, None]  # type: ignore[operator]
+        image = F.normalize(image_vectors.to(text), dim=-1)
+        return (self.scale * (text * image).sum(-1) + self.bias)[:, None]
 
     def get_input_embeddings(self) -> nn.Embedding:
         """The layer that makes the vectors of words."""
@@ -54,14 +54,19 @@ class TextEncoder(nn.Module):
         return words[0]
 
 
-def text_encoder(model: nn.Module, model_inputs: ModelInputs, image: int, query: int | None = None) -> TextEncoder:
-    """The text side of a model for one image of a call.
+def text_encoder(
+    model: nn.Module, model_inputs: ModelInputs, images: Sequence[int], queries: Sequence[int | None]
+) -> tuple[TextEncoder, Tensor]:
+    """The text side of a model, and the embeddings of images of a call.
 
     Args:
         model: The model of images and texts.
         model_inputs: The call.
-        image: Which image.
-        query: For detectors, the query whose embedding is compared with the texts.
+        images: Which images, any of them as often as it is named.
+        queries: For detectors, the query of each image whose embedding is compared with the texts; else None.
+
+    Returns:
+        The text encoder, and embeddings of shape (n, d).
 
     Raises:
         NotApplicableError: The model has no text encoder of its own.
@@ -69,17 +74,17 @@ def text_encoder(model: nn.Module, model_inputs: ModelInputs, image: int, query:
     inner = model.model if isinstance(model, SharedTexts) else model
     with frozen(model), torch.no_grad():
         output = run_model(model, model_inputs)
-        if query is not None:
-            queries = getattr(output, "class_embeds", None)
-            if queries is None:
+        if any(query is not None for query in queries):
+            found = getattr(output, "class_embeds", None)
+            if found is None:
                 raise NotApplicableError(f"{type(inner).__name__} returns no embeddings of its queries")
-            vector = queries[image, query]
+            vectors = torch.stack([found[i, query] for i, query in zip(images, queries, strict=True)])
         elif hasattr(inner, "vision_proj") and model_inputs.image is not None:
-            hidden = inner.vision_model(model_inputs.image[image : image + 1])[0]  # type: ignore[operator]
-            vector = inner.vision_proj(hidden[:, 0])[0]  # type: ignore[operator]
+            hidden = inner.vision_model(model_inputs.image)[0]  # type: ignore[operator]
+            vectors = inner.vision_proj(hidden[:, 0])[list(images)]  # type: ignore[operator]
         else:
-            vector = OutputReader(output, CallContext(inner)).image_embedding()[image]
-    return TextEncoder(inner, vector).eval()
+            vectors = OutputReader(output, CallContext(inner)).image_embedding()[list(images)]
+    return TextEncoder(inner).eval(), vectors.detach()
 
 
 def _text_features(model: Any, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:

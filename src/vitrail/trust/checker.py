@@ -12,6 +12,8 @@ from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSetti
 from vitrail.trust.image_check import ImageCheckRun
 from vitrail.trust.input_removal import DEFAULT_GRID, PatchRemoval, WordRemoval
 from vitrail.trust.map_check import MapChecks
+from vitrail.trust.signal_check import SignalCheckRun
+from vitrail.trust.signal_removal import SignalRemoval, default_cells
 from vitrail.trust.text_check import TextCheckRun
 
 
@@ -48,18 +50,19 @@ def check_maps(
         run = TextCheckRun(source, first, settings, WordRemoval(source, words, removal, advance=advance))
     else:
         images = source.model_inputs.image
-        if source.model_inputs.signal is not None and images is None:
-            raise InputError(
-                "checks remove patches of images or words of texts, and these are maps over "
-                f"{', '.join(source.structure.axes)}: the method occlusion measures the effect of removal itself"
-            )
-        if images is None:
+        if images is None and source.model_inputs.signal is None:
             raise InputError("maps of tokens are checked word by word: pass texts with tokenizer=… to vitrail.explain")
         if first.targets is not None and first.scores == "identity":
             raise InputError("checks compare log-odds, which the values of a regression do not have")
-        grid = source.structure.layout.plane or DEFAULT_GRID
         call = source.model_inputs.select(slice(image, image + 1))
-        remove = PatchRemoval(source.loaded, call, grid, removal, batch_size, advance)
-        run = ImageCheckRun(source, first, settings, remove)
+        grid = source.structure.layout.plane or DEFAULT_GRID
+        if images is None:
+            cells = source.structure.layout.grid or default_cells(call)
+            run = SignalCheckRun(
+                source, first, settings, SignalRemoval(source.loaded, call, cells, removal, batch_size, advance)
+            )
+        else:
+            remove = PatchRemoval(source.loaded, call, grid, removal, batch_size, advance)
+            run = ImageCheckRun(source, first, settings, remove)
     with fast.unchanged(source.loaded.module):
         return MapChecks({name: run(explanation) for name, explanation in explanations.items()})

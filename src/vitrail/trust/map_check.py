@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 #: Every verdict and what it means; the first that applies is a map's verdict.
 VERDICTS = {
-    "no better than chance": "the same map, moved elsewhere in the image, does as well",
-    "unstable": "small noise on the image, or another seed of the method, gives another map",
+    "no better than chance": "the same map, moved elsewhere, does as well",
+    "unstable": "small noise on the input, or another seed of the method, gives another map",
     "not class-specific": "another class and a random classification head both give the same map",
     "faithful": "removing what the map marks changes the output more than moved copies of the map do",
 }

@@ -57,6 +57,44 @@ def moved_maps(values: Tensor, count: int, seed: int = 0) -> Tensor:
     return torch.stack(copies)
 
 
+def moved_signals(values: Tensor, count: int, seed: int = 0) -> Tensor:
+    """Copies of a map over any axes, shifted over their ends and reversed; axes are not exchanged.
+
+    Shifts by at most one cell along every axis are not drawn. Where no axis has ``MIN_SIDE`` cells, cells are shuffled.
+
+    Args:
+        values: Relevance of patches, shape (cells along each axis …).
+        count: Number of copies.
+        seed: Of the draws; they do not depend on the values or on the device.
+
+    Returns:
+        Shape (count, cells along each axis …).
+
+    Example:
+        >>> moved = moved_signals(torch.arange(24.0).view(6, 1, 4), 3)
+        >>> moved.shape, [sorted(m.flatten().tolist()) == list(range(24)) for m in moved]
+        (torch.Size([3, 6, 1, 4]), [True, True, True])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sides = list(values.shape)
+
+    def draw(limit: int) -> int:
+        return int(torch.randint(limit, (), generator=generator))
+
+    copies: list[Tensor] = []
+    while len(copies) < count:
+        if max(sides) < MIN_SIDE:
+            order = torch.randperm(values.numel(), generator=generator).to(values.device)
+            copies.append(values.flatten()[order].view(values.shape))
+            continue
+        shifts = [draw(side) for side in sides]
+        if all(min(shift, side - shift) <= 1 for shift, side in zip(shifts, sides, strict=True)):
+            continue
+        copy = values.roll(shifts, list(range(values.dim())))
+        copies.append(copy.flip([axis for axis in range(values.dim()) if draw(2)]))
+    return torch.stack(copies)
+
+
 def shifted_orders(values: Tensor, count: int, seed: int = 0) -> Tensor:
     """Copies of the scores of words, shifted along the text over its end, forwards or backwards.
 
