@@ -24,6 +24,7 @@ from vitrail.models.plain_detector import PlainDetector
 from vitrail.models.plain_segmenter import PlainSegmenter
 from vitrail.models.plain_sequences import PlainSpectrogramViT, PlainVideoViT
 from vitrail.models.plain_vit import PlainViT
+from vitrail.models.plain_vlm import PlainVLM
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import SOURCES, fitting_image_size, from_timm
 
@@ -47,6 +48,7 @@ EMBEDDED_KINDS: dict[str, type[nn.Module]] = {
     "segmenter": PlainSegmenter,
     "video": PlainVideoViT,
     "spectrogram": PlainSpectrogramViT,
+    "vlm": PlainVLM,
 }
 """Modules of the embedded models, by the kind that a weights file states; a file that states none is a classifier."""
 
