@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from training import START_TIME
 from training.loop import train
 from training.question_data import QuestionData, render_questions
-from training.recipe import Clock, Loss, Recipe, TrainingTask
+from training.recipe import Loss, Recipe, TrainingTask
 from training.run_writer import RunWriter
 from training.runtime import add_options, autocast, set_up
 from training.world_data import WorldData
@@ -149,7 +149,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m training.questions", description=__doc__)
     add_options(parser, 5.5, "the run, with rendering")
     parser.add_argument("--device", choices=("cuda", "cpu"), default=None, help="device; a GPU if there is one")
-    parser.add_argument("--train", type=int, default=40_000, help="training scenes (%(default)s)")
+    parser.add_argument("--train", type=int, default=80_000, help="training scenes (%(default)s)")
     parser.add_argument("--test", type=int, default=1_000, help="held-out scenes (%(default)s)")
     parser.add_argument("--cache", type=Path, default=None, help="folder that keeps rendered sets for further runs")
     parser.add_argument("--render-seconds", type=float, default=80.0, help="time limit to render the training set")
