@@ -90,7 +90,7 @@ class PlainVLM(nn.Module):
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask
         place = ((real.bool() & ~is_image).cumsum(1) - 1).clamp_min(0)
         patches = None if pixel_values is None else self.get_image_features(pixel_values)
-        length, limit = x.shape[1] - (0 if patches is None else patches.shape[1]), self.text_position.shape[1]
+        length, limit = x.shape[1] - self.position.shape[1], self.text_position.shape[1]
         if length > limit:
             raise InputError(f"the text has {length} words beside the image tokens: this model reads at most {limit}")
         x = x + self.text_position[0][place.clamp_max(limit - 1)]

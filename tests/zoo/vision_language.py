@@ -1,0 +1,211 @@
+"""Small vision-language models: a question about an image for each of two examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.zoo.pairs import PIXELS, TEXT, VISION, WIDTH, pixels
+from tests.zoo.tiny import add_noise
+
+#: Number of the image token, of the words around it, and of the word that is explained.
+IMAGE, START, STOP, LABEL = 55, 53, 54, 7
+WORDS = 6
+GROUPED = TEXT | {"num_key_value_heads": 2, "max_position_embeddings": 128}
+
+
+@dataclass(frozen=True)
+class ImageQuestion:
+    """A model with two questions about two images.
+
+    Attributes:
+        model: The model.
+        inputs: What it is called with.
+        tokens: Image tokens of an example.
+        grid: Rows and columns of the image tokens on the image; None where they have no place on it.
+        tiles: Tiles of each image.
+    """
+
+    model: nn.Module
+    inputs: dict[str, Tensor]
+    tokens: int
+    grid: tuple[int, int] | None
+    tiles: int = 1
+
+
+def question(tokens: int, count: int = 2, image: int = IMAGE) -> dict[str, Tensor]:
+    """Image tokens between two words, in front of six others."""
+    drawn = torch.randint(8, 50, (count, WORDS), generator=torch.Generator().manual_seed(1))
+    front = torch.tensor([START, *[image] * tokens, STOP]).expand(count, -1)
+    ids = torch.cat([front, drawn], 1)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def build(model: str, config: Any) -> nn.Module:
+    import transformers
+
+    torch.manual_seed(0)
+    return add_noise(getattr(transformers, model)(config)).eval()
+
+
+def _config(name: str, **options: Any) -> Any:
+    import transformers
+
+    return getattr(transformers, name)(**options)
+
+
+def llava() -> ImageQuestion:
+    vision = _config("CLIPVisionConfig", **VISION)
+    config = _config("LlavaConfig", vision_config=vision, text_config=_config("LlamaConfig", **GROUPED),
+                     image_token_index=IMAGE, vision_feature_layer=-1)  # fmt: skip
+    return ImageQuestion(
+        build("LlavaForConditionalGeneration", config), question(16) | {"pixel_values": pixels(2)}, 16, (4, 4)
+    )
+
+
+def llava_next() -> ImageQuestion:
+    """An overview and four tiles of each image."""
+    vision = _config("CLIPVisionConfig", **VISION)
+    config = _config(
+        "LlavaNextConfig", vision_config=vision, text_config=_config("LlamaConfig", **GROUPED), vision_feature_layer=-1,
+        image_token_index=IMAGE, image_grid_pinpoints=[[128, 128]],
+    )  # fmt: skip
+    # 16 tokens of the overview, and 8 rows of 8 with a learned token at the end of each.
+    given = question(16 + 8 * 9) | {"pixel_values": tiles(2), "image_sizes": torch.tensor([[128, 128]] * 2)}
+    return ImageQuestion(build("LlavaNextForConditionalGeneration", config), given, 16 + 64, (8, 8), 5)
+
+
+def tiles(count: int, last: bool = False) -> Tensor:
+    """An overview of each image and its four quarters; shape (count, 5, 3, 64, 64)."""
+    whole = torch.nn.functional.interpolate(pixels(count), scale_factor=2, mode="bilinear")
+    quarters = whole.unflatten(2, (2, PIXELS)).unflatten(4, (2, PIXELS)).permute(0, 2, 4, 1, 3, 5).flatten(1, 2)
+    overview = torch.nn.functional.avg_pool2d(whole, 2)[:, None]
+    return torch.cat([quarters, overview] if last else [overview, quarters], 1)
+
+
+def pali_gemma() -> ImageQuestion:
+    vision = _config("SiglipVisionConfig", **VISION, projection_dim=32)
+    text = _config("GemmaConfig", **GROUPED, head_dim=8)
+    config = _config("PaliGemmaConfig", vision_config=vision, text_config=text, image_token_index=IMAGE,
+                     projection_dim=32, hidden_size=32)  # fmt: skip
+    given = question(16) | {"pixel_values": pixels(2)}
+    given["token_type_ids"] = torch.zeros_like(given["input_ids"])
+    return ImageQuestion(build("PaliGemmaForConditionalGeneration", config), given, 16, (4, 4))
+
+
+def gemma3() -> ImageQuestion:
+    """Patches are averaged to four tokens."""
+    vision = _config("SiglipVisionConfig", **VISION)
+    text = _config("Gemma3TextConfig", **GROUPED, head_dim=8)
+    config = _config("Gemma3Config", vision_config=vision, text_config=text, image_token_index=IMAGE,
+                     mm_tokens_per_image=4)  # fmt: skip
+    given = question(4) | {"pixel_values": pixels(2)}
+    given["token_type_ids"] = (given["input_ids"] == IMAGE).long()
+    return ImageQuestion(build("Gemma3ForConditionalGeneration", config), given, 4, (2, 2))
+
+
+def idefics3(family: str = "Idefics3") -> ImageQuestion:
+    """Four tiles and an overview; four patches make one token."""
+    vision = _config(f"{family}VisionConfig", **VISION)
+    config = _config(f"{family}Config", vision_config=vision, text_config=_config("LlamaConfig", **GROUPED),
+                     image_token_id=IMAGE, scale_factor=2)  # fmt: skip
+    given = question(20) | {"pixel_values": tiles(2, last=True)}
+    return ImageQuestion(build(f"{family}ForConditionalGeneration", config), given, 20, (4, 4), 5)
+
+
+def intern_vl() -> ImageQuestion:
+    vision = _config("InternVLVisionConfig", **VISION | {"image_size": [PIXELS, PIXELS], "patch_size": [16, 16]})
+    config = _config("InternVLConfig", vision_config=vision, text_config=_config("Qwen2Config", **GROUPED),
+                     image_token_id=IMAGE, downsample_ratio=0.5, vision_feature_layer=-1)  # fmt: skip
+    return ImageQuestion(
+        build("InternVLForConditionalGeneration", config), question(4) | {"pixel_values": pixels(2)}, 4, (2, 2)
+    )
+
+
+def qwen(family: str = "Qwen2VL") -> ImageQuestion:
+    """Flattened patches in one row; four of them make one token."""
+    given = question(4)
+    given |= {
+        "pixel_values": torch.randn(32, 96, generator=torch.Generator().manual_seed(3)),
+        "image_grid_thw": torch.tensor([[1, 4, 4]] * 2), "mm_token_type_ids": (given["input_ids"] == IMAGE).long(),
+    }  # fmt: skip
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 4, "patch_size": 4, "spatial_merge_size": 2,
+              "temporal_patch_size": 2}  # fmt: skip
+    vision |= (
+        {"embed_dim": 32, "mlp_ratio": 2} if family == "Qwen2VL" else
+        {"out_hidden_size": 32, "intermediate_size": 48, "window_size": 16, "fullatt_block_indexes": [1]}
+    )  # fmt: skip
+    text = GROUPED | {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
+    config = _config(
+        f"{family}Config", text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=56,
+        vision_start_token_id=START, vision_end_token_id=STOP,
+    )  # fmt: skip
+    return ImageQuestion(build(f"{family}ForConditionalGeneration", config), given, 4, (2, 2))
+
+
+def _blip(family: str) -> tuple[Any, dict[str, Any]]:
+    vision = VISION
+    former = WIDTH | {"encoder_hidden_size": 32, "cross_attention_frequency": 1, "vocab_size": 60}
+    text = _config("OPTConfig", hidden_size=32, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48, vocab_size=60,
+                   max_position_embeddings=128, word_embed_proj_dim=32, pad_token_id=0)  # fmt: skip
+    options = {"vision_config": vision, "qformer_config": former, "text_config": text.to_dict(),
+               "num_query_tokens": 5, "image_token_index": IMAGE}  # fmt: skip
+    return _config(f"{family}Config", **options), question(5) | {"pixel_values": pixels(2)}
+
+
+def blip2() -> ImageQuestion:
+    """Five queries that attend to all patches."""
+    config, given = _blip("Blip2")
+    return ImageQuestion(build("Blip2ForConditionalGeneration", config), given, 5, None)
+
+
+def instruct_blip() -> ImageQuestion:
+    config, given = _blip("InstructBlip")
+    asked = question(0)
+    given |= {"qformer_input_ids": asked["input_ids"], "qformer_attention_mask": asked["attention_mask"]}
+    return ImageQuestion(build("InstructBlipForConditionalGeneration", config), given, 5, None)
+
+
+def kosmos2() -> ImageQuestion:
+    """Five queries that attend to all patches."""
+    text = {"vocab_size": 60, "embed_dim": 32, "layers": 2, "ffn_dim": 48, "attention_heads": 4, "pad_token_id": 0,
+            "max_position_embeddings": 128}  # fmt: skip
+    config = _config("Kosmos2Config", vision_config=VISION, text_config=text, latent_query_num=5)
+    given = question(5) | {"pixel_values": pixels(2)}
+    given["image_embeds_position_mask"] = (given["input_ids"] == IMAGE).long()
+    return ImageQuestion(build("Kosmos2ForConditionalGeneration", config), given, 5, None)
+
+
+def vilt() -> ImageQuestion:
+    """Words in front of patches, in one encoder."""
+    config = _config("ViltConfig", **VISION, vocab_size=60, num_labels=9, max_image_length=-1, type_vocab_size=2)
+    return ImageQuestion(
+        build("ViltForQuestionAnswering", config), question(0) | {"pixel_values": pixels(2)}, 16, (4, 4)
+    )
+
+
+def florence2() -> ImageQuestion:
+    """A convolutional encoder of the image, whose tokens stand in front of the words of an encoder–decoder."""
+    text = _config("BartConfig", vocab_size=60, d_model=32, encoder_layers=2, decoder_layers=2, encoder_ffn_dim=48,
+                   decoder_ffn_dim=48, encoder_attention_heads=4, decoder_attention_heads=4,
+                   max_position_embeddings=128, pad_token_id=1, bos_token_id=0, eos_token_id=2,
+                   decoder_start_token_id=2, forced_eos_token_id=2)  # fmt: skip
+    vision = {"embed_dim": [16, 32], "num_heads": [2, 4], "num_groups": [2, 4], "depths": [1, 1],
+              "patch_size": [7, 3], "patch_stride": [4, 2], "patch_padding": [3, 1], "patch_prenorm": [False, True],
+              "window_size": 4, "projection_dim": 32}  # fmt: skip
+    config = _config("Florence2Config", vision_config=vision, text_config=text, image_token_id=IMAGE)
+    given = question(65) | {"pixel_values": pixels(2), "decoder_input_ids": torch.tensor([[2, 9, 10]] * 2)}
+    return ImageQuestion(build("Florence2ForConditionalGeneration", config), given, 65, None)
+
+
+CASES: dict[str, Callable[[], ImageQuestion]] = {
+    "llava": llava, "llava_next": llava_next, "pali_gemma": pali_gemma, "gemma3": gemma3, "idefics3": idefics3,
+    "smolvlm": partial(idefics3, "SmolVLM"), "intern_vl": intern_vl, "qwen2_vl": qwen,
+    "qwen2_5_vl": partial(qwen, "Qwen2_5_VL"), "blip2": blip2, "instruct_blip": instruct_blip, "kosmos2": kosmos2,
+    "vilt": vilt, "florence2": florence2,
+}  # fmt: skip
