@@ -43,7 +43,7 @@ def explain(
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ..., units: Any = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ...,
     **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
@@ -56,7 +56,7 @@ def explain(
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ..., units: Any = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -86,6 +86,7 @@ def explain(
     output: OutputChoice = None,
     scores: str | None = None,
     units: Any = None,
+    processor: Any = None,
     **options: Any,
 ) -> Explanation | Explanations:
     """Compute relevance maps for a model's output.
@@ -144,6 +145,9 @@ def explain(
         units: For texts: what is scored and, by methods that remove parts of the input, removed as a whole: "tokens",
             "words", "sentences", "paragraphs", or passages, as pairs of start and end in characters or as their texts;
             for several texts, one list of passages for each. By default words are scored and tokens removed.
+        processor: For questions about images: the Hugging Face processor, whose tokenizer reads the words; ``tokenizer``
+            does as well. The inputs are then the dict that it returns. The result has maps on the images, and the words
+            of each question in ``text``.
         **options: Options of ``method``.
 
     Returns:
@@ -159,14 +163,19 @@ def explain(
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
     loaded = unwrapped_model(model, preprocess)
     reading = OutputReading(output, loaded.scores if scores is None else scores)
+    tokenizer = processor if tokenizer is None else tokenizer
+    question = of is None and _is_image_question(inputs, tokenizer, target)
     language = tokenizer is not None and _is_language_call(loaded, target)
     named = requested_methods(method, methods, options, LANGUAGE_DEFAULT if language else DEFAULT)
     request = Request(
         named, target, layout, batch_size, keep, stitch, smoothing, check, progress, advance, tokenizer, roles, of, reading, units,
     )  # fmt: skip
     with fast.one_call():
-        explain_inputs = _explain_images if tokenizer is None else _explain_prompts if language else _explain_texts
-        results = explain_inputs(loaded, inputs, request)
+        if question:
+            results = _explain_questions(loaded, inputs, request, language)
+        else:
+            explain_inputs = _explain_images if tokenizer is None else _explain_prompts if language else _explain_texts
+            results = explain_inputs(loaded, inputs, request)
     return Explanations(results) if methods is not None else next(iter(results.values()))
 
 
@@ -257,6 +266,23 @@ def _explain_prompts(loaded: LoadedModel, inputs: Inputs, request: Request) -> R
     predict = partial(predict_texts, settings=tokenizer, model=loaded.module)
     source = TextSource(loaded, texts, tokenizer, predict, partial(_explain_again, loaded, request, None))
     return complete(results, texts, source, request)
+
+
+def _is_image_question(inputs: Inputs, tokenizer: Any, target: Target) -> bool:
+    """Whether a call asks a vision-language model: words and images, with a tokenizer or a token as target."""
+    from vitrail.pipeline.image_questions import is_image_question
+    from vitrail.targets.language_targets import has_language_target
+
+    if not isinstance(inputs, Mapping) or (tokenizer is None and not has_language_target(target)):
+        return False
+    return is_image_question(inputs)
+
+
+def _explain_questions(loaded: LoadedModel, inputs: Any, request: Request, language: bool) -> Results:
+    """Explain questions about images."""
+    from vitrail.pipeline.image_questions import explain_image_questions
+
+    return explain_image_questions(loaded, inputs, request, language, _explain_images)
 
 
 def _explain_again(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -24,10 +25,11 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.image_placement import PlacedTokens, place_tokens
 from vitrail.pipeline.request import Request
-from vitrail.targets.bound_targets import Rows
+from vitrail.targets.bound_targets import Rows, has_named_target
 from vitrail.targets.language_targets import language_rows, target_terms
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
+from vitrail.text.tokens import EncodedText, TokenWindow
 
 Explain = Callable[[LoadedModel, Any, Request], dict[str, Explanation]]
 """`vitrail.explain` of a model, inputs and a request, as results by method."""
@@ -74,8 +76,12 @@ def explain_image_questions(
     """
     model_inputs = to_model_inputs(inputs, loaded, request.roles, "input_ids", request.reading)
     tokenizer = getattr(request.tokenizer, "tokenizer", request.tokenizer)
+    if tokenizer is None:
+        raise InputError(
+            "a question about an image has words, which need a tokenizer: pass processor=… or tokenizer=… of the model"
+        )
     prompts = encode_prompts({k: model_inputs.kwargs.get(k) for k in ("input_ids", "attention_mask")}, tokenizer)
-    if not language or callable(request.target):
+    if not language or (callable(request.target) and not has_named_target(request.target)):
         return _assembled([_explained(loaded, model_inputs, request, explain)], None, prompts, request, loaded)
     asked = language_rows(request.target, len(prompts), tokenizer)
     terms = [[target_terms(one, len(prompt.ids)) for one in row] for row, prompt in zip(asked, prompts, strict=True)]
@@ -222,12 +228,22 @@ def _words(
         places = columns if stream.vectors.shape[1] == prompt.width else torch.arange(len(columns), device=scores.device)
     else:
         places = stream.words[row].nonzero()[:, 0].to(scores.device)[columns]
-    image = stream.image[row].to(scores.device)[places]
-    encoded = prompt.encoded
-    content = tuple(c and not bool(i) for c, i in zip(encoded.content, image.tolist(), strict=True))
-    own = scores[:, places].masked_fill(~torch.tensor(content, device=scores.device), 0.0)
+    image = stream.image[row].to(scores.device)[places].tolist()
+    kept = [i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there]
+    own = scores[:, places[torch.tensor(kept, dtype=torch.long, device=scores.device)]]
     reduction = getattr(request.tokenizer, "reduction", "sum")
-    return word_relevance(replace(encoded, content=content), own, [True] * len(prompt.ids), signed, reduction)
+    return word_relevance(_question(prompt, kept), own, [True] * len(kept), signed, reduction)
+
+
+def _question(prompt: EncodedPrompt, kept: Sequence[int]) -> EncodedText:
+    """The text of some tokens of a prompt, without image tokens and special ones."""
+    pieces = [prompt.encoded.text[slice(*prompt.encoded.spans[i])] for i in kept]
+    ends = [0]
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    window = TokenWindow(0, {}, list(range(len(kept))))
+    names = tuple(prompt.encoded.tokens[i] for i in kept)
+    return EncodedText("".join(pieces), names, tuple(pairwise(ends)), (True,) * len(kept), (window,))
 
 
 def _apart(prompt: EncodedPrompt, stream: MergedStream, row: int) -> bool:
