@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +14,8 @@ from torch import Tensor, nn
 
 from tests.zoo.pairs import PIXELS, TEXT, VISION, WIDTH, pixels
 from tests.zoo.tiny import add_noise
+from vitrail.models.plain_vit import PlainBlock
+from vitrail.models.plain_vlm import PlainVLM
 
 #: Number of the image token, of the words around it, and of the word that is explained.
 IMAGE, START, STOP, LABEL = 55, 53, 54, 7
@@ -203,9 +207,71 @@ def florence2() -> ImageQuestion:
     return ImageQuestion(build("Florence2ForConditionalGeneration", config), given, 65, None)
 
 
+def plain() -> ImageQuestion:
+    torch.manual_seed(0)
+    model = PlainVLM(size=64, patch=16, width=32, depth=2, heads=4, words=60, length=16, text_depth=2)
+    ids = question(16, image=1)["input_ids"]
+    return ImageQuestion(add_noise(model).eval(), {"input_ids": ids, "pixel_values": pixels(2)}, 16, (4, 4))
+
+
 CASES: dict[str, Callable[[], ImageQuestion]] = {
-    "llava": llava, "llava_next": llava_next, "pali_gemma": pali_gemma, "gemma3": gemma3, "idefics3": idefics3,
+    "plain": plain, "llava": llava, "llava_next": llava_next, "pali_gemma": pali_gemma, "gemma3": gemma3, "idefics3": idefics3,
     "smolvlm": partial(idefics3, "SmolVLM"), "intern_vl": intern_vl, "qwen2_vl": qwen,
     "qwen2_5_vl": partial(qwen, "Qwen2_5_VL"), "blip2": blip2, "instruct_blip": instruct_blip, "kosmos2": kosmos2,
     "vilt": vilt, "florence2": florence2,
 }  # fmt: skip
+
+#: Names of the layers that add what attention found to the stream of an image encoder.
+_ADDED = re.compile(r"((vision|visual).*(out_proj|projection_layer|attn\.proj)|^blocks\.\d\.proj)\.(weight|bias)$")
+
+
+def without_mixing(model: nn.Module) -> nn.Module:
+    """The same model, in whose image encoder attention adds nothing: an image token depends on its own patches alone."""
+    made = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, parameter in made.named_parameters():
+            if _ADDED.search(name):
+                parameter.zero_()
+    return made
+
+
+def positions_of_patch(case: ImageQuestion, change: Callable[[Tensor], Tensor], place: str, argument: Any) -> list[int]:
+    """Positions of the stream of the first example that a change of the image moves, in a model without mixing."""
+    model, seen = without_mixing(case.model), []
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append(kwargs[argument] if isinstance(argument, str) else args[argument])
+
+    handle = model.get_submodule(place).register_forward_pre_hook(note, with_kwargs=True)
+    with torch.no_grad():
+        for pixel_values in (case.inputs["pixel_values"], change(case.inputs["pixel_values"])):
+            torch.manual_seed(0)
+            model(**case.inputs | {"pixel_values": pixel_values})
+    handle.remove()
+    moved = (seen[0][0] - seen[1][0]).abs().amax(-1)
+    return (moved > 1e-5 * seen[0].abs().max()).nonzero()[:, 0].tolist()
+
+
+def reading_only(model: nn.Module, stream: str, positions: Sequence[int]) -> nn.Module:
+    """The same model, whose decoder sees zeros at all positions but some: what it says depends on these alone."""
+    made = copy.deepcopy(model)
+    decoder = made.get_submodule(stream)
+    owner = made if isinstance(decoder, PlainBlock) else decoder
+    layers = next(m for m in owner.modules() if isinstance(m, nn.ModuleList) and len(m) == 2)
+    kept = torch.tensor(list(positions))
+
+    def mask(x: Tensor) -> Tensor:
+        return x * torch.zeros(x.shape[1], 1, dtype=x.dtype).index_fill_(0, kept, 1.0)
+
+    def hide(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (mask(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": mask(kwargs["hidden_states"])}
+
+    for layer in layers:
+        layer.register_forward_pre_hook(hide, with_kwargs=True)
+        with torch.no_grad():
+            for name, parameter in layer.named_parameters():
+                if name.endswith("bias"):
+                    parameter.zero_()  # so that zeros stay zeros
+    return made

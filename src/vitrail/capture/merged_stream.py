@@ -6,6 +6,7 @@ pass in which both are seen and no position is changed by both is the stream, be
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,12 +20,14 @@ from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.verify import owners
-from vitrail.errors import NotApplicableError, VitrailError
+from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailError
 
 #: Name of the merged vectors among the arguments of `StreamModel`.
 STREAM = "stream"
 #: Roles of tensors that hold images.
 _IMAGES = ("image", "video", "patches")
+#: Words by which models complain about the number of image tokens.
+_COUNT = re.compile(r"image.*tokens?|tokens.*image", re.IGNORECASE)
 #: Numbers of channels of images.
 _CHANNELS = (1, 3, 4)
 
@@ -137,7 +140,15 @@ def find_merged_stream(model: nn.Module, model_inputs: ModelInputs) -> MergedStr
         tensor = model_inputs.kwargs[name]
         noisy = noisy.swap(tensor, tensor + _noise(tensor))
     with frozen(model), torch.no_grad():
-        _, base = _entering(model, model_inputs)
+        try:
+            _, base = _entering(model, model_inputs)
+        except ModelError as error:
+            if _COUNT.search(str(error)) is None:
+                raise
+            raise InputError(
+                f"the image tokens in the text do not fit the image ({error}): pass what the processor returned for "
+                "this image and this text, unchanged"
+            ) from error
         expected, by_image = _entering(model, noisy)
         _, by_words = _entering(model, model_inputs, ids)
     for key, vectors in base.items():

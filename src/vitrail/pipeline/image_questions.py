@@ -16,7 +16,14 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
-from vitrail.capture.merged_stream import STREAM, MergedStream, StreamModel, find_merged_stream, image_names, stream_call
+from vitrail.capture.merged_stream import (
+    STREAM,
+    MergedStream,
+    StreamModel,
+    find_merged_stream,
+    image_names,
+    stream_call,
+)
 from vitrail.errors import InputError, MapWarning, NotApplicableError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods.postprocess import is_constant, normalise
@@ -56,7 +63,9 @@ def is_image_question(inputs: Any) -> bool:
     """
     if not isinstance(inputs, Mapping) or not isinstance(inputs.get("input_ids"), Tensor):
         return False
-    return bool(image_names(ModelInputs((), {k: v for k, v in inputs.items() if isinstance(v, Tensor)}, of="input_ids")))
+    return bool(
+        image_names(ModelInputs((), {k: v for k, v in inputs.items() if isinstance(v, Tensor)}, of="input_ids"))
+    )
 
 
 def explain_image_questions(
@@ -97,7 +106,9 @@ def explain_image_questions(
     found = []
     for i, (row, prompt) in enumerate(zip(terms, prompts, strict=True)):
         if len({one[0].forced for one in row}) > 1:
-            raise NotApplicableError("targets of one image with answers that differ: explain them in calls of their own")
+            raise NotApplicableError(
+                "targets of one image with answers that differ: explain them in calls of their own"
+            )
         longer = _continued(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
         found.append(_explained(loaded, longer, replace(request, target=[[one[0].target for one in row]]), explain))
     return _assembled(found, asked, prompts, request, loaded)
@@ -125,7 +136,9 @@ def _explained(loaded: LoadedModel, model_inputs: ModelInputs, request: Request,
         warnings.simplefilter("ignore", MapWarning)
         results = explain(called, arguments, inner)
     if stream.owners is None:
-        results = {label: _with_pixels(e, loaded, model_inputs, request, explain, label) for label, e in results.items()}
+        results = {
+            label: _with_pixels(e, loaded, model_inputs, request, explain, label) for label, e in results.items()
+        }
     return _StreamResult(results, stream, model_inputs)
 
 
@@ -225,11 +238,15 @@ def _words(
     columns = torch.tensor(prompt.columns, device=scores.device)
     same = len(prompt.ids) + int((~stream.image[row] & ~stream.words[row]).sum()) <= stream.image.shape[1]
     if stream.vectors.shape[1] == prompt.width or (same and not _apart(prompt, stream, row)):
-        places = columns if stream.vectors.shape[1] == prompt.width else torch.arange(len(columns), device=scores.device)
+        places = (
+            columns if stream.vectors.shape[1] == prompt.width else torch.arange(len(columns), device=scores.device)
+        )
     else:
         places = stream.words[row].nonzero()[:, 0].to(scores.device)[columns]
     image = stream.image[row].to(scores.device)[places].tolist()
-    kept = [i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there]
+    kept = [
+        i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there
+    ]
     own = scores[:, places[torch.tensor(kept, dtype=torch.long, device=scores.device)]]
     reduction = getattr(request.tokenizer, "reduction", "sum")
     return word_relevance(_question(prompt, kept), own, [True] * len(kept), signed, reduction)
