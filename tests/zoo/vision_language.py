@@ -215,8 +215,8 @@ def plain() -> ImageQuestion:
 
 
 CASES: dict[str, Callable[[], ImageQuestion]] = {
-    "plain": plain, "llava": llava, "llava_next": llava_next, "pali_gemma": pali_gemma, "gemma3": gemma3, "idefics3": idefics3,
-    "smolvlm": partial(idefics3, "SmolVLM"), "intern_vl": intern_vl, "qwen2_vl": qwen,
+    "plain": plain, "llava": llava, "llava_next": llava_next, "pali_gemma": pali_gemma, "gemma3": gemma3,
+    "idefics3": idefics3, "smolvlm": partial(idefics3, "SmolVLM"), "intern_vl": intern_vl, "qwen2_vl": qwen,
     "qwen2_5_vl": partial(qwen, "Qwen2_5_VL"), "blip2": blip2, "instruct_blip": instruct_blip, "kosmos2": kosmos2,
     "vilt": vilt, "florence2": florence2,
 }  # fmt: skip
@@ -226,7 +226,7 @@ _ADDED = re.compile(r"((vision|visual).*(out_proj|projection_layer|attn\.proj)|^
 
 
 def without_mixing(model: nn.Module) -> nn.Module:
-    """The same model, in whose image encoder attention adds nothing: an image token depends on its own patches alone."""
+    """The same model, in whose image encoder attention adds nothing: an image token depends on its patches alone."""
     made = copy.deepcopy(model)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
@@ -269,7 +269,9 @@ def reading_only(model: nn.Module, stream: str, positions: Sequence[int]) -> nn.
         return args, {**kwargs, "hidden_states": mask(kwargs["hidden_states"])}
 
     for layer in layers:
-        layer.register_forward_pre_hook(hide, with_kwargs=True)
+        # The stream enters the first block of a plain model itself, where it must stay as it is.
+        seen = layer.norm1 if isinstance(layer, PlainBlock) else layer
+        seen.register_forward_pre_hook(hide, with_kwargs=True)
         with torch.no_grad():
             for name, parameter in layer.named_parameters():
                 if name.endswith("bias"):

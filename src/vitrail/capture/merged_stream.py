@@ -207,7 +207,8 @@ def _entering(
 
     def note(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         call = calls[name] = calls.get(name, -1) + 1
-        for argument, value in [*enumerate(args), *kwargs.items()]:
+        given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
+        for argument, value in given:
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and len(value) == batch:
                 found[name, argument, call] = value.detach().clone()
 
@@ -308,7 +309,7 @@ def _owners_of_one(
     if measured is None or measured[1] > _SHARED:
         return None
     own = measured[0]
-    return own if bool((own >= 0).any()) and len(own[own >= 0].unique()) == len(tokens) else None
+    return own if bool((own >= 0).any()) and len(set(own[own >= 0].tolist())) == len(tokens) else None
 
 
 #: Largest share of a second image token in what a pixel does.
@@ -316,7 +317,7 @@ _SHARED = 0.2
 
 
 def _as_leaf(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Images of one example as a leaf of shape (1, channels, tiles · height, width), and the same as the model takes it.
+    """Images of one example as a leaf of shape (1, channels, tiles · height, width), and as the model takes them.
 
     Flattened patches are a leaf of shape (1, patches, values).
     """
@@ -326,7 +327,7 @@ def _as_leaf(pixels: Tensor) -> tuple[Tensor, Tensor]:
     channels, height, width = pixels.shape[-3:]
     tiles = pixels.reshape(-1, channels, height, width)
     leaf = tiles.transpose(0, 1).reshape(1, channels, -1, width).detach().clone().requires_grad_()
-    restored = leaf[0].unflatten(1, (len(tiles), height)).transpose(0, 1).reshape(pixels.shape)
+    restored = leaf[0].view(channels, len(tiles), height, width).transpose(0, 1).reshape(pixels.shape)
     return leaf, restored
 
 

@@ -106,9 +106,9 @@ class QuestionProcessor:
 
     def _pixels(self, image: Image) -> Tensor:
         """An image as values from -1 to 1, shape (3, size, size)."""
-        from PIL import Image as images
+        from PIL.Image import Resampling
 
         rgb = image.convert("RGB")
         if rgb.size != (self.size, self.size):
-            rgb = rgb.resize((self.size, self.size), images.Resampling.BICUBIC)
+            rgb = rgb.resize((self.size, self.size), Resampling.BICUBIC)
         return torch.from_numpy(np.array(rgb)).permute(2, 0, 1).float() / 127.5 - 1

@@ -145,9 +145,9 @@ def explain(
         units: For texts: what is scored and, by methods that remove parts of the input, removed as a whole: "tokens",
             "words", "sentences", "paragraphs", or passages, as pairs of start and end in characters or as their texts;
             for several texts, one list of passages for each. By default words are scored and tokens removed.
-        processor: For questions about images: the Hugging Face processor, whose tokenizer reads the words; ``tokenizer``
-            does as well. The inputs are then the dict that it returns. The result has maps on the images, and the words
-            of each question in ``text``.
+        processor: For questions about images: the Hugging Face processor, whose tokenizer reads the words; the same as
+            ``tokenizer``. The inputs are then the dict that it returns. The result has maps on the images, and the
+            words of each question in ``text``.
         **options: Options of ``method``.
 
     Returns:

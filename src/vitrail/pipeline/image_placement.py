@@ -103,7 +103,7 @@ def _tiled(tiles: Tensor, cells: list[Tensor], arguments: Mapping[str, Any]) -> 
         for rows in (r for r in range(1, count) if (count - 1) % r == 0):
             shape = (rows, (count - 1) // rows)
             whole = _assembled(tiles[rest], shape)
-            box = _content(arguments, tuple(whole.shape[1:]))
+            box = _content(arguments, (int(whole.shape[1]), int(whole.shape[2])))
             inside = whole[:, box[0] : box[2], box[1] : box[3]]
             shrunk = F.interpolate(inside[None], size=(height, width), mode="area")[0]
             alike = _correlation(shrunk, tiles[overview])
@@ -117,7 +117,7 @@ def _tiled(tiles: Tensor, cells: list[Tensor], arguments: Mapping[str, Any]) -> 
     _, overview, shape, box = best
     rest = [k for k in range(count) if k != overview]
     whole = _assembled(tiles[rest], shape)
-    fine = torch.stack([cells[k] for k in rest]).unflatten(0, shape).permute(0, 2, 1, 3)
+    fine = torch.stack([cells[k] for k in rest]).reshape(*shape, *cells[rest[0]].shape).permute(0, 2, 1, 3)
     joined = fine.reshape(shape[0] * fine.shape[1], -1)
     everything = (0, 0, int(whole.shape[1]), int(whole.shape[2]))
     return PlacedTokens(whole, (joined, cells[overview]), (everything, box))

@@ -236,13 +236,11 @@ def _words(
 ) -> WordRelevance:
     """The words of one text."""
     columns = torch.tensor(prompt.columns, device=scores.device)
-    same = len(prompt.ids) + int((~stream.image[row] & ~stream.words[row]).sum()) <= stream.image.shape[1]
-    if stream.vectors.shape[1] == prompt.width or (same and not _apart(prompt, stream, row)):
-        places = (
-            columns if stream.vectors.shape[1] == prompt.width else torch.arange(len(columns), device=scores.device)
-        )
-    else:
+    length = stream.vectors.shape[1]
+    if int(stream.words[row].sum()) == prompt.width and length > prompt.width:  # image tokens beside the words
         places = stream.words[row].nonzero()[:, 0].to(scores.device)[columns]
+    else:  # an answer was appended to the words without padding
+        places = columns if length == prompt.width else torch.arange(len(columns), device=scores.device)
     image = stream.image[row].to(scores.device)[places].tolist()
     kept = [
         i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there
@@ -261,11 +259,6 @@ def _question(prompt: EncodedPrompt, kept: Sequence[int]) -> EncodedText:
     window = TokenWindow(0, {}, list(range(len(kept))))
     names = tuple(prompt.encoded.tokens[i] for i in kept)
     return EncodedText("".join(pieces), names, tuple(pairwise(ends)), (True,) * len(kept), (window,))
-
-
-def _apart(prompt: EncodedPrompt, stream: MergedStream, row: int) -> bool:
-    """Whether image tokens are no words of the call, but added to them."""
-    return int(stream.words[row].sum()) == prompt.width
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Tensor:
