@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.batch import ProtocolScores
@@ -19,6 +21,7 @@ from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs
 from vitrail.data.world_pairs import WorldPairs
 from vitrail.errors import MapWarning, OutputError
 from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation
 
 
 class WorldChunkRunner:
@@ -91,11 +94,12 @@ class WorldChunkRunner:
             warnings.simplefilter("ignore", MapWarning)
             # One call for all rows: the target is a function of the output of exactly these.
             found = explain(
-                self.model.loaded, inputs, methods=options, target=pairs.target, of=pairs.of, batch_size=pairs.rows
-            )
+                self.model.loaded, inputs, methods=options, target=pairs.target, of=pairs.of, batch_size=pairs.rows,
+                processor=pairs.processor,
+            )  # fmt: skip
         grid = getattr(self.model.loaded.module, "grid", None)
         return {
-            method: (maps_of_pairs(one.maps.detach().float(), pairs, grid).cpu(), one.seconds)
+            method: (maps_of_pairs(_relevance(one, pairs).detach().float(), pairs, grid).cpu(), one.seconds)
             for method, one in found.items()
         }
 
@@ -116,6 +120,14 @@ class WorldChunkRunner:
                     self.rows.add_failure(name, [EXPLAIN], self.plan.targets, reason, (method,))
                     for protocol in self.protocols:
                         self.rows.add_failure(name, [protocol.name], protocol.targets, reason, (method,))
+
+
+def _relevance(explanation: Explanation, pairs: WorldBatch) -> Tensor:
+    """Maps, or where words of questions are explained beside an image, their scores, shape (rows, 1, length)."""
+    if pairs.processor is None or pairs.candidates is None or explanation.text is None:
+        return explanation.maps
+    length = pairs.candidates.shape[-1]
+    return torch.stack([F.pad(one.scores, (0, length - one.scores.shape[1])) for one in explanation.text])
 
 
 def example_inputs(context: BenchContext, model: BenchWorldModel, count: int) -> Any:

@@ -15,7 +15,7 @@ from vitrail.scores.pointing import pointing_game
 from vitrail.scores.segmentation import sanitise_maps
 from vitrail.scores.selectivity import score_selectivity
 
-DISCRIMINATION, TOP_WORD, EVENT = "discrimination", "top_word", "event"
+DISCRIMINATION, TOP_WORD, EVENT, RIGHT_OBJECT = "discrimination", "top_word", "event", "right_object"
 
 
 @dataclass
@@ -88,9 +88,28 @@ def _score_event(batch: ExplainedPairs, method: str, target: str) -> ScoresAndRe
     }, reasons
 
 
+def _score_right_object(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Whether the object with the most positive relevance decides the answer, and whether the maximum lies on one."""
+    del target
+    objects, decides = batch.pairs.objects, batch.pairs.decides
+    if objects is None or decides is None:
+        return {}, dict.fromkeys(range(len(batch.ids)), "the example has no list of objects")
+    maps = batch.explanations[method].double()
+    present = objects.flatten(2).any(-1)
+    mass = torch.einsum("bkhw,bohw->bko", maps.clamp_min(0), objects.double()).masked_fill(~present[:, None], -1.0)
+    leaders = mass == mass.amax(-1, keepdim=True)
+    first = (leaders & decides).sum(-1) / leaders.sum(-1)  # objects of equal relevance share the lead
+    finite, _ = sanitise_maps(maps.flatten(0, 1))
+    deciding = torch.einsum("bko,bohw->bkhw", decides.double(), objects.double()) > 0
+    maximum = pointing_game(finite, deciding.flatten(0, 1)).double().view(-1, 2).mean(1)
+    chance = decides.sum(-1) / present.sum(-1, keepdim=True)
+    return {"first": first.double().mean(1), "maximum": maximum, "chance": chance.double().mean(1)}, {}
+
+
 WORLD_PROTOCOLS = (
     BenchProtocol(DISCRIMINATION, (), _score_discrimination, targets=(OBJECTS,), world=True),
     BenchProtocol(TOP_WORD, (), _score_top_word, targets=(OBJECTS,), world=True),
     BenchProtocol(EVENT, (), _score_event, targets=(OBJECTS,), world=True),
+    BenchProtocol(RIGHT_OBJECT, (), _score_right_object, targets=(OBJECTS,), world=True),
 )
 """The protocols of pairs of the worlds."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.bench.question_tasks import answer_score, answered, question_batch, question_pair
 from vitrail.data.captions import Caption, describe_objects, encode_captions
 from vitrail.data.motions import render_motion
+from vitrail.data.question_processor import QuestionProcessor
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.data.tones import render_tones
 
@@ -36,6 +39,9 @@ class WorldBatch:
         correct: Whether the model's own output is right for A and for B, shape (b, 2).
         of: Name of the tensor that is explained, where there are several.
         candidates: Words that count, of the same shape as ``masks``; None where the masks are of pixels.
+        objects: Where all objects lie, shape (b, objects, *axes); None where only two matter.
+        decides: Which of them decide the answers, shape (b, 2, objects).
+        processor: Of questions about images, the processor; the maps are then those of image tokens or of words.
     """
 
     inputs: Inputs
@@ -45,6 +51,9 @@ class WorldBatch:
     correct: Tensor
     of: str | None = None
     candidates: Tensor | None = None
+    objects: Tensor | None = None
+    decides: Tensor | None = None
+    processor: Any = None
 
     @property
     def rows(self) -> int:
@@ -193,6 +202,26 @@ def tones(model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
     return _class_batch(model, {"input_values": levels}, classes, _masks(scenes))
 
 
+def questions(
+    model: nn.Module, split: str, indices: Sequence[int], kinds: Sequence[str] = ("colour", "shape")
+) -> WorldBatch:
+    """Two questions about a scene: the object whose colour or shape is asked for."""
+    batch = question_batch([question_pair(split, index, kinds) for index in indices])
+    return WorldBatch(
+        batch.inputs, answer_score(batch), batch.subjects, True, answered(model, batch), objects=batch.objects,
+        decides=batch.decides, processor=QuestionProcessor(),
+    )  # fmt: skip
+
+
+def question_words(model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
+    """The same questions: the word that names the object or its colour."""
+    batch = question_batch([question_pair(split, index, ("colour", "shape")) for index in indices])
+    return WorldBatch(
+        batch.inputs, answer_score(batch), batch.words, True, answered(model, batch), candidates=batch.candidates,
+        processor=QuestionProcessor(),
+    )  # fmt: skip
+
+
 #: From a model, a split and indices to a batch, for each task.
 WORLD_TASKS: dict[str, Callable[[nn.Module, str, Sequence[int]], WorldBatch]] = {
     "captions": captions,
@@ -201,6 +230,9 @@ WORLD_TASKS: dict[str, Callable[[nn.Module, str, Sequence[int]], WorldBatch]] = 
     "regions": regions,
     "movements": movements,
     "tones": tones,
+    "questions": questions,
+    "relations": partial(questions, kinds=("relation",)),
+    "question_words": question_words,
 }
 
 

@@ -12,8 +12,11 @@ from vitrail.errors import DataError
 
 __all__ = ["WORLD_TASK_NAMES", "WorldPairs"]
 
-WORLD_TASK_NAMES = ("captions", "words", "boxes", "regions", "movements", "tones")
-"""What is explained: prompts on the image and on the text side, detections, regions, movements, tones."""
+WORLD_TASK_NAMES = (
+    "captions", "words", "boxes", "regions", "movements", "tones", "questions", "relations", "question_words",
+)  # fmt: skip
+"""What is explained: prompts on the image and on the text side, detections, regions, movements, tones, and questions
+about one object, about two, and on the text side."""
 
 
 class WorldPairs(BaseDataset):

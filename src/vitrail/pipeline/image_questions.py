@@ -52,6 +52,7 @@ class _StreamResult:
     results: Mapping[str, Explanation]
     stream: MergedStream
     model_inputs: ModelInputs
+    continued: bool = False
 
 
 def is_image_question(inputs: Any) -> bool:
@@ -110,7 +111,8 @@ def explain_image_questions(
                 "targets of one image with answers that differ: explain them in calls of their own"
             )
         longer = _continued(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
-        found.append(_explained(loaded, longer, replace(request, target=[[one[0].target for one in row]]), explain))
+        one_row = replace(request, target=[[one[0].target for one in row]])
+        found.append(replace(_explained(loaded, longer, one_row, explain), continued=True))
     return _assembled(found, asked, prompts, request, loaded)
 
 
@@ -185,7 +187,7 @@ def _assembled(
                 grids.append(grid)
                 maps.append(normalise(raw, signed=piece.signed).float())
                 constant.append(is_constant(grid)[:, 0, 0])
-                texts.append(_words(prompts[example], part.stream, i, scores, piece.signed, request))
+                texts.append(_words(prompts[example], part, i, scores, piece.signed, request))
                 example += 1
         first = pieces[0]
         images = _stacked([p.image if isinstance(p, PlacedTokens) else p for p in placed])
@@ -232,15 +234,14 @@ def _image_side(piece: Explanation, place: PlacedTokens | Tensor, scores: Tensor
 
 
 def _words(
-    prompt: EncodedPrompt, stream: MergedStream, row: int, scores: Tensor, signed: bool, request: Request
+    prompt: EncodedPrompt, part: _StreamResult, row: int, scores: Tensor, signed: bool, request: Request
 ) -> WordRelevance:
     """The words of one text."""
-    columns = torch.tensor(prompt.columns, device=scores.device)
-    length = stream.vectors.shape[1]
-    if int(stream.words[row].sum()) == prompt.width and length > prompt.width:  # image tokens beside the words
-        places = stream.words[row].nonzero()[:, 0].to(scores.device)[columns]
-    else:  # an answer was appended to the words without padding
-        places = columns if length == prompt.width else torch.arange(len(columns), device=scores.device)
+    stream, places = part.stream, torch.tensor(prompt.columns, device=scores.device)
+    if part.continued:  # padding was left out
+        places = torch.arange(len(places), device=scores.device)
+    if stream.vectors.shape[1] > part.model_inputs.kwargs["input_ids"].shape[1]:  # image tokens beside the words
+        places = stream.words[row].nonzero()[:, 0].to(scores.device)[places]
     image = stream.image[row].to(scores.device)[places].tolist()
     kept = [
         i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there
