@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from vitrail.data.question_processor import QuestionProcessor
 from vitrail.data.questions import UNKNOWN, Question, ask_questions, encode_question
 from vitrail.data.scenes import Scene, Scenes
+from vitrail.targets.token_target import token
 
 #: Scenes among which an example is searched, and the most objects of a scene.
 _SEARCHED, _OBJECTS = 64, 4
@@ -102,16 +104,9 @@ def as_pairs(rows: Tensor) -> Tensor:
     return torch.stack(rows.chunk(2), 1)
 
 
-def answer_score(batch: QuestionBatch) -> Callable[[Mapping[str, Tensor]], Tensor]:
-    """From the output of a model to the logit of each row's right answer."""
-    columns = batch.answers.T.flatten()
-
-    def score(output: Mapping[str, Tensor]) -> Tensor:
-        logits = output["logits"]
-        rows = torch.arange(len(logits), device=logits.device)
-        return logits[rows, batch.last.to(logits.device), columns.to(logits.device)]
-
-    return score
+def answer_targets(batch: QuestionBatch) -> list[Any]:
+    """The right answer of each row as a target."""
+    return [token(number) for number in batch.answers.T.flatten().tolist()]
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.bench.question_tasks import answer_score, answered, question_batch, question_pair
+from vitrail.bench.question_tasks import answer_targets, answered, question_batch, question_pair
 from vitrail.data.captions import Caption, describe_objects, encode_captions
 from vitrail.data.motions import render_motion
 from vitrail.data.question_processor import QuestionProcessor
@@ -33,7 +33,8 @@ class WorldBatch:
     Attributes:
         inputs: What the model is called with; with ``repeated``, every example twice: all with target A, then all with
             target B.
-        target: From the model's output to one value for each row of the inputs, or to the two of A and B.
+        target: From the model's output to one value for each row of the inputs, or to the two of A and B; or a target
+            for each row.
         masks: Where A and B lie in the input, shape (b, 2, *axes); of words, shape (b, 2, length).
         repeated: Whether the inputs hold every example twice.
         correct: Whether the model's own output is right for A and for B, shape (b, 2).
@@ -45,7 +46,7 @@ class WorldBatch:
     """
 
     inputs: Inputs
-    target: Callable[[Any], Tensor]
+    target: Callable[[Any], Tensor] | list[Any]
     masks: Tensor
     repeated: bool
     correct: Tensor
@@ -208,7 +209,7 @@ def questions(
     """Two questions about a scene: the object whose colour or shape is asked for."""
     batch = question_batch([question_pair(split, index, kinds) for index in indices])
     return WorldBatch(
-        batch.inputs, answer_score(batch), batch.subjects, True, answered(model, batch), objects=batch.objects,
+        batch.inputs, answer_targets(batch), batch.subjects, True, answered(model, batch), objects=batch.objects,
         decides=batch.decides, processor=QuestionProcessor(),
     )  # fmt: skip
 
@@ -217,7 +218,7 @@ def question_words(model: nn.Module, split: str, indices: Sequence[int]) -> Worl
     """The same questions: the word that names the object or its colour."""
     batch = question_batch([question_pair(split, index, ("colour", "shape")) for index in indices])
     return WorldBatch(
-        batch.inputs, answer_score(batch), batch.words, True, answered(model, batch), candidates=batch.candidates,
+        batch.inputs, answer_targets(batch), batch.words, True, answered(model, batch), candidates=batch.candidates,
         processor=QuestionProcessor(),
     )  # fmt: skip
 
