@@ -17,10 +17,13 @@ from tests.battery.decoders import decoder
 SPECIAL = ("<pad>", "<s>", "</s>", "<unk>")
 NAMES = (
     "the", "capital", "of", "France", "is", "Paris", "Rome", "Anna", "Ben", "has", "code", "red", "blue", "green", ".",
-    ",", "and", "a", "in", "user", "assistant", "says", "city", "key", "door", "opens", "with", "who", "what", "?", "one",
-    "two", "three", "four", "five", "six",
+    ",", "and", "a", "in", "user", "assistant", "says", "city", "key", "door", "opens", "with", "who", "what", "?",
+    "one", "two", "three", "four", "five", "six",
 )  # fmt: skip
-TEMPLATE = "{% for m in messages %}{{ m['role'] }} says {{ m['content'] }} . {% endfor %}{% if add_generation_prompt %}assistant says{% endif %}"
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }} says {{ m['content'] }} . {% endfor %}"
+    "{% if add_generation_prompt %}assistant says{% endif %}"
+)
 PROMPT = "the capital of France is"
 
 

@@ -162,7 +162,8 @@ def explain(
     language = tokenizer is not None and _is_language_call(loaded, target)
     named = requested_methods(method, methods, options, LANGUAGE_DEFAULT if language else DEFAULT)
     request = Request(
-        named, target, layout, batch_size, keep, stitch, smoothing, check, progress, advance, tokenizer, roles, of, reading, units,
+        named, target, layout, batch_size, keep, stitch, smoothing, check, progress, advance, tokenizer, roles, of,
+        reading, units,
     )  # fmt: skip
     with fast.one_call():
         explain_inputs = _explain_images if tokenizer is None else _explain_prompts if language else _explain_texts
