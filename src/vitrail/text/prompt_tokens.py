@@ -47,6 +47,8 @@ def encode_prompts(inputs: Any, settings: TokenizerSettings | Any) -> list[Encod
         return _of_tensors(inputs, tokenizer)
     single = isinstance(inputs, str) or is_chat(inputs)
     given = [inputs] if single else inputs
+    if isinstance(given, Sequence) and given and all(isinstance(one, EncodedPrompt) for one in given):
+        return list(given)
     if isinstance(given, Tensor):
         return _of_tensors({"input_ids": given}, tokenizer)
     if not isinstance(given, Sequence) or not given:
@@ -124,6 +126,48 @@ def _of_tensors(inputs: Mapping[str, Any], tokenizer: Any) -> list[EncodedPrompt
             _prompt("".join(pieces), row.ids, tuple(pieces), tuple(spans), content, row.columns, int(ids.shape[1]))
         )
     return found
+
+
+def with_continuation(prompt: EncodedPrompt, ids: Sequence[int], tokenizer: Any) -> EncodedPrompt:
+    """The prompt with generated tokens after it, as one text."""
+    start = len(prompt.encoded.text)
+    pieces = continuation_pieces(prompt.ids, ids, tokenizer)
+    spans, at = [], start
+    for i, piece in enumerate(pieces):
+        end = at + len(piece)
+        if not piece:  # bytes of a character that later tokens complete
+            end = at + len(next((later for later in pieces[i:] if later), ""))
+        spans.append((at, end))
+        at += len(piece)
+    special = _special_ids(tokenizer)
+    old = prompt.encoded
+    every = (*prompt.ids, *(int(i) for i in ids))
+    return _prompt(
+        old.text + "".join(pieces), every, (*old.tokens, *tokenizer.convert_ids_to_tokens(list(ids))),
+        (*old.spans, *spans), [*old.content, *(int(i) not in special for i in ids)], range(len(every)), len(every),
+    )  # fmt: skip
+
+
+def continuation_pieces(before: Sequence[int], ids: Sequence[int], tokenizer: Any) -> list[str]:
+    """Characters that each generated token adds to a text; "" for a token that only begins a character.
+
+    Args:
+        before: Tokens before them, which decide on the space between two words.
+        ids: The generated tokens.
+        tokenizer: The tokenizer.
+    """
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(tokens), clean_up_tokenization_spaces=False))
+
+    context = list(before[-4:])
+    shown, pieces = decode(context), []
+    for i in range(len(ids)):
+        text = decode([*context, *ids[: i + 1]])
+        whole = not text.endswith("�") and text.startswith(shown)
+        pieces.append(text[len(shown) :] if whole else "")
+        shown = text if whole else shown
+    return pieces
 
 
 def _prompt(
