@@ -174,6 +174,8 @@ def explain(
     with fast.one_call():
         if question:
             results = _explain_questions(loaded, inputs, request, language)
+        elif _is_written(loaded, tokenizer, target):
+            results = _explain_written(loaded, inputs, request)
         else:
             explain_inputs = _explain_images if tokenizer is None else _explain_prompts if language else _explain_texts
             results = explain_inputs(loaded, inputs, request)
@@ -284,6 +286,21 @@ def _explain_questions(loaded: LoadedModel, inputs: Any, request: Request, langu
     from vitrail.pipeline.image_questions import explain_image_questions
 
     return explain_image_questions(loaded, inputs, request, language, _explain_images)
+
+
+def _is_written(loaded: LoadedModel, tokenizer: Any, target: Target) -> bool:
+    """Whether words that the decoder of an encoder–decoder writes are explained."""
+    from vitrail.pipeline.encoder_decoders import is_encoder_decoder
+    from vitrail.targets.language_targets import has_language_target
+
+    return (tokenizer is not None or has_language_target(target)) and is_encoder_decoder(loaded.module)
+
+
+def _explain_written(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
+    """Explain what the encoder of an encoder–decoder reads."""
+    from vitrail.pipeline.encoder_decoders import explain_encoder_decoder
+
+    return explain_encoder_decoder(loaded, inputs, request, _explain_images)
 
 
 def _explain_again(
