@@ -1,4 +1,4 @@
-"""Vision-language models: image tokens are found, lie where they belong, and planted dependencies are recovered."""
+"""Vision-language models: image tokens are found, and relevance is that of the stream; the zoo plants dependencies."""
 
 from __future__ import annotations
 
@@ -9,45 +9,20 @@ import pytest
 import torch
 
 import vitrail
-from tests.zoo.vision_language import CASES, LABEL, WORDS, ImageQuestion, positions_of_patch, reading_only
+from tests.zoo import vision_language
+from tests.zoo.vision_language import CASES, LABEL, WORDS, ImageQuestion, Numbers
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.merged_stream import find_merged_stream
-from vitrail.errors import GuessWarning, InputError, MapWarning, NotApplicableError
-from vitrail.inputs.user_inputs import to_model_inputs
-from vitrail.models.loaded import describe
+from vitrail.errors import GuessWarning, InputError, MapWarning
 from vitrail.targets import token
 
 pytest.importorskip("transformers")
 METHODS = ["transformer_mm", "attnlrp", "gradient_x_input"]
 FAST = ("plain", "llava", "llava_next", "qwen2_vl", "vilt")
-PLACED = [name for name in CASES if name not in ("blip2", "instruct_blip", "kosmos2", "florence2")]
-RESAMPLED = ["blip2", "instruct_blip", "kosmos2", "florence2"]
 
 
 def marked(names):
     return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-class Numbers:
-    """A tokenizer whose words are numbers."""
-
-    all_special_ids = (53, 54, 55)
-    unk_token_id = None
-
-    def __len__(self):
-        return 60
-
-    def convert_ids_to_tokens(self, ids):
-        return f"▁w{ids}" if isinstance(ids, int) else [f"▁w{i}" for i in ids]
-
-    def decode(self, ids, **_):
-        return " ".join(f"w{i}" for i in ids)
-
-    def get_vocab(self):
-        return {f"▁w{i}": i for i in range(60)}
-
-    def __call__(self, text, **_):
-        return {"input_ids": [int(word[1:]) for word in text.split()]}
 
 
 @cache
@@ -57,8 +32,7 @@ def case_of(name) -> ImageQuestion:
 
 @cache
 def stream_of(name):
-    case = case_of(name)
-    return find_merged_stream(case.model, to_model_inputs(case.inputs, describe(case.model), None, "input_ids", None))
+    return vision_language.stream_of(case_of(name))
 
 
 def target_of(name):
@@ -80,77 +54,6 @@ def test_image_tokens_and_words_are_found(name):
     assert stream.words.sum(1).tolist() == [WORDS + 2] * 2
     if case.grid is None:
         assert stream.owners is None
-
-
-def brighter(pixels, row, column, rows, columns):
-    """The first image with one cell of its grid changed, in every tile."""
-    new = pixels.clone()
-    if pixels.dim() == 2:  # four neighbouring flattened patches make a token
-        first = 4 * (row * columns + column)
-        new[first : first + 4] += 1
-        return new
-    height, width = pixels.shape[-2] // rows, pixels.shape[-1] // columns
-    here = new[0] if new.dim() == 4 else new[0, -1:] if new.shape[1] != 5 else new[0, 4:5]
-    here[..., row * height : (row + 1) * height, column * width : (column + 1) * width] += 1
-    return new
-
-
-def cell_of_tile(name, rows, columns):
-    """The last cell of the image, and the change of the pixels that only it, or its tile, sees."""
-    case = case_of(name)
-    if case.tiles == 1:
-        return (rows - 1, 0), lambda p: brighter(p, rows - 1, 0, rows, columns)
-    # The fifth tile is the last quarter (LLaVA-NeXT), or the overview; the fourth is the last quarter of the others.
-    tile = 4 if name == "llava_next" else 3
-
-    def change(pixels):
-        new = pixels.clone()
-        size = pixels.shape[-1] // (columns // 2)
-        new[0, tile, :, -size:, -size:] += 1
-        return new
-
-    return (rows - 1, columns - 1), change
-
-
-@pytest.mark.parametrize("name", marked(PLACED))
-def test_a_planted_patch_and_word_are_recovered(name):
-    """The decoder reads one image token and one word; these, and the last word, are all that is relevant."""
-    case, stream = case_of(name), stream_of(name)
-    rows, columns = case.grid
-    cell, change = cell_of_tile(name, rows, columns)
-    seen = positions_of_patch(case, change, stream.place.name, stream.place.argument)
-    assert len(seen) == 1, "the change must be one of a single token"
-    words = stream.words[0].nonzero()[:, 0].tolist()
-    planted = words[-4]
-    readers = [0] if name == "vilt" else [words[-1]]
-    found = explain(name, reading_only(case.model, stream.place.name, [seen[0], planted, *readers]))
-    for method, e in found.items():
-        grid = e.grid[0, 0].abs()
-        assert tuple(grid.shape) == case.grid, method
-        top = divmod(int(grid.argmax()), columns)
-        assert top == cell, (method, top, cell)
-        assert float(grid.sum() - grid.max()) <= 1e-4 * float(grid.max()), method
-        scores = e.text[0].scores[0].abs()
-        others = [i for i in range(WORDS) if i not in (WORDS - 4, WORDS - 1)]
-        assert float(scores[WORDS - 4]) > 0, method
-        assert float(scores[others].max()) <= 1e-4 * float(scores[WORDS - 4]), method
-        assert e.images.shape[-2:] == e.maps.shape[-2:], method
-
-
-@pytest.mark.parametrize("name", marked(RESAMPLED))
-def test_queries_over_the_image_have_no_place(name):
-    """Pixels are reached by gradients; attention methods are refused with the reason."""
-    case = case_of(name)
-    e = explain(name, case.model, methods=["gradient_x_input"])["gradient_x_input"]
-    pixels = case.inputs["pixel_values"].clone().requires_grad_()
-    torch.manual_seed(0)
-    logits = case.model(**case.inputs | {"pixel_values": pixels}).logits
-    gradient = torch.autograd.grad(logits[:, -1, LABEL].sum(), pixels)[0]
-    expected = (gradient * pixels).sum(1).detach()
-    assert torch.allclose(e.grid[:, 0].flatten(1), expected.flatten(1), atol=1e-5 * float(expected.abs().max()))
-    assert e.text[0].words == tuple(f"w{i}" for i in case.inputs["input_ids"][0, -WORDS:].tolist())
-    with pytest.raises(NotApplicableError, match="no place on the image"):
-        explain(name, case.model, methods=["transformer_mm"])
 
 
 def test_gradient_times_input_is_that_of_the_stream():

@@ -5,17 +5,23 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+import vitrail
+from tests.zoo.entry import Entry, Subject
 from tests.zoo.pairs import PIXELS, TEXT, VISION, WIDTH, pixels
 from tests.zoo.tiny import add_noise
+from vitrail.capture.merged_stream import MergedStream, find_merged_stream
+from vitrail.inputs.user_inputs import to_model_inputs
+from vitrail.models.loaded import describe
 from vitrail.models.plain_vit import PlainBlock
 from vitrail.models.plain_vlm import PlainVLM
+from vitrail.targets import token
 
 #: Number of the image token, of the words around it, and of the word that is explained.
 IMAGE, START, STOP, LABEL = 55, 53, 54, 7
@@ -23,23 +29,48 @@ WORDS = 6
 GROUPED = TEXT | {"num_key_value_heads": 2, "max_position_embeddings": 128}
 
 
+class Numbers:
+    """A tokenizer whose words are numbers."""
+
+    all_special_ids = (START, STOP, IMAGE)
+    unk_token_id = None
+
+    def __len__(self) -> int:
+        return 60
+
+    def convert_ids_to_tokens(self, ids: Any) -> Any:
+        return f"▁w{ids}" if isinstance(ids, int) else [f"▁w{i}" for i in ids]
+
+    def decode(self, ids: Sequence[int], **_: Any) -> str:
+        return " ".join(f"w{i}" for i in ids)
+
+    def get_vocab(self) -> dict[str, int]:
+        return {f"▁w{i}": i for i in range(60)}
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        return {"input_ids": [int(word[1:]) for word in text.split()]}
+
+
 @dataclass(frozen=True)
-class ImageQuestion:
+class ImageQuestion(Subject):
     """A model with two questions about two images.
 
     Attributes:
-        model: The model.
-        inputs: What it is called with.
         tokens: Image tokens of an example.
-        grid: Rows and columns of the image tokens on the image; None where they have no place on it.
-        tiles: Tiles of each image.
+        tile: The tile that shows the last quarter of an image; None for images without tiles.
+        reader: Which word's position is read: −1 for the last, 0 for the first.
     """
 
-    model: nn.Module
-    inputs: dict[str, Tensor]
-    tokens: int
-    grid: tuple[int, int] | None
-    tiles: int = 1
+    tokens: int = 0
+    tile: int | None = None
+    reader: int = -1
+
+
+def asked(
+    model: nn.Module, inputs: dict[str, Tensor], tokens: int, grid: tuple[int, int] | None, tile: int | None = None
+) -> ImageQuestion:
+    target = token(f"w{LABEL}")
+    return ImageQuestion(model, inputs, target, grid=grid, options={"tokenizer": Numbers()}, tokens=tokens, tile=tile)
 
 
 def question(tokens: int, count: int = 2, image: int = IMAGE) -> dict[str, Tensor]:
@@ -67,9 +98,7 @@ def llava() -> ImageQuestion:
     vision = _config("CLIPVisionConfig", **VISION)
     config = _config("LlavaConfig", vision_config=vision, text_config=_config("LlamaConfig", **GROUPED),
                      image_token_index=IMAGE, vision_feature_layer=-1)  # fmt: skip
-    return ImageQuestion(
-        build("LlavaForConditionalGeneration", config), question(16) | {"pixel_values": pixels(2)}, 16, (4, 4)
-    )
+    return asked(build("LlavaForConditionalGeneration", config), question(16) | {"pixel_values": pixels(2)}, 16, (4, 4))
 
 
 def llava_next() -> ImageQuestion:
@@ -81,7 +110,7 @@ def llava_next() -> ImageQuestion:
     )  # fmt: skip
     # 16 tokens of the overview, and 8 rows of 8 with a learned token at the end of each.
     given = question(16 + 8 * 9) | {"pixel_values": tiles(2), "image_sizes": torch.tensor([[128, 128]] * 2)}
-    return ImageQuestion(build("LlavaNextForConditionalGeneration", config), given, 16 + 64, (8, 8), 5)
+    return asked(build("LlavaNextForConditionalGeneration", config), given, 16 + 64, (8, 8), tile=4)
 
 
 def tiles(count: int, last: bool = False) -> Tensor:
@@ -99,7 +128,7 @@ def pali_gemma() -> ImageQuestion:
                      projection_dim=32, hidden_size=32)  # fmt: skip
     given = question(16) | {"pixel_values": pixels(2)}
     given["token_type_ids"] = torch.zeros_like(given["input_ids"])
-    return ImageQuestion(build("PaliGemmaForConditionalGeneration", config), given, 16, (4, 4))
+    return asked(build("PaliGemmaForConditionalGeneration", config), given, 16, (4, 4))
 
 
 def gemma3() -> ImageQuestion:
@@ -110,7 +139,7 @@ def gemma3() -> ImageQuestion:
                      mm_tokens_per_image=4)  # fmt: skip
     given = question(4) | {"pixel_values": pixels(2)}
     given["token_type_ids"] = (given["input_ids"] == IMAGE).long()
-    return ImageQuestion(build("Gemma3ForConditionalGeneration", config), given, 4, (2, 2))
+    return asked(build("Gemma3ForConditionalGeneration", config), given, 4, (2, 2))
 
 
 def idefics3(family: str = "Idefics3") -> ImageQuestion:
@@ -119,14 +148,14 @@ def idefics3(family: str = "Idefics3") -> ImageQuestion:
     config = _config(f"{family}Config", vision_config=vision, text_config=_config("LlamaConfig", **GROUPED),
                      image_token_id=IMAGE, scale_factor=2)  # fmt: skip
     given = question(20) | {"pixel_values": tiles(2, last=True)}
-    return ImageQuestion(build(f"{family}ForConditionalGeneration", config), given, 20, (4, 4), 5)
+    return asked(build(f"{family}ForConditionalGeneration", config), given, 20, (4, 4), tile=3)
 
 
 def intern_vl() -> ImageQuestion:
     vision = _config("InternVLVisionConfig", **VISION | {"image_size": [PIXELS, PIXELS], "patch_size": [16, 16]})
     config = _config("InternVLConfig", vision_config=vision, text_config=_config("Qwen2Config", **GROUPED),
                      image_token_id=IMAGE, downsample_ratio=0.5, vision_feature_layer=-1)  # fmt: skip
-    return ImageQuestion(
+    return asked(
         build("InternVLForConditionalGeneration", config), question(4) | {"pixel_values": pixels(2)}, 4, (2, 2)
     )
 
@@ -149,7 +178,7 @@ def qwen(family: str = "Qwen2VL") -> ImageQuestion:
         f"{family}Config", text_config=text, vision_config=vision, image_token_id=IMAGE, video_token_id=56,
         vision_start_token_id=START, vision_end_token_id=STOP,
     )  # fmt: skip
-    return ImageQuestion(build(f"{family}ForConditionalGeneration", config), given, 4, (2, 2))
+    return asked(build(f"{family}ForConditionalGeneration", config), given, 4, (2, 2))
 
 
 def _blip(family: str) -> tuple[Any, dict[str, Any]]:
@@ -165,14 +194,14 @@ def _blip(family: str) -> tuple[Any, dict[str, Any]]:
 def blip2() -> ImageQuestion:
     """Five queries that attend to all patches."""
     config, given = _blip("Blip2")
-    return ImageQuestion(build("Blip2ForConditionalGeneration", config), given, 5, None)
+    return asked(build("Blip2ForConditionalGeneration", config), given, 5, None)
 
 
 def instruct_blip() -> ImageQuestion:
     config, given = _blip("InstructBlip")
-    asked = question(0)
-    given |= {"qformer_input_ids": asked["input_ids"], "qformer_attention_mask": asked["attention_mask"]}
-    return ImageQuestion(build("InstructBlipForConditionalGeneration", config), given, 5, None)
+    words = question(0)
+    given |= {"qformer_input_ids": words["input_ids"], "qformer_attention_mask": words["attention_mask"]}
+    return asked(build("InstructBlipForConditionalGeneration", config), given, 5, None)
 
 
 def kosmos2() -> ImageQuestion:
@@ -182,15 +211,14 @@ def kosmos2() -> ImageQuestion:
     config = _config("Kosmos2Config", vision_config=VISION, text_config=text, latent_query_num=5)
     given = question(5) | {"pixel_values": pixels(2)}
     given["image_embeds_position_mask"] = (given["input_ids"] == IMAGE).long()
-    return ImageQuestion(build("Kosmos2ForConditionalGeneration", config), given, 5, None)
+    return asked(build("Kosmos2ForConditionalGeneration", config), given, 5, None)
 
 
 def vilt() -> ImageQuestion:
     """Words in front of patches, in one encoder."""
     config = _config("ViltConfig", **VISION, vocab_size=60, num_labels=9, max_image_length=-1, type_vocab_size=2)
-    return ImageQuestion(
-        build("ViltForQuestionAnswering", config), question(0) | {"pixel_values": pixels(2)}, 16, (4, 4)
-    )
+    made = asked(build("ViltForQuestionAnswering", config), question(0) | {"pixel_values": pixels(2)}, 16, (4, 4))
+    return replace(made, target=1, reader=0)
 
 
 def florence2() -> ImageQuestion:
@@ -204,14 +232,14 @@ def florence2() -> ImageQuestion:
               "window_size": 4, "projection_dim": 32}  # fmt: skip
     config = _config("Florence2Config", vision_config=vision, text_config=text, image_token_id=IMAGE)
     given = question(65) | {"pixel_values": pixels(2), "decoder_input_ids": torch.tensor([[2, 9, 10]] * 2)}
-    return ImageQuestion(build("Florence2ForConditionalGeneration", config), given, 65, None)
+    return asked(build("Florence2ForConditionalGeneration", config), given, 65, None)
 
 
 def plain() -> ImageQuestion:
     torch.manual_seed(0)
     model = PlainVLM(size=64, patch=16, width=32, depth=2, heads=4, words=60, length=16, text_depth=2)
     ids = question(16, image=1)["input_ids"]
-    return ImageQuestion(add_noise(model).eval(), {"input_ids": ids, "pixel_values": pixels(2)}, 16, (4, 4))
+    return asked(add_noise(model).eval(), {"input_ids": ids, "pixel_values": pixels(2)}, 16, (4, 4))
 
 
 CASES: dict[str, Callable[[], ImageQuestion]] = {
@@ -277,3 +305,98 @@ def reading_only(model: nn.Module, stream: str, positions: Sequence[int]) -> nn.
                 if name.endswith("bias"):
                     parameter.zero_()  # so that zeros stay zeros
     return made
+
+
+def stream_of(case: ImageQuestion) -> MergedStream:
+    return find_merged_stream(case.model, to_model_inputs(case.inputs, describe(case.model), None, "input_ids", None))
+
+
+def changed_cell(case: ImageQuestion) -> tuple[tuple[int, int], Callable[[Tensor], Tensor]]:
+    """A cell of the grid of the first image, and a change of the pixels that its image token alone stands for."""
+    assert case.grid is not None
+    rows, columns = case.grid
+    if case.inputs["pixel_values"].dim() == 2:  # four flattened patches make a token
+
+        def change(pixels: Tensor) -> Tensor:
+            new = pixels.clone()
+            new[4 * (rows - 1) * columns : 4 * (rows - 1) * columns + 4] += 1
+            return new
+
+        return (rows - 1, 0), change
+
+    def brighter(pixels: Tensor) -> Tensor:
+        new = pixels.clone()
+        if case.tile is not None:
+            size = pixels.shape[-1] // (columns // 2)
+            new[0, case.tile, :, -size:, -size:] += 1
+            return new
+        height, width = pixels.shape[-2] // rows, pixels.shape[-1] // columns
+        new[0, :, -height:, :width] += 1
+        return new
+
+    return (rows - 1, columns - 1 if case.tile is not None else 0), brighter
+
+
+def plant_patch_and_word(subject: Subject, methods: Sequence[str]) -> None:
+    """The decoder reads one image token and one word; these, and the position that is read, are all that is relevant.
+
+    Which image token stands for a patch is found by changing the patch in a model whose image encoder mixes nothing.
+    """
+    case = subject
+    assert isinstance(case, ImageQuestion)
+    stream, (cell, change) = stream_of(case), changed_cell(case)
+    seen = positions_of_patch(case, change, stream.place.name, stream.place.argument)
+    assert len(seen) == 1, "the change must be one of a single token"
+    words = stream.words[0].nonzero()[:, 0].tolist()
+    planted, last = len(words) - 4, range(len(words))[case.reader]
+    model = reading_only(case.model, stream.place.name, [seen[0], words[planted], words[last]])
+    found = vitrail.explain(model, case.inputs, methods=list(methods), target=case.target, **case.options)
+    for method, e in found.items():
+        grid = e.grid[0, 0].abs()
+        assert tuple(grid.shape) == case.grid, method
+        assert divmod(int(grid.argmax()), grid.shape[1]) == cell, method
+        assert float(grid.sum() - grid.max()) <= 1e-4 * float(grid.max()), method
+        assert e.text is not None
+        scores = e.text[0].scores[0].abs()  # without the two words around the image, which are special
+        others = [i for i in range(WORDS) if i not in (planted - 2, last - 2)]
+        assert float(scores[planted - 2]) > 0, method
+        assert float(scores[others].max()) <= 1e-4 * float(scores[planted - 2]), method
+        assert e.images is not None
+        assert e.images.shape[-2:] == e.maps.shape[-2:], method
+
+
+def gradient_at_pixels(subject: Subject, methods: Sequence[str]) -> None:
+    """Where image tokens have no place, the map is that of the pixels, beside the words of the stream."""
+    case = subject
+    assert list(methods) == ["gradient_x_input"]
+    e = vitrail.explain(case.model, case.inputs, "gradient_x_input", target=case.target, **case.options)
+    pixels = case.inputs["pixel_values"].clone().requires_grad_()
+    logits = case.model(**case.inputs | {"pixel_values": pixels}).logits
+    gradient = torch.autograd.grad(logits[:, -1, LABEL].sum(), pixels)[0]
+    expected = (gradient * pixels).sum(1).detach()
+    assert torch.allclose(e.grid[:, 0].flatten(1), expected.flatten(1), atol=1e-5 * float(expected.abs().max()))
+    assert e.text is not None
+    assert e.text[0].words == tuple(f"w{i}" for i in case.inputs["input_ids"][0, -WORDS:].tolist())
+
+
+STREAM_TESTS = {"plant_patch_and_word": plant_patch_and_word, "gradient_at_pixels": gradient_at_pixels}
+METHODS = ("transformer_mm", "attnlrp", "gradient_x_input")
+_NAMES = {
+    "plain": "own:PlainVLM", "llava": "hf:LlavaForConditionalGeneration", "vilt": "hf:ViltForQuestionAnswering, answer",
+    "llava_next": "hf:LlavaNextForConditionalGeneration", "pali_gemma": "hf:PaliGemmaForConditionalGeneration",
+    "gemma3": "hf:Gemma3ForConditionalGeneration", "idefics3": "hf:Idefics3ForConditionalGeneration",
+    "smolvlm": "hf:SmolVLMForConditionalGeneration", "intern_vl": "hf:InternVLForConditionalGeneration",
+    "qwen2_vl": "hf:Qwen2VLForConditionalGeneration, answer", "qwen2_5_vl": "hf:Qwen2_5_VLForConditionalGeneration",
+    "blip2": "hf:Blip2ForConditionalGeneration, answer", "kosmos2": "hf:Kosmos2ForConditionalGeneration",
+    "instruct_blip": "hf:InstructBlipForConditionalGeneration", "florence2": "hf:Florence2ForConditionalGeneration",
+}  # fmt: skip
+RESAMPLED = ("blip2", "instruct_blip", "kosmos2", "florence2")
+ENTRIES = [
+    Entry(_NAMES[name], make, ("plant_patch_and_word",), METHODS, slow=name not in ("plain", "llava", "llava_next"),
+          target="answer about an image")
+    for name, make in CASES.items() if name not in RESAMPLED
+] + [
+    Entry(_NAMES[name], CASES[name], ("gradient_at_pixels",), ("gradient_x_input",),
+          {"transformer_mm": "no place on the image"}, target="answer about an image")
+    for name in RESAMPLED
+]  # fmt: skip

@@ -38,6 +38,7 @@ EMBEDDED_MODELS = {
     "scenes-seg": "semantic segmenter of scenes",
     "scenes-video": "ViT of moving scenes; the class is the movement of an object",
     "tones": "ViT of spectrograms; the class is a tone among several",
+    "scenes-vlm": "vision-language decoder that answers questions about scenes",
 }
 """Models that are part of the package, with a description of each. The scripts in ``training/`` made them."""
 
@@ -62,8 +63,8 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     Args:
         spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
             `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes",
-            "scenes-tagged", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones", "cifar10" or
-            "cifar10-distilled".
+            "scenes-tagged", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "scenes-vlm", "tones",
+            "cifar10" or "cifar10-distilled".
         weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. Of timm
             models, its shapes decide the number of classes and the image size, so that a fitted head can be loaded. If
             they are of another image size than timm's, images are squashed to it: timm's crop is for its own size. For
