@@ -9,6 +9,8 @@ from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
 from vitrail.data.motions import MOVEMENTS, MotionScene, render_motion
 from vitrail.data.movies import Movies
+from vitrail.data.question_processor import QuestionProcessor
+from vitrail.data.questions import Question, ask_questions
 from vitrail.data.sample import BaseDataset, Dataset, Sample
 from vitrail.data.scene_dataset import SceneDataset, scene_sample
 from vitrail.data.scenes import Scene, Scenes, render
@@ -38,12 +40,15 @@ __all__ = [
     "MaskFolder",
     "MotionScene",
     "Movies",
+    "Question",
+    "QuestionProcessor",
     "Sample",
     "Scene",
     "SceneDataset",
     "Scenes",
     "ToneScene",
     "WorldPairs",
+    "ask_questions",
     "describe_objects",
     "draw_grids",
     "encode_captions",
