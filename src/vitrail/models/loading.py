@@ -20,6 +20,7 @@ from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
 from vitrail.models.checkpoint import first_line, fit_classes, load_weights, read_weights
 from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess, sound_processor
 from vitrail.models.plain_clip import PlainCLIP
+from vitrail.models.plain_decoder import PlainDecoder
 from vitrail.models.plain_detector import PlainDetector
 from vitrail.models.plain_segmenter import PlainSegmenter
 from vitrail.models.plain_sequences import PlainSpectrogramViT, PlainVideoViT
@@ -47,6 +48,7 @@ EMBEDDED_KINDS: dict[str, type[nn.Module]] = {
     "segmenter": PlainSegmenter,
     "video": PlainVideoViT,
     "spectrogram": PlainSpectrogramViT,
+    "decoder": PlainDecoder,
 }
 """Modules of the embedded models, by the kind that a weights file states; a file that states none is a classifier."""
 
