@@ -20,22 +20,27 @@ from vitrail.errors import InputError
 
 __all__ = ["RECALL_TASKS", "RECALL_WORDS", "RecallPrompt", "draw_recall", "recall_tokenizer", "replace_source"]
 
-NAMES = tuple("Anna Ben Cleo Dan Eva Finn Gus Hana Ivo Jane Kim Leo Mia Nils Olga Paul".split())
-OBJECTS = tuple(
-    "key lamp book coin cup bell rope drum boat kite ring comb fork vase mask doll flag harp sock tent wheel brush "
-    "clock stone".split()
-)
-ROOMS = tuple("kitchen cellar attic garden hall shed tower office".split())
-CITIES = tuple("Rome Oslo Lima Cairo Paris Delhi Quito Tokyo Berlin Nairobi Sydney Dublin".split())
+NAMES = (
+    "Anna", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gus", "Hana", "Ivo", "Jane", "Kim", "Leo", "Mia", "Nils", "Olga",
+    "Paul",
+)  # fmt: skip
+OBJECTS = (
+    "key", "lamp", "book", "coin", "cup", "bell", "rope", "drum", "boat", "kite", "ring", "comb", "fork", "vase",
+    "mask", "doll", "flag", "harp", "sock", "tent", "wheel", "brush", "clock", "stone",
+)  # fmt: skip
+ROOMS = ("kitchen", "cellar", "attic", "garden", "hall", "shed", "tower", "office")
+CITIES = ("Rome", "Oslo", "Lima", "Cairo", "Paris", "Delhi", "Quito", "Tokyo", "Berlin", "Nairobi", "Sydney", "Dublin")
 NUMBERS = tuple(map(str, range(19)))
 FILLERS = ("It is late .", "The sun is out .", "It is cold today .", "Nobody is here .")
-_OTHERS = tuple("has the is in belongs to owns went Now First was List Continue gets coins All . : The".split())
+_OTHERS = (
+    "has", "the", "is", "in", "belongs", "to", "owns", "went", "Now", "First", "was", "List", "Continue", "gets",
+    "coins", "All", ".", ":", "The",
+)  # fmt: skip
+
+_FILLER_WORDS = tuple(word for text in FILLERS for word in text.split())
 
 RECALL_WORDS: tuple[str, ...] = tuple(
-    dict.fromkeys(
-        (*SPECIAL_WORDS, *_OTHERS, *(word for text in FILLERS for word in text.split()), *NAMES, *OBJECTS, *ROOMS)
-        + (*CITIES, *NUMBERS)
-    )
+    dict.fromkeys((*SPECIAL_WORDS, *_OTHERS, *_FILLER_WORDS, *NAMES, *OBJECTS, *ROOMS, *CITIES, *NUMBERS))
 )
 """All words of the prompts, by number."""
 
