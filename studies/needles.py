@@ -121,7 +121,8 @@ def run(args: argparse.Namespace) -> None:
 
     clock = Clock(args.minutes)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).to(args.device).eval()
+    source = {} if args.gguf is None else {"gguf_file": args.gguf}
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, **source).to(args.device).eval()
     model.requires_grad_(False)
     answered, found = read_raw(args.raw)
     methods = list(args.methods or (*single_pass_methods(), *EXTRA_METHODS, "random"))
@@ -221,6 +222,7 @@ def main() -> None:
     """Run or summarise."""
     parser = options(__doc__, methods=None, minutes=60.0)
     parser.add_argument("--model", type=Path, required=True, help="folder of the language model")
+    parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
     parser.add_argument("--name", default="smollm2", help="name of the model in the summary (%(default)s)")
     parser.add_argument("--raw", type=Path, required=True, help="file of the relevance of every prompt, JSON lines")
     parser.add_argument("--prompts", type=int, default=300, help="prompts that are drawn (%(default)s)")
