@@ -170,7 +170,7 @@ def test_small_attention_is_kept_as_matrices(used):
     assert not used
 
 
-@pytest.mark.parametrize("kind", ["none", "boolean", "additive", "causal", "invisible", "valid"])
+@pytest.mark.parametrize("kind", ["none", "boolean", "additive", "causal", "window", "invisible", "valid"])
 def test_products_agree_with_matrices(kind, monkeypatch):
     monkeypatch.setattr(row_products, "PIECE", {"cpu": 100, "cuda": 100})
     b, H, n, dh = 2, 3, 11, 4
@@ -180,6 +180,7 @@ def test_products_agree_with_matrices(kind, monkeypatch):
         "additive": torch.randn(1, H, n, n, dtype=torch.float64),
         "invisible": (torch.arange(n) != 3)[:, None].expand(n, n),
         "causal": causal_mask(Q, K),
+        "window": (causal_mask(Q, K) & ~causal_mask(Q, K).tril(-4))[None, None],
     }.get(kind)
     valid = torch.arange(n) < torch.tensor([[8], [11]]) if kind == "valid" else None
     given = None if kind == "causal" else mask
@@ -255,6 +256,14 @@ for b, H, m, n, dh in ((2, 2, 70, 70, 8), (1, 1, 33, 130, 20)):
     ):
         error = (got.double() - expected.squeeze(-2)).abs().max() / expected.abs().max()
         assert error < 1e-5, (got.shape, error)
+    A = torch.softmax((Q.double() @ K.double().mT * 0.3).masked_fill(~torch.ones(m, n).tril().bool(), -torch.inf), -1)
+    M = (A * (dZ.double() @ V.double().mT)).clamp_min(0)
+    for got, expected in (
+        (row_products(Q, K, v, 0.3, causal=True), v.double()[:, None, None] @ A),
+        (row_products(Q, K, v, 0.3, V, dZ, causal=True), v.double()[:, None, None] @ M),
+    ):
+        error = (got.double() - expected.squeeze(-2)).abs().max() / expected.abs().max()
+        assert error < 1e-5, ("causal", got.shape, error)
 """
 
 
