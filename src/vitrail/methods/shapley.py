@@ -122,7 +122,12 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
     players: list[tuple[tuple[int, ...], Tensor]] = []
     for i, tokens in enumerate(present[:, prefix:].cpu()):
         index = tokens.nonzero()[:, 0]
-        groups = [index[start : start + cell] for start in range(0, len(index), cell)]
+        units = probe.model_inputs.unit_members(i)
+        if units is None:
+            groups = [index[start : start + cell] for start in range(0, len(index), cell)]
+        else:
+            shown = [(unit.cpu()[prefix:] & tokens).nonzero()[:, 0] for unit in units]
+            groups = [unit for unit in shown if len(unit)]
         members = torch.zeros(len(groups), len(tokens), dtype=torch.bool)
         for player, group in enumerate(groups):
             members[player, group] = True
