@@ -41,7 +41,8 @@ MODELS = {
 FAST = ("cls", "mean", "handwritten")
 #: Methods and options that read attention by products.
 ROW_METHODS = [
-    "transformer_mm", "transformer_mm:last", "vtranm", "vtranm:af", "vtranm:baseline", "leadlight", "leadlight:fast",
+    "transformer_mm", "transformer_mm:last", "transformer_mm:logits", "vtranm", "vtranm:af", "vtranm:baseline",
+    "leadlight", "leadlight:fast",
     "leadlight:attention", "gradtoken", *(f"gradtoken:{v}" for v in range(1, 4)), "rollout", "rollout:normalise=false",
     "raw_attention", "raw_attention:column", "raw_attention:head=1", "attcat", "attcat:query=readout", "gradsam",
     "gradcam", "gradcam:bert", "agcam",
@@ -192,7 +193,7 @@ def test_products_agree_with_matrices(kind, monkeypatch):
     dense = DenseProducts(A, A.mean(1), dA, attention_logits(Q, K, mask, 0.7))
     one_row = torch.zeros(n, dtype=torch.float64).index_fill(0, torch.tensor([2]), 1).expand(b, -1)
     for v in (torch.randn(b, n, dtype=torch.float64), one_row, torch.ones(n, dtype=torch.float64).expand(b, -1)):
-        for name in ("rows", "mean_row", "gradient_rows", "weighted_rows", "sigmoid_rows"):
+        for name in ("rows", "mean_row", "gradient_rows", "weighted_rows", "sigmoid_rows", "logit_gradient_rows"):
             assert torch.allclose(getattr(rowwise, name)(v), getattr(dense, name)(v), rtol=1e-12, atol=1e-13), name
     u = torch.randn(b, 5, n, dtype=torch.float64)
     assert torch.allclose(rowwise.mean_columns(u), dense.mean_columns(u), rtol=1e-12, atol=1e-13)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail import fast
-from vitrail.capture.attention_products import AttentionProducts
+from vitrail.capture.attention_products import AttentionProducts, logit_gradient
 from vitrail.capture.explicit_attention import attention_logits, attention_weights
 
 #: Most numbers of a piece of attention that is in memory at a time, by device.
@@ -110,6 +110,16 @@ class RowwiseProducts(AttentionProducts):
                 dA = self._gradient_at(at, keys)
                 M = dA.mul_(self._attention(at, keys)).clamp_min_(0)
                 total[..., keys] += (part[:, None, None] @ M).squeeze(-2)
+        return self._to_valid(total)
+
+    def logit_gradient_rows(self, v: Tensor) -> Tensor:
+        """v·dO for each head, with dO the gradient at the logits."""
+        v = self._from_valid(v)
+        total = self._zeros()
+        for part, at in self._pieces(v):
+            keys = self._keys(at)
+            dO = logit_gradient(self._attention(at, keys), self._gradient_at(at, keys))
+            total[..., keys] += (part[:, None, None] @ dO).squeeze(-2)
         return self._to_valid(total)
 
     def sigmoid_rows(self, v: Tensor) -> Tensor:

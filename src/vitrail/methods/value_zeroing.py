@@ -46,12 +46,12 @@ def value_zeroing(trace: ProbedTrace, *, start: int = 0) -> Tensor:
     rows = []
     for example in range(probe.batch):
         v = readout[example : example + 1]
-        for matrix in reversed(_mixing(probe, example, range(len(probe.structure.layers))[start:])):
+        for C in reversed(_mixing(probe, example, range(len(probe.structure.layers))[start:])):
             if trace.valid is not None:
-                valid = trace.valid[example if len(trace.valid) > 1 else 0].to(matrix)
-                matrix = matrix * valid[:, None] * valid
-            share = matrix / matrix.sum(-1, keepdim=True).clamp_min(torch.finfo(matrix.dtype).tiny)
-            v = row(v.to(share), share[None])
+                valid = trace.valid[example if len(trace.valid) > 1 else 0].to(C)
+                C.mul_(valid[:, None]).mul_(valid)
+            C.div_(C.sum(-1, keepdim=True).clamp_min(torch.finfo(C.dtype).tiny))
+            v = row(v.to(C), C[None])
         rows.append(v)
     return trace.patches(torch.cat(rows))
 
