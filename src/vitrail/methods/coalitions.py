@@ -151,6 +151,11 @@ class CoalitionGame:
         elif self.text and removal == "mask":
             self._masked_text(kept, owner)
             self._try(removal, torch.zeros_like(kept), owner)
+        elif self.text and probe.model_inputs.fixed_positions:
+            raise NotApplicableError(
+                "the target reads scores at a position, which moves where tokens are left out: use removal='mask' or "
+                "removal='fill'"
+            )
         elif self.text:
             self._try(removal, torch.ones_like(kept).cumsum(1) == 1, owner)
         elif removal == "tokens":

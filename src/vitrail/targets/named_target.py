@@ -42,6 +42,11 @@ class NamedTarget(ABC):
         """Whether a model that reads no texts is refused."""
         return False
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether it reads scores at positions of a text, whose tokens must not be left out then."""
+        return False
+
     @abstractmethod
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> NamedTarget:
         """The same target with everything decided that depends on the output for one image.

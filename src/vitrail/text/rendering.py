@@ -66,7 +66,7 @@ def coloured_words(words: WordRelevance, k: int = 0) -> RenderableType:
         if abs(piece.shade) < MIN_SHADE:
             line.append(piece.text, "" if piece.seen else "dim")
         else:
-            line.append(piece.text, "black on rgb({},{},{})".format(*_on_white(piece.shade)))
+            line.append(piece.text, "black on rgb({},{},{})".format(*on_white(piece.shade)))
     return line
 
 
@@ -149,7 +149,7 @@ def figure(
             y, x = y + 1, 0.0
             for word, shade in line:
                 if abs(shade) >= MIN_SHADE:
-                    colour = tuple(channel / 255 for channel in _on_white(shade))
+                    colour = tuple(channel / 255 for channel in on_white(shade))
                     box = Rectangle((x - 0.1, y - 0.42), len(word) + 0.2, 0.84, facecolor=colour, edgecolor="none")
                     axes.add_patch(box)
                 axes.text(x, y, word.replace("$", r"\$"), **font)
@@ -206,7 +206,7 @@ def _lines(one: WordRelevance, k: int, length: int) -> list[list[tuple[str, floa
     return lines
 
 
-def _on_white(shade: float) -> tuple[int, int, int]:
+def on_white(shade: float) -> tuple[int, int, int]:
     """Blend the colour of a shade with white."""
     weight = min(1.0, abs(shade))
     red, green, blue = (round(255 + weight * (c - 255)) for c in (POSITIVE if shade > 0 else NEGATIVE))
