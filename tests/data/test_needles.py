@@ -10,19 +10,24 @@ from vitrail.errors import InputError
 
 @pytest.mark.parametrize("template", NEEDLE_TEMPLATES)
 def test_passages_hold_the_candidates(template):
-    fact, question, keys, _ = NEEDLE_TEMPLATES[template]
-    counts = set()
+    kind, counts, endings = NEEDLE_TEMPLATES[template], set(), set()
     for index in range(40):
         prompt = draw_needle(1, index, template=template)
         assert prompt.text[slice(*prompt.source)] == prompt.answer != prompt.other
         assert prompt.text[slice(*prompt.other_source)] == prompt.other
         sentences = [prompt.text[slice(*span)] for span in prompt.sentences]
-        asked = next(key for key in keys if prompt.text.endswith(question.format(key=key)))
-        assert fact.format(key=asked, value=prompt.answer) in sentences
+        ending = prompt.text[prompt.sentences[-1][1] + 1 :]
+        starts = {key: kind.start.format(key) for key in kind.keys}
+        asked = next(key for key, start in starts.items() if ending.lower().endswith(start.lower()))
+        assert f"{starts[asked]} {prompt.answer}." in sentences
         assert sum(asked in sentence.split() for sentence in sentences) == 1
-        assert prompt.answer not in prompt.text[prompt.sentences[-1][1] :]
+        assert prompt.answer not in ending
+        assert ending.startswith(
+            (starts[asked], "As I said, ", f"Question: {kind.question.format(asked)} Answer: ")[prompt.ending]
+        )
         counts.add(len(sentences))
-    assert counts == {2, 3, 4, 5, 6}
+        endings.add(prompt.ending)
+    assert (counts, endings) == ({2, 3, 4, 5, 6}, {0, 1, 2})
 
 
 def test_codes_differ_in_their_first_digit():

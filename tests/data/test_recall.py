@@ -76,7 +76,9 @@ def test_a_replaced_source_changes_the_answer(task):
 
 def test_prompts_are_the_same_in_every_call_and_differ_between_splits():
     assert draw_recall(3, 5) == draw_recall(3, 5)
-    texts = {split: {draw_recall(0, i, split=split)[0].text for i in range(COUNT)} for split in ("train", "val", "test")}
+    texts = {
+        split: {draw_recall(0, i, split=split)[0].text for i in range(COUNT)} for split in ("train", "val", "test")
+    }
     assert len(set.union(*texts.values())) > 2.9 * COUNT
     assert {draw_recall(0, i)[0].task for i in range(COUNT)} == set(RECALL_TASKS)
 

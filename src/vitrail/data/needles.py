@@ -15,7 +15,7 @@ from vitrail.data.scenes import scene_generator
 from vitrail.data.textures import uniform_int
 from vitrail.errors import InputError
 
-__all__ = ["NEEDLE_TEMPLATES", "NeedlePrompt", "draw_needle"]
+__all__ = ["NEEDLE_ENDINGS", "NEEDLE_TEMPLATES", "NeedlePrompt", "NeedleTemplate", "draw_needle"]
 
 Span = tuple[int, int]
 
@@ -33,14 +33,35 @@ CITIES = (
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "brown", "pink", "orange", "grey")
 FOODS = ("bread", "rice", "cheese", "soup", "fish", "cake", "fruit", "pasta", "meat", "honey", "chocolate", "salad")
 
-NEEDLE_TEMPLATES: dict[str, tuple[str, str, tuple[str, ...], tuple[str, ...]]] = {
-    "thing": ("{key} has the {value}.", "{key} has the", NAMES, THINGS),
-    "city": ("{key} lives in {value}.", "{key} lives in", NAMES, CITIES),
-    "colour": ("The {key} is {value}.", "The {key} is", THINGS, COLOURS),
-    "food": ("{key} likes {value}.", "{key} likes", NAMES, FOODS),
-    "code": ("The code of {key} is {value}.", "The code of {key} is", NAMES, ()),
+
+@dataclass(frozen=True)
+class NeedleTemplate:
+    """Facts of one kind.
+
+    Attributes:
+        start: The sentence of a fact up to its value, with a place for the key.
+        question: A question for the value of a key.
+        keys: What the facts are about.
+        values: Their values; without any, numbers of four digits.
+    """
+
+    start: str
+    question: str
+    keys: tuple[str, ...]
+    values: tuple[str, ...] = ()
+
+
+NEEDLE_TEMPLATES: dict[str, NeedleTemplate] = {
+    "thing": NeedleTemplate("{} has the", "What does {} have?", NAMES, THINGS),
+    "city": NeedleTemplate("{} lives in", "Where does {} live?", NAMES, CITIES),
+    "colour": NeedleTemplate("The {} is", "Which colour is the {}?", THINGS, COLOURS),
+    "food": NeedleTemplate("{} likes", "What does {} like?", NAMES, FOODS),
+    "code": NeedleTemplate("The code of {} is", "What is the code of {}?", NAMES),
 }
-"""By name: sentence of a fact, question, keys and values. The values of codes are numbers of four digits."""
+"""Kinds of facts by name."""
+
+NEEDLE_ENDINGS: tuple[str, ...] = ("{start}", "As I said, {said}", "Question: {question} Answer: {start}")
+"""What follows the facts: the start of one of them, alone, after a few words, or after a question."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,8 @@ class NeedlePrompt:
         source: First character and end of the answer in the text.
         other: The second candidate: the value of another key.
         other_source: First character and end of the second candidate in the text.
-        sentences: First character and end of each fact; the question follows the last one.
+        sentences: First character and end of each fact; the ending follows the last one.
+        ending: Number of the ending in ``NEEDLE_ENDINGS``.
     """
 
     template: str
@@ -64,10 +86,13 @@ class NeedlePrompt:
     other: str
     other_source: Span
     sentences: tuple[Span, ...]
+    ending: int
 
 
 def draw_needle(seed: int, index: int, *, template: str | None = None) -> NeedlePrompt:
-    """Draw a prompt of two to six facts and a question about one of them.
+    """Draw a prompt of two to six facts that ends with the start of one of them.
+
+    The endings of ``NEEDLE_ENDINGS`` take turns.
 
     Args:
         seed: Seed of a family of prompts, 0 or more.
@@ -85,23 +110,25 @@ def draw_needle(seed: int, index: int, *, template: str | None = None) -> Needle
     chosen = list(NEEDLE_TEMPLATES)[index % len(NEEDLE_TEMPLATES)] if template is None else template
     if chosen not in NEEDLE_TEMPLATES:
         raise InputError(f"unknown template {chosen!r}: use one of {', '.join(NEEDLE_TEMPLATES)}")
-    fact, question, keys, values = NEEDLE_TEMPLATES[chosen]
+    kind = NEEDLE_TEMPLATES[chosen]
     rng = scene_generator(seed, index, 8)
     count = uniform_int(rng, 2, 6)
-    chosen_keys = _draw(rng, keys, count)
-    chosen_values = _draw(rng, values, count) if values else _codes(rng, count)
+    keys = _draw(rng, kind.keys, count)
+    values = _draw(rng, kind.values, count) if kind.values else _codes(rng, count)
     asked, other = (int(i) for i in np.argsort(rng.random(count), kind="stable")[:2])
     text, sentences, sources = "", [], []
-    for key, value in zip(chosen_keys, chosen_values, strict=True):
-        sentence = fact.format(key=key, value=value)
-        start = len(text) + sentence.rindex(value)
+    for key, value in zip(keys, values, strict=True):
+        sentence = f"{kind.start.format(key)} {value}."
+        start = len(text) + len(sentence) - len(value) - 1
         sources.append((start, start + len(value)))
         sentences.append((len(text), len(text) + len(sentence)))
         text += sentence + " "
+    start, ending = kind.start.format(keys[asked]), index // len(NEEDLE_TEMPLATES) % len(NEEDLE_ENDINGS)
+    said = "the" + start[3:] if start.startswith("The ") else start
+    text += NEEDLE_ENDINGS[ending].format(start=start, said=said, question=kind.question.format(keys[asked]))
     return NeedlePrompt(
-        chosen, text + question.format(key=chosen_keys[asked]), chosen_values[asked], sources[asked],
-        chosen_values[other], sources[other], tuple(sentences),
-    )  # fmt: skip
+        chosen, text, values[asked], sources[asked], values[other], sources[other], tuple(sentences), ending
+    )
 
 
 def _draw(rng: Generator, items: tuple[str, ...], count: int) -> list[str]:
