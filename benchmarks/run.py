@@ -34,6 +34,7 @@ FUNCTIONS = {
     "perturbation": "perturbation", "rise": "perturbation", "evaluator": "perturbation", "table": "perturbation",
     "dataset": "dataset", "linear_maps": "kernels", "row_tiles": "kernels", "overhead": "two_versions",
     "serve": "server", "serve_flood": "server", "serve_abuse": "server_abuse", "ray_cluster": "cluster",
+    "decoders": "decoders", "decoders_long": "decoders",
 }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_relevance_is_at_the_only_token_that_is_read(method):
 def test_options_for_one_stream_are_refused():
     case = bart()
     given = (case.subject.model, case.subject.inputs)
-    with pytest.raises(OptionError, match="start=1 is defined for one stream"):
+    with pytest.raises(OptionError, match="start=1 and at='attention'"):
         vitrail.explain(*given, "transformer_mm", start=1, target=case.subject.target)
     with pytest.raises(OptionError, match="on several streams of tokens rollout"):
         vitrail.explain(*given, "rollout:per_head", target=case.subject.target)

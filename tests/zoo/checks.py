@@ -14,6 +14,7 @@ from collections import Counter
 
 import vitrail
 from tests.zoo import (
+    decoders,
     encoder_decoders,
     generative,
     heads,
@@ -31,8 +32,8 @@ from tests.zoo.known_answers import TESTS as KNOWN_ANSWERS
 from vitrail.errors import GuessWarning, MapWarning, VitrailError
 
 GROUPS = (
-    images, timm_images, texts, pairs, sequences, generative, heads, own_models, encoder_decoders, vision_language,
-    written_words,
+    images, timm_images, texts, pairs, sequences, generative, heads, own_models, encoder_decoders, decoders,
+    vision_language, written_words,
 )  # fmt: skip
 TESTS = KNOWN_ANSWERS | vision_language.STREAM_TESTS | written_words.WRITTEN_TESTS
 ENTRIES = [entry for group in GROUPS for entry in group.ENTRIES]

@@ -15,7 +15,8 @@ from vitrail.scores.pointing import pointing_game
 from vitrail.scores.segmentation import sanitise_maps
 from vitrail.scores.selectivity import score_selectivity
 
-DISCRIMINATION, TOP_WORD, EVENT, RIGHT_OBJECT = "discrimination", "top_word", "event", "right_object"
+DISCRIMINATION, TOP_WORD, EVENT = "discrimination", "top_word", "event"
+RIGHT_OBJECT, SOURCE = "right_object", "source"
 
 
 @dataclass
@@ -106,10 +107,28 @@ def _score_right_object(batch: ExplainedPairs, method: str, target: str) -> Scor
     return {"first": first.double().mean(1), "maximum": maximum, "chance": chance.double().mean(1)}, {}
 
 
+def _score_source(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Whether the source has the highest score: of all words, and its sentence of all sentences before the question."""
+    sentences = batch.pairs.sentences
+    if sentences is None:
+        return {}, dict.fromkeys(range(len(batch.ids)), "the example has no sentences")
+    words, reasons = _score_top_word(batch, method, target)
+    scores, sources = batch.explanations[method].double(), batch.pairs.masks
+    numbers = torch.arange(int(sentences.max()) + 1)
+    members = sentences[..., None] == numbers
+    present = members.any(-2)
+    totals = (scores[..., None] * members).sum(-2).masked_fill(~present, -torch.inf)
+    leaders = (totals == totals.amax(-1, keepdim=True)) & present
+    right = (members & sources[..., None]).any(-2)
+    share = (leaders & right).sum(-1) / leaders.sum(-1)
+    return {"source": words["top"], "source_mass": words["word_mass"], "sentence": share.mean(1)}, reasons
+
+
 WORLD_PROTOCOLS = (
     BenchProtocol(DISCRIMINATION, (), _score_discrimination, targets=(OBJECTS,), world=True),
     BenchProtocol(TOP_WORD, (), _score_top_word, targets=(OBJECTS,), world=True),
     BenchProtocol(EVENT, (), _score_event, targets=(OBJECTS,), world=True),
     BenchProtocol(RIGHT_OBJECT, (), _score_right_object, targets=(OBJECTS,), world=True),
+    BenchProtocol(SOURCE, (), _score_source, targets=(OBJECTS,), world=True),
 )
 """The protocols of pairs of the worlds."""

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail.capture.attention_products import CHECKED_UP_TO, attention_bytes
-from vitrail.capture.attention_reach import allowed_keys
+from vitrail.capture.attention_reach import AllowedKeys, CausalKeys, allowed_keys
 from vitrail.capture.explicit_attention import attention_logits, attention_weights, causal_mask, flex_logits, unpack
 from vitrail.capture.operators import NORM
 from vitrail.capture.program import Program
@@ -90,7 +90,7 @@ class Call:
     beside: bool = False
     product: bool = True
     folded: bool = False
-    allowed: Tensor | None = None
+    allowed: AllowedKeys | None = None
 
 
 @dataclass(frozen=True)
@@ -267,7 +267,7 @@ class AttentionMode(TorchFunctionMode):
         Z: Tensor,
         shape: tuple[int, int, int, int],
         folded: bool = False,
-        mask: Tensor | None = None,
+        mask: AllowedKeys | None = None,
     ) -> None:
         block = Block()
         heads = shape[1]
@@ -299,8 +299,10 @@ class AttentionMode(TorchFunctionMode):
         if self.stream is not None:
             self.stream.attended(index, block, V)
 
-    def _allowed(self, mask: Tensor, size: tuple[int, int], logits: bool) -> Tensor:
+    def _allowed(self, mask: AllowedKeys, size: tuple[int, int], logits: bool) -> AllowedKeys:
         """Which keys each query may attend to, shape (b or 1, m, n); masks that layers share are read once."""
+        if isinstance(mask, CausalKeys):
+            return mask
         if logits:
             return allowed_keys(mask)
         if id(mask) not in self._masks:
@@ -360,8 +362,8 @@ class AttentionMode(TorchFunctionMode):
         else:
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
             Z = self._node("dZ", index, Z)
-            mask = self._causal(query, key) if is_causal else attn_mask
-            self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged, mask)
+            keys = CausalKeys(query.shape[-2], key.shape[-2]) if is_causal else attn_mask
+            self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged, keys)
             self._keep_products(index, query, key, value, attn_mask, is_causal, scale)
         return self._starts_branch(self._merge(Z) if merged else Z)
 

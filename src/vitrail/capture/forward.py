@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.attention import AttentionMode, Edit, Gate, GraphGap
-from vitrail.capture.attention_reach import reachable_tokens
+from vitrail.capture.attention_reach import AllowedKeys, reachable_tokens
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
@@ -105,7 +105,7 @@ class ForwardPass:
     valid: Tensor | None = None
     features_of: Callable[[Tensor], Tensor] | None = None
     truncated: TruncatedOutputs | None = None
-    allowed: tuple[Tensor | None, ...] = ()
+    allowed: tuple[AllowedKeys | None, ...] = ()
     evidence: PassEvidence | None = None
 
     def trace(
@@ -260,7 +260,8 @@ class ForwardPass:
         """Tokens that are no padding and that the readout can depend on, shape (b, n); None for all."""
         if self.structure.kind != "plain" or all(one is None for one in self.allowed):
             return self.valid
-        batch = len(self.valid) if self.valid is not None else next(len(o) for o in self.allowed if o is not None)
+        masks = [len(one) for one in self.allowed if isinstance(one, Tensor)]
+        batch = len(self.valid) if self.valid is not None else max(masks, default=1)
         rows = readout if readout.dim() == 2 else readout.expand(batch, -1)
         layers = self.structure.layers
         skipped = self.structure.pool_skips

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode, Call
+from vitrail.capture.attention_reach import AllowedKeys, CausalKeys
 from vitrail.capture.frozen import frozen, lock_of, unwrap
 from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
 from vitrail.capture.layout import Layout, by, count_layout, measured_layout, read_readout
@@ -346,11 +347,14 @@ def _values_of_noise(one: StructurePass, call: int) -> tuple[Tensor, Tensor] | N
 def _masks(calls: Sequence[Call]) -> tuple[bool, bool]:
     """Whether some query may not attend to some key, and whether no query may attend to a later key."""
     allowed = [c.allowed for c in calls]
-    masked = any(one is not None and not bool(one.all()) for one in allowed)
-    causal = masked and all(
-        one is not None and one.shape[1] == one.shape[2] > 1 and not bool(one.triu(1).any()) for one in allowed
-    )
-    return masked, causal
+    masked = any(one is not None and (isinstance(one, CausalKeys) or not bool(one.all())) for one in allowed)
+    return masked, masked and all(map(_is_causal, allowed))
+
+
+def _is_causal(allowed: AllowedKeys | None) -> bool:
+    if allowed is None or isinstance(allowed, CausalKeys):
+        return allowed is not None and allowed.queries == allowed.keys > 1
+    return allowed.shape[1] == allowed.shape[2] > 1 and not bool(allowed.triu(1).any())
 
 
 def _has_storage(tensor: Tensor) -> bool:

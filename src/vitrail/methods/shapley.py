@@ -87,7 +87,7 @@ def shapley(
         raise OptionError(f"tolerance={tolerance} must be above 0, or None for no early stop")
     maps = _prior_maps(probe, prior) if estimator == "regression" else None
     parts = []
-    for rows, members in _players(probe, cell):
+    for rows, members in players(probe, cell):
         game = CoalitionGame(probe, members, removal, fill, rows)
         if estimator == "permutation":
             estimate, used = _permutations(game, forwards, tolerance, seed)
@@ -106,7 +106,7 @@ def shapley(
     return values
 
 
-def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
+def players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
     """Groups of inputs with the same players: their indices, and the membership of patches, shape (P, S)."""
     if probe.model_inputs.image is not None:
         return [(tuple(range(probe.batch)), grid_cells(patch_grid(probe), cell))]

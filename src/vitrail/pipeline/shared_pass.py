@@ -233,7 +233,8 @@ def _traces_without_gradient(
     """
     if not shared.blocks and any(one.method.rules for one in by_trace):  # a pass under relevance rules
         return [job.stitched(shared.trace())]
-    if not shared.blocks or not (shared.allowed or any(one.round is None for one in by_trace)):
+    perturbs = any(one.method.takes == "probe" for one in job.methods)
+    if not shared.blocks or not ((shared.allowed and perturbs) or any(one.round is None for one in by_trace)):
         return []
     if resolved.values is None or not shared.structure.layers:
         return [job.stitched(shared.trace())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from inspect import signature
+from math import isfinite
 from typing import Any
 
 import torch
@@ -45,17 +46,19 @@ class PromptScorer:
     def __init__(
         self, model: nn.Module, prompt: EncodedPrompt, target: NamedTarget, tokenizer: Any, removal: str | None = None
     ) -> None:
-        masked = "attention_mask" in signature(model.forward).parameters and not _is_recurrent(model)
+        masked = "attention_mask" in signature(model.forward).parameters
         if removal not in (None, *TOKEN_REMOVALS):
             raise OptionError(
                 f"removal={removal!r} is not one of {', '.join(map(repr, TOKEN_REMOVALS))}, the ways to remove tokens"
             )
         if removal == "mask" and not masked:
-            raise OptionError(f"{type(model).__name__} has no attention to mask: use removal='replace'")
+            raise OptionError(f"{type(model).__name__} takes no attention mask: use removal='replace'")
         self.removal = removal or ("mask" if masked else "replace")
         self.model, self.prompt, self.tokenizer = model, prompt, tokenizer_of(tokenizer)
         self.target = replace(target, score="logprob") if isinstance(target, TokenTarget) else target
         self.terms = target_terms(self.target, len(prompt.ids))
+        if removal is None and masked and not self._mask_works():
+            self.removal = "replace"
 
     def __call__(self, kept: Tensor) -> Tensor:
         """Values with some tokens kept, shape (n,), double precision on the CPU.
@@ -78,6 +81,16 @@ class PromptScorer:
             return next(iter(self._pinned(self.terms[0], reader).others(reader, 0, 1)), None)
         except TargetError:
             return None
+
+    def _mask_works(self) -> bool:
+        """Whether hiding all words changes the target, and it stays finite.
+
+        Some models take a mask and do not use it. In others, a token whose window is hidden as a whole has no number.
+        """
+        kept = torch.ones(2, len(self.prompt.ids), dtype=torch.bool)
+        kept[1] = ~torch.tensor(self.prompt.encoded.content)
+        whole, hidden = self(kept).tolist()
+        return isfinite(hidden) and whole != hidden
 
     def _value(self, term: TargetTerm, kept: Tensor) -> Tensor:
         reader = self._run(term, kept)
@@ -112,9 +125,3 @@ class PromptScorer:
         names = ("pad_token_id", "eos_token_id", "unk_token_id", "bos_token_id")
         found = (getattr(self.tokenizer, name, None) for name in names)
         return next((int(one) for one in found if one is not None), 0)
-
-
-def _is_recurrent(model: nn.Module) -> bool:
-    """Whether a model has a state instead of attention, whose masks do not hide tokens from later ones."""
-    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
-    return "mamba" in kind or "rwkv" in kind
