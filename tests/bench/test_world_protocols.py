@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -76,3 +78,24 @@ def test_rows_with_both_targets_are_paired():
     repeated = WorldBatch(pairs.inputs, pairs.target, pairs.masks, True, pairs.correct)
     values = torch.tensor([10.0, 20.0, 11.0, 21.0]).view(4, 1, 1, 1)
     assert maps_of_pairs(values, repeated, None).flatten(1).tolist() == [[10, 11], [20, 21]]
+
+
+def test_the_object_with_most_relevance_is_compared_with_those_that_decide():
+    objects = torch.zeros(1, 4, 2, 4, dtype=torch.bool)
+    for k in range(3):  # the fourth is absent
+        objects[0, k, :, k] = True
+    decides = torch.zeros(1, 2, 4, dtype=torch.bool)
+    decides[0, 0, 1] = decides[0, 1, 2] = True
+    maps = torch.zeros(1, 2, 2, 4)
+    maps[0, 0, :, 1] = torch.tensor([1.0, 0.5])
+    maps[0, 0, 0, 3] = 2.0  # the maximum lies on nothing
+    maps[0, 1, :, 0] = 1.0
+    batch = batch_of(objects[:, :2], maps)
+    batch.pairs = replace(batch.pairs, objects=objects, decides=decides)
+    scores = scores_of("right_object", batch).values
+    assert scores["first"].item() == 0.5
+    assert scores["maximum"].item() == 0.0
+    assert scores["chance"].item() == pytest.approx(1 / 3)
+    assert scores_of("right_object", batch_of(objects[:, :2], maps)).reasons == {
+        0: "the example has no list of objects"
+    }

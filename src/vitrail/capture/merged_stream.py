@@ -19,7 +19,7 @@ from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.output_tensors import any_output
-from vitrail.capture.verify import owners
+from vitrail.capture.verify import direction, owners
 from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailError
 
 #: Name of the merged vectors among the arguments of `StreamModel`.
@@ -28,6 +28,8 @@ STREAM = "stream"
 _IMAGES = ("image", "video", "patches")
 #: Words by which models complain about the number of image tokens.
 _COUNT = re.compile(r"image.*tokens?|tokens.*image", re.IGNORECASE)
+#: Numbers by which two vectors are told apart; whole vectors of all layers would fill the memory.
+_NUMBERS = 8
 #: Numbers of channels of images.
 _CHANNELS = (1, 3, 4)
 
@@ -151,12 +153,16 @@ def find_merged_stream(model: nn.Module, model_inputs: ModelInputs) -> MergedStr
             ) from error
         expected, by_image = _entering(model, noisy)
         _, by_words = _entering(model, model_inputs, ids)
-    for key, vectors in base.items():
-        if key not in by_image or key not in by_words or by_image[key].shape != vectors.shape:
+    for key, marks in base.items():
+        if key not in by_image or key not in by_words or by_image[key].shape != marks.shape:
             continue
-        moved, worded = _changed(vectors, by_image[key]), _changed(vectors, by_words[key])
-        if _is_stream(moved, worded, ids) and _decides(model, model_inputs, key, by_image[key], expected):
-            found = MergedStream(StreamPlace(*key), vectors, moved, worded, names, None)
+        moved, worded = _changed(marks, by_image[key]), _changed(marks, by_words[key])
+        if not _is_stream(moved, worded, ids):
+            continue
+        place = StreamPlace(*key)
+        if _decides(model, model_inputs, place, _vectors_at(model, noisy, place), expected):
+            vectors = _vectors_at(model, model_inputs, place)
+            found = MergedStream(place, vectors, moved, worded, names, None)
             return replace(found, owners=_owners(model, model_inputs, found))
     raise NotApplicableError(
         f"{type(model).__name__} has no stream in which image tokens and words stand side by side: noise on the image "
@@ -181,9 +187,11 @@ def _run(model: nn.Module, model_inputs: ModelInputs) -> Any:
         return run_model(model, model_inputs)
 
 
-def _decides(model: nn.Module, model_inputs: ModelInputs, key: Key, vectors: Tensor, expected: Tensor) -> bool:
+def _decides(
+    model: nn.Module, model_inputs: ModelInputs, place: StreamPlace, vectors: Tensor, expected: Tensor
+) -> bool:
     """Whether the vectors of another image at a place give the output of that image."""
-    with frozen(model), torch.no_grad(), _replaced(model, StreamPlace(*key), vectors):
+    with frozen(model), torch.no_grad(), _replaced(model, place, vectors):
         return _close(_scores(_run(model, model_inputs)), expected)
 
 
@@ -202,7 +210,10 @@ def _close(one: Tensor, other: Tensor) -> bool:
 def _entering(
     model: nn.Module, model_inputs: ModelInputs, ids: Tensor | None = None
 ) -> tuple[Tensor, dict[Key, Tensor]]:
-    """The output and every tensor of shape (b, n, d) that enters a module, in order; with ``ids``, of noisy words."""
+    """The output, and a few numbers for each position of every tensor of shape (b, n, d) that enters a module.
+
+    With ``ids``, those of noisy words.
+    """
     batch, found, calls, handles = model_inputs.batch, dict[Key, Tensor](), dict[str, int](), []
 
     def note(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
@@ -210,7 +221,7 @@ def _entering(
         given: list[tuple[int | str, Any]] = [*enumerate(args), *kwargs.items()]
         for argument, value in given:
             if isinstance(value, Tensor) and value.is_floating_point() and value.dim() == 3 and len(value) == batch:
-                found[name, argument, call] = value.detach().clone()
+                found[name, argument, call] = (value @ direction(value.new_empty(value.shape[-1], _NUMBERS))).float()
 
     def watch(name: str) -> Any:
         return lambda _, args, kwargs: note(name, args, kwargs)
@@ -248,9 +259,34 @@ def _word_layer(model: nn.Module) -> nn.Module:
 
 
 def _changed(base: Tensor, other: Tensor) -> Tensor:
-    """Positions whose vectors differ, shape (b, n)."""
-    scale = base.float().abs().amax().clamp_min(1e-12)
-    return (base.float() - other.float()).abs().amax(-1) > 1e-6 * scale
+    """Positions whose vectors differ, shape (b, n), by a few numbers for each."""
+    return (base - other).abs().amax(-1) > 1e-6 * base.abs().amax().clamp_min(1e-12)
+
+
+def _vectors_at(model: nn.Module, model_inputs: ModelInputs, place: StreamPlace) -> Tensor:
+    """The vectors that enter a module."""
+    with frozen(model), torch.no_grad(), _watched(model, place) as seen:
+        _run(model, model_inputs)
+    return seen[0].detach().clone()
+
+
+@contextmanager
+def _watched(model: nn.Module, place: StreamPlace) -> Iterator[list[Tensor]]:
+    """Keep the vectors that enter a module."""
+    seen: list[Tensor] = []
+    calls = 0
+
+    def note(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls - 1 == place.call:
+            seen.append(kwargs[place.argument] if isinstance(place.argument, str) else args[place.argument])
+
+    handle = model.get_submodule(place.name).register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        yield seen
+    finally:
+        handle.remove()
 
 
 def _is_stream(image: Tensor, words: Tensor, ids: Tensor) -> bool:
@@ -265,51 +301,50 @@ def _is_stream(image: Tensor, words: Tensor, ids: Tensor) -> bool:
 def _owners(model: nn.Module, model_inputs: ModelInputs, stream: MergedStream) -> tuple[Tensor, ...] | None:
     """The image token of each pixel, by gradients past all attention; one entry for each example.
 
-    Where the images of several tensors, or tokens without pixels of their own are found, None.
+    None where there are images in several tensors, or image tokens without pixels of their own.
     """
     if len(stream.images) != 1:
         return None
-    name, found = stream.images[0], []
-    for i in range(model_inputs.batch):
+    pixels = model_inputs.kwargs[stream.images[0]]
+    together = len(pixels) == model_inputs.batch and pixels.dim() >= 4
+    rows = [slice(0, model_inputs.batch)] if together else [slice(i, i + 1) for i in range(model_inputs.batch)]
+    found: list[Tensor] = []
+    for some in rows:
         try:
-            one = model_inputs.select(slice(i, i + 1))
-            found.append(_owners_of_one(model, one, name, stream.place, stream.image[i]))
+            own = _owners_of(model, model_inputs.select(some), stream, stream.image[some])
         except VitrailError:
             return None
-    if any(own is None for own in found):
-        return None
-    return tuple(own for own in found if own is not None)
+        if own is None:
+            return None
+        found += own
+    return tuple(found)
 
 
-def _owners_of_one(
-    model: nn.Module, model_inputs: ModelInputs, name: str, place: StreamPlace, positions: Tensor
-) -> Tensor | None:
-    pixels = model_inputs.kwargs[name]
+def _owners_of(
+    model: nn.Module, model_inputs: ModelInputs, stream: MergedStream, positions: Tensor
+) -> list[Tensor] | None:
+    """The image token of each pixel of some examples, whose images are measured as one."""
+    pixels = model_inputs.kwargs[stream.images[0]]
     leaf, restored = _as_leaf(pixels)
-    seen: list[Tensor] = []
-    calls = 0
-
-    def note(_: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        nonlocal calls
-        calls += 1
-        if calls - 1 == place.call:
-            seen.append(kwargs[place.argument] if isinstance(place.argument, str) else args[place.argument])
-
-    mode = AttentionMode({}, 1, keep_output=True, masks=False, cut_outputs=True)
-    handle = model.get_submodule(place.name).register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        with frozen(model), torch.enable_grad(), mode:
-            _run(model, model_inputs.swap(pixels, restored))
-    finally:
-        handle.remove()
+    mode = AttentionMode({}, model_inputs.batch, keep_output=True, masks=False, cut_outputs=True)
+    with frozen(model), torch.enable_grad(), _watched(model, stream.place) as seen, mode:
+        _run(model, model_inputs.swap(pixels, restored))
     if not seen or not seen[0].requires_grad:
         return None
-    tokens = seen[0][0][positions.to(seen[0].device)]
+    tokens = seen[0][positions.to(seen[0].device)]
     measured = owners(tokens[None, None], leaf)
     if measured is None or measured[1] > _SHARED:
         return None
-    own = measured[0]
-    return own if bool((own >= 0).any()) and len(set(own[own >= 0].tolist())) == len(tokens) else None
+    own, counts = measured[0], positions.sum(1).tolist()
+    found, first = [], 0
+    for one, count in zip(own.chunk(len(counts)), counts, strict=True):
+        here = one - first
+        of_others = (one >= 0) & ((here < 0) | (here >= count))
+        if bool(of_others.any()) or len(set(here[one >= 0].tolist())) != count:
+            return None
+        found.append(here.masked_fill(one < 0, -1))
+        first += count
+    return found
 
 
 #: Largest share of a second image token in what a pixel does.
@@ -317,7 +352,7 @@ _SHARED = 0.2
 
 
 def _as_leaf(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Images of one example as a leaf of shape (1, channels, tiles · height, width), and as the model takes them.
+    """Images as a leaf of shape (1, channels, images · height, width), and as the model takes them.
 
     Flattened patches are a leaf of shape (1, patches, values).
     """
