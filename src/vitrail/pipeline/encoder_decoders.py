@@ -36,7 +36,7 @@ DECODER_IDS = "decoder_input_ids"
 
 
 @dataclass(frozen=True)
-class _Call:
+class _DecoderCall:
     """A call: examples, tokens that are appended to those of the decoder, and what is explained of each."""
 
     examples: tuple[int, ...]
@@ -144,7 +144,7 @@ def _decoder_start(model: nn.Module, given: Mapping[str, Any], count: int) -> Te
     return torch.full((count, 1), first, dtype=torch.long, device=device)
 
 
-def _calls(terms: Sequence[Sequence[tuple[TargetTerm, ...]]]) -> list[_Call]:
+def _calls(terms: Sequence[Sequence[tuple[TargetTerm, ...]]]) -> list[_DecoderCall]:
     """The calls that some targets need: one where nothing is appended, else one for each example."""
     for row in terms:
         if any(len(one) > 1 for one in row) or len({one[0].forced for one in row}) > 1:
@@ -155,8 +155,8 @@ def _calls(terms: Sequence[Sequence[tuple[TargetTerm, ...]]]) -> list[_Call]:
     appended = [row[0][0].forced for row in terms]
     own = tuple(tuple(one[0] for one in row) for row in terms)
     if len(set(appended)) == 1:
-        return [_Call(tuple(range(len(terms))), appended[0], own)]
-    return [_Call((i,), appended[i], (own[i],)) for i in range(len(terms))]
+        return [_DecoderCall(tuple(range(len(terms))), appended[0], own)]
+    return [_DecoderCall((i,), appended[i], (own[i],)) for i in range(len(terms))]
 
 
 def _joined(parts: Sequence[Explanation]) -> Explanation:
