@@ -10,7 +10,7 @@ import torch
 import vitrail
 from tests.battery.decoders import FAMILIES
 from tests.text.language import PROMPT, MarkedCopy, language_model, word_tokens
-from vitrail.errors import InputError, OptionError, TargetError
+from vitrail.errors import InputError, ModelError, OptionError, TargetError
 from vitrail.targets import answer, contrast, saved_targets, token
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
@@ -279,3 +279,11 @@ def test_a_missing_tokenizer_is_named():
     e = vitrail.explain(model, ids, "gradient_x_input", target=token(paris))  # ids need none
     named = vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target="Paris")
     assert close(e.grid[..., 1:], named.grid[..., 1:])  # <s> is a token like others where the tokenizer is unknown
+
+
+def test_scores_that_are_not_finite_are_refused():
+    model = MarkedCopy()
+    with torch.no_grad():
+        model.head.weight[0, 0] = torch.nan
+    with pytest.raises(ModelError, match="scores of MarkedCopy are not finite"):
+        vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=word_tokens(), target="Paris")

@@ -22,7 +22,8 @@ PromptOption = Annotated[
 ]  # fmt: skip
 AgainstOption = Annotated[
     list[str] | None,
-    typer.Option("--against", metavar="TEXT", help="Compare each --prompt with this text. Repeat it for several.",
+    typer.Option("--against", metavar="TEXT", help="Compare each --prompt, --token or --answer with this text. Repeat "
+                 "it for several.",
                  show_default=False),
 ]  # fmt: skip
 BoxOption = Annotated[

@@ -15,7 +15,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.output_tensors import OutputChoice, OutputReading
 from vitrail.errors import MapWarning
-from vitrail.inputs.map_source import MapSource, TextSource
+from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
 from vitrail.inputs.targets import Target
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models import LoadedModel
@@ -241,7 +241,6 @@ def _is_language_call(loaded: LoadedModel, target: Target) -> bool:
 def _explain_prompts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
     """Explain the prompts of a language model."""
     from vitrail.pipeline.language_prompts import PromptSettings, encoded_prompts, explain_prompts
-    from vitrail.text.prediction import predict_texts
 
     if request.smoothing is not None:
         images_to_smooth(ModelInputs())  # raises: texts cannot be smoothed
@@ -254,10 +253,11 @@ def _explain_prompts(loaded: LoadedModel, inputs: Inputs, request: Request) -> R
         return _explain_images(loaded, rows, replace(inner, target=target))
 
     results = explain_prompts(prompts, settings, request.target, explain_rows)
-    texts = tuple(prompt.encoded.text for prompt in prompts)
-    predict = partial(predict_texts, settings=tokenizer, model=loaded.module)
-    source = TextSource(loaded, texts, tokenizer, predict, partial(_explain_again, loaded, request, None))
-    return complete(results, texts, source, request)
+    inner_source = next(iter(results.values())).source
+    assert isinstance(inner_source, MapSource)
+    again = partial(_explain_again, loaded, request, None)
+    source = PromptSource(loaded, tuple(prompts), tokenizer, inner_source.structure, again)
+    return complete(results, [prompt.encoded.text for prompt in prompts], source, request)
 
 
 def _explain_again(

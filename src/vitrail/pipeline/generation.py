@@ -102,10 +102,14 @@ class GenerationExplanation:
 
     @cached_property
     def scores(self) -> Tensor:
-        """Relevance of each source for each generated word, shape (words, sources): the sum over tokens."""
+        """Relevance of each source for each generated word, shape (words, sources): the sum over tokens.
+
+        Relevance inside a word, of its first tokens for its later ones, is left out.
+        """
         columns = word_scores(self.matrix, self.token_spans, self.units)
         rows = word_scores(columns.T.contiguous(), self.token_spans[self.prompt_tokens :], self.word_spans)
-        return rows.T
+        own = [[a < stop and start < b for a, b in self.units] for start, stop in self.word_spans]
+        return rows.T.masked_fill(torch.tensor(own, dtype=torch.bool).view(rows.T.shape), 0.0)
 
     def top(self, word: int | str = 0, count: int = 10) -> list[tuple[str, float]]:
         """The sources of a generated word with the highest scores, best first.

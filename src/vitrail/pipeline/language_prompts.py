@@ -11,13 +11,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from vitrail.capture.inputs import SPECIAL_TOKENS, TOKEN_UNITS
-from vitrail.errors import MapWarning, OptionError, TargetError
+from vitrail.errors import MapWarning, ModelError, OptionError, TargetError
+from vitrail.inputs.map_source import MapSource
 from vitrail.methods.postprocess import is_constant, normalise
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.text_windows import spans_of
@@ -26,7 +28,7 @@ from vitrail.targets.contrasts import Contrast
 from vitrail.targets.language_targets import TargetTerm, language_rows, read_positions, target_terms
 from vitrail.targets.named_target import NamedTarget
 from vitrail.targets.output_reader import OutputReader
-from vitrail.text.language_model import check_length, context_limit, padded_inputs
+from vitrail.text.language_model import attends_locally, check_length, context_limit, padded_inputs
 from vitrail.text.prediction import DEFAULT_BATCH_SIZE
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
@@ -110,6 +112,7 @@ def explain_prompts(
     for row in rows:
         check_length(len(row.ids), limit, f"prompt {row.prompt} with its answer")
     found = _explain_rows(rows, prompts, spans, settings, size, explain_inputs, None)
+    _check_values(next(iter(found.values())), settings.model)
     return {
         label: _joined(_regrouped(results, places, terms, asked), asked, prompts, spans, settings, _seconds(results))
         for label, results in found.items()
@@ -154,8 +157,7 @@ def _explain_rows(
     settings: PromptSettings, size: int, explain_inputs: ExplainInputs, function: Any,
 ) -> dict[str, list[Explanation]]:  # fmt: skip
     """The explanation of each row by each method."""
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i].ids))  # batches of similar lengths need less padding
-    batches = [order[i : i + size] for i in range(0, len(order), size)]
+    batches = _batches([len(row.ids) for row in rows], size, attends_locally(settings.model))
     if settings.keep and len(batches) > 1:
         raise OptionError(f"keep=True needs all {len(rows)} rows in one pass: pass batch_size={len(rows)}")
     tokenizer = settings.tokenizer.tokenizer
@@ -177,9 +179,55 @@ def _explain_rows(
             results = explain_inputs(inputs, target)
         for label, result in results.items():
             each = found.setdefault(label, [result] * len(rows))
+            limited = _causal(result, chosen)
             for j, i in enumerate(batch):
-                each[i] = _row_of(result, j, len(batch))
+                each[i] = _row_of(limited, j, len(batch))
     return found
+
+
+def _batches(lengths: Sequence[int], size: int, alike: bool) -> list[list[int]]:
+    """Indices of rows in batches of similar lengths, which need less padding.
+
+    Args:
+        lengths: Number of tokens of each row.
+        size: Most rows of a batch.
+        alike: Whether all rows of a batch have the same length: a token of padding whose window holds nothing but
+            padding attends to nothing, and its values are no numbers.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i])
+    groups = [[i for i in order if lengths[i] == n] for n in sorted(set(lengths))] if alike else [order]
+    return [group[i : i + size] for group in groups for i in range(0, len(group), size)]
+
+
+def _check_values(results: Sequence[Explanation], model: nn.Module) -> None:
+    """Refuse targets whose values are not finite."""
+    for result in results:
+        for record in (result.named_targets or ((),))[0]:
+            sides = (
+                (record.pinned.first, *(record.pinned.against or ()))
+                if isinstance(record.pinned, Contrast)
+                else (record.pinned,)
+            )
+            values = [getattr(one, "probability", None) for one in sides] + [
+                getattr(one, "total", None) for one in sides
+            ]
+            if any(value is not None and not isfinite(value) for value in values):
+                raise ModelError(
+                    f"the scores of {type(model).__name__} are not finite (NaN or infinite): check its weights and "
+                    "precision, and whether it takes padded prompts (batch_size=1 uses no padding)"
+                )
+
+
+def _causal(result: Explanation, rows: Sequence[SequenceRow]) -> Explanation:
+    """No relevance after the position of a target, for models without attention, whose masks say so elsewhere."""
+    source = result.source
+    if not isinstance(source, MapSource) or source.structure.layers or not rows[0].targets:
+        return result
+    grid = result.grid.clone()
+    for b, row in enumerate(rows):
+        for k, target in enumerate(row.targets):
+            grid[b, k, max(read_positions(target, len(row.ids))) + 1 :] = 0
+    return replace(result, grid=grid)
 
 
 def _padded(values: Sequence[Any], length: int, fill: Any) -> list[Any]:

@@ -44,7 +44,7 @@ class AnswerTarget(NamedTarget):
     processor: Any = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
-        return f"answer({self.answer!r})"
+        return f"answer({self.answer!r})" if not self.rank else f"other tokens than {self.answer!r}"
 
     @property
     def total(self) -> float:

@@ -99,7 +99,7 @@ class TokenTarget(NamedTarget):
         order = scores.topk(min(count + 1, len(scores))).indices.tolist()
         found = [i for i in order if i != self.index][:count]
         names = [f"token {i}" if context is None else context.decode(i) for i in found]
-        return [replace(self, token=i, index=i, name=n, probability=None) for i, n in zip(found, names, strict=True)]
+        return [replace(self, token=n, index=i, name=n, probability=None) for i, n in zip(found, names, strict=True)]
 
     def title(self, output: OutputReader) -> str:  # noqa: ARG002
         """The token and its probability."""

@@ -37,7 +37,7 @@ def greedy_tokens(model: nn.Module, ids: Sequence[int], count: int, end: int | N
     step, cache = row, None
     with frozen(model), torch.no_grad():
         while len(found) < count:
-            known = {} if cache is None else {"past_key_values": cache}
+            known: dict[str, Any] = {} if cache is None else {"past_key_values": cache}
             output = model(input_ids=step, **given, **known)
             index = int(_scores(model, output)[0, -1].argmax())
             if index in ends:

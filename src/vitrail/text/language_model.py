@@ -57,6 +57,15 @@ def context_limit(model: nn.Module, window: int | None = None) -> int | None:
     return next((one for one in stated if isinstance(one, int) and one > 0), None)
 
 
+def attends_locally(model: nn.Module) -> bool:
+    """Whether a model states that some of its tokens attend to a window of others."""
+    config: Any = getattr(unwrap(model), "config", None)
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    names = ("sliding_window", "attention_chunk_size", "local_attention", "window_size")
+    return any(isinstance(getattr(config, name, None), int) for name in names)
+
+
 def check_length(tokens: int, limit: int | None, what: str) -> None:
     """Refuse a text that is longer than the model's limit."""
     if limit is not None and tokens > limit:
