@@ -27,12 +27,16 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "language-model-truth.md"
 NEEDLES = HERE.parent / "studies" / "results" / "needles.csv"
 #: Scores of the CSV by protocol.
-SCORES = {"source": ("source", "source_mass", "sentence"), "discrimination": ("share",)}
+SCORES = {
+    "source": ("source", "source_mass", "sentence"), "discrimination": ("share",),
+    "continuation": ("comprehensiveness", "sufficiency"),
+}  # fmt: skip
 COLUMNS = ("model", "task", "method", "control", "protocol", "score", "examples", "mean", "low", "high")
 #: Tables of the page: score, what follows the name of a task, and the name of the marker.
 TABLES = {
     "source-found": ("source", ""), "sentence-found": ("sentence", ""), "discrimination": ("share", ""),
     "contrast-source": ("source", CONTRAST), "contrast-discrimination": ("share", CONTRAST),
+    "comprehensiveness": ("comprehensiveness", ""), "sufficiency": ("sufficiency", ""),
 }  # fmt: skip
 POSITIONS = ("last words first", "first words first")
 #: Scores of real models, and their names in the table.
@@ -93,8 +97,8 @@ def position_rows(count: int) -> list[Row]:
         for task in RECALL_TASKS:
             pairs = [draw_recall(0, index, task=task, split="test") for index in range(count)]
             found = [[position_scores(one, method == POSITIONS[0]) for one in pair] for pair in pairs]
-            for protocol, scores in SCORES.items():
-                for score in scores:
+            for protocol in ("source", "discrimination"):
+                for score in SCORES[protocol]:
                     values = np.array([np.mean([one[score] for one in pair]) for pair in found])
                     rows += [_row(f"{task}{kind}", method, protocol, score, values) for kind in ("", CONTRAST)]
     return rows
@@ -104,18 +108,30 @@ def cell(row: Mapping[str, Any] | None) -> str:
     """A mean with its interval."""
     if row is None:
         return "–"
+    if row["score"] in SCORES["continuation"]:
+        return f"{float(row['mean']):.2f} [{float(row['low']):.2f}, {float(row['high']):.2f}]"
     shown = f"{float(row['mean']):.1%} [{100 * float(row['low']):.1f}, {100 * float(row['high']):.1f}]"
     return shown.replace("%", " %")
 
 
-def markdown(heads: Sequence[str], rows: Mapping[str, Sequence[Row | None]], controls: set[str]) -> str:
-    """A table with one row for each method, best mean first, controls last."""
+def markdown(
+    heads: Sequence[str], rows: Mapping[str, Sequence[Row | None]], controls: set[str], lower: bool = False
+) -> str:
+    """A table with one row for each method, best mean first, controls last.
+
+    Args:
+        heads: Names of the columns.
+        rows: Cells of each method.
+        controls: Methods that are controls.
+        lower: Whether lower values are better.
+    """
 
     def mean(method: str) -> float:
         known = [float(row["mean"]) for row in rows[method] if row is not None]
-        return sum(known) / max(1, len(known))
+        return (-1 if lower else 1) * sum(known) / max(1, len(known))
 
-    lines = [f"| method | {' | '.join(f'{head} ↑' for head in heads)} |", f"|---|{'---|' * len(heads)}"]
+    arrow = "↓" if lower else "↑"
+    lines = [f"| method | {' | '.join(f'{head} {arrow}' for head in heads)} |", f"|---|{'---|' * len(heads)}"]
     for method in sorted(rows, key=lambda m: (m in controls, -mean(m), m)):
         name = f"{method} (control)" if method in controls else f"`{method}`"
         lines.append(f"| {name} | {' | '.join(map(cell, rows[method]))} |")
@@ -127,7 +143,9 @@ def recall_table(rows: Sequence[Row], score: str, kind: str) -> str:
     values = {(row["method"], row["task"]): row for row in rows if row["score"] == score}
     methods = sorted({method for method, task in values if task.endswith(CONTRAST) == bool(kind)})
     found = {m: [values.get((m, f"{task}{kind}")) for task in RECALL_TASKS] for m in methods}
-    return markdown(list(RECALL_TASKS), found, {m for m in methods if m in (*CONTROLS, *POSITIONS)})
+    return markdown(
+        list(RECALL_TASKS), found, {m for m in methods if m in (*CONTROLS, *POSITIONS)}, score == "sufficiency"
+    )
 
 
 def needle_table(rows: Sequence[Row], model: str) -> str:

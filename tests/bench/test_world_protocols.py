@@ -7,7 +7,8 @@ import torch
 
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.bench.world_protocols import ExplainedPairs
-from vitrail.bench.world_tasks import WorldBatch, maps_of_pairs
+from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs
+from vitrail.models import load
 
 
 def batch_of(masks, maps, candidates=None, sentences=None):
@@ -65,6 +66,26 @@ def test_source_is_the_top_word_and_in_the_top_sentence():
     assert (scores["source"].tolist(), scores["sentence"].tolist()) == ([0], [0.5])
     reasons = scores_of("source", batch_of(sources, maps, candidates)).reasons
     assert set(reasons.values()) == {"the example has no sentences"}
+
+
+def test_continuation_needs_a_text_that_goes_on():
+    masks = torch.ones(1, 2, 3, dtype=torch.bool)
+    reasons = scores_of("continuation", batch_of(masks, masks.float())).reasons
+    assert set(reasons.values()) == {"the example has no text that goes on"}
+
+
+def test_continuation_of_the_source_and_of_other_words():
+    module = load("lm-recall").module
+    pairs = WORLD_TASKS["lookup"](module, "test", range(6))
+    right, wrong = pairs.masks.float(), (~pairs.masks & (pairs.sentences >= 0)).float()
+    found = {
+        name: scores_of("continuation", ExplainedPairs(tuple("abcdef"), pairs, {"method": maps}, module=module)).values
+        for name, maps in (("right", right), ("wrong", wrong))
+    }
+    difference = found["right"]["comprehensiveness"] - found["wrong"]["comprehensiveness"]
+    assert (difference > 0).all()
+    assert difference.mean() > 2
+    assert found["right"]["sufficiency"].mean() < found["wrong"]["sufficiency"].mean()
 
 
 def test_event_compares_frames_before_and_during():
