@@ -106,8 +106,8 @@ def continuation_faithfulness(
         numbers = np.arange(len(prompt)) if units is None else np.asarray(units[row])
         if not len(prompt) == len(relevance) == len(free) == len(numbers):
             raise InputError(
-                f"prompt {row} has {len(prompt)} tokens, {len(relevance)} scores, {len(free)} marks of removable tokens "
-                f"and {len(numbers)} units: pass one of each for every token"
+                f"prompt {row} has {len(prompt)} tokens, {len(relevance)} scores, {len(free)} marks of removable "
+                f"tokens and {len(numbers)} units: pass one of each for every token"
             )
         variants.append(prompt)
         variants += _variants(prompt, relevance, free, numbers, shares)
