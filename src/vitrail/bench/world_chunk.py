@@ -46,7 +46,8 @@ class WorldChunkRunner:
         refused = self._refused(render(indices[:1]), dataset.ids[indices[0]])
         for start in range(0, len(indices), self.plan.batch):
             chosen = indices[start : start + self.plan.batch]
-            batch = ExplainedPairs(tuple(dataset.ids[i] for i in chosen), render(chosen))
+            names, module = tuple(dataset.ids[i] for i in chosen), self.model.loaded.module
+            batch = ExplainedPairs(names, render(chosen), module=module)
             batch.failures |= {(method, row): why for method, why in refused.items() for row in range(len(chosen))}
             self._explain_batch(batch, [method for method in self.methods if method not in refused])
             self._add_rows(batch)

@@ -41,6 +41,7 @@ class WorldBatch:
         candidates: Words that count, of the same shape as ``masks``; None where the masks are of pixels.
         sentences: Number of the sentence of each word, -1 for padding, start and the question, of the same shape as
             ``masks``; None where there are none.
+        answers: Number of the right next word of A and of B, shape (b, 2); None where the targets are no words.
     """
 
     inputs: Inputs
@@ -51,6 +52,7 @@ class WorldBatch:
     of: str | None = None
     candidates: Tensor | None = None
     sentences: Tensor | None = None
+    answers: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -235,7 +237,9 @@ def recall(task: str, contrast: bool, model: nn.Module, split: str, indices: Seq
         sentences[row, start:] = torch.where(facts < facts.max(), facts, -1)
     masks, sentences, candidates = (torch.stack(x.chunk(2), 1) for x in (masks, sentences, ids > 2))
     correct = torch.stack((found == answers).chunk(2), 1)
-    return WorldBatch(inputs, target, masks, True, correct, "input_ids", candidates, sentences)
+    return WorldBatch(
+        inputs, target, masks, True, correct, "input_ids", candidates, sentences, torch.stack(answers.chunk(2), 1)
+    )
 
 
 #: From a model, a split and indices to a batch, for each task.
