@@ -65,7 +65,7 @@ def test_list_of_methods_has_all_cards():
 
 
 #: Methods without all measurements on photographs; the explainer of `vit_shapley` is that of the embedded model.
-UNMEASURED = ("vit_shapley", "rise", "tis", "shapley", "grad_eclip", "atman")
+UNMEASURED = ("vit_shapley", "rise", "tis", "shapley", "grad_eclip", "atman", "value_zeroing", "context_cite")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNMEASURED])

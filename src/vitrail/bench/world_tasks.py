@@ -47,6 +47,7 @@ class WorldBatch:
         processor: Of questions about images, the processor; the maps are then those of image tokens or of words.
         sentences: Number of the sentence of each word, -1 for padding, start and the question, of the same shape as
             ``masks``; None where there are none.
+        answers: Number of the right next word of A and of B, shape (b, 2); None where the targets are no words.
     """
 
     inputs: Inputs
@@ -60,6 +61,7 @@ class WorldBatch:
     decides: Tensor | None = None
     processor: Any = None
     sentences: Tensor | None = None
+    answers: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -264,7 +266,10 @@ def recall(task: str, contrast: bool, model: nn.Module, split: str, indices: Seq
         sentences[row, start:] = torch.where(facts < facts.max(), facts, -1)
     masks, sentences, candidates = (torch.stack(x.chunk(2), 1) for x in (masks, sentences, ids > 2))
     correct = torch.stack((found == answers).chunk(2), 1)
-    return WorldBatch(inputs, target, masks, True, correct, "input_ids", candidates, sentences=sentences)
+    return WorldBatch(
+        inputs, target, masks, True, correct, "input_ids", candidates, sentences=sentences,
+        answers=torch.stack(answers.chunk(2), 1),
+    )  # fmt: skip
 
 
 #: From a model, a split and indices to a batch, for each task.

@@ -51,7 +51,10 @@ class AttentionProducts(ABC):
 
     @abstractmethod
     def logit_gradient_rows(self, v: Tensor) -> Tensor:
-        """v·dO for each head, with dO = A ⊙ (dA − row sums of A ⊙ dA) at the logits: shape (b, m) to (b, H, n)."""
+        """v·dO for each head, with dO = A ⊙ (dA − row sums of A ⊙ dA) at the logits: shape (b, m) to (b, H, n).
+
+        Where queries are tokens, the diagonal is left out: attention of a token to itself moves nothing.
+        """
 
     @abstractmethod
     def sigmoid_rows(self, v: Tensor) -> Tensor:
@@ -110,7 +113,10 @@ class DenseProducts(AttentionProducts):
 
     def logit_gradient_rows(self, v: Tensor) -> Tensor:  # noqa: D102
         A, dA = _kept(self._A, "attention"), _kept(self._dA, "attention_gradient")
-        return _rows(v, logit_gradient(A, dA.clone()))
+        dO = logit_gradient(A, dA.clone())
+        if A.shape[-2] == A.shape[-1]:
+            dO.diagonal(dim1=-2, dim2=-1).zero_()
+        return _rows(v, dO)
 
     def sigmoid_rows(self, v: Tensor) -> Tensor:  # noqa: D102
         dA, logits = _kept(self._dA, "attention_gradient"), _kept(self._O, "attention_logits")

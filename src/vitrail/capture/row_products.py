@@ -113,12 +113,16 @@ class RowwiseProducts(AttentionProducts):
         return self._to_valid(total)
 
     def logit_gradient_rows(self, v: Tensor) -> Tensor:
-        """v·dO for each head, with dO the gradient at the logits."""
+        """v·dO for each head, with dO the gradient at the logits, between different tokens."""
         v = self._from_valid(v)
-        total = self._zeros()
+        total, position = self._zeros(), torch.arange(self.Q.shape[2], device=self.Q.device)
         for part, at in self._pieces(v):
             keys = self._keys(at)
-            dO = logit_gradient(self._attention(at, keys), self._gradient_at(at, keys))
+            A = self._attention(at, keys)
+            A = A if self.valid is None else A * self.valid[:, None, None, keys]
+            dO = logit_gradient(A, self._gradient_at(at, keys))
+            if self.Q.shape[2] == self.K.shape[2]:
+                dO.masked_fill_(position[at][:, None] == position[keys], 0.0)
             total[..., keys] += (part[:, None, None] @ dO).squeeze(-2)
         return self._to_valid(total)
 

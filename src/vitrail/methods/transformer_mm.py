@@ -36,8 +36,9 @@ def transformer_mm(trace: Trace, *, start: int = 0, at: str = "attention") -> Te
         trace: The pass, with gradients.
         start: First block; −1 keeps the last block only, as is customary for CLIP.
         at: "attention", or "logits": Ā is the mean over heads of the gradient at the logits, A ⊙ (dA − row sums of
-            A ⊙ dA), with its sign, and the readout's own row is subtracted at the end. A row of attention sums to one,
-            so attention that rests on a token, as on the first one of a language model, counts as no evidence.
+            A ⊙ dA), with its sign and without its diagonal, and the readout's own row is subtracted at the end. A row
+            of attention sums to one, so attention that rests on a token, as on the first one of a language model,
+            counts as no evidence; nor does attention of a token to itself.
 
     Returns:
         Relevance of patches, shape (b, S), not negative; signed for ``at="logits"``.
