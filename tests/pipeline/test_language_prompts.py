@@ -299,3 +299,13 @@ def test_long_prompts_fold(tmp_path):
         {"m": vitrail.explain(MarkedCopy(), PROMPT, "random", tokenizer=word_tokens())}
     )
     assert str(coloured_words(e.text[0])).count("… 40 words …") == len(long.split()) // 40 - 1
+
+
+def test_special_tokens_of_a_template_are_no_part_of_words():
+    model, _ = language_model()
+    tokenizer = word_tokens(bos=False)
+    tokenizer.chat_template = "{% for m in messages %}<s>{{ m['role'] }} says {{ m['content'] }}</s>{% endfor %}"
+    chat = [{"role": "user", "content": "who has the key"}]
+    e = vitrail.explain(model, chat, "gradient_x_input", tokenizer=tokenizer)
+    assert e.text[0].text == "<s>user says who has the key</s>"
+    assert e.text[0].words == ("user", "says", "who", "has", "the", "key")
