@@ -7,6 +7,7 @@ import torch
 
 from vitrail.bench import PlanError, PlanOverrides, read_plan, read_results, run_plan
 from vitrail.bench.world_tasks import WORLD_TASKS
+from vitrail.data.recall import RECALL_TASKS, draw_recall, recall_tokenizer
 from vitrail.models import load
 
 pl = pytest.importorskip("polars")
@@ -53,8 +54,11 @@ def test_plans_name_what_does_not_fit(tmp_path, old, new, message):
 
 @pytest.mark.parametrize(
     ("task", "model"),
-    [("captions", "scenes-clip"), ("boxes", "scenes-detr"), ("movements", "scenes-video"), ("tones", "tones")],
-)
+    [
+        ("captions", "scenes-clip"), ("boxes", "scenes-detr"), ("movements", "scenes-video"), ("tones", "tones"),
+        ("lookup", "lm-recall"), ("sum_contrast", "lm-recall"),
+    ],
+)  # fmt: skip
 def test_targets_are_the_scores_of_the_two_things(task, model):
     """The model is right for most of the examples, and every target has a value and a place."""
     module = load(model).module
@@ -66,3 +70,23 @@ def test_targets_are_the_scores_of_the_two_things(task, model):
     values = batch.target(output)
     assert values.shape == ((12,) if batch.repeated else (6, 2))
     assert batch.masks.flatten(2).any(-1).all()
+
+
+@pytest.mark.parametrize("task", RECALL_TASKS)
+def test_texts_are_padded_and_their_sources_are_marked(task):
+    module, count = load("lm-recall").module, 6
+    batch = WORLD_TASKS[task](module, "test", range(count))
+    against = WORLD_TASKS[f"{task}_contrast"](module, "test", range(count))
+    ids = torch.stack(batch.inputs["input_ids"].chunk(2), 1)
+    tokenizer = recall_tokenizer()
+    for row in range(count):
+        for side, prompt in enumerate(draw_recall(0, row, task=task, split="test")):
+            marked = tokenizer.convert_ids_to_tokens(ids[row, side][batch.masks[row, side]])
+            assert marked == [prompt.words[place] for place in prompt.source]
+            assert tokenizer.decode(ids[row, side], skip_special_tokens=True) == prompt.text
+    with torch.no_grad():
+        output = module(**batch.inputs)
+    answers, differences = batch.target(output), against.target(output)
+    best, second = output["logits"][:, -1].topk(2).values.T
+    assert torch.equal(answers, best), "the model answers all of these"
+    assert bool((differences >= best - second).all())

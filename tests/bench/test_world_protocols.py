@@ -7,13 +7,14 @@ import torch
 
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.bench.world_protocols import ExplainedPairs
-from vitrail.bench.world_tasks import WorldBatch, maps_of_pairs
+from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs
+from vitrail.models import load
 
 
-def batch_of(masks, maps, candidates=None):
+def batch_of(masks, maps, candidates=None, sentences=None):
     count = len(masks)
     pairs = WorldBatch(torch.zeros(count), lambda output: output, masks, False, torch.ones(count, 2, dtype=torch.bool),
-                       candidates=candidates)  # fmt: skip
+                       candidates=candidates, sentences=sentences)  # fmt: skip
     return ExplainedPairs(tuple(map(str, range(count))), pairs, {"method": maps})
 
 
@@ -48,6 +49,43 @@ def test_top_word_ignores_special_words_and_shares_ties():
     scores = scores_of("top_word", batch_of(named, maps, candidates)).values
     assert scores["top"].tolist() == [0.75]
     assert scores["word_mass"].item() == pytest.approx((2 / 3 + 1 / 2) / 2)
+
+
+def test_source_is_the_top_word_and_in_the_top_sentence():
+    sources = torch.tensor([[[False, True, False, False, False]] * 2])
+    sentences = torch.tensor([[[-1, 0, 1, 1, -1]] * 2])
+    candidates = torch.tensor([[[False, True, True, True, True]] * 2])
+    # The source leads both times; the two words of the other sentence exceed it together in the second map. The
+    # question, which is no sentence of facts, may have more than any of them.
+    maps = torch.tensor([[[9.0, 3.0, 1.0, 1.0, 0.0], [9.0, 3.0, 2.0, 2.0, 0.0]]])
+    scores = scores_of("source", batch_of(sources, maps, candidates, sentences)).values
+    assert (scores["source"].tolist(), scores["sentence"].tolist()) == ([1], [0.5])
+    assert scores["source_mass"].item() == pytest.approx((3 / 5 + 3 / 7) / 2)
+    question = maps + torch.tensor([0, 0, 0, 0, 8.0])
+    scores = scores_of("source", batch_of(sources, question, candidates, sentences)).values
+    assert (scores["source"].tolist(), scores["sentence"].tolist()) == ([0], [0.5])
+    reasons = scores_of("source", batch_of(sources, maps, candidates)).reasons
+    assert set(reasons.values()) == {"the example has no sentences"}
+
+
+def test_continuation_needs_a_text_that_goes_on():
+    masks = torch.ones(1, 2, 3, dtype=torch.bool)
+    reasons = scores_of("continuation", batch_of(masks, masks.float())).reasons
+    assert set(reasons.values()) == {"the example has no text that goes on"}
+
+
+def test_continuation_of_the_source_and_of_other_words():
+    module = load("lm-recall").module
+    pairs = WORLD_TASKS["lookup"](module, "test", range(6))
+    right, wrong = pairs.masks.float(), (~pairs.masks & (pairs.sentences >= 0)).float()
+    found = {
+        name: scores_of("continuation", ExplainedPairs(tuple("abcdef"), pairs, {"method": maps}, module=module)).values
+        for name, maps in (("right", right), ("wrong", wrong))
+    }
+    difference = found["right"]["comprehensiveness"] - found["wrong"]["comprehensiveness"]
+    assert (difference > 0).all()
+    assert difference.mean() > 2
+    assert found["right"]["sufficiency"].shape == (6,)
 
 
 def test_event_compares_frames_before_and_during():

@@ -25,8 +25,7 @@ def folder(tmp_path_factory):
 
 
 def run(folder, to, *options):
-    done = CliRunner().invoke(app, ["explain", "--text", PROMPT, "--model", f"hf:{folder}", "-o", str(to), *options])
-    return done
+    return CliRunner().invoke(app, ["explain", "--text", PROMPT, "--model", f"hf:{folder}", "-o", str(to), *options])
 
 
 def test_tokens_and_answers_are_explained_as_in_python(folder, tmp_path):
@@ -34,8 +33,7 @@ def test_tokens_and_answers_are_explained_as_in_python(folder, tmp_path):
     assert done.exit_code == 0, done.output
     assert "'Paris'" in done.output
     record = json.loads((tmp_path / "gradient-x-input/manifest.json").read_text())["named_targets"][0][0]
-    assert record["asked"]["first"]["token"] == "Paris"
-    assert record["asked"]["against"][0]["token"] == "Rome"
+    assert (record["asked"]["first"]["name"], record["asked"]["against"][0]["name"]) == ("Paris", "Rome")
     model, tokenizer = language_model()
     e = vitrail.explain(
         model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target=vitrail.targets.token("Paris", "Rome")

@@ -5,17 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.bench.batch import BenchProtocol, ScoresAndReasons
 from vitrail.bench.explainer import Reasons
 from vitrail.bench.multiclass_protocols import OBJECTS
 from vitrail.bench.world_tasks import WorldBatch
+from vitrail.scores.continuation import continuation_faithfulness, continuation_log_probability
 from vitrail.scores.pointing import pointing_game
 from vitrail.scores.segmentation import sanitise_maps
 from vitrail.scores.selectivity import score_selectivity
 
 DISCRIMINATION, TOP_WORD, EVENT = "discrimination", "top_word", "event"
+SOURCE, CONTINUATION = "source", "continuation"
 
 
 @dataclass
@@ -29,6 +31,7 @@ class ExplainedPairs:
         failures: Reasons for missing maps, by method and position.
         seconds: By method, time for the two maps of an example.
         columns: No class is explained.
+        module: The model, for protocols that call it.
     """
 
     ids: tuple[str, ...]
@@ -37,6 +40,7 @@ class ExplainedPairs:
     failures: Reasons = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     columns: dict[str, list[int | None]] = field(default_factory=dict)
+    module: nn.Module | None = None
 
 
 def _as_images(values: Tensor) -> Tensor:
@@ -88,9 +92,45 @@ def _score_event(batch: ExplainedPairs, method: str, target: str) -> ScoresAndRe
     }, reasons
 
 
+def _score_source(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Whether the source has the highest score: of all words, and its sentence of all sentences before the question."""
+    sentences = batch.pairs.sentences
+    if sentences is None:
+        return {}, dict.fromkeys(range(len(batch.ids)), "the example has no sentences")
+    words, reasons = _score_top_word(batch, method, target)
+    scores, sources = batch.explanations[method].double(), batch.pairs.masks
+    numbers = torch.arange(int(sentences.max()) + 1)
+    members = sentences[..., None] == numbers
+    present = members.any(-2)
+    totals = (scores[..., None] * members).sum(-2).masked_fill(~present, -torch.inf)
+    leaders = (totals == totals.amax(-1, keepdim=True)) & present
+    right = (members & sources[..., None]).any(-2)
+    share = (leaders & right).sum(-1) / leaders.sum(-1)
+    return {"source": words["top"], "source_mass": words["word_mass"], "sentence": share.mean(1)}, reasons
+
+
+def _score_continuation(batch: ExplainedPairs, method: str, target: str) -> ScoresAndReasons:
+    """Comprehensiveness and sufficiency of the words of the facts for the log-probability of the answer."""
+    del target
+    pairs = batch.pairs
+    if pairs.sentences is None or pairs.answers is None or batch.module is None or not isinstance(pairs.inputs, dict):
+        return {}, dict.fromkeys(range(len(batch.ids)), "the example has no text that goes on")
+    ids = torch.stack(pairs.inputs["input_ids"].chunk(2), 1).flatten(0, 1)
+    real = torch.stack(pairs.inputs["attention_mask"].chunk(2), 1).flatten(0, 1).bool()
+    maps, facts = batch.explanations[method].flatten(0, 1), pairs.sentences.flatten(0, 1) >= 0
+    prompts, scores, removable = ([x[r].tolist() for x, r in zip(xs, real, strict=True)] for xs in (ids, maps, facts))
+    log_probability = continuation_log_probability(batch.module, pairs.answers.flatten()[:, None].tolist())
+    found = continuation_faithfulness(log_probability, prompts, scores, removable)
+    return {
+        name: torch.from_numpy(found[name]).view(-1, 2).mean(1) for name in ("comprehensiveness", "sufficiency")
+    }, {}
+
+
 WORLD_PROTOCOLS = (
     BenchProtocol(DISCRIMINATION, (), _score_discrimination, targets=(OBJECTS,), world=True),
     BenchProtocol(TOP_WORD, (), _score_top_word, targets=(OBJECTS,), world=True),
     BenchProtocol(EVENT, (), _score_event, targets=(OBJECTS,), world=True),
+    BenchProtocol(SOURCE, (), _score_source, targets=(OBJECTS,), world=True),
+    BenchProtocol(CONTINUATION, (), _score_continuation, targets=(OBJECTS,), world=True),
 )
 """The protocols of pairs of the worlds."""

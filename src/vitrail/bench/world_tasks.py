@@ -1,13 +1,14 @@
 """Tasks of the worlds: pairs of things in one input, a target for each, and where each lies.
 
-Every example has two things, A and B: two objects, two movements or two tones. A map of target A should lie on A and
-not on B.
+Every example has two things, A and B: two objects, two movements, two tones, or the sources of two answers. A map of
+target A should lie on A and not on B.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,10 @@ from torch import Tensor, nn
 
 from vitrail.data.captions import Caption, describe_objects, encode_captions
 from vitrail.data.motions import render_motion
+from vitrail.data.recall import RECALL_TASKS, draw_recall, recall_tokenizer
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.data.tones import render_tones
+from vitrail.data.world_pairs import CONTRAST
 
 Inputs = Tensor | dict[str, Tensor]
 
@@ -36,6 +39,9 @@ class WorldBatch:
         correct: Whether the model's own output is right for A and for B, shape (b, 2).
         of: Name of the tensor that is explained, where there are several.
         candidates: Words that count, of the same shape as ``masks``; None where the masks are of pixels.
+        sentences: Number of the sentence of each word, -1 for padding, start and the question, of the same shape as
+            ``masks``; None where there are none.
+        answers: Number of the right next word of A and of B, shape (b, 2); None where the targets are no words.
     """
 
     inputs: Inputs
@@ -45,6 +51,8 @@ class WorldBatch:
     correct: Tensor
     of: str | None = None
     candidates: Tensor | None = None
+    sentences: Tensor | None = None
+    answers: Tensor | None = None
 
     @property
     def rows(self) -> int:
@@ -193,6 +201,47 @@ def tones(model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
     return _class_batch(model, {"input_values": levels}, classes, _masks(scenes))
 
 
+def recall(task: str, contrast: bool, model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
+    """The next word of two prompts about the same facts: the words that the answer of each comes from.
+
+    Args:
+        task: One of ``RECALL_TASKS``.
+        contrast: Whether the target is the logit of the answer minus that of the other prompt's answer.
+        model: The language model.
+        split: Split of the prompts.
+        indices: Indices of the pairs.
+    """
+    tokenizer = recall_tokenizer()
+    pairs = [draw_recall(0, index, task=task, split=split) for index in indices]
+    rows = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
+    inputs = tokenizer([prompt.text for prompt in rows], padding=True, return_tensors="pt")
+    answers, others = (
+        torch.tensor(tokenizer.convert_tokens_to_ids([getattr(prompt, name) for prompt in rows]))
+        for name in ("answer", "other")
+    )
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        found = model(**{name: value.to(device) for name, value in inputs.items()})["logits"][:, -1].argmax(-1).cpu()
+
+    def target(output: Mapping[str, Tensor]) -> Tensor:
+        scores = output["logits"][:, -1]
+        own: Tensor = scores.gather(1, answers.to(scores.device)[:, None])[:, 0]
+        return own - scores.gather(1, others.to(scores.device)[:, None])[:, 0] if contrast else own
+
+    ids = inputs["input_ids"]
+    masks, sentences = torch.zeros_like(ids, dtype=torch.bool), torch.full_like(ids, -1)
+    for row, prompt in enumerate(rows):
+        start = ids.shape[1] - len(prompt.words)
+        masks[row, [start + place for place in prompt.source]] = True
+        facts = torch.tensor(prompt.sentence)
+        sentences[row, start:] = torch.where(facts < facts.max(), facts, -1)
+    masks, sentences, candidates = (torch.stack(x.chunk(2), 1) for x in (masks, sentences, ids > 2))
+    correct = torch.stack((found == answers).chunk(2), 1)
+    return WorldBatch(
+        inputs, target, masks, True, correct, "input_ids", candidates, sentences, torch.stack(answers.chunk(2), 1)
+    )
+
+
 #: From a model, a split and indices to a batch, for each task.
 WORLD_TASKS: dict[str, Callable[[nn.Module, str, Sequence[int]], WorldBatch]] = {
     "captions": captions,
@@ -201,6 +250,8 @@ WORLD_TASKS: dict[str, Callable[[nn.Module, str, Sequence[int]], WorldBatch]] = 
     "regions": regions,
     "movements": movements,
     "tones": tones,
+    **{task: partial(recall, task, False) for task in RECALL_TASKS},
+    **{f"{task}{CONTRAST}": partial(recall, task, True) for task in RECALL_TASKS},
 }
 
 
