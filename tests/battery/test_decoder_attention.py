@@ -69,8 +69,8 @@ def test_atman_suppresses_a_word_in_all_blocks(family):
         return torch.where(O.isinf(), O, (O - low) * kept)
 
     with torch.no_grad():
-        every = run(model, ids, lambda O: suppress(O, []))[0]
-        expected = torch.stack([every - run(model, ids, lambda O, j=j: suppress(O, j))[0] for j in range(ids.shape[1])])
+        every = run(model, ids, lambda logits: suppress(logits, []))[0]
+        expected = torch.stack([every - run(model, ids, lambda o, j=j: suppress(o, j))[0] for j in range(ids.shape[1])])
     found = vitrail.explain(model, {"input_ids": ids}, "atman", target=target).grid[0, 0]
     assert torch.allclose(found, expected, rtol=1e-5, atol=1e-7)
     assert float(expected.abs().max()) > 1e-3
