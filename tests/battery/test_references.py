@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from studies.decoder_references import FAMILIES, IDS, contrast, reference_model
 
 import vitrail
-from studies.decoder_references import FAMILIES, IDS, contrast, reference_model
 
 pytest.importorskip("transformers")
 STORED = json.loads((Path(__file__).parent / "data" / "decoder_references.json").read_text(encoding="utf-8"))["values"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,17 +38,7 @@ from vitrail.cli.explain_texts import (
     save_figure,
     unlikely_targets,
 )
-from vitrail.cli.named_targets import (
-    AgainstOption,
-    BoxOption,
-    LabelOption,
-    NamedTargetOptions,
-    ProcessorOption,
-    PromptOption,
-    RegionOption,
-    detection_table,
-    is_detector,
-)
+from vitrail.cli.named_targets import NamedTargetOptions, detection_table, is_detector, with_named_targets
 from vitrail.errors import InputError
 
 if TYPE_CHECKING:
@@ -59,6 +50,7 @@ DEFAULT = "leadlight"
 MAX_SENTENCES = 8
 
 
+@with_named_targets
 def explain(
     images: Annotated[
         list[Path] | None,
@@ -79,12 +71,7 @@ def explain(
         ),
     ] = None,
     target: TargetOption = None,
-    prompt: PromptOption = None,
-    against: AgainstOption = None,
-    box: BoxOption = None,
-    region: RegionOption = None,
-    label: LabelOption = None,
-    processor: ProcessorOption = None,
+    named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     text: Annotated[
         list[str] | None,
         typer.Option("--text", help="A text to explain instead of images, for hf: models. Repeat it for several."),
@@ -135,10 +122,11 @@ def explain(
     methods = list(dict.fromkeys(method or [DEFAULT]))
     _check_names(methods, imports)
     folder = next((path for path in images or () if path.is_dir()), None)
-    language = LanguageOptions(token, answer, against if token or answer else None, generate, units)
-    named = NamedTargetOptions(prompt, None if token or answer else against, box, region, label, processor)
+    language = LanguageOptions(token, answer, named.against if token or answer else None, generate, units)
     if language.given and not text:
         raise InputError("--token, --answer, --generate and --units are for texts: pass one with --text")
+    if token or answer:
+        named = replace(named, against=None)
     if named.row(target) is not None and (text or not images or folder is not None):
         raise InputError("--prompt, --box and --region are for image files: pass some, not a folder or texts")
     if smooth is not None and (text or not images or folder is not None):

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from vitrail.capture.trace import Block, Needs
 from vitrail.errors import MapWarning, OptionError
-from vitrail.lrp import rules
+from vitrail.lrp import rule_sets
 from vitrail.lrp.elementwise import positive_rows
-from vitrail.lrp.rules import ABSLRP, ORIG, OURS, RuleSet, conservative
+from vitrail.lrp.rule_sets import ABSLRP, ORIG, OURS, RuleSet, conservative
 from vitrail.methods._propagate import flow, row, rows
 from vitrail.methods.cost import lrp_pass
 from vitrail.methods.probe import ProbedTrace
@@ -25,7 +25,7 @@ GAMMA_LINEAR = {"text": 0.0, "other": 0.05}
 def _stable(table: RuleSet, epsilon: float) -> RuleSet:
     if not 0 <= epsilon < 1:
         raise OptionError(f"epsilon={epsilon} must be at least 0 and below 1: it is a share of a root mean square")
-    return rules.stable(table, float(epsilon))
+    return rule_sets.stable(table, float(epsilon))
 
 
 def _lrp_rules(epsilon: float, **_: object) -> RuleSet:
@@ -156,7 +156,7 @@ def _attnlrp_rules(
     gamma_conv: float, gamma_linear: float | None, attention: str, gamma_rule: str, text: bool = False, **_: object
 ) -> RuleSet:
     choose("attention", attention, ["shared", "fixed"])
-    choose("gamma_rule", gamma_rule, rules.GAMMA_RULES)
+    choose("gamma_rule", gamma_rule, rule_sets.GAMMA_RULES)
     gamma_linear = GAMMA_LINEAR["text" if text else "other"] if gamma_linear is None else gamma_linear
     for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
         if gamma < 0:
@@ -169,7 +169,7 @@ def _attnlrp_rules(
             MapWarning,
             stacklevel=2,
         )
-    return rules.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
+    return rule_sets.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
 
 
 @register(

@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.confirm import examine, require_agreement
-from vitrail.capture.forward import ForwardPass, check_finite, forward_only, forward_pass, without_ends
+from vitrail.capture.finite import check_finite
+from vitrail.capture.forward import forward_only, forward_pass, without_ends
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recorded_forward import recorded_pass
@@ -22,8 +24,10 @@ from vitrail.capture.trace import Needs, Trace
 from vitrail.capture.window_positions import stitch as join_windows
 from vitrail.errors import InputError, ModelError, StructureDiffersError
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.methods.input_probe import Scorer
 from vitrail.methods.postprocess import to_maps
-from vitrail.methods.probe import Probe, ProbedTrace, PropagationCache, Scorer
+from vitrail.methods.probe import Probe, ProbedTrace
+from vitrail.methods.propagation_cache import PropagationCache
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.method_job import MethodJob
 from vitrail.pipeline.prepared_model import PreparedModel
@@ -155,6 +159,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             module, inputs, structure, _scorer(module, resolved, target), resolved.count, resolved.classes,
             resolved.groups, max_batch=job.settings.max_batch, seen=shared if reusable else None,
             shared=shared if by_trace else None, propagations=propagations,
+            removal_scorer=_removal_scorer(module, resolved, target),
         )  # fmt: skip
         without_backward = [one for one in by_trace if one.round is None]
         traces = _traces_without_gradient(job, shared, resolved, by_trace)
@@ -318,6 +323,11 @@ def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Score
     return score
 
 
+def _removal_scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Scorer | None:
+    """The same for methods that remove parts of the input, where a target has another value for these."""
+    return _scorer(model, resolved, target.for_removal()) if isinstance(target, PinnedTargets) else None
+
+
 class MethodTimer:
     """Runs methods, and keeps their seconds and intermediate results.
 
@@ -338,6 +348,8 @@ class MethodTimer:
             probe.propagations.clear()
         notes: dict[str, list[Any]] | None = {} if self._settings.keep else None
         method_probe = replace(probe, score=job.score or "prob", notes=notes, advance=self._settings.advance)
+        if job.method.family == "perturbation" and probe.removal_scorer is not None:
+            method_probe = replace(method_probe, scorer=probe.removal_scorer)
         given = method_probe if trace is None else ProbedTrace.of(trace, method_probe, notes)
         with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
             relevance = job.method.apply(given, job.options)

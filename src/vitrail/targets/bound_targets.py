@@ -54,6 +54,10 @@ class PinnedTargets:
     context: CallContext
     records: tuple[tuple[TargetRecord, ...], ...]
 
+    def for_removal(self) -> PinnedTargets:
+        """The targets as methods evaluate them that remove parts of the input."""
+        return replace(self, rows=tuple(tuple(one.for_removal() for one in row) for row in self.rows))
+
     def __call__(self, output: Any, owner: Tensor | None = None) -> Tensor:
         """Values of all targets, shape (n, K).
 

@@ -47,6 +47,10 @@ class NamedTarget(ABC):
         """Whether it reads scores at positions of a text, whose tokens must not be left out then."""
         return False
 
+    def for_removal(self) -> NamedTarget:
+        """The pinned target as methods evaluate it that remove parts of the input."""
+        return self
+
     @abstractmethod
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> NamedTarget:
         """The same target with everything decided that depends on the output for one image.

@@ -25,7 +25,8 @@ class TokenTarget(NamedTarget):
     Attributes:
         token: Text or number of the token; None for the predicted one.
         position: Token of the text after which it stands; negative numbers count from the end.
-        score: "logit" or "logprob".
+        score: "logit" or "logprob"; None for the logit, and for the log-probability where parts of the text are
+            removed: a logit has no fixed zero, so that those of different texts cannot be compared.
         rank: Where no token is given: 0 for the likeliest, 1 for the next, and so on.
         index: Its number in the vocabulary, once known.
         name: Its characters, once known.
@@ -36,7 +37,7 @@ class TokenTarget(NamedTarget):
     kind: ClassVar[str] = "token"
     token: int | str | None = None
     position: int = -1
-    score: str = "logit"
+    score: str | None = None
     rank: int = 0
     index: int | None = None
     name: str = ""
@@ -68,6 +69,10 @@ class TokenTarget(NamedTarget):
         index = token_index(self.token, tokenizer)
         return replace(self, index=index, name=decoded_token(tokenizer, index))
 
+    def for_removal(self) -> TokenTarget:
+        """The log-probability, unless the logit was asked for."""
+        return replace(self, score="logprob") if self.score is None else self
+
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> TokenTarget:  # noqa: ARG002
         """The number of the token and where its score is."""
         logits, context = output.token_scores(), output.context.tokens
@@ -88,7 +93,7 @@ class TokenTarget(NamedTarget):
         """Its logit or log-probability."""
         assert self.column is not None and self.index is not None  # noqa: PT018
         scores = output.token_scores()[:, self.column]
-        if self.score == "logit":
+        if self.score != "logprob":
             return scores[:, self.index]
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
         return scores[:, self.index] - scores.logsumexp(-1)
@@ -124,7 +129,7 @@ def token(
     against: Any = None,
     *,
     position: int = -1,
-    score: str = "logit",
+    score: str | None = None,
     tokenizer: Any = None,
 ) -> TokenTarget | Contrast:
     """A target for language models: a token that the model may write next.
@@ -133,7 +138,8 @@ def token(
         token: Its text, with the space before it where the vocabulary has one, or its id; None for the predicted one.
         against: A token or several that it is compared with, or "others" for the model's next candidates.
         position: Token of the text after which it stands: −1 for the end of the text, 0 for its first token.
-        score: "logit" or "logprob", the log-probability.
+        score: "logit" or "logprob", the log-probability. By default the logit, and the log-probability for methods that
+            remove parts of the text.
         tokenizer: Where `vitrail.explain` is called without one.
 
     Raises:
@@ -147,7 +153,7 @@ def token(
         raise TargetError(f"{token!r} is not a token: give its text or id, or None for the predicted one")
     if isinstance(position, bool) or not isinstance(position, int):
         raise TargetError(f"position={position!r} must be an integer: −1 for the end of the text")
-    if score not in TOKEN_SCORES:
+    if score is not None and score not in TOKEN_SCORES:
         raise TargetError(f"score={score!r} is not one of {', '.join(map(repr, TOKEN_SCORES))}")
     first = TokenTarget(token, position, score, processor=tokenizer)
     if against is None:

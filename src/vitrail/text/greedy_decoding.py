@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from inspect import signature
 from typing import Any
 
@@ -53,6 +53,7 @@ def greedy_tokens(model: nn.Module, ids: Sequence[int], count: int, end: int | N
 def _scores(model: nn.Module, output: Any) -> Tensor:
     first = output[0] if isinstance(output, tuple) else output
     found = first if isinstance(first, Tensor) else getattr(output, "logits", None)
+    found = output.get("logits") if isinstance(output, Mapping) else found
     if not isinstance(found, Tensor) or found.dim() != 3:
         raise ModelError(f"{type(model).__name__} returns no scores of the next token: load a language model")
     return found
