@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 import vitrail
 from tests.battery.decoders import WORDS, decoder
-from vitrail.capture import attention, attention_storage, row_products
+from vitrail.capture import attention_recorder, attention_storage, row_products
 from vitrail.lrp import attention as relevance_attention
 
 pytest.importorskip("transformers")
@@ -37,7 +37,7 @@ def linear_memory(monkeypatch):
     monkeypatch.setattr(attention_storage, "CAUSAL_ROWWISE_FROM", 0)
     monkeypatch.setattr(attention_storage, "mean_is_smaller", lambda *_: False)
     monkeypatch.setattr(row_products, "PIECE", {"cpu": 2000, "cuda": 2000})
-    monkeypatch.setattr(attention, "CHECKED_UP_TO", 0)
+    monkeypatch.setattr(attention_recorder, "CHECKED_UP_TO", 0)
     monkeypatch.setattr(relevance_attention, "FUSED_FROM", 0)
 
 

@@ -12,6 +12,7 @@ from tests.battery.decoders import FAMILIES
 from tests.text.language import PROMPT, MarkedCopy, language_model, word_tokens
 from vitrail.errors import InputError, ModelError, OptionError, TargetError
 from vitrail.targets import answer, contrast, saved_targets, token
+from vitrail.text.rendering import coloured_words, words_html
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 ONE_PASS = ["attnlrp:gamma_linear=0", "transformer_mm", "gradient_x_input", "rollout"]
@@ -287,3 +288,24 @@ def test_scores_that_are_not_finite_are_refused():
         model.head.weight[0, 0] = torch.nan
     with pytest.raises(ModelError, match="scores of MarkedCopy are not finite"):
         vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=word_tokens(), target="Paris")
+
+
+def test_long_prompts_fold(tmp_path):
+    long = "Anna has the red key " + "the city of France is in the city . " * 40
+    e = vitrail.explain(MarkedCopy(), long, "gradient_x_input", tokenizer=word_tokens())
+    page = (e.save(tmp_path) / "text.html").read_text(encoding="utf-8")
+    assert page.count("<summary>… 40 words …</summary>") == len(long.split()) // 40 - 1
+    assert "<summary>" not in words_html(
+        {"m": vitrail.explain(MarkedCopy(), PROMPT, "random", tokenizer=word_tokens())}
+    )
+    assert str(coloured_words(e.text[0])).count("… 40 words …") == len(long.split()) // 40 - 1
+
+
+def test_special_tokens_of_a_template_are_no_part_of_words():
+    model, _ = language_model()
+    tokenizer = word_tokens(bos=False)
+    tokenizer.chat_template = "{% for m in messages %}<s>{{ m['role'] }} says {{ m['content'] }}</s>{% endfor %}"
+    chat = [{"role": "user", "content": "who has the key"}]
+    e = vitrail.explain(model, chat, "gradient_x_input", tokenizer=tokenizer)
+    assert e.text[0].text == "<s>user says who has the key</s>"
+    assert e.text[0].words == ("user", "says", "who", "has", "the", "key")

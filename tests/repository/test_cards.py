@@ -89,7 +89,7 @@ def test_controls_fail_where_they_must():
 
 def test_class_agnostic_methods_fail_by_label():
     for name, method in METHODS.items():
-        if not method.class_specific:
+        if not method.class_specific and name not in UNMEASURED:
             assert method_card(name).rating("label") == FAIL
             assert method_card(name).lines["label"].rating == FAIL
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -47,7 +48,10 @@ class WorldChunkRunner(ChunkRunner):
 
     def _refused(self, example: WorldBatch, name: str) -> dict[str, str]:
         """Methods that fail on an example, with the reason; the others can share a pass."""
-        refused = {}
+        refused: dict[str, str] = {}
+        with suppress(Exception):  # where all methods apply, one call shows it
+            self._explain(example, self.methods, name)
+            return refused
         for method in self.methods:
             try:
                 self._explain(example, [method], name)

@@ -18,6 +18,7 @@ from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.prepared_model import unwrapped_model
 from vitrail.pipeline.saved_files import atomic_writes
+from vitrail.pipeline.text_windows import spans_of
 from vitrail.targets.token_context import encoded_answer
 from vitrail.targets.token_target import TokenTarget
 from vitrail.text.generation_view import GenerationRows, generation_figure, generation_html, generation_terminal
@@ -295,7 +296,7 @@ def explain_generation(
     )
     assert found.text is not None
     assert found.named_targets is not None
-    sources = found.text[0].spans if units is not None else word_spans(whole.encoded.text)
+    sources = found.text[0].spans if units is not None else spans_of(whole.encoded, None)
     probabilities = [getattr(record.pinned, "probability", 0.0) for record in found.named_targets[0]]
     log_probabilities = tuple(torch.tensor(probabilities, dtype=torch.float64).log().tolist())
     return GenerationExplanation(

@@ -21,7 +21,7 @@ from vitrail.pipeline.smoothing import Smoothing
 #: Default method; its page says why.
 DEFAULT = "leadlight"
 #: Default method for prompts of language models.
-LANGUAGE_DEFAULT = "attnlrp:gamma_linear=0"
+LANGUAGE_DEFAULT = "attnlrp"
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,11 @@ def explain_texts(
 def spans_of(encoded: EncodedText, units: Any) -> tuple[Span, ...]:
     """Characters of the units of one text; its words by default."""
     content = [span for span, here in zip(encoded.spans, encoded.content, strict=True) if here]
-    return unit_spans(encoded.text, "words" if units is None else units, content)
+    text = encoded.text
+    if units is None or isinstance(units, str):  # a special token, as a chat template has them, is no part of a word
+        for (start, end), here in zip(encoded.spans, encoded.content, strict=True):
+            text = text if here or start == end else text[:start] + " " * (end - start) + text[end:]
+    return unit_spans(text, "words" if units is None else units, content)
 
 
 def _units_of_windows(

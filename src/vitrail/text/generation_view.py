@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from vitrail.errors import require
-from vitrail.text.rendering import MIN_SHADE, NEGATIVE, POSITIVE, on_white
+from vitrail.text.rendering import FOLD, FOLD_BELOW, MIN_SHADE, NEGATIVE, POSITIVE, UNFOLDED, on_white
 from vitrail.text.tokens import Span
 from vitrail.viz.templating import render
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
-
-#: Units that fold together, and texts of fewer units do not fold.
-FOLD, UNFOLDED = 40, 200
-#: A block of units folds where none has this share of the highest relevance.
-FOLD_BELOW = 0.1
 
 
 @dataclass(frozen=True, eq=False)
