@@ -51,9 +51,9 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
         return ModelInputs((), {"input_ids": ids, "pixel_values": pixels}).onto(module)
     if isinstance(module, PlainVLM):
         front = torch.full((batch, module.position.shape[1]), IMAGE)
-        words = torch.randint(5, module.word_embed.num_embeddings, (batch, 6), generator=generator)
+        asked = torch.randint(5, module.word_embed.num_embeddings, (batch, 6), generator=generator)
         pixels = torch.randn(batch, 3, *_image_size(model), generator=generator)
-        return ModelInputs((), {"input_ids": torch.cat([front, words], 1), "pixel_values": pixels}).onto(module)
+        return ModelInputs((), {"input_ids": torch.cat([front, asked], 1), "pixel_values": pixels}).onto(module)
     if signal is not None:
         noise = torch.randn(batch, *signal, generator=generator)
         if isinstance(module, PlainSpectrogramViT):
