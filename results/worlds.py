@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "worlds.md"
 #: Scores in the CSV by protocol, and their names in the tables.
 SCORES = {
+    "right_object": {"first": "right object first", "maximum": "maximum on it"},
     "discrimination": {
         "share": "discrimination",
         "both": "both right",

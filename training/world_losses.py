@@ -121,6 +121,25 @@ def caption_rows(template: Tensor, shape: Tensor, colour: Tensor, place: Tensor)
     return ((template * (SHAPES + 1) + shape) * (COLOURS + 1) + colour) * (PLACES + 1) + place
 
 
+def attribute_targets(batch: SceneBatch, coverage: Tensor) -> list[Tensor]:
+    """Shares of each shape and of each colour in every patch, the last one for none; (b, patches, 13) and (…, 7)."""
+    found = []
+    for attribute, count in ((batch.shapes, SHAPES), (batch.colours, COLOURS)):
+        of_object = F.one_hot(attribute.where(batch.present, count), count + 1).float()
+        none = F.one_hot(torch.full((), count, device=coverage.device), count + 1).float()
+        found.append(coverage[..., :-1] @ of_object + coverage[..., -1:] * none)
+    return found
+
+
+def attribute_loss(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
+    """Cross-entropy of the shape and of the colour of patches; logits of several blocks are joined over the batch."""
+    total = logits[0].new_zeros((), dtype=torch.float32)
+    for one, target in zip(logits, targets, strict=True):
+        repeated = target.repeat(len(one) // len(target), 1, 1)
+        total = total + F.cross_entropy(one.float().flatten(0, 1), repeated.flatten(0, 1))
+    return total
+
+
 def clip_loss(data: WorldData, hidden: float, blended: float) -> Loss:
     """Cross-entropy between images and captions in both directions, plus shape and colour of each patch.
 
@@ -156,14 +175,7 @@ def clip_loss(data: WorldData, hidden: float, blended: float) -> Loss:
         visible = visible | (chance >= hidden)
         right = (fits * weights[..., None]).sum(1) * present.flatten()
         images = batch.images
-        shape_of, colour_of = (
-            F.one_hot(a.where(present, m), m + 1).float() for a, m in ((batch.shapes, SHAPES), (batch.colours, COLOURS))
-        )
-        none = [F.one_hot(torch.full((), m, device=device), m + 1).float() for m in (SHAPES, COLOURS)]
-        targets = [
-            coverage[..., :-1] @ one + coverage[..., -1:] * last
-            for one, last in zip((shape_of, colour_of), none, strict=True)
-        ]
+        targets = attribute_targets(batch, coverage)
         if blended:
             amount = torch.where(chance > 1 - blended, torch.rand_like(chance), 1.0)
             right = right.roll(1, 0).lerp(right, amount)
@@ -176,11 +188,7 @@ def clip_loss(data: WorldData, hidden: float, blended: float) -> Loss:
         logits = logits.masked_fill(~present.flatten(), -1e4)
         to_text = _soft_cross_entropy(logits, right)
         to_image = _soft_cross_entropy(logits.T, right.T)
-        patch_term = 0.0
-        for patch_logits, target in zip((shape_logits, colour_logits), targets, strict=True):
-            repeated = target.repeat(len(patch_logits) // len(target), 1, 1)
-            patch_term = patch_term + F.cross_entropy(patch_logits.float().flatten(0, 1), repeated.flatten(0, 1))
-        return to_text + 0.5 * to_image + patch_term
+        return to_text + 0.5 * to_image + attribute_loss((shape_logits, colour_logits), targets)
 
     return loss
 

@@ -26,6 +26,7 @@ from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.pipeline.generation import GenerationExplanation, explain_generation
 from vitrail.targets import contrast
 from vitrail.tools.compare import MethodComparison, compare
 from vitrail.tools.moved_modules import keep_documented_paths
@@ -41,6 +42,7 @@ __all__ = [
     "ClassGroup",
     "Explanation",
     "Explanations",
+    "GenerationExplanation",
     "Layout",
     "LoadedModel",
     "Method",
@@ -50,6 +52,7 @@ __all__ = [
     "compare",
     "contrast",
     "explain",
+    "explain_generation",
     "forget",
     "load",
     "methods",

@@ -1,4 +1,4 @@
-"""Tiny decoders of ten families of transformers with random weights."""
+"""Tiny decoders of twelve families of transformers with random weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Llama": {},
     "Mistral": {"sliding_window": 16},
     "Qwen2": {},
+    "Qwen3": {},
     "Gemma2": {"query_pre_attn_scalar": 8, "sliding_window": 16},
+    "Gemma3Text": {"query_pre_attn_scalar": 8, "sliding_window": 16},
     "Phi": {},
     "OPT": {"ffn_dim": 24, "word_embed_proj_dim": 16},
     "GPTNeoX": {},
@@ -28,11 +30,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def decoder(family: str) -> nn.Module:
+def decoder(family: str, **settings: Any) -> nn.Module:
     """A tiny decoder with a language head, in evaluation mode; its weights are large enough to attend unevenly."""
     import transformers
 
-    config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family])
+    config = getattr(transformers, f"{family}Config")(**SIZES | FAMILIES[family] | settings)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model: nn.Module = transformers.AutoModelForCausalLM.from_config(config).eval()

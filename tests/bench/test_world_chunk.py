@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from vitrail.bench import PlanError, PlanOverrides, read_plan, read_results, run_plan
 from vitrail.bench.world_removal import CellRemoval
 from vitrail.bench.world_tasks import WORLD_TASKS
+from vitrail.data.recall import RECALL_TASKS, draw_recall, recall_tokenizer
 from vitrail.models import load
 
 pl = pytest.importorskip("polars")
@@ -53,14 +55,18 @@ def test_plans_name_what_does_not_fit(tmp_path, old, new, message):
 
 @pytest.mark.parametrize(
     ("task", "model"),
-    [("captions", "scenes-clip"), ("boxes", "scenes-detr"), ("movements", "scenes-video"), ("tones", "tones")],
-)
+    [
+        ("captions", "scenes-clip"), ("boxes", "scenes-detr"), ("movements", "scenes-video"), ("tones", "tones"),
+        ("lookup", "lm-recall"), ("sum_contrast", "lm-recall"),
+    ],
+)  # fmt: skip
 def test_targets_are_the_scores_of_the_two_things(task, model):
     """The model is right for most of the examples, and every target has a value and a place."""
     loaded = load(model)
     batch = WORLD_TASKS[task](loaded.module, "val", range(6))
     assert batch.correct.float().mean() > 0.8
-    assert CellRemoval(loaded, batch, "cpu").whole.shape == (6, 2)
+    if not batch.repeated:
+        assert CellRemoval(loaded, batch, "cpu").whole.shape == (6, 2)
     assert batch.masks.flatten(2).any(-1).all()
 
 
@@ -78,3 +84,23 @@ def test_every_example_has_noise_of_its_own(tmp_path):
     store = run_plan(path, tmp_path / "runs", overrides=PlanOverrides(home=None))
     table = read_results(store.folder).filter(pl.col("method") == "random", pl.col("score") == "word_mass")
     assert len(set(table["value"].to_list())) == 6
+
+
+@pytest.mark.parametrize("task", RECALL_TASKS)
+def test_texts_are_padded_and_their_sources_are_marked(task):
+    module, count = load("lm-recall").module, 6
+    batch = WORLD_TASKS[task](module, "test", range(count))
+    against = WORLD_TASKS[f"{task}_contrast"](module, "test", range(count))
+    ids = torch.stack(batch.inputs["input_ids"].chunk(2), 1)
+    tokenizer = recall_tokenizer()
+    for row in range(count):
+        for side, prompt in enumerate(draw_recall(0, row, task=task, split="test")):
+            marked = tokenizer.convert_ids_to_tokens(ids[row, side][batch.masks[row, side]])
+            assert marked == [prompt.words[place] for place in prompt.source]
+            assert tokenizer.decode(ids[row, side], skip_special_tokens=True) == prompt.text
+    with torch.no_grad():
+        output = module(**batch.inputs)
+    answers, differences = batch.targets(output), against.targets(output)
+    best, second = output["logits"][:, -1].topk(2).values.T
+    assert torch.equal(answers, best), "the model answers all of these"
+    assert bool((differences >= best - second).all())

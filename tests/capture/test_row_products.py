@@ -41,7 +41,8 @@ MODELS = {
 FAST = ("cls", "mean", "handwritten")
 #: Methods and options that read attention by products.
 ROW_METHODS = [
-    "transformer_mm", "transformer_mm:last", "vtranm", "vtranm:af", "vtranm:baseline", "leadlight", "leadlight:fast",
+    "transformer_mm", "transformer_mm:last", "transformer_mm:logits", "vtranm", "vtranm:af", "vtranm:baseline",
+    "leadlight", "leadlight:fast",
     "leadlight:attention", "gradtoken", *(f"gradtoken:{v}" for v in range(1, 4)), "rollout", "rollout:normalise=false",
     "raw_attention", "raw_attention:column", "raw_attention:head=1", "attcat", "attcat:query=readout", "gradsam",
     "gradcam", "gradcam:bert", "agcam",
@@ -170,7 +171,7 @@ def test_small_attention_is_kept_as_matrices(used):
     assert not used
 
 
-@pytest.mark.parametrize("kind", ["none", "boolean", "additive", "causal", "invisible", "valid"])
+@pytest.mark.parametrize("kind", ["none", "boolean", "additive", "causal", "window", "invisible", "valid"])
 def test_products_agree_with_matrices(kind, monkeypatch):
     monkeypatch.setattr(row_products, "PIECE", {"cpu": 100, "cuda": 100})
     b, H, n, dh = 2, 3, 11, 4
@@ -180,6 +181,7 @@ def test_products_agree_with_matrices(kind, monkeypatch):
         "additive": torch.randn(1, H, n, n, dtype=torch.float64),
         "invisible": (torch.arange(n) != 3)[:, None].expand(n, n),
         "causal": causal_mask(Q, K),
+        "window": (causal_mask(Q, K) & ~causal_mask(Q, K).tril(-4))[None, None],
     }.get(kind)
     valid = torch.arange(n) < torch.tensor([[8], [11]]) if kind == "valid" else None
     given = None if kind == "causal" else mask
@@ -191,7 +193,7 @@ def test_products_agree_with_matrices(kind, monkeypatch):
     dense = DenseProducts(A, A.mean(1), dA, attention_logits(Q, K, mask, 0.7))
     one_row = torch.zeros(n, dtype=torch.float64).index_fill(0, torch.tensor([2]), 1).expand(b, -1)
     for v in (torch.randn(b, n, dtype=torch.float64), one_row, torch.ones(n, dtype=torch.float64).expand(b, -1)):
-        for name in ("rows", "mean_row", "gradient_rows", "weighted_rows", "sigmoid_rows"):
+        for name in ("rows", "mean_row", "gradient_rows", "weighted_rows", "sigmoid_rows", "logit_gradient_rows"):
             assert torch.allclose(getattr(rowwise, name)(v), getattr(dense, name)(v), rtol=1e-12, atol=1e-13), name
     u = torch.randn(b, 5, n, dtype=torch.float64)
     assert torch.allclose(rowwise.mean_columns(u), dense.mean_columns(u), rtol=1e-12, atol=1e-13)
@@ -255,6 +257,14 @@ for b, H, m, n, dh in ((2, 2, 70, 70, 8), (1, 1, 33, 130, 20)):
     ):
         error = (got.double() - expected.squeeze(-2)).abs().max() / expected.abs().max()
         assert error < 1e-5, (got.shape, error)
+    A = torch.softmax((Q.double() @ K.double().mT * 0.3).masked_fill(~torch.ones(m, n).tril().bool(), -torch.inf), -1)
+    M = (A * (dZ.double() @ V.double().mT)).clamp_min(0)
+    for got, expected in (
+        (row_products(Q, K, v, 0.3, causal=True), v.double()[:, None, None] @ A),
+        (row_products(Q, K, v, 0.3, V, dZ, causal=True), v.double()[:, None, None] @ M),
+    ):
+        error = (got.double() - expected.squeeze(-2)).abs().max() / expected.abs().max()
+        assert error < 1e-5, ("causal", got.shape, error)
 """
 
 

@@ -14,7 +14,7 @@ import vitrail
 from tests.inputs.test_media_files import write_wave
 from vitrail.cli import explain_directory
 from vitrail.cli.app import app
-from vitrail.cli.explain import unlikely_targets
+from vitrail.cli.explain_texts import unlikely_targets
 from vitrail.testing import tiny_vit
 
 

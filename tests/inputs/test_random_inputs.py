@@ -22,7 +22,9 @@ def test_inputs_of_videos_and_sound_fit_the_model(name):
     assert given.axes is not None
 
 
-@pytest.mark.parametrize("name", ["scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones"])
+@pytest.mark.parametrize(
+    "name", ["scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones", "lm-recall", "scenes-vlm"]
+)
 def test_inputs_fit_the_included_models(name):
     loaded = vitrail.load(name)
     given = random_inputs(loaded, batch=2)

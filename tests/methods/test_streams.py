@@ -132,7 +132,7 @@ def test_leadlight_spreads_over_tokens_with_the_keys_of_the_one_that_is_read():
 def test_options_for_one_stream_are_refused():
     case = bart()
     given = (case.subject.model, case.subject.inputs)
-    with pytest.raises(OptionError, match="start=1 is defined for one stream"):
+    with pytest.raises(OptionError, match="start=1 and at='attention'"):
         vitrail.explain(*given, "transformer_mm", start=1, target=case.subject.target)
     with pytest.raises(OptionError, match='source="last" and spread'):
         vitrail.explain(*given, "leadlight:fast", target=case.subject.target)

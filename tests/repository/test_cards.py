@@ -65,7 +65,7 @@ def test_list_of_methods_has_all_cards():
 
 
 #: Methods without all measurements on photographs; the explainer of `vit_shapley` is that of the embedded model.
-UNMEASURED = ("vit_shapley", "rise", "tis", "shapley", "grad_eclip", "atman")
+UNMEASURED = ("vit_shapley", "rise", "tis", "shapley", "grad_eclip", "atman", "value_zeroing", "context_cite")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNMEASURED])
@@ -89,7 +89,7 @@ def test_controls_fail_where_they_must():
 
 def test_class_agnostic_methods_fail_by_label():
     for name, method in METHODS.items():
-        if not method.class_specific:
+        if not method.class_specific and name not in UNMEASURED:
             assert method_card(name).rating("label") == FAIL
             assert method_card(name).lines["label"].rating == FAIL
 

@@ -274,7 +274,7 @@ def test_words_are_rendered_and_saved(tmp_path):
     assert [w["word"] for w in saved[0]["words"]] == TEXTS[0].split()
     assert np.allclose([w["scores"] for w in saved[1]["words"]], found["attcat"].text[1].scores.T)
     page = html(found)
-    assert page.count("<p>") == 2 * 2 * 2
+    assert page.count('<div class="words">') == 2 * 2 * 2
     assert "rgba(40,110,190" in page
     assert "rgba(232,93,36" in page
     assert "<script" not in html(vitrail.explain(model, "a <script> film", methods=["rollout"], tokenizer=tokenizer))

@@ -13,12 +13,29 @@ import warnings
 from collections import Counter
 
 import vitrail
-from tests.zoo import encoder_decoders, generative, heads, images, own_models, pairs, sequences, texts, timm_images
+from tests.zoo import (
+    decoders,
+    encoder_decoders,
+    generative,
+    heads,
+    images,
+    own_models,
+    pairs,
+    sequences,
+    texts,
+    timm_images,
+    vision_language,
+    written_words,
+)
 from tests.zoo.entry import Entry, Subject
-from tests.zoo.known_answers import TESTS
+from tests.zoo.known_answers import TESTS as KNOWN_ANSWERS
 from vitrail.errors import GuessWarning, MapWarning, VitrailError
 
-GROUPS = (images, timm_images, texts, pairs, sequences, generative, heads, own_models, encoder_decoders)
+GROUPS = (
+    images, timm_images, texts, pairs, sequences, generative, heads, own_models, encoder_decoders, decoders,
+    vision_language, written_words,
+)  # fmt: skip
+TESTS = KNOWN_ANSWERS | vision_language.STREAM_TESTS | written_words.WRITTEN_TESTS
 ENTRIES = [entry for group in GROUPS for entry in group.ENTRIES]
 
 

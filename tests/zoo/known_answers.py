@@ -324,10 +324,35 @@ def same_as_twin(subject: Subject, methods: Sequence[str]) -> None:
         assert_close(found[method], expected[method], method)
 
 
+def single_prompts(subject: Subject, methods: Sequence[str]) -> None:
+    """Prompts of different lengths together have the maps that each has alone, and padding has no relevance."""
+    together = maps(subject, methods)
+    for i, prompt in enumerate(subject.inputs):
+        alone = maps(subject, methods, [prompt])
+        for method in methods:
+            length = alone[method].shape[1]
+            assert_close(together[method][i, :length], alone[method][0], f"{method}, prompt {i}")
+            assert not together[method][i, length:].any(), f"{method}: padding of prompt {i} has relevance"
+
+
+def inner_position(subject: Subject, methods: Sequence[str]) -> None:
+    """A token after some words has the map of the prompt that ends there; later words have no relevance."""
+    position = 3
+    inner = replace(subject, target=replace(subject.target, position=position))
+    whole, tokenizer = subject.inputs[0], subject.options["tokenizer"]
+    ids = tokenizer(whole, return_tensors="pt", return_token_type_ids=False)["input_ids"]
+    found = maps(inner, methods, {"input_ids": ids})
+    cut = maps(subject, methods, {"input_ids": ids[:, : position + 1]})
+    for method in methods:
+        assert not found[method][:, position + 1 :].any(), f"{method}: later words have relevance"
+        if not method.startswith("shapley"):  # draws other coalitions of more words
+            assert_close(found[method][:, : position + 1], cut[method], method)
+
+
 TESTS: dict[str, Callable[[Subject, Sequence[str]], None]] = {
     "swap_patches": swap_patches, "swap_words": swap_words, "padding": padding, "cut_future": cut_future,
     "change_future": change_future,
     "permute_examples": permute_examples, "plant_patch": plant_patch,
     "decisive_patch": decisive_patch, "ignored_patch": ignored_patch, "roll_image": roll_image,
-    "same_as_twin": same_as_twin,
+    "same_as_twin": same_as_twin, "single_prompts": single_prompts, "inner_position": inner_position,
 }  # fmt: skip

@@ -6,9 +6,8 @@ from collections import Counter
 
 import pytest
 
-from tests.zoo.checks import ENTRIES, counts, run_check
+from tests.zoo.checks import ENTRIES, TESTS, counts, run_check
 from tests.zoo.entry import Entry
-from tests.zoo.known_answers import TESTS
 
 
 @pytest.mark.parametrize("entry", [pytest.param(e, marks=[pytest.mark.slow] * e.slow, id=e.name) for e in ENTRIES])

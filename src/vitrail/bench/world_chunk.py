@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.batch import ProtocolScores
@@ -16,14 +18,16 @@ from vitrail.bench.chunk_runner import ChunkRunner
 from vitrail.bench.context import BenchContext, BenchWorldModel
 from vitrail.bench.explainer import error_line, map_seed, needs_seed
 from vitrail.bench.parts import EXPLAIN
+from vitrail.bench.world_batch import WorldBatch
 from vitrail.bench.world_protocols import MARKED, ExplainedPairs
 from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
-from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs, scores_of_words
+from vitrail.bench.world_tasks import WORLD_TASKS, maps_of_pairs, scores_of_words
 from vitrail.capture.inputs import ModelInputs
 from vitrail.data.world_pairs import WorldPairs
 from vitrail.errors import MapWarning, OutputError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation
 from vitrail.targets.binding import bind_targets
 
 _FoundMaps = dict[str, tuple[Tensor, float]]
@@ -44,7 +48,8 @@ class WorldChunkRunner(ChunkRunner):
         refused = self._refused(render(indices[:1]), dataset.ids[indices[0]])
         for start in range(0, len(indices), self.plan.batch):
             chosen = indices[start : start + self.plan.batch]
-            batch = ExplainedPairs(tuple(dataset.ids[i] for i in chosen), render(chosen))
+            names, module = tuple(dataset.ids[i] for i in chosen), self.model.loaded.module
+            batch = ExplainedPairs(names, render(chosen), module=module)
             batch.remove = self._removal(batch)
             batch.failures |= {(method, row): why for method, why in refused.items() for row in range(len(chosen))}
             self._explain_batch(batch, [method for method in self.methods if method not in refused])
@@ -52,7 +57,10 @@ class WorldChunkRunner(ChunkRunner):
 
     def _refused(self, example: WorldBatch, name: str) -> dict[str, str]:
         """Methods that fail on an example, with the reason; the others can share a pass."""
-        refused = {}
+        refused: dict[str, str] = {}
+        with suppress(Exception):  # where all methods apply, one call shows it
+            self._explain(example, self.methods, [name])
+            return refused
         for method in self.methods:
             try:
                 self._explain(example, [method], [name])
@@ -91,8 +99,12 @@ class WorldChunkRunner(ChunkRunner):
     def _explain(self, pairs: WorldBatch, methods: Sequence[str], ids: Sequence[str]) -> _FoundMaps:
         """By method, maps of both targets of each example, shape (b, 2, *axes), on the CPU, and the time in seconds.
 
-        Methods that draw random numbers have a seed of their own for each example.
+        Methods that draw random numbers have a seed of their own for each example, or each batch of those that the
+        inputs hold twice.
         """
+        if pairs.repeated:
+            seeds = {m: {"seed": map_seed(self.key, ids[0], m)} if needs_seed(m) else {} for m in methods}
+            return self._explain_rows(pairs, seeds)
         plain = [method for method in methods if not needs_seed(method)]
         found = self._explain_rows(pairs, {method: {} for method in plain}) if plain else {}
         for method in methods:
@@ -108,13 +120,19 @@ class WorldChunkRunner(ChunkRunner):
     def _explain_rows(self, pairs: WorldBatch, options: Mapping[str, Mapping[str, Any]]) -> _FoundMaps:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)
-            found = explain(self.model.loaded, pairs.on(self.context.device), methods=options, target=pairs.targets)
+            # One call for all rows: a target that is a function is one of the output of exactly these.
+            size = pairs.rows if pairs.repeated else None
+            found = explain(
+                self.model.loaded, pairs.on(self.context.device), methods=options, target=pairs.targets, of=pairs.of,
+                batch_size=size, processor=pairs.processor,
+            )  # fmt: skip
         grid = getattr(self.model.loaded.module, "grid", None)
         maps: _FoundMaps = {}
         for method, one in found.items():
             started = perf_counter()
             if pairs.texts is None:
-                maps[method] = maps_of_pairs(one.maps.detach().float(), pairs, grid).cpu(), one.seconds
+                relevance = _relevance(one, pairs).detach().float()
+                maps[method] = maps_of_pairs(relevance, pairs, grid).cpu(), one.seconds
             else:
                 scores = scores_of_words(one.text or (), pairs)
                 maps[method] = scores, perf_counter() - started
@@ -139,9 +157,18 @@ class WorldChunkRunner(ChunkRunner):
                         self.rows.add_failure(name, [protocol.name], protocol.targets, reason, (method,))
 
 
+def _relevance(explanation: Explanation, pairs: WorldBatch) -> Tensor:
+    """Maps, or where words of questions are explained beside an image, their scores, shape (rows, 1, length)."""
+    if pairs.processor is None or pairs.candidates is None or explanation.text is None:
+        return explanation.maps
+    length = pairs.candidates.shape[-1]
+    return torch.stack([F.pad(one.scores, (0, length - one.scores.shape[1])) for one in explanation.text])
+
+
 def example_inputs(context: BenchContext, model: BenchWorldModel, count: int) -> ModelInputs:
     """Inputs of a model of the worlds with the texts of their targets, with which its speed is measured."""
     dataset = context.images(0).dataset
     assert isinstance(dataset, WorldPairs)
     pairs = WORLD_TASKS[dataset.task](model.loaded.module, dataset.split, range(count))
-    return bind_targets(pairs.targets, model.loaded, to_model_inputs(pairs.on(context.device), model.loaded))[1]
+    inputs = to_model_inputs(pairs.on(context.device), model.loaded, of=pairs.of)
+    return inputs if pairs.repeated else bind_targets(pairs.targets, model.loaded, inputs)[1]

@@ -8,7 +8,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from vitrail.bench.world_tasks import WorldBatch
+from vitrail.bench.world_batch import WorldBatch
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import run_model
 from vitrail.data.captions import encode_captions

@@ -1,13 +1,13 @@
 """Tasks of the worlds: pairs of things in one input, a target for each, and where each lies.
 
-Every example has two things, A and B: two objects, two movements or two tones. A map of target A should lie on A and
-not on B. Targets are those of `vitrail.targets`, and classes by their index.
+Every example has two things, A and B: two objects, two movements, two tones, or the sources of two answers. A map of
+target A should lie on A and not on B. Targets are those of `vitrail.targets`, and classes by their index.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 from zlib import crc32
 
@@ -16,59 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from vitrail.bench.question_tasks import answer_targets, answered, question_batch, question_pair
+from vitrail.bench.world_batch import Inputs, WorldBatch
 from vitrail.data.captions import TEMPLATES, Caption, describe_objects, encode_captions
 from vitrail.data.motions import render_motion
+from vitrail.data.question_processor import QuestionProcessor
+from vitrail.data.recall import RECALL_TASKS, draw_recall, recall_tokenizer
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.data.shapes import SCENE_CLASSES
 from vitrail.data.tones import render_tones
+from vitrail.data.world_pairs import CONTRAST
 from vitrail.targets import box, prompt, region
-
-Inputs = Tensor | dict[str, Tensor]
-#: Rows and columns of the patches of scenes.
-_PATCHES = (16, 16)
-
-
-@dataclass(frozen=True, eq=False)
-class WorldBatch:
-    """Examples of a task with their targets and their ground truth.
-
-    Attributes:
-        inputs: What the model is called with.
-        targets: The two targets of each example, as `vitrail.explain` takes them.
-        masks: Where A and B lie in the input, shape (b, 2, *axes); among the words of the prompts, shape (b, 2, words).
-        correct: Whether the model's own output is right for A and for B, shape (b, 2).
-        cells: Cells of the input along each of its axes, which are removed one by one; those of the model's tokens.
-        texts: The two prompts of each example where their words are explained, else None.
-    """
-
-    inputs: Inputs
-    targets: list[list[Any]]
-    masks: Tensor
-    correct: Tensor
-    cells: tuple[int, ...] = _PATCHES
-    texts: list[list[str]] | None = None
-
-    @property
-    def candidates(self) -> Tensor | None:
-        """Which words there are, of the same shape as ``masks``; None where the masks are of pixels."""
-        if self.texts is None:
-            return None
-        counts = torch.tensor([[len(text.split()) for text in pair] for pair in self.texts])
-        return torch.arange(self.masks.shape[-1]) < counts[..., None]
-
-    def select(self, row: int) -> WorldBatch:
-        """One of the examples."""
-        at = slice(row, row + 1)
-        inputs = {k: v[at] for k, v in self.inputs.items()} if isinstance(self.inputs, dict) else self.inputs[at]
-        texts = None if self.texts is None else self.texts[at]
-        return replace(self, inputs=inputs, targets=self.targets[at], masks=self.masks[at], correct=self.correct[at],
-                       texts=texts)  # fmt: skip
-
-    def on(self, device: str | torch.device) -> Inputs:
-        """The inputs on a device."""
-        if isinstance(self.inputs, dict):
-            return {key: value.to(device) for key, value in self.inputs.items()}
-        return self.inputs.to(device)
 
 
 def _scenes(split: str, indices: Sequence[int]) -> list[Scene]:
@@ -199,6 +157,68 @@ def tones(model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
     return _class_batch(model, {"input_values": levels}, classes, _masks(scenes), (16, 8))
 
 
+def questions(
+    model: nn.Module, split: str, indices: Sequence[int], kinds: Sequence[str] = ("colour", "shape")
+) -> WorldBatch:
+    """Two questions about a scene: the object whose colour or shape is asked for."""
+    batch = question_batch([question_pair(split, index, kinds) for index in indices])
+    return WorldBatch(
+        batch.inputs, answer_targets(batch), batch.subjects, answered(model, batch), repeated=True,
+        objects=batch.objects, decides=batch.decides, processor=QuestionProcessor(),
+    )  # fmt: skip
+
+
+def question_words(model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
+    """The same questions: the word that names the object or its colour."""
+    batch = question_batch([question_pair(split, index, ("colour", "shape")) for index in indices])
+    return WorldBatch(
+        batch.inputs, answer_targets(batch), batch.words, answered(model, batch), repeated=True,
+        counted=batch.candidates, processor=QuestionProcessor(),
+    )  # fmt: skip
+
+
+def recall(task: str, contrast: bool, model: nn.Module, split: str, indices: Sequence[int]) -> WorldBatch:
+    """The next word of two prompts about the same facts: the words that the answer of each comes from.
+
+    Args:
+        task: One of ``RECALL_TASKS``.
+        contrast: Whether the target is the logit of the answer minus that of the other prompt's answer.
+        model: The language model.
+        split: Split of the prompts.
+        indices: Indices of the pairs.
+    """
+    tokenizer = recall_tokenizer()
+    pairs = [draw_recall(0, index, task=task, split=split) for index in indices]
+    rows = [pair[0] for pair in pairs] + [pair[1] for pair in pairs]
+    inputs = tokenizer([one.text for one in rows], padding=True, return_tensors="pt")
+    answers, others = (
+        torch.tensor(tokenizer.convert_tokens_to_ids([getattr(one, name) for one in rows]))
+        for name in ("answer", "other")
+    )
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        found = model(**{name: value.to(device) for name, value in inputs.items()})["logits"][:, -1].argmax(-1).cpu()
+
+    def target(output: Mapping[str, Tensor]) -> Tensor:
+        scores = output["logits"][:, -1]
+        own: Tensor = scores.gather(1, answers.to(scores.device)[:, None])[:, 0]
+        return own - scores.gather(1, others.to(scores.device)[:, None])[:, 0] if contrast else own
+
+    ids = inputs["input_ids"]
+    masks, sentences = torch.zeros_like(ids, dtype=torch.bool), torch.full_like(ids, -1)
+    for row, one in enumerate(rows):
+        start = ids.shape[1] - len(one.words)
+        masks[row, [start + place for place in one.source]] = True
+        facts = torch.tensor(one.sentence)
+        sentences[row, start:] = torch.where(facts < facts.max(), facts, -1)
+    masks, sentences, candidates = (torch.stack(x.chunk(2), 1) for x in (masks, sentences, ids > 2))
+    correct = torch.stack((found == answers).chunk(2), 1)
+    return WorldBatch(
+        inputs, target, masks, correct, repeated=True, of="input_ids", counted=candidates, sentences=sentences,
+        answers=torch.stack(answers.chunk(2), 1),
+    )  # fmt: skip
+
+
 #: From a model, a split and indices to a batch, for each task.
 WORLD_TASKS: dict[str, Callable[[nn.Module, str, Sequence[int]], WorldBatch]] = {
     "captions": captions,
@@ -208,6 +228,11 @@ WORLD_TASKS: dict[str, Callable[[nn.Module, str, Sequence[int]], WorldBatch]] = 
     "regions": regions,
     "movements": movements,
     "tones": tones,
+    "questions": questions,
+    "relations": partial(questions, kinds=("relation",)),
+    "question_words": question_words,
+    **{task: partial(recall, task, False) for task in RECALL_TASKS},
+    **{f"{task}{CONTRAST}": partial(recall, task, True) for task in RECALL_TASKS},
 }
 
 
@@ -222,6 +247,8 @@ def maps_of_pairs(values: Tensor, batch: WorldBatch, grid: Sequence[int] | None)
     Returns:
         Shape (b, 2, *axes), as the masks.
     """
+    if batch.repeated:
+        values = torch.stack(values[:, 0].chunk(2), 1)
     shape = batch.masks.shape[2:]
     if values.shape[2:] == shape:
         return values

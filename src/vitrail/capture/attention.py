@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from vitrail.capture.attention_reach import CausalKeys
 from vitrail.capture.attention_recorder import AttentionRecorder
 from vitrail.capture.explicit_attention import attention_logits, attention_weights, flex_logits, unpack
 from vitrail.capture.operators import NORM
@@ -97,8 +98,8 @@ class AttentionMode(AttentionRecorder, TorchFunctionMode):
         else:
             Z = func(query, key, value, attn_mask=attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa)
             Z = self._node("dZ", index, Z)
-            mask = self._causal(query, key) if is_causal else attn_mask
-            self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged, mask)
+            keys = CausalKeys(query.shape[-2], key.shape[-2]) if is_causal else attn_mask
+            self._keep(index, query, key, value, None, None, Z, _shape(query, key), merged, keys)
             self._keep_products(index, query, key, value, attn_mask, is_causal, scale)
         return self._starts_branch(self._merge(Z) if merged else Z)
 

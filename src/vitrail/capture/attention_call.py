@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.capture.attention_reach import AllowedKeys
 from vitrail.capture.trace import Block
 
 
@@ -49,7 +50,7 @@ class Call:
     beside: bool = False
     product: bool = True
     folded: bool = False
-    allowed: Tensor | None = None
+    allowed: AllowedKeys | None = None
 
 
 @dataclass(frozen=True)

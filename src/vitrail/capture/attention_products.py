@@ -50,6 +50,13 @@ class AttentionProducts(ABC):
         """v·(dA ⊙ A)⁺ for each head: shape (b, m) to (b, H, n)."""
 
     @abstractmethod
+    def logit_gradient_rows(self, v: Tensor) -> Tensor:
+        """v·dO for each head, with dO = A ⊙ (dA − row sums of A ⊙ dA) at the logits: shape (b, m) to (b, H, n).
+
+        Where queries are tokens, the diagonal is left out: attention of a token to itself moves nothing.
+        """
+
+    @abstractmethod
     def sigmoid_rows(self, v: Tensor) -> Tensor:
         """v·(dA⁺ ⊙ sigmoid(O)) for each head, with O the logits: shape (b, m) to (b, H, n)."""
 
@@ -104,6 +111,13 @@ class DenseProducts(AttentionProducts):
         A, dA = _kept(self._A, "attention"), _kept(self._dA, "attention_gradient")
         return _rows(v, (dA * A).clamp_min_(0))
 
+    def logit_gradient_rows(self, v: Tensor) -> Tensor:  # noqa: D102
+        A, dA = _kept(self._A, "attention"), _kept(self._dA, "attention_gradient")
+        dO = logit_gradient(A, dA.clone())
+        if A.shape[-2] == A.shape[-1]:
+            dO.diagonal(dim1=-2, dim2=-1).zero_()
+        return _rows(v, dO)
+
     def sigmoid_rows(self, v: Tensor) -> Tensor:  # noqa: D102
         dA, logits = _kept(self._dA, "attention_gradient"), _kept(self._O, "attention_logits")
         return _rows(v, dA.clamp_min(0) * logits.sigmoid())
@@ -115,6 +129,17 @@ class DenseProducts(AttentionProducts):
 
 def _rows(v: Tensor, matrices: Tensor) -> Tensor:
     return (v[:, None, None, :] @ matrices).squeeze(-2)
+
+
+def logit_gradient(A: Tensor, dA: Tensor) -> Tensor:
+    """The gradient at the logits of a softmax from its result and the gradient there, which is overwritten.
+
+    Example:
+        >>> import torch
+        >>> logit_gradient(torch.tensor([0.5, 0.5]), torch.tensor([1.0, 3.0]))
+        tensor([-0.5000,  0.5000])
+    """
+    return dA.sub_((A * dA).sum(-1, keepdim=True)).mul_(A)
 
 
 def _kept(tensor: Tensor | None, kind: str) -> Tensor:

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 #: An attention logit below this is masked: libraries add −10000, −1e9, the smallest number of the type, or −∞.
 MASKED = -9000.0
+
+
+class CausalKeys(NamedTuple):
+    """Every query may attend to the keys up to its own position; stands for a mask that is never written.
+
+    Attributes:
+        queries: Number of queries.
+        keys: Number of keys.
+    """
+
+    queries: int
+    keys: int
+
+    def reached(self, queries: Tensor) -> Tensor:
+        """The keys that some of the given queries may attend to: shape (b, m) to (b, n).
+
+        Example:
+            >>> CausalKeys(3, 3).reached(torch.tensor([[False, True, False]]))
+            tensor([[ True,  True, False]])
+        """
+        later = queries.flip(-1).cumsum(-1).flip(-1) > 0
+        return torch.nn.functional.pad(later, (0, self.keys - self.queries))
+
+
+#: Which keys each query of a call may attend to, shape (b or 1, m, n).
+AllowedKeys = Tensor | CausalKeys
 
 
 def allowed_keys(mask: Tensor) -> Tensor:
@@ -34,7 +61,7 @@ def allowed_keys(mask: Tensor) -> Tensor:
 
 
 def reachable_tokens(
-    readout: Tensor, allowed: Sequence[Tensor | None], pools: Sequence[bool], skipped: int, tokens: int
+    readout: Tensor, allowed: Sequence[AllowedKeys | None], pools: Sequence[bool], skipped: int, tokens: int
 ) -> Tensor | None:
     """The tokens from which information can get to the queries that are read, shape (b, n); None for all.
 
@@ -63,7 +90,7 @@ def reachable_tokens(
                 below = below.clone()
                 below[:, :skipped] = False
         else:
-            below = (reached.float()[:, None] @ keys.float())[:, 0] > 0
+            below = keys.reached(reached) if isinstance(keys, CausalKeys) else (reached[..., None] & keys).any(1)
             if pool and skipped:
                 below = torch.nn.functional.pad(below, (skipped, 0))
         reached = below if pool else below | reached

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail.capture.attention_call import Call, Gate, GraphGap
 from vitrail.capture.attention_products import CHECKED_UP_TO, attention_bytes
-from vitrail.capture.attention_reach import allowed_keys
+from vitrail.capture.attention_reach import AllowedKeys, CausalKeys, allowed_keys
 from vitrail.capture.explicit_attention import causal_mask
 from vitrail.capture.program import Program
 from vitrail.capture.recogniser import Recogniser, merge_heads, split_heads
@@ -150,7 +150,7 @@ class AttentionRecorder:
         Z: Tensor,
         shape: tuple[int, int, int, int],
         folded: bool = False,
-        mask: Tensor | None = None,
+        mask: AllowedKeys | None = None,
     ) -> None:
         block = Block()
         heads = shape[1]
@@ -182,8 +182,10 @@ class AttentionRecorder:
         if self.stream is not None:
             self.stream.attended(index, block, V)
 
-    def _allowed(self, mask: Tensor, size: tuple[int, int], logits: bool) -> Tensor:
+    def _allowed(self, mask: AllowedKeys, size: tuple[int, int], logits: bool) -> AllowedKeys:
         """Which keys each query may attend to, shape (b or 1, m, n); masks that layers share are read once."""
+        if isinstance(mask, CausalKeys):
+            return mask
         if logits:
             return allowed_keys(mask)
         if id(mask) not in self._masks:

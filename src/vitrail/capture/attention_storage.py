@@ -14,6 +14,8 @@ from vitrail.fast import fast_paths_disabled
 #: Memory of the matrices of one pass from which on none is kept, in bytes: for models in half precision on CUDA, whose
 #: fused attention is much faster than one that writes matrices, and for all others.
 ROWWISE_FROM = {"half": 2**28, "other": 2**32}
+#: The same for causal models: half of a matrix is masked, and rows are computed as far as they are not.
+CAUSAL_ROWWISE_FROM = 2**26
 
 
 def resolve_products(
@@ -25,8 +27,9 @@ def resolve_products(
 ) -> dict[str, frozenset[int]]:
     """Replace products with attention by the tensors they are computed from.
 
-    Small attention is kept as matrices. Where the matrices of all blocks would take `ROWWISE_FROM` bytes, the blocks of
-    which methods take nothing but products go under ``rowwise``: their queries, keys and values are kept, and the
+    Small attention is kept as matrices. Where the matrices of all blocks would take `ROWWISE_FROM` bytes
+    (`CAUSAL_ROWWISE_FROM` in causal models), the blocks of which methods take nothing but products go under
+    ``rowwise``: their queries, keys and values are kept, and the
     gradient at their output.
 
     Args:
@@ -71,7 +74,9 @@ def _rowwise(
         if not layer.pool and not (i in means and mean_is_smaller(layer.size[1], structure.width)):
             found.add(i)
             total += (1 + both) * attention_bytes(batch, layer.heads, *layer.size)
-    return frozenset(found) if total >= ROWWISE_FROM["half" if half else "other"] else frozenset()
+    least = ROWWISE_FROM["half" if half else "other"]
+    least = min(least, CAUSAL_ROWWISE_FROM) if structure.causal else least
+    return frozenset(found) if total >= least else frozenset()
 
 
 def mean_is_smaller(tokens: int, width: int) -> bool:

@@ -22,6 +22,8 @@ from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailEr
 
 #: The output of tokenizers that says which tokens they have added.
 SPECIAL_TOKENS = "special_tokens_mask"
+#: The unit of a text that each token belongs to, such as a word or a passage, beside the inputs of a tokenizer.
+TOKEN_UNITS = "token_units"  # noqa: S105
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,9 @@ class ModelInputs:
         of: Name of the tensor that is explained; None for the first by its role.
         reading: Which part of the model's output holds the scores, and what turns these into probabilities.
         units: Axes of the maps whose unit is known, such as the seconds of a sound file.
+        token_units: The unit of a text that each token belongs to, −1 for none, shape (b, n), where whole units are
+            removed; None to remove tokens. It is not passed to the model.
+        fixed_positions: Whether tokens keep their positions, since the target reads scores at some of them.
 
     Example:
         >>> model_inputs = ModelInputs((torch.zeros(3, 2),))
@@ -59,6 +64,8 @@ class ModelInputs:
     of: str | None = None
     reading: OutputReading = field(default_factory=OutputReading)
     units: tuple[Any, ...] = ()
+    token_units: Tensor | None = None
+    fixed_positions: bool = False
 
     @cached_property
     def named(self) -> tuple[tuple[str, Tensor], ...]:
@@ -188,6 +195,14 @@ class ModelInputs:
         valid = mask.bool()
         return valid if fast.recording() or not bool(valid.all()) else None
 
+    def unit_members(self, row: int) -> Tensor | None:
+        """Which tokens of one text belong to each of its units, shape (units, n); None where tokens are the units."""
+        if self.token_units is None:
+            return None
+        own = self.token_units[row]
+        numbers = torch.unique(own[own >= 0])
+        return torch.eq(own, numbers[:, None])
+
     def embedded(self, rows: Tensor, layer: nn.Module, vectors: Tensor) -> ModelInputs:
         """Some of the texts by index, any of them as often as it is named, with vectors in place of embedded words.
 
@@ -216,7 +231,8 @@ class ModelInputs:
             return tensor[rows] if self.description[index].per_example else tensor
 
         special = None if self.special is None else self.special[rows]
-        return replace(self._each(cut), special=special)
+        token_units = None if self.token_units is None else self.token_units[rows]
+        return replace(self._each(cut), special=special, token_units=token_units)
 
     def _cut_packed(self, index: int, tensor: Tensor, rows: slice | Tensor) -> Tensor:
         """Patches of some examples, where those of all lie in one long row, image by image.
@@ -256,7 +272,8 @@ class ModelInputs:
             return value.detach().to(device=device, dtype=dtype if value.is_floating_point() else value.dtype)
 
         special = None if self.special is None else move(self.special)
-        return replace(self, **self._mapped(move), special=special, embeddings=None)
+        token_units = None if self.token_units is None else move(self.token_units)
+        return replace(self, **self._mapped(move), special=special, token_units=token_units, embeddings=None)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> ModelInputs:
         """The same with every tensor changed; without vectors in place of embedded words."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from vitrail import fast
 from vitrail.capture.attention_call import Gate
-from vitrail.capture.attention_reach import reachable_tokens
+from vitrail.capture.attention_reach import AllowedKeys, reachable_tokens
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.pass_evidence import PassEvidence
@@ -68,7 +68,7 @@ class ForwardPass:
     valid: Tensor | None = None
     features_of: Callable[[Tensor], Tensor] | None = None
     truncated: TruncatedOutputs | None = None
-    allowed: tuple[Tensor | None, ...] = ()
+    allowed: tuple[AllowedKeys | None, ...] = ()
     evidence: PassEvidence | None = None
     leaf: Tensor | None = None
 
@@ -224,7 +224,8 @@ class ForwardPass:
         """Tokens that are no padding and that the readout can depend on, shape (b, n); None for all."""
         if self.structure.kind != "plain" or all(one is None for one in self.allowed):
             return self.valid
-        batch = len(self.valid) if self.valid is not None else next(len(o) for o in self.allowed if o is not None)
+        masks = [len(one) for one in self.allowed if isinstance(one, Tensor)]
+        batch = len(self.valid) if self.valid is not None else max(masks, default=1)
         rows = readout if readout.dim() == 2 else readout.expand(batch, -1)
         layers = self.structure.layers
         skipped = self.structure.pool_skips

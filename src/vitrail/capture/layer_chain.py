@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
+from vitrail.capture.attention_reach import AllowedKeys, CausalKeys
 from vitrail.capture.model_structure import AttentionLayer
 from vitrail.capture.residual import ResidualStream
 
@@ -16,11 +17,14 @@ from vitrail.capture.residual import ResidualStream
 def mask_kinds(calls: Sequence[Call]) -> tuple[bool, bool]:
     """Whether some query may not attend to some key, and whether no query may attend to a later key."""
     allowed = [c.allowed for c in calls]
-    masked = any(one is not None and not bool(one.all()) for one in allowed)
-    causal = masked and all(
-        one is not None and one.shape[1] == one.shape[2] > 1 and not bool(one.triu(1).any()) for one in allowed
-    )
-    return masked, causal
+    masked = any(one is not None and (isinstance(one, CausalKeys) or not bool(one.all())) for one in allowed)
+    return masked, masked and all(map(_is_causal, allowed))
+
+
+def _is_causal(allowed: AllowedKeys | None) -> bool:
+    if allowed is None or isinstance(allowed, CausalKeys):
+        return allowed is not None and allowed.queries == allowed.keys > 1
+    return allowed.shape[1] == allowed.shape[2] > 1 and not bool(allowed.triu(1).any())
 
 
 def _has_storage(tensor: Tensor) -> bool:

@@ -92,7 +92,9 @@ class Program:
             self._held.append(tensor)  # so that no other tensor gets its id
             origin = self._origin[id(tensor)] = -len(self._held)
             integers = tensor.dtype in _INTEGERS or tensor.dtype == torch.bool
-            if integers and id(tensor) not in self._inputs and 0 < tensor.numel() <= MAX_INDEX:
+            # Tensors inside torch.vmap, by which Hugging Face makes masks, do not exist outside of it.
+            mapped = integers and torch._C._functorch.is_batchedtensor(tensor)  # noqa: SLF001
+            if integers and not mapped and id(tensor) not in self._inputs and 0 < tensor.numel() <= MAX_INDEX:
                 self.indices.append(checksum(tensor))
         return origin
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail import fast
-from vitrail.capture.attention_products import AttentionProducts
+from vitrail.capture.attention_products import AttentionProducts, logit_gradient
 from vitrail.capture.explicit_attention import attention_logits, attention_weights
 
 #: Most numbers of a piece of attention that is in memory at a time, by device.
@@ -69,7 +69,8 @@ class RowwiseProducts(AttentionProducts):
         if total is None:
             total = self._zeros()
             for part, at in self._pieces(v):
-                total += (part[:, None, None] @ self._attention(at)).squeeze(-2)
+                keys = self._keys(at)
+                total[..., keys] += (part[:, None, None] @ self._attention(at, keys)).squeeze(-2)
         return self._to_valid(total)
 
     def mean_row(self, v: Tensor) -> Tensor:
@@ -83,8 +84,7 @@ class RowwiseProducts(AttentionProducts):
         found: Tensor | None = fast.kernel("attention_columns", self.Q, self.K, u, **options)
         if found is None:
             each = u.new_ones(self.Q.shape[0], self.Q.shape[2])
-            parts = [u @ self._attention(at).mean(1).transpose(-2, -1) for _, at in self._pieces(each)]
-            found = torch.cat(parts, -1)
+            found = torch.cat([self._columns(u, at) for _, at in self._pieces(each)], -1)
         return found if self.valid is None else found * self.valid[:, None]
 
     def row_sums(self) -> Tensor:
@@ -106,8 +106,24 @@ class RowwiseProducts(AttentionProducts):
         if total is None:
             total = self._zeros()
             for part, at in self._pieces(v):
-                dA = self._gradient_at(at)
-                total += (part[:, None, None] @ dA.mul_(self._attention(at)).clamp_min_(0)).squeeze(-2)
+                keys = self._keys(at)
+                dA = self._gradient_at(at, keys)
+                M = dA.mul_(self._attention(at, keys)).clamp_min_(0)
+                total[..., keys] += (part[:, None, None] @ M).squeeze(-2)
+        return self._to_valid(total)
+
+    def logit_gradient_rows(self, v: Tensor) -> Tensor:
+        """v·dO for each head, with dO the gradient at the logits, between different tokens."""
+        v = self._from_valid(v)
+        total, position = self._zeros(), torch.arange(self.Q.shape[2], device=self.Q.device)
+        for part, at in self._pieces(v):
+            keys = self._keys(at)
+            A = self._attention(at, keys)
+            A = A if self.valid is None else A * self.valid[:, None, None, keys]
+            dO = logit_gradient(A, self._gradient_at(at, keys))
+            if self.Q.shape[2] == self.K.shape[2]:
+                dO.masked_fill_(position[at][:, None] == position[keys], 0.0)
+            total[..., keys] += (part[:, None, None] @ dO).squeeze(-2)
         return self._to_valid(total)
 
     def sigmoid_rows(self, v: Tensor) -> Tensor:
@@ -115,8 +131,10 @@ class RowwiseProducts(AttentionProducts):
         v = self._from_valid(v)
         total = self._zeros()
         for part, at in self._pieces(v):
-            dA = self._gradient_at(at).clamp_min_(0)
-            total += (part[:, None, None] @ dA.mul_(self._logits(at)[0].to(self.dtype).sigmoid())).squeeze(-2)
+            keys = self._keys(at)
+            dA = self._gradient_at(at, keys).clamp_min_(0)
+            M = dA.mul_(self._logits(at, keys)[0].to(self.dtype).sigmoid())
+            total[..., keys] += (part[:, None, None] @ M).squeeze(-2)
         return self._to_valid(total)
 
     # -- rows in pieces ------------------------------------------------------------------------------------------
@@ -136,36 +154,64 @@ class RowwiseProducts(AttentionProducts):
         for start in range(0, queries, at_once):
             yield v[:, start : start + at_once], slice(start, min(start + at_once, queries))
 
-    def _attention(self, at: Tensor | slice) -> Tensor:
-        """Rows of A, shape (b, H, rows, n), computed as where all of it is kept."""
-        return attention_weights(*self._logits(at)).to(self.dtype)
+    def _keys(self, at: Tensor | slice) -> slice:
+        """The keys that some of the queries can see, from the first to the last one.
 
-    def _gradient_at(self, at: Tensor | slice) -> Tensor:
-        """Rows of dA, shape (b, H, rows, n)."""
-        return (self._gradient[:, :, at] @ self.V.transpose(-2, -1)).to(self.dtype)
-
-    def _logits(self, at: Tensor | slice) -> tuple[Tensor, Tensor | None]:
-        """Rows of the logits, shape (b, H, rows, n), and their mask."""
-        Q, mask = self.Q[:, :, at], self.mask
+        Under a causal mask these are the keys up to the last query. A mask that is a tensor is searched on the CPU
+        only, where it costs less than the products it saves; sliding windows leave few keys.
+        """
+        keys = self.K.shape[2]
         if self.causal:
+            last = at.stop - 1 if isinstance(at, slice) else int(at.max())
+            return slice(0, min(last + 1, keys))
+        mask = self.mask
+        if mask is None or mask.dtype != torch.bool or mask.device.type != "cpu" or mask.shape[-1] != keys:
+            return slice(0, keys)
+        rows = mask[..., at, :] if mask.dim() > 1 and mask.shape[-2] > 1 else mask
+        seen = rows.reshape(-1, keys).any(0).nonzero()
+        return slice(int(seen[0]), int(seen[-1]) + 1) if len(seen) else slice(0, 1)
+
+    def _columns(self, u: Tensor, at: Tensor | slice) -> Tensor:
+        """Vectors times the transposed rows of Ā, shape (b, k, rows)."""
+        keys = self._keys(at)
+        return u[..., keys] @ self._attention(at, keys).mean(1).transpose(-2, -1)
+
+    def _attention(self, at: Tensor | slice, keys: slice) -> Tensor:
+        """Rows of A for some keys, shape (b, H, rows, keys), computed as where all of it is kept."""
+        return attention_weights(*self._logits(at, keys)).to(self.dtype)
+
+    def _gradient_at(self, at: Tensor | slice, keys: slice) -> Tensor:
+        """Rows of dA for some keys, shape (b, H, rows, keys)."""
+        return (self._gradient[:, :, at] @ self.V[:, :, keys].transpose(-2, -1)).to(self.dtype)
+
+    def _logits(self, at: Tensor | slice, keys: slice) -> tuple[Tensor, Tensor | None]:
+        """Rows of the logits for some keys, shape (b, H, rows, keys), and their mask where a row may see none."""
+        Q, K, mask = self.Q[:, :, at], self.K[:, :, keys], self.mask
+        if self.causal:
+            O = attention_logits(Q, K, None, self.scale)  # noqa: E741
             position = torch.arange(self.Q.shape[2], device=Q.device)[at]
-            mask = position[:, None] >= torch.arange(self.K.shape[2], device=Q.device)
-        elif mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
-            mask = mask[..., at, :]
-        return attention_logits(Q, self.K, mask, self.scale), mask
+            # All of the queries see the keys before the first of them; a mask is needed for the others alone.
+            first = at.start if isinstance(at, slice) else 0
+            hidden = position[:, None] < torch.arange(first, K.shape[2], device=Q.device)
+            O[..., first:].masked_fill_(hidden, -torch.inf)
+            return O, None
+        if mask is not None:
+            mask = mask[..., at, :] if mask.dim() > 1 and mask.shape[-2] > 1 else mask
+            mask = mask[..., keys] if mask.shape[-1] > 1 else mask
+        return attention_logits(Q, K, mask, self.scale), mask
 
     # -- kernels -------------------------------------------------------------------------------------------------
 
     def _kernel_rows(self, v: Tensor, weighted: bool) -> Tensor | None:
         """The product by a kernel, or None where there is none for this attention or a vector with few entries."""
-        if self.mask is not None or self.causal or self.Q.device.type != "cuda":
+        if self.mask is not None or self.Q.device.type != "cuda":
             return None
         read = _read_rows(v)
         if read is not None and len(read) <= 16:
             return None
         scale = self.Q.shape[-1] ** -0.5 if self.scale is None else self.scale
         V, dZ = (self.V, self._gradient) if weighted else (None, None)
-        found: Tensor | None = fast.kernel("attention_rows", self.Q, self.K, v, scale, V, dZ, self.known)
+        found: Tensor | None = fast.kernel("attention_rows", self.Q, self.K, v, scale, V, dZ, self.known, self.causal)
         return None if found is None else found.to(self.dtype)
 
     # -- padding -------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,14 +27,25 @@ from vitrail.cli.common import (
 )
 from vitrail.cli.demo import run_demo
 from vitrail.cli.explain_directory import explain_directory
+from vitrail.cli.explain_texts import (
+    AnswerOption,
+    GenerateOption,
+    LanguageOptions,
+    TokenOption,
+    UnitsOption,
+    check_texts,
+    explain_texts,
+    save_figure,
+    unlikely_targets,
+)
 from vitrail.cli.named_targets import NamedTargetOptions, detection_table, is_detector, with_named_targets
-from vitrail.errors import InputError, OutputError
+from vitrail.errors import InputError
 
 if TYPE_CHECKING:
     from vitrail.models.image_geometry import ImageGeometry
 
-#: An explained class with a lower probability than this is reported as one that the model does not predict.
-MIN_PROBABILITY = 0.001
+#: Default method; `vitrail.explain` has another one for language models.
+DEFAULT = "leadlight"
 #: With more images than this, those that were cropped or turned are counted instead of described.
 MAX_SENTENCES = 8
 
@@ -51,19 +62,24 @@ def explain(
     model: ModelOption = "scenes",
     weights: WeightsOption = "pretrained",
     method: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option(
             "--method",
             help="A method: NAME, NAME:VARIANT or NAME:OPTION=VALUE,… Repeat it to compare several. "
-            "See `vitrail methods`.",
+            "See `vitrail methods`. Default: leadlight, and attnlrp for language models.",
+            show_default=False,
         ),
-    ] = ["leadlight"],  # noqa: B006 - typer does not change the default
+    ] = None,
     target: TargetOption = None,
     named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     text: Annotated[
         list[str] | None,
         typer.Option("--text", help="A text to explain instead of images, for hf: models. Repeat it for several."),
     ] = None,
+    token: TokenOption = None,
+    answer: AnswerOption = None,
+    generate: GenerateOption = None,
+    units: UnitsOption = None,
     to: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the results.")] = Path("out"),
     device: DeviceOption = "cpu",
     scores: ScoresOption = None,
@@ -103,9 +119,14 @@ def explain(
 
     For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
     """
-    methods = list(dict.fromkeys(method))
+    methods = list(dict.fromkeys(method or [DEFAULT]))
     _check_names(methods, imports)
     folder = next((path for path in images or () if path.is_dir()), None)
+    language = LanguageOptions(token, answer, named.against if token or answer else None, generate, units)
+    if language.given and not text:
+        raise InputError("--token, --answer, --generate and --units are for texts: pass one with --text")
+    if token or answer:
+        named = replace(named, against=None)
     if named.row(target) is not None and (text or not images or folder is not None):
         raise InputError("--prompt, --box and --region are for image files: pass some, not a folder or texts")
     if smooth is not None and (text or not images or folder is not None):
@@ -113,7 +134,11 @@ def explain(
     if text:
         if images:
             raise InputError("image files and --text were both given: pass one of them")
-        _explain_texts(text, model, weights, device, scores, methods, target, to, check)
+        check_texts(text)
+        from vitrail.text.tokens import load_tokenizer
+
+        tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device, scores)
+        explain_texts(text, loaded, tokenizer, methods if method else None, target, language, to, check)
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:
@@ -157,7 +182,7 @@ def _explain_images(
             if named.prompts:  # computed before they are saved
                 words[path.name] = _prompt_words(explanations)
             drawn = original and geometries[path] is not None
-            _save_figure(explanations, explanations.save(to / folders[path], original=drawn))
+            save_figure(explanations, explanations.save(to / folders[path], original=drawn))
             for name, e in explanations.items():
                 labels = "; ".join(e.label(0, k) for k in range(e.maps.shape[1]))
                 table.add_row(path.name, labels, name, f"{e.seconds:.2f}", _remark(e))
@@ -215,26 +240,6 @@ def check_file(path: Path) -> None:
         open_image(path)
 
 
-def unlikely_targets(explanation: Any) -> list[str]:
-    """Sentences on explained classes to which the model gives less than ``MIN_PROBABILITY``, and what it predicts."""
-    from vitrail.capture.score_function import as_probabilities
-
-    probabilities = explanation.probabilities
-    if probabilities is None or explanation.scores == "identity":
-        return []
-    sentences = []
-    for b, k in (probabilities < MIN_PROBABILITY).nonzero().tolist():
-        best = int(explanation.logits[b].argmax())
-        names = explanation.classes
-        name = names[best].split(",")[0] if names and best < len(names) else f"class {best}"
-        share = float(as_probabilities(explanation.logits[b : b + 1].double(), explanation.scores)[0, best])
-        sentences.append(
-            f"the model does not predict {explanation.target_name(b, k)} (less than {100 * MIN_PROBABILITY:g} %); it "
-            f"predicts {name} ({100 * share:.1f} %). The map explains a class that the model rejects."
-        )
-    return sentences
-
-
 def _check_names(methods: list[str], imports: list[str] | None) -> None:
     """Report an unknown method before anything is loaded or shown; "auto" is chosen later."""
     from vitrail.methods import find
@@ -270,50 +275,6 @@ def _remark(explanation: Any) -> str:
     return ", ".join(verdicts) or "ok"
 
 
-def _explain_texts(
-    texts: list[str], model: str, weights: str, device: str, scores: str | None, methods: list[str],
-    target: list[str] | None, to: Path, check: bool,
-) -> None:  # fmt: skip
-    from vitrail.pipeline.explain import explain as explain_inputs
-    from vitrail.text.rendering import html, terminal
-    from vitrail.text.tokens import load_tokenizer
-
-    empty = [i for i, text in enumerate(texts, 1) if not text.strip()]
-    if empty:
-        raise InputError(f"text {empty[0]} is empty: pass a text with at least one word")
-    tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device, scores)
-    targets = parse_targets(loaded, target)
-    with progress_bar("Explaining texts", 1) as advance:
-        explanations = explain_inputs(
-            loaded,
-            texts,
-            methods=methods,
-            target=targets,
-            tokenizer=tokenizer,
-            check=check,
-            progress=advance.evaluations,
-        )
-    explanations.save(to)
-    try:
-        (to / "text.html").write_text(html(explanations), encoding="utf-8")
-        _save_figure(explanations, to)
-    except OSError as error:
-        raise OutputError(f"cannot write to {to} ({error}): choose another folder with --out") from error
-    first = next(iter(explanations.values()))
-    for sentence in unlikely_targets(first):
-        out.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
-    for b in range(len(texts)):
-        for k in range(first.maps.shape[1]):
-            out.print(f"[bold]{first.label(b, k)}[/bold]", highlight=False)
-            table = plain_table(padding=(0, 2, 0, 0))
-            for name, explanation in explanations.items():
-                table.add_row(f"[dim]{name}[/dim]", terminal(explanation, b, k))
-            out.print(table)
-            for explanation in explanations.values() if check else ():
-                out.print(str(explanation.checks[b, k]), markup=False, highlight=False, soft_wrap=True)
-    out.print(f"Word scores, page and manifests: [bold]{to}[/bold]", soft_wrap=True)
-
-
 def _folder_names(images: list[Path]) -> dict[Path, str]:
     """A folder name for each image: its stem, with a number where stems repeat."""
     names: dict[Path, str] = {}
@@ -323,9 +284,3 @@ def _folder_names(images: list[Path]) -> dict[Path, str]:
             name, n = f"{path.stem}-{n}", n + 1
         names[path] = name
     return names
-
-
-def _save_figure(explanations: Any, folder: Path) -> None:
-    """Write ``figure.png`` if matplotlib is installed."""
-    if find_spec("matplotlib") is not None:
-        explanations.figure().savefig(folder / "figure.png")

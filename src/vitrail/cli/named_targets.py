@@ -22,7 +22,7 @@ POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
 #: Options by the name of their parameter: whether they can be repeated, how their value is shown, and their help.
 _OPTIONS = {
     "prompt": (True, "TEXT", "Explain how similar the image is to a text, for models such as CLIP."),
-    "against": (True, "TEXT", "Compare each --prompt with this text."),
+    "against": (True, "TEXT", "Compare each --prompt, --token or --answer with this text."),
     "box": (
         True,
         "QUERY|X0,Y0,X1,Y1",

@@ -9,6 +9,10 @@ from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
 from vitrail.data.motions import MOVEMENTS, MotionScene, render_motion
 from vitrail.data.movies import Movies
+from vitrail.data.needles import NeedlePrompt, draw_needle
+from vitrail.data.question_processor import QuestionProcessor
+from vitrail.data.questions import Question, ask_questions
+from vitrail.data.recall import RECALL_TASKS, RecallPrompt, draw_recall, recall_tokenizer
 from vitrail.data.sample import BaseDataset, Dataset, Sample
 from vitrail.data.scene_dataset import SceneDataset, scene_sample
 from vitrail.data.scenes import Scene, Scenes, render
@@ -23,6 +27,7 @@ __all__ = [
     "CIFAR100",
     "DATASETS",
     "MOVEMENTS",
+    "RECALL_TASKS",
     "SCENE_CLASSES",
     "SCENE_COLOURS",
     "TONES",
@@ -38,16 +43,24 @@ __all__ = [
     "MaskFolder",
     "MotionScene",
     "Movies",
+    "NeedlePrompt",
+    "Question",
+    "QuestionProcessor",
+    "RecallPrompt",
     "Sample",
     "Scene",
     "SceneDataset",
     "Scenes",
     "ToneScene",
     "WorldPairs",
+    "ask_questions",
     "describe_objects",
     "draw_grids",
+    "draw_needle",
+    "draw_recall",
     "encode_captions",
     "open_dataset",
+    "recall_tokenizer",
     "render",
     "render_motion",
     "render_tones",

@@ -24,7 +24,14 @@ _LOG2E = 1.4426950408889634
 
 
 def attention_rows(
-    Q: Tensor, K: Tensor, v: Tensor, scale: float, V: Tensor | None, dZ: Tensor | None, known: dict[str, Tensor]
+    Q: Tensor,
+    K: Tensor,
+    v: Tensor,
+    scale: float,
+    V: Tensor | None,
+    dZ: Tensor | None,
+    known: dict[str, Tensor],
+    causal: bool = False,
 ) -> Tensor | None:
     """`row_products`, or None where torch's products are faster or the heads are too wide.
 
@@ -35,18 +42,18 @@ def attention_rows(
     if exact or Q.shape[-1] > 256 or K.shape[:2] != Q.shape[:2]:
         return None
     if "norms" not in known:
-        known["norms"] = attention_norms(Q, K, scale)
-    return row_products(Q, K, v, scale, V, dZ, known["norms"])
+        known["norms"] = attention_norms(Q, K, scale, causal)
+    return row_products(Q, K, v, scale, V, dZ, known["norms"], causal)
 
 
-def attention_norms(Q: Tensor, K: Tensor, scale: float) -> Tensor:
+def attention_norms(Q: Tensor, K: Tensor, scale: float, causal: bool = False) -> Tensor:
     """Logarithms to base 2 of the sums of exponentials of the logits, shape (b·H, m), single precision."""
     batch, heads, queries, width = Q.shape
     block_m, block_n, warps, stages = TILES[Q.element_size()]
     norms = torch.empty(batch * heads, queries, device=Q.device, dtype=torch.float32)
     _norm_kernel[(triton.cdiv(queries, block_m), batch * heads)](
         Q, K, norms, *Q.stride(), *K.stride(), scale * _LOG2E, heads, queries, K.shape[2], width,
-        block_m, block_n, _padded(width), _precision(Q), num_warps=warps, num_stages=stages,
+        block_m, block_n, _padded(width), _precision(Q), causal, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return norms
 
@@ -67,6 +74,7 @@ def row_products(
     V: Tensor | None = None,
     dZ: Tensor | None = None,
     norms: Tensor | None = None,
+    causal: bool = False,
 ) -> Tensor:
     """v·A for each head, or with values and the gradient at the output v·(dZ·Vᵀ ⊙ A)⁺.
 
@@ -78,11 +86,12 @@ def row_products(
         V: Values, shape (b, H, n, dh).
         dZ: Gradient at the attention's output, shape (b, H, m, dh).
         norms: What `attention_norms` returns, if it is known.
+        causal: Whether each query sees only the keys up to its own position.
 
     Returns:
         Shape (b, H, n), single precision.
     """
-    norms = attention_norms(Q, K, scale) if norms is None else norms
+    norms = attention_norms(Q, K, scale, causal) if norms is None else norms
     batch, heads, queries, width = Q.shape
     keys = K.shape[2]
     block_m, block_n, warps, stages = TILES[Q.element_size()]
@@ -92,7 +101,7 @@ def row_products(
     weighted = dZ is not Q
     _row_kernel[(triton.cdiv(keys, block_n), batch * heads)](
         Q, K, V, dZ, v, norms, out, *Q.stride(), *K.stride(), *V.stride(), *dZ.stride(), *v.stride(), scale * _LOG2E,
-        heads, queries, keys, width, block_m, block_n, _padded(width), weighted, _precision(Q),
+        heads, queries, keys, width, block_m, block_n, _padded(width), weighted, _precision(Q), causal,
         num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return out
@@ -132,7 +141,7 @@ if triton is not None:
     @triton.jit
     def _norm_kernel(
         Q, K, norm, qb, qh, qm, qd, kb, kh, kn, kd, scale, heads, queries, keys, width,
-        M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, precision: tl.constexpr,
+        M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, precision: tl.constexpr, causal: tl.constexpr,
     ):  # fmt: skip
         """Logarithm to base 2 of the sum of exponentials of each row of logits."""
         row = tl.program_id(0) * M + tl.arange(0, M)
@@ -144,12 +153,18 @@ if triton is not None:
         K += image * kb + head * kh
         largest = tl.full((M,), -float("inf"), tl.float32)
         total = tl.zeros((M,), tl.float32)
-        for start in range(0, keys, N):
+        # Under a causal mask, no query of this block sees a key beyond the block's last position.
+        stop = keys
+        if causal:
+            stop = tl.minimum(keys, (tl.program_id(0) + 1) * M)
+        for start in range(0, stop, N):
             column = start + tl.arange(0, N)
             k_at = K + column[None, :] * kn + d[:, None] * kd
             k = tl.load(k_at, mask=(column[None, :] < keys) & (d[:, None] < width), other=0.0)
             logits = tl.dot(q, k, input_precision=precision) * scale
             logits = tl.where(column[None, :] < keys, logits, -float("inf"))
+            if causal:
+                logits = tl.where(column[None, :] <= row[:, None], logits, -float("inf"))
             higher = tl.maximum(largest, tl.max(logits, 1))
             total = total * tl.exp2(largest - higher) + tl.sum(tl.exp2(logits - higher[:, None]), 1)
             largest = higher
@@ -159,7 +174,7 @@ if triton is not None:
     def _row_kernel(
         Q, K, V, dZ, v, norm, out, qb, qh, qm, qd, kb, kh, kn, kd, vb, vh, vn, vd, zb, zh, zm, zd, rb, rm, scale, heads,
         queries, keys, width, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr, weighted: tl.constexpr,
-        precision: tl.constexpr,
+        precision: tl.constexpr, causal: tl.constexpr,
     ):  # fmt: skip
         """One block of keys: the sum over queries of v·A, or of v·(dZ·Vᵀ ⊙ A)⁺."""
         column = tl.program_id(0) * N + tl.arange(0, N)
@@ -173,7 +188,10 @@ if triton is not None:
         Q += image * qb + head * qh
         dZ += image * zb + head * zh
         total = tl.zeros((N,), tl.float32)
-        for start in range(0, queries, M):
+        first = 0
+        if causal:  # queries before this block of keys see none of them
+            first = (tl.program_id(0) * N) // M * M
+        for start in range(first, queries, M):
             row = start + tl.arange(0, M)
             inside = (row[None, :] < queries) & (d[:, None] < width)
             q = tl.load(Q + row[None, :] * qm + d[:, None] * qd, mask=inside, other=0.0)
@@ -181,6 +199,8 @@ if triton is not None:
             # Rows beyond the last get zero attention.
             normed = tl.load(norm + tl.program_id(1) * queries + row, mask=row < queries, other=float("inf"))
             attention = tl.exp2(tl.dot(k, q, input_precision=precision) * scale - normed[None, :])
+            if causal:
+                attention = tl.where(column[:, None] <= row[None, :], attention, 0.0)
             if weighted:
                 z = tl.load(dZ + row[None, :] * zm + d[:, None] * zd, mask=inside, other=0.0)
                 attention = tl.maximum(attention * tl.dot(values, z, input_precision=precision), 0.0)

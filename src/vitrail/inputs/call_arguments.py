@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.inputs import SPECIAL_TOKENS, ModelInputs
+from vitrail.capture.inputs import SPECIAL_TOKENS, TOKEN_UNITS, ModelInputs
 
 _NAMED = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
@@ -54,11 +54,12 @@ def call_arguments(inputs: Any, model: nn.Module) -> ModelInputs:
         given = dict(inputs)
         special = given.pop(SPECIAL_TOKENS, None)
         special = special.bool() if isinstance(special, Tensor) else None
+        units = given.pop(TOKEN_UNITS, None)
         if takes is not None and not _binds(takes, (), given) and _takes_whole(takes, given):
-            return ModelInputs((inputs,), special=special)
+            return ModelInputs((inputs,), special=special, token_units=units)
         order = {name: i for i, name in enumerate(takes.parameters)} if takes is not None else {}
         names = sorted(given, key=lambda name: (order.get(name, len(order)), str(name)))
-        return ModelInputs((), {name: given[name] for name in names}, special=special)
+        return ModelInputs((), {name: given[name] for name in names}, special=special, token_units=units)
     if isinstance(inputs, tuple) and (takes is None or _binds(takes, inputs, {})) and not hasattr(inputs, "_fields"):
         return ModelInputs(inputs) if takes is None else _by_name(takes, inputs)
     return ModelInputs((inputs,))

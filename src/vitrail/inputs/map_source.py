@@ -51,3 +51,24 @@ class TextSource:
     predict: Callable[[Sequence[str]], Tensor]
     explain: Callable[..., Mapping[str, Any]]
     target: None = None
+
+
+@dataclass(frozen=True)
+class PromptSource:
+    """The language model and prompts that scores were computed from, needed for checks.
+
+    Attributes:
+        loaded: The model.
+        prompts: The tokenized prompts.
+        settings: The tokenizer settings.
+        structure: What was found in the model.
+        explain: From prompts, methods with options and targets to explanations, as `vitrail.explain` gives them.
+        target: None; the targets are in the explanation.
+    """
+
+    loaded: LoadedModel
+    prompts: tuple[Any, ...]
+    settings: Any
+    structure: ModelStructure
+    explain: Callable[..., Mapping[str, Any]]
+    target: None = None

@@ -15,6 +15,7 @@ from vitrail.inputs.signal_inputs import signal_arguments
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.plain_clip import PlainCLIP
 from vitrail.models.plain_sequences import PlainSpectrogramViT, PlainVideoViT
+from vitrail.models.plain_vlm import IMAGE, PlainVLM
 from vitrail.models.preprocess import Preprocess
 
 #: Tokens of a random text, unless the model takes fewer.
@@ -48,6 +49,11 @@ def random_inputs(model: LoadedModel, batch: int = 1) -> ModelInputs:
         ids = torch.randint(3, module.word_embed.num_embeddings, size, generator=generator)
         pixels = torch.randn(batch, 3, *_image_size(model), generator=generator)
         return ModelInputs((), {"input_ids": ids, "pixel_values": pixels}).onto(module)
+    if isinstance(module, PlainVLM):
+        front = torch.full((batch, module.position.shape[1]), IMAGE)
+        asked = torch.randint(5, module.word_embed.num_embeddings, (batch, 6), generator=generator)
+        pixels = torch.randn(batch, 3, *_image_size(model), generator=generator)
+        return ModelInputs((), {"input_ids": torch.cat([front, asked], 1), "pixel_values": pixels}).onto(module)
     if signal is not None:
         noise = torch.randn(batch, *signal, generator=generator)
         if isinstance(module, PlainSpectrogramViT):

@@ -4,17 +4,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from vitrail.capture.attention_products import attention_bytes
 from vitrail.capture.explicit_attention import attention_weights, causal_mask, unpack
 from vitrail.capture.recogniser import ADDED_MATMUL, MATMUL, SOFTMAX, einsum_pair, merge_heads, split_heads
 from vitrail.capture.trace import Block
 from vitrail.lrp.handlers import depends, multiply, plain
 from vitrail.lrp.relevance_state import RelevanceState
+
+#: Bytes of the matrices of an attention call from which on the fused function is kept, in single precision.
+FUSED_FROM = 2**24
 
 
 def attend(state: RelevanceState, Q: Tensor, K: Tensor, V: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -53,9 +58,14 @@ def fused(
         return attend(state, query, key, value, causal_mask(query, key) if is_causal else attn_mask, scale)
 
 
-def _may_stay_fused(state: RelevanceState, *inputs: Tensor) -> bool:
-    """Whether the fused function's own gradient is that of the rules; used in half precision, to write no matrices."""
-    return state.mixed_precision and state.rules.fused is not None and all(map(depends, inputs))
+def _may_stay_fused(state: RelevanceState, Q: Tensor, K: Tensor, V: Tensor) -> bool:
+    """Whether the fused function's own gradient is that of the rules, and it is used, so that no matrix is written.
+
+    It is used in half precision, and where the matrices are large.
+    """
+    if state.rules.fused is None or not all(map(depends, (Q, K, V))):
+        return False
+    return state.mixed_precision or attention_bytes(1, prod(Q.shape[:-2]), Q.shape[-2], K.shape[-2]) >= FUSED_FROM
 
 
 def _stay_fused(
@@ -71,9 +81,10 @@ def _stay_fused(
 ) -> Tensor:
     """The fused function on queries, keys and values whose gradients are changed."""
     assert state.rules.fused is not None
-    Q, K, V = state.rules.fused(*(t.to(torch.bfloat16) for t in (query, key, value)))
+    given = (query, key, value)
+    Q, K, V = state.rules.fused(*(t.to(torch.bfloat16) for t in given) if state.mixed_precision else given)
     if mask is not None and mask.dtype != torch.bool:
-        mask = mask.to(torch.bfloat16)
+        mask = mask.to(Q.dtype)
     Z: Tensor = func(Q, K, V, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped)
     state.rotations.clear()
     state.stream.attended(len(state.attention), Block(), V)

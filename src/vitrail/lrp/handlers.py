@@ -16,15 +16,17 @@ from torch import Tensor
 
 from vitrail import fast
 from vitrail.capture.operators import ADD, MUL
+from vitrail.errors import NotApplicableError
 from vitrail.lrp.convolution import convolve
 from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum, matmul, standard_deviation
 from vitrail.lrp.relevance_state import RelevanceState
 
 SUB = {torch.sub, Tensor.sub, Tensor.__sub__}
 DIV = {torch.div, Tensor.div, torch.true_divide, Tensor.true_divide, Tensor.__truediv__}
+TANH = {torch.tanh, Tensor.tanh, F.tanh}
 ACTIVATION = {
     F.gelu, F.relu, torch.relu, Tensor.relu, F.silu, F.mish, F.elu, F.leaky_relu, F.hardswish, F.softplus, F.relu6,
-    torch.tanh, Tensor.tanh, F.tanh,
+    *TANH,
 }  # fmt: skip
 IN_PLACE = {
     Tensor.add_: Tensor.add, Tensor.__iadd__: Tensor.add, Tensor.mul_: Tensor.mul, Tensor.__imul__: Tensor.mul,
@@ -32,6 +34,9 @@ IN_PLACE = {
     Tensor.relu_: torch.relu, torch.relu_: torch.relu, Tensor.tanh_: torch.tanh, torch.tanh_: torch.tanh,
     Tensor.sigmoid_: torch.sigmoid,
 }  # fmt: skip
+
+#: Linear maps of several experts at once, by the names of torch's releases.
+GROUPED_LINEAR = {f for f in (getattr(F, "grouped_mm", None), getattr(torch, "_grouped_mm", None)) if f is not None}
 
 Two = Callable[[Tensor, Tensor], Tensor]
 
@@ -56,14 +61,22 @@ def _numbers_fixed(left: Any, right: Any) -> tuple[Any, Any]:
     return tuple(t.detach() if t.dim() == 0 else t for t in (left, right))
 
 
-def _gates_fixed(state: RelevanceState, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+def _gates_fixed(state: RelevanceState, left: Tensor, right: Tensor, matrix: bool) -> tuple[Tensor, Tensor]:
     """Two factors, of which one that is a gate is a constant; two gates stay as they are."""
     if not (left.requires_grad and right.requires_grad):
         return left, right
-    gates = state.is_gate(left), state.is_gate(right)
-    if gates[0] == gates[1]:
+    gates = state.is_gate(left, matrix), state.is_gate(right, matrix)
+    if gates[0] == gates[1] or state.rule("sigmoid") is None:
         return left, right
     return (left.detach(), right) if gates[0] else (left, right.detach())
+
+
+def _is_written_activation(state: RelevanceState, left: Tensor, right: Tensor) -> bool:
+    """Whether a product is an activation that a model writes out, such as x·sigmoid(x), whose derivative is wanted."""
+    gates = state.is_gate(left), state.is_gate(right)
+    if gates[0] == gates[1] or state.rule("activation") is not None:
+        return False
+    return state.is_activation(left, right) if gates[0] else state.is_activation(right, left)
 
 
 # -- products --------------------------------------------------------------------------------------------------------
@@ -87,7 +100,7 @@ def multiply(
     if state.mixed_precision and left.dtype != right.dtype:
         low = left.dtype if left.dtype in HALF else right.dtype
         left, right = left.to(low), right.to(low)
-    left, right = _gates_fixed(state, left, right)
+    left, right = _gates_fixed(state, left, right, both == "matmul")
     rule = state.rule(both if left.requires_grad and right.requires_grad else one)
     if rule is None or not (left.requires_grad or right.requires_grad):
         return run(left, right)
@@ -139,16 +152,54 @@ def addmm(state: RelevanceState, func: Any, input: Tensor, mat1: Tensor, mat2: T
     return linear(state, F.linear, mat1, mat2.T, input)
 
 
+def grouped_linear(
+    state: RelevanceState,
+    func: Any,
+    input: Tensor,
+    mat2: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    **kwargs: Any,
+) -> Tensor:
+    """Linear maps of several experts, each on its own rows of the input."""
+    _refuse_experts(state)
+    rule = state.rule("linear")
+    x = state.operand(input, mat2)
+    if rule is None or mat2.requires_grad or offs is None or bias is not None:
+        return func(x, mat2, offs=offs, bias=bias, **kwargs)  # type: ignore[no-any-return]
+
+    def apply(x: Tensor, weight: Tensor) -> Tensor:
+        return func(x, weight, offs=offs, **kwargs)  # type: ignore[no-any-return]
+
+    return rule(Linear(lambda x: apply(x, mat2), apply, lambda s, w: apply(s, w.mT), mat2, None, state.samples), x)
+
+
+def index_add(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Rows added to some rows of a tensor, as the outputs of experts are."""
+    _refuse_experts(state)
+    return func(input, *args, **kwargs)  # type: ignore[no-any-return]
+
+
+def _refuse_experts(state: RelevanceState) -> None:
+    if not state.rules.gradient:
+        raise NotApplicableError(
+            "this model is a mixture of experts, and these rules of relevance say nothing of sums of several experts; "
+            "use attnlrp or conservative_lrp, where the router's weights are constants"
+        )
+
+
 def mul(state: RelevanceState, func: Any, left: Any, right: Any) -> Tensor:
     """A product entry by entry: with a constant a scale, with something that depends on the input a gate."""
     left, right = _numbers_fixed(left, right)
     if depends(left) and depends(right):
-        left, right = _gates_fixed(state, left, right)
+        left, right = _gates_fixed(state, left, right, matrix=False)
     if depends(left) and depends(right):
         widths = [t.shape[-1] if t.dim() else 1 for t in (left, right)]
         if widths[0] != widths[1] and 1 in widths:
             # One number a token, as in a norm written out, or one number in all: a scale.
             left, right = (t.detach() if width == 1 else t for t, width in zip((left, right), widths, strict=True))
+        elif _is_written_activation(state, left, right):
+            return torch.mul(left, right)
         else:
             return multiply(state, left, right, torch.mul, torch.mul, torch.mul, "gate")
     x, factor = (left, right) if depends(left) else (right, left)
@@ -225,14 +276,17 @@ def plain(state: RelevanceState, name: str, run: Callable[[Tensor], Tensor], x: 
 def activate(state: RelevanceState, func: Any, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
     """An activation, in place or not."""
     if not kwargs.pop("inplace", False):
-        return plain(state, "activation", lambda x: func(x, *args, **kwargs), input)
+        out = plain(state, "activation", lambda x: func(x, *args, **kwargs), input)
+        if func in TANH and out.grad_fn is not None:
+            state.tanhs.add(out.grad_fn)
+        return out
     return input.copy_(activate(state, func, input.clone(), *args, **kwargs))
 
 
 def sigmoid(state: RelevanceState, func: Any, input: Tensor) -> Tensor:
     """A sigmoid: its relevance is that of its input, and in a product it is a gate, as in x·sigmoid(x)."""
     out = plain(state, "sigmoid", func, input)
-    if state.rule("sigmoid") is not None and out.grad_fn is not None:
+    if out.grad_fn is not None:
         state.gates.add(out.grad_fn)
     return out
 
@@ -334,6 +388,8 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.layer_norm: layer_norm, F.rms_norm: rms_norm, torch.rms_norm: rms_norm, F.normalize: normalise,
     torch.mean: mean, Tensor.mean: mean, torch.unbind: unbind, Tensor.unbind: unbind, torch.sigmoid: sigmoid,
     Tensor.sigmoid: sigmoid, F.sigmoid: sigmoid,
+    torch.index_add: index_add, Tensor.index_add: index_add, Tensor.index_add_: index_add,
+    **dict.fromkeys(GROUPED_LINEAR, grouped_linear),
     **dict.fromkeys(ADD, add), **dict.fromkeys(SUB, sub), **dict.fromkeys(MUL, mul), **dict.fromkeys(DIV, div),
     **dict.fromkeys(ACTIVATION, activate),
 }  # fmt: skip

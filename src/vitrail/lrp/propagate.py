@@ -27,6 +27,8 @@ from vitrail.lrp.ops import HALF, Samples
 from vitrail.lrp.rule_sets import RuleSet
 
 _log = logging.getLogger(__name__)
+#: Packages whose layers hold quantised weights and compute their products out of sight of the rules.
+_QUANTISED = ("bitsandbytes", "auto_gptq", "gptqmodel", "awq", "optimum.quanto", "hqq", "eetq", "torchao")
 #: From the scores, shape (b, C), to the relevance to start with, in their shape.
 Start = Callable[[Tensor], Tensor]
 
@@ -126,6 +128,7 @@ def propagation(
         rules: What each operation does with relevance.
         read: From the model's output to the scores; what it computes is propagated through as well.
     """
+    _refuse_quantised(model, rules)
     batch = model_inputs.batch
     parts = [model_inputs]
     if (
@@ -137,6 +140,17 @@ def propagation(
         parts = [model_inputs.select(slice(0, batch - 1)), model_inputs.select(slice(batch - 1, None))]
     with frozen(model), torch.autocast(model_inputs.tensors[0].device.type, enabled=False):
         return Propagation(rules, structure, tuple(_run(model, part, structure, rules, read) for part in parts))
+
+
+def _refuse_quantised(model: nn.Module, rules: RuleSet) -> None:
+    """Refuse quantised layers where the rules are no gradients: only the gradient passes their products as it must."""
+    layer = next((m for m in model.modules() if type(m).__module__.startswith(_QUANTISED)), None)
+    if layer is not None and not rules.gradient:
+        raise NotApplicableError(
+            f"the rules of {rules.name} need the weights of linear layers, and {type(layer).__name__} of "
+            f"{type(layer).__module__.partition('.')[0]} hides quantised ones; use attnlrp, conservative_lrp or a "
+            "gradient method, or load the model without quantisation"
+        )
 
 
 def _run(

@@ -8,7 +8,7 @@ from vitrail.methods import vtranm, gradtoken, leadlight
 from vitrail.methods import tam, bi_attn, attattr, iia
 from vitrail.methods import lrp
 from vitrail.methods import input_gradients
-from vitrail.methods import occlusion, rise, scorecam, vit_cx, tis, shapley, atman
+from vitrail.methods import occlusion, rise, scorecam, vit_cx, tis, shapley, context_cite, atman, value_zeroing
 from vitrail.methods import vit_shapley
 from vitrail.methods import controls
 from vitrail.methods.probe import Probe
@@ -19,8 +19,8 @@ from vitrail.methods.registry import METHODS, Applies, Method, find, register
 
 __all__ = [
     "METHODS", "Applies", "Cost", "Method", "ModelSize", "Probe", "Trace", "agcam", "atman", "attattr", "attcat",
-    "bi_attn", "cdam", "controls", "find", "forward_passes", "grad_eclip", "grad_rollout", "gradcam",
+    "bi_attn", "cdam", "context_cite", "controls", "find", "forward_passes", "grad_eclip", "grad_rollout", "gradcam",
     "gradcam_features", "gradient_passes", "gradsam", "gradtoken", "iia", "input_gradients", "leadlight", "legrad",
     "lrp", "lrp_pass", "occlusion", "raw_attention", "register", "rise", "rollout", "scorecam", "shapley",
-    "shared_pass", "tam", "tis", "transformer_mm", "vit_cx", "vit_shapley", "vtranm",
+    "shared_pass", "tam", "tis", "transformer_mm", "value_zeroing", "vit_cx", "vit_shapley", "vtranm",
 ]  # fmt: skip

@@ -151,6 +151,13 @@ class CoalitionGame:
         elif self.text and removal == "mask":
             self._masked_text(kept, owner)
             self._try(removal, torch.zeros_like(kept), owner)
+            if probe.model_inputs.fixed_positions:
+                self._check_finite(owner)
+        elif self.text and probe.model_inputs.fixed_positions:
+            raise NotApplicableError(
+                "the target reads scores at a position, which moves where tokens are left out: use removal='mask' or "
+                "removal='fill'"
+            )
         elif self.text:
             self._try(removal, torch.ones_like(kept).cumsum(1) == 1, owner)
         elif removal == "tokens":
@@ -165,6 +172,17 @@ class CoalitionGame:
                 self._output(removal, kept, owner)
             except ModelError as error:
                 raise NotApplicableError(f"{error}; use removal='fill'") from error
+
+    def _check_finite(self, owner: Tensor) -> None:
+        """Refuse to mask tokens where a token may have nothing left to attend to, as in a short window."""
+        with frozen(self.probe.model), torch.no_grad():
+            output = self._output("mask", self.members.any(0, keepdim=True).logical_not(), owner)
+            finite = torch.isfinite(self.probe.scorer(output, owner, self.probe.score)).all()
+        if not bool(finite):
+            raise NotApplicableError(
+                f"some tokens of {self.probe.structure.model} attend to a few others only, and nothing is left where "
+                "all of these are masked: use removal='fill'"
+            )
 
     def _try(self, removal: str, kept: Tensor, owner: Tensor) -> None:
         """Run a model of several inputs without some tokens: others may depend on their number."""

@@ -52,6 +52,7 @@ class InputProbe:
         notes: Where a method puts intermediate results, or None where they are not kept.
         advance: Called with the number of images just evaluated, for progress.
         propagations: Keeps the last forward pass under relevance rules for the next method with the same rules.
+        removal_scorer: The same as ``scorer`` for methods that remove parts of the input; None where it is the same.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class InputProbe:
     notes: dict[str, list[Any]] | None = None
     advance: Callable[[int], None] = field(default=lambda _: None)
     propagations: PropagationCache = field(default_factory=PropagationCache)
+    removal_scorer: Scorer | None = None
 
     @property
     def images(self) -> Tensor:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import Tensor
 
 from vitrail.capture.trace import Block, Needs
-from vitrail.errors import OptionError
+from vitrail.errors import MapWarning, OptionError
 from vitrail.lrp import rule_sets
 from vitrail.lrp.elementwise import positive_rows
 from vitrail.lrp.rule_sets import ABSLRP, ORIG, OURS, RuleSet, conservative
@@ -16,6 +18,8 @@ from vitrail.methods.registry import Applies, choose, register, within
 
 #: Share of the root mean square by which the stable variants move sums away from zero.
 EPSILON = 0.001
+#: How much more products of the output's sign count in linear maps by AttnLRP, as its authors set it.
+GAMMA_LINEAR = {"text": 0.0, "other": 0.05}
 
 
 def _stable(table: RuleSet, epsilon: float) -> RuleSet:
@@ -148,12 +152,23 @@ def conservative_lrp(trace: ProbedTrace, *, gelu: str = "plain", where: str = "t
     return trace.probe.relevances(_conservative_rules(gelu), frozenset({where})).map(trace)
 
 
-def _attnlrp_rules(gamma_conv: float, gamma_linear: float, attention: str, gamma_rule: str, **_: object) -> RuleSet:
+def _attnlrp_rules(
+    gamma_conv: float, gamma_linear: float | None, attention: str, gamma_rule: str, text: bool = False, **_: object
+) -> RuleSet:
     choose("attention", attention, ["shared", "fixed"])
     choose("gamma_rule", gamma_rule, rule_sets.GAMMA_RULES)
+    gamma_linear = GAMMA_LINEAR["text" if text else "other"] if gamma_linear is None else gamma_linear
     for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
         if gamma < 0:
             raise OptionError(f"{name}={gamma} is negative: it says how much more some products count")
+    if text and gamma_linear and gamma_rule == "plain":
+        warnings.warn(
+            f"attnlrp with gamma_rule='plain' and gamma_linear={gamma_linear} divides by sums that cancel, because the "
+            "inputs of a text model's linear maps have both signs: its relevance grows from block to block and depends "
+            "on rounding; use gamma_linear=0, as published for texts, or gamma_rule='generalised'",
+            MapWarning,
+            stacklevel=2,
+        )
     return rule_sets.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
 
 
@@ -172,7 +187,7 @@ def attnlrp(
     trace: ProbedTrace,
     *,
     gamma_conv: float = 0.25,
-    gamma_linear: float = 0.05,
+    gamma_linear: float | None = None,
     where: str = "pixels",
     attention: str = "shared",
     gamma_rule: str = "generalised",
@@ -182,7 +197,7 @@ def attnlrp(
     Args:
         trace: The pass.
         gamma_conv: How much more products of the output's sign count in the patch embedding; 0 is the plain gradient.
-        gamma_linear: The same in linear maps.
+        gamma_linear: The same in linear maps; None for the authors' settings, 0 for texts and 0.05 for all else.
         where: "pixels", or "tokens" for the tokens that enter the first block; a text has tokens only.
         attention: "shared" as in the paper, or "fixed": attention weights are constants, and the linear maps
             inside ``nn.MultiheadAttention`` keep their plain gradient.
@@ -195,7 +210,8 @@ def attnlrp(
     choose("where", where, ["pixels", "tokens"])
     if trace.probe.model_inputs.image is None:
         where = "tokens"
-    table = _attnlrp_rules(gamma_conv, gamma_linear, attention, gamma_rule)
+    text = trace.probe.model_inputs.words is not None
+    table = _attnlrp_rules(gamma_conv, gamma_linear, attention, gamma_rule, text)
     return trace.probe.relevances(table, frozenset({where})).map(trace)
 
 

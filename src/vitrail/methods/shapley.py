@@ -87,7 +87,7 @@ def shapley(
         raise OptionError(f"tolerance={tolerance} must be above 0, or None for no early stop")
     maps = _prior_maps(probe, prior) if estimator == "regression" else None
     parts = []
-    for rows, members in _players(probe, cell):
+    for rows, members in players(probe, cell):
         game = CoalitionGame(probe, members, removal, fill, rows)
         if estimator == "permutation":
             estimate, used = _permutations(game, forwards, tolerance, seed)
@@ -106,7 +106,7 @@ def shapley(
     return values
 
 
-def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
+def players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
     """Groups of inputs with the same players: their indices, and the membership of patches, shape (P, S)."""
     if probe.model_inputs.image is not None:
         return [(tuple(range(probe.batch)), grid_cells(patch_grid(probe), cell))]
@@ -122,7 +122,12 @@ def _players(probe: Probe, cell: int) -> list[tuple[tuple[int, ...], Tensor]]:
     players: list[tuple[tuple[int, ...], Tensor]] = []
     for i, tokens in enumerate(present[:, prefix:].cpu()):
         index = tokens.nonzero()[:, 0]
-        groups = [index[start : start + cell] for start in range(0, len(index), cell)]
+        units = probe.model_inputs.unit_members(i)
+        if units is None:
+            groups = [index[start : start + cell] for start in range(0, len(index), cell)]
+        else:
+            shown = [(unit.cpu()[prefix:] & tokens).nonzero()[:, 0] for unit in units]
+            groups = [unit for unit in shown if len(unit)]
         members = torch.zeros(len(groups), len(tokens), dtype=torch.bool)
         for player, group in enumerate(groups):
             members[player, group] = True

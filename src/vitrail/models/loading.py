@@ -20,10 +20,12 @@ from vitrail.models.catalogue import CATALOGUE, catalogue_entry, full_name
 from vitrail.models.checkpoint import first_line, fit_classes, load_weights, read_weights
 from vitrail.models.loaded import LoadedModel, describe, hugging_face_processor, processor_preprocess, sound_processor
 from vitrail.models.plain_clip import PlainCLIP
+from vitrail.models.plain_decoder import PlainDecoder
 from vitrail.models.plain_detector import PlainDetector
 from vitrail.models.plain_segmenter import PlainSegmenter
 from vitrail.models.plain_sequences import PlainSpectrogramViT, PlainVideoViT
 from vitrail.models.plain_vit import PlainViT
+from vitrail.models.plain_vlm import PlainVLM
 from vitrail.models.preprocess import Preprocess
 from vitrail.models.sources import SOURCES, fitting_image_size, from_timm
 
@@ -37,6 +39,8 @@ EMBEDDED_MODELS = {
     "scenes-seg": "semantic segmenter of scenes",
     "scenes-video": "ViT of moving scenes; the class is the movement of an object",
     "tones": "ViT of spectrograms; the class is a tone among several",
+    "scenes-vlm": "vision-language decoder that answers questions about scenes",
+    "lm-recall": "language model of short texts whose last word comes from known words of the text",
 }
 """Models that are part of the package, with a description of each. The scripts in ``training/`` made them."""
 
@@ -47,8 +51,12 @@ EMBEDDED_KINDS: dict[str, type[nn.Module]] = {
     "segmenter": PlainSegmenter,
     "video": PlainVideoViT,
     "spectrogram": PlainSpectrogramViT,
+    "vlm": PlainVLM,
+    "decoder": PlainDecoder,
 }
 """Modules of the embedded models, by the kind that a weights file states; a file that states none is a classifier."""
+
+_WITHOUT_PREPROCESSING = ("video", "spectrogram", "decoder")
 
 NO_NETWORK = "no network?"
 """Part of the error message if weights could not be downloaded."""
@@ -60,8 +68,8 @@ def load(spec: str, weights: str | Path | None = None, pretrained: bool | None =
     Args:
         spec: Library and name; or the short name of a model of the papers, such as "vit-b16" or "deit-b", see
             `vitrail.models.CATALOGUE`; or an embedded model, which needs no network: "scenes",
-            "scenes-tagged", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones", "cifar10" or
-            "cifar10-distilled".
+            "scenes-tagged", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "scenes-vlm", "tones",
+            "lm-recall", "cifar10" or "cifar10-distilled".
         weights: File with weights to use instead of the library's own: safetensors, or a torch file of tensors. Of timm
             models, its shapes decide the number of classes and the image size, so that a fitted head can be loaded. If
             they are of another image size than timm's, images are squashed to it: timm's crop is for its own size. For
@@ -160,7 +168,7 @@ def load_embedded(name: str, weights: str | Path | None = None) -> LoadedModel:
             config: dict[str, Any] = {k: json.loads(metadata[k]) for k in ("architecture", "classes")}
             state = {key: file.get_tensor(key).float() for key in file.keys()}  # noqa: SIM118 - not a dict
         kind = metadata.get("kind", "classifier")
-        stored = json.loads(metadata["preprocess"]) if kind not in ("video", "spectrogram") else None
+        stored = json.loads(metadata["preprocess"]) if kind not in _WITHOUT_PREPROCESSING else None
         model = EMBEDDED_KINDS[kind](**config["architecture"])
         model.load_state_dict(state)
     except (SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
@@ -168,6 +176,8 @@ def load_embedded(name: str, weights: str | Path | None = None) -> LoadedModel:
             f"{path} is not a file of an embedded model ({first_line(error)}): pass one that training/ wrote, or name "
             "the library of the model, as in timm:NAME"
         ) from error
+    if kind == "decoder":
+        return LoadedModel(model.eval(), name=name)
     if stored is None:
         frame = config["architecture"].get("size", 64)
         rendered = Preprocess((frame, frame), (0.5,) * 3, (0.5,) * 3, 1.0, origin="the range of rendered frames")

@@ -77,9 +77,17 @@ def from_hf(name: str, pretrained: bool) -> nn.Module:
     """Create a Hugging Face model with the architecture that its configuration names."""
     transformers: Any = require("transformers", "hf", "create Hugging Face models")
     config = transformers.AutoConfig.from_pretrained(name)
-    architectures = getattr(config, "architectures", None) or ["AutoModel"]
+    architectures = getattr(config, "architectures", None) or [_unnamed_architecture(transformers, config)]
     factory = getattr(transformers, architectures[0], transformers.AutoModel)
     return factory.from_pretrained(name) if pretrained else factory(config)  # type: ignore[no-any-return]
+
+
+def _unnamed_architecture(transformers: Any, config: Any) -> str:
+    """The class of a model whose configuration names none: that of a decoder with its head, else without a head."""
+    decoders, masked = transformers.MODEL_FOR_CAUSAL_LM_MAPPING, transformers.MODEL_FOR_MASKED_LM_MAPPING
+    if type(config) in decoders and type(config) not in masked:
+        return str(decoders[type(config)].__name__)
+    return "AutoModel"
 
 
 def from_torchvision(name: str, pretrained: bool) -> nn.Module:

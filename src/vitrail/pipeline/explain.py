@@ -15,7 +15,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.output_tensors import OutputChoice, OutputReading
 from vitrail.errors import MapWarning
-from vitrail.inputs.map_source import MapSource, TextSource
+from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
 from vitrail.inputs.targets import Target
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models import LoadedModel
@@ -26,7 +26,7 @@ from vitrail.pipeline.original_image import original_images
 from vitrail.pipeline.prepared_model import embedded_target, prepare, unwrapped_model
 from vitrail.pipeline.progress import Progress
 from vitrail.pipeline.prompt_words import PromptWords, has_prompts
-from vitrail.pipeline.request import DEFAULT, Request, requested_methods
+from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
 from vitrail.targets.binding import bind_targets, with_processor
@@ -37,25 +37,26 @@ __all__ = ["DEFAULT", "explain"]
 
 @overload
 def explain(
-    model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *, methods: None = ..., target: Target = ...,
+    model: nn.Module | LoadedModel, inputs: Inputs, method: str | None = ..., *, methods: None = ...,
+    target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ...,
     **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
 
 @overload
 def explain(
-    model: nn.Module | LoadedModel, inputs: Inputs, method: str = ..., *,
+    model: nn.Module | LoadedModel, inputs: Inputs, method: str | None = ..., *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]], target: Target = ...,
     preprocess: Transform | None = ..., layout: Layout | None = ..., batch_size: int | None = ..., keep: bool = ...,
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -63,7 +64,7 @@ def explain(
 def explain(
     model: nn.Module | LoadedModel,
     inputs: Inputs,
-    method: str = DEFAULT,
+    method: str | None = None,
     *,
     methods: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None,
     target: Target = None,
@@ -84,6 +85,8 @@ def explain(
     of: str | None = None,
     output: OutputChoice = None,
     scores: str | None = None,
+    units: Any = None,
+    processor: Any = None,
     **options: Any,
 ) -> Explanation | Explanations:
     """Compute relevance maps for a model's output.
@@ -96,15 +99,17 @@ def explain(
         inputs: A batch of images, videos, waveforms or rows of features as a tensor, one or several PIL images or paths
             (images, videos, sound), or the arguments of the model: a dict of tensors by name, a tuple of tensors by
             position, or the dict or dataclass that it takes as its only argument; with a tokenizer, a text or several.
+            For language models also a chat, as a list of messages, and a dict with ``input_ids``.
         method: A method's name; ``name:variant`` and ``name:option=value,…`` work as well. "auto" is the method that
-            `vitrail.compare` recommended for this model.
+            `vitrail.compare` recommended for this model. By default `leadlight`, and `attnlrp` for language models.
         methods: Several methods, which share one pass: names, or a dict from names to options.
         target: What to explain: None for the predicted class, "top3" for the three likeliest, a class index or name,
             a group of classes as one target (`ClassGroup`, or "tabby|tiger cat"), one of these per image, a row of K
             per image (``[[a, b]]`` for the same of every image), or a function from the model's output to one or K
             numbers per image. `vitrail.targets` has targets with names for other models than classifiers: ``prompt``,
-            ``box``, ``region``, ``similar_to`` and ``contrast``. For a CLIP model that was loaded by name: a text or
-            ``[[text, text]]``.
+            ``box``, ``region``, ``similar_to``, ``token``, ``answer`` and ``contrast``. For a CLIP model that was
+            loaded by name: a text or ``[[text, text]]``. For a language model None is the predicted next token, and a
+            text or an id names a token.
         preprocess: From a PIL image, or a frame of a video, to a tensor, where the model's own way is unknown or not
             wanted; for sound files the feature extractor of the model.
         layout: Prefix, grid and readout, where they cannot be found out.
@@ -137,6 +142,12 @@ def explain(
             function of the output. A target that is a function gets this part.
         scores: What turns the scores into probabilities: "softmax", "sigmoid" (several labels an image) or "identity"
             (a regression). By default what the `LoadedModel` or the model states, see ``scores`` of the result.
+        units: For texts: what is scored and, by methods that remove parts of the input, removed as a whole: "tokens",
+            "words", "sentences", "paragraphs", or passages, as pairs of start and end in characters or as their texts;
+            for several texts, one list of passages for each. By default words are scored and tokens removed.
+        processor: For questions about images: the Hugging Face processor, whose tokenizer reads the words; the same as
+            ``tokenizer``. The inputs are then the dict that it returns. The result has maps on the images, and the
+            words of each question in ``text``.
         **options: Options of ``method``.
 
     Returns:
@@ -152,13 +163,22 @@ def explain(
     smoothing = None if smooth is None else Smoothing(smooth, smooth_samples, smooth_noise, smooth_seed)
     loaded = unwrapped_model(model, preprocess)
     reading = OutputReading(output, loaded.scores if scores is None else scores)
+    tokenizer = processor if tokenizer is None else tokenizer
+    question = of is None and _is_image_question(inputs, tokenizer, target)
+    language = tokenizer is not None and _is_language_call(loaded, target)
+    named = requested_methods(method, methods, options, LANGUAGE_DEFAULT if language else DEFAULT)
     request = Request(
-        requested_methods(method, methods, options), target, layout, batch_size, keep, stitch, smoothing, check,
-        progress, advance, tokenizer, roles, of, reading,
+        named, target, layout, batch_size, keep, stitch, smoothing, check, progress, advance, tokenizer, roles, of,
+        reading, units,
     )  # fmt: skip
     with fast.one_call():
-        explain_inputs = _explain_images if tokenizer is None else _explain_texts
-        results = explain_inputs(loaded, inputs, request)
+        if question:
+            results = _explain_questions(loaded, inputs, request, language)
+        elif _is_written(loaded, tokenizer, target):
+            results = _explain_written(loaded, inputs, request)
+        else:
+            explain_inputs = _explain_images if tokenizer is None else _explain_prompts if language else _explain_texts
+            results = explain_inputs(loaded, inputs, request)
     return Explanations(results) if methods is not None else next(iter(results.values()))
 
 
@@ -171,7 +191,7 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
     called, target, own_call = loaded, request.target, model_inputs
     if has_named_target(target):
         geometries = [one.geometry for one in original_images(inputs, loaded.preprocess) or ()]
-        called, model_inputs, target = bind_targets(target, loaded, model_inputs, geometries)
+        called, model_inputs, target = bind_targets(target, loaded, model_inputs, geometries, request.tokenizer)
     else:
         target = embedded_target(loaded, target)
     request = replace(request, target=target)
@@ -212,11 +232,75 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
 
     request = replace(request, tokenizer=settings)
     target = embedded_target(loaded, request.target)
-    results = explain_texts(inputs, settings, loaded, target, explain_windows, request.batch_size, request.keep)
+    results = explain_texts(
+        inputs, settings, loaded, target, explain_windows, request.batch_size, request.keep, request.units
+    )
     texts = (inputs,) if isinstance(inputs, str) else tuple(inputs)
     predict = partial(predict_texts, settings=settings, model=loaded.module)
     source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request, None))
     return complete(results, inputs, source, request)
+
+
+def _is_language_call(loaded: LoadedModel, target: Target) -> bool:
+    """Whether a call with a tokenizer is one of a language model: by the model, or by a target of such models."""
+    from vitrail.targets.language_targets import has_language_target
+    from vitrail.text.language_model import is_language_model
+
+    return has_language_target(target) or is_language_model(loaded.module)
+
+
+def _explain_prompts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
+    """Explain the prompts of a language model."""
+    from vitrail.pipeline.language_prompts import PromptSettings, encoded_prompts, explain_prompts
+
+    if request.smoothing is not None:
+        images_to_smooth(ModelInputs())  # raises: texts cannot be smoothed
+    prompts, tokenizer = encoded_prompts(inputs, request.tokenizer)
+    request = replace(request, tokenizer=tokenizer)
+    settings = PromptSettings(loaded.module, tokenizer, request.units, request.batch_size, request.keep)
+    inner = replace(request, check=False, batch_size=None)
+
+    def explain_rows(rows: dict[str, Any], target: Target) -> Results:
+        return _explain_images(loaded, rows, replace(inner, target=target))
+
+    results = explain_prompts(prompts, settings, request.target, explain_rows)
+    inner_source = next(iter(results.values())).source
+    assert isinstance(inner_source, MapSource)
+    again = partial(_explain_again, loaded, request, None)
+    source = PromptSource(loaded, tuple(prompts), tokenizer, inner_source.structure, again)
+    return complete(results, [prompt.encoded.text for prompt in prompts], source, request)
+
+
+def _is_image_question(inputs: Inputs, tokenizer: Any, target: Target) -> bool:
+    """Whether a call asks a vision-language model: words and images, with a tokenizer or a token as target."""
+    from vitrail.pipeline.image_questions import is_image_question
+    from vitrail.targets.language_targets import has_language_target
+
+    if not isinstance(inputs, Mapping) or (tokenizer is None and not has_language_target(target)):
+        return False
+    return is_image_question(inputs)
+
+
+def _explain_questions(loaded: LoadedModel, inputs: Any, request: Request, language: bool) -> Results:
+    """Explain questions about images."""
+    from vitrail.pipeline.image_questions import explain_image_questions
+
+    return explain_image_questions(loaded, inputs, request, language, _explain_images)
+
+
+def _is_written(loaded: LoadedModel, tokenizer: Any, target: Target) -> bool:
+    """Whether words that the decoder of an encoder–decoder writes are explained."""
+    from vitrail.pipeline.encoder_decoders import is_encoder_decoder
+    from vitrail.targets.language_targets import has_language_target
+
+    return (tokenizer is not None or has_language_target(target)) and is_encoder_decoder(loaded.module)
+
+
+def _explain_written(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:
+    """Explain what the encoder of an encoder–decoder reads."""
+    from vitrail.pipeline.encoder_decoders import explain_encoder_decoder
+
+    return explain_encoder_decoder(loaded, inputs, request, _explain_images)
 
 
 def _explain_again(

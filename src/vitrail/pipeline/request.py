@@ -20,6 +20,8 @@ from vitrail.pipeline.smoothing import Smoothing
 
 #: Default method; its page says why.
 DEFAULT = "leadlight"
+#: Default method for prompts of language models.
+LANGUAGE_DEFAULT = "attnlrp"
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class Request:
         roles: What the user states about tensors of the inputs, by name, or None.
         of: Name of the tensor that is explained, or None.
         reading: Which part of the output is read, and what turns its scores into probabilities.
+        units: Units of texts that are scored and removed as a whole, or None.
     """
 
     methods: Mapping[str, Mapping[str, Any]]
@@ -57,6 +60,7 @@ class Request:
     roles: Mapping[str, str] | None = None
     of: str | None = None
     reading: OutputReading = field(default_factory=OutputReading)
+    units: Any = None
 
     def __post_init__(self) -> None:
         keep: object = self.keep
@@ -86,15 +90,18 @@ class Request:
         reading = {"output": self.reading.output, "scores": self.reading.scores}
         given = {"layout": self.layout, "batch_size": self.batch_size, **reading}
         if self.tokenizer is not None:
-            return {**given, "tokenizer": self.tokenizer}
+            return {**given, "tokenizer": self.tokenizer, "units": self.units}
         smoothing = {} if self.smoothing is None else self.smoothing.settings()
         return {**given, "stitch": self.stitch, "roles": self.roles, "of": self.of, **smoothing}
 
 
 def requested_methods(
-    method: str, methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None, options: Mapping[str, Any]
+    method: str | None,
+    methods: str | Sequence[str] | Mapping[str, Mapping[str, Any]] | None,
+    options: Mapping[str, Any],
+    default: str = DEFAULT,
 ) -> dict[str, Mapping[str, Any]]:
-    """Methods with their options from the arguments of `vitrail.explain`.
+    """Methods with their options from the arguments of `vitrail.explain`; ``default`` where none is named.
 
     Raises:
         OptionError: The arguments contradict each other, or name no method.
@@ -102,14 +109,14 @@ def requested_methods(
     Example:
         >>> requested_methods("rollout", None, {"heads": "mean"})
         {'rollout': {'heads': 'mean'}}
-        >>> requested_methods(DEFAULT, ["rollout", "vtranm"], {})
+        >>> requested_methods(None, ["rollout", "vtranm"], {})
         {'rollout': {}, 'vtranm': {}}
     """
-    if not isinstance(method, str):
+    if method is not None and not isinstance(method, str):
         raise OptionError("several methods go to methods=[…]; method= takes one name")
     if methods is None:
-        return {method: options}
-    if method != DEFAULT:
+        return {default if method is None else method: options}
+    if method not in (None, DEFAULT):
         raise OptionError(f"give either method={method!r} or methods=…, not both")
     if options:
         raise OptionError("with several methods, give each its options: methods={'vtranm': {'score': 'logit'}, …}")

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.score_function import doubt_about_scores, score_function
 from vitrail.errors import GuessWarning, MapWarning
-from vitrail.inputs.map_source import MapSource, TextSource
+from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
 from vitrail.inputs.user_inputs import Inputs, input_names, needs_preprocess
 from vitrail.models import LoadedModel
 from vitrail.models.checkpoint import WeightsHash
@@ -31,7 +31,7 @@ Results = dict[str, Explanation]
 def complete(
     results: Mapping[str, Explanation],
     inputs: Inputs,
-    source: MapSource | TextSource,
+    source: MapSource | TextSource | PromptSource,
     request: Request,
     flags: Sequence[ResultFlags] = (),
 ) -> Results:
@@ -45,7 +45,7 @@ def complete(
         flags: Flags of recorded passes, whose results are waited for.
     """
     images = isinstance(source, MapSource) and source.model_inputs.image is not None
-    completed = _with_provenance(results, inputs, source.loaded, isinstance(source, TextSource), images)
+    completed = _with_provenance(results, inputs, source.loaded, not isinstance(source, MapSource), images)
     started = perf_counter()
     constant = [one.wait() for one in flags]
     waited = perf_counter() - started
@@ -74,7 +74,7 @@ def _warn_about_scores(source: MapSource, logits: Tensor | None) -> None:
         warnings.warn(doubt, GuessWarning, stacklevel=6)
 
 
-def _with_checks(results: Results, source: MapSource | TextSource, request: Request) -> Results:
+def _with_checks(results: Results, source: MapSource | TextSource | PromptSource, request: Request) -> Results:
     from vitrail.trust.checker import check_maps
 
     budget = "quick" if request.check is True else request.check

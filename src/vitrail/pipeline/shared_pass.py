@@ -159,6 +159,7 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
             module, inputs, structure, _scorer(module, resolved, target), resolved.count, resolved.classes,
             resolved.groups, max_batch=job.settings.max_batch, seen=shared if reusable else None,
             shared=shared if by_trace else None, propagations=propagations,
+            removal_scorer=_removal_scorer(module, resolved, target),
         )  # fmt: skip
         without_backward = [one for one in by_trace if one.round is None]
         traces = _traces_without_gradient(job, shared, resolved, by_trace)
@@ -237,7 +238,8 @@ def _traces_without_gradient(
     """
     if not shared.blocks and any(one.method.rules for one in by_trace):  # a pass under relevance rules
         return [job.stitched(shared.trace())]
-    if not shared.blocks or not (shared.allowed or any(one.round is None for one in by_trace)):
+    perturbs = any(one.method.takes == "probe" for one in job.methods)
+    if not shared.blocks or not ((shared.allowed and perturbs) or any(one.round is None for one in by_trace)):
         return []
     if resolved.values is None or not shared.structure.layers:
         return [job.stitched(shared.trace())]
@@ -330,6 +332,11 @@ def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Score
     return score
 
 
+def _removal_scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Scorer | None:
+    """The same for methods that remove parts of the input, where a target has another value for these."""
+    return _scorer(model, resolved, target.for_removal()) if isinstance(target, PinnedTargets) else None
+
+
 class MethodTimer:
     """Runs methods, and keeps their seconds and intermediate results.
 
@@ -350,6 +357,8 @@ class MethodTimer:
             probe.propagations.clear()
         notes: dict[str, list[Any]] | None = {} if self._settings.keep else None
         method_probe = replace(probe, score=job.score or "prob", notes=notes, advance=self._settings.advance)
+        if job.method.family == "perturbation" and probe.removal_scorer is not None:
+            method_probe = replace(method_probe, scorer=probe.removal_scorer)
         given = method_probe if trace is None else ProbedTrace.of(trace, method_probe, notes)
         with torch.no_grad(), torch.autocast(probe.model_inputs.tensors[0].device.type, enabled=False):
             relevance = job.method.apply(given, job.options)

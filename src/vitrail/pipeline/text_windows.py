@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.inputs import SPECIAL_TOKENS
+from vitrail.capture.inputs import SPECIAL_TOKENS, TOKEN_UNITS
 from vitrail.errors import InputError, MapWarning, OptionError
 from vitrail.inputs.targets import Target, classes_of_each, resolve_target
 from vitrail.methods.postprocess import is_constant, normalise
@@ -23,8 +23,10 @@ from vitrail.models.loaded import LoadedModel
 from vitrail.pipeline.explanation import Explanation, number_groups_alike
 from vitrail.text.prediction import DEFAULT_BATCH_SIZE, mean_by_text, padding_id_of, text_logits
 from vitrail.text.result import WordRelevance, word_relevance
+from vitrail.text.text_units import unit_of_tokens, unit_spans, units_of_each
 from vitrail.text.tokens import (
     EncodedText,
+    Span,
     TokenizerSettings,
     TokenWindow,
     encode_texts,
@@ -44,6 +46,7 @@ def explain_texts(
     explain_inputs: ExplainInputs,
     batch_size: int | None,
     keep: bool,
+    units: Any = None,
 ) -> dict[str, Explanation]:
     """Explain texts with one or more methods.
 
@@ -55,6 +58,7 @@ def explain_texts(
         explain_inputs: Function that explains tokenized inputs.
         batch_size: Maximum number of windows in a forward pass.
         keep: Whether the methods keep intermediate results; this requires all windows in one forward pass.
+        units: Units that are scored and removed, see `vitrail.explain`; None for words and tokens.
 
     Returns:
         Explanations by method.
@@ -74,6 +78,7 @@ def explain_texts(
     if keep and len(batches) > 1:
         raise OptionError(f"keep=True needs all {len(windows)} windows in one pass: pass batch_size={len(windows)}")
     padding_id = padding_id_of(settings)
+    spans = [spans_of(one, each) for one, each in zip(encoded, units_of_each(units, len(encoded)), strict=True)]
     results: list[Mapping[str, Explanation]] = []
     for batch in batches:
         rows = [windows[i] for i in batch]
@@ -81,13 +86,37 @@ def explain_texts(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)  # a window may be constant where its text is not
             inputs = {**pad_windows(rows, padding_id), SPECIAL_TOKENS: special_tokens(rows)}
+            if units is not None:
+                inputs[TOKEN_UNITS] = _units_of_windows(rows, encoded, spans)
             results.append(explain_inputs(inputs, batch_targets))
     location = {i: (b, j) for b, batch in enumerate(batches) for j, i in enumerate(batch)}
     locations = [location[i] for i in range(len(windows))]
     return {
-        label: _merge_windows([result[label] for result in results], locations, windows, encoded, settings)
+        label: _merge_windows([result[label] for result in results], locations, windows, encoded, settings, spans)
         for label in results[0]
     }
+
+
+def spans_of(encoded: EncodedText, units: Any) -> tuple[Span, ...]:
+    """Characters of the units of one text; its words by default."""
+    content = [span for span, here in zip(encoded.spans, encoded.content, strict=True) if here]
+    text = encoded.text
+    if units is None or isinstance(units, str):  # a special token, as a chat template has them, is no part of a word
+        for (start, end), here in zip(encoded.spans, encoded.content, strict=True):
+            text = text if here or start == end else text[:start] + " " * (end - start) + text[end:]
+    return unit_spans(text, "words" if units is None else units, content)
+
+
+def _units_of_windows(
+    windows: Sequence[TokenWindow], encoded: Sequence[EncodedText], spans: Sequence[Sequence[Span]]
+) -> Tensor:
+    """The unit of each token of some windows, −1 for none, shape (b, n)."""
+    longest = max(map(len, windows))
+    rows = []
+    for window in windows:
+        units = unit_of_tokens(encoded[window.text].spans, spans[window.text])
+        rows.append([*(units[p] if p >= 0 else -1 for p in window.positions), *[-1] * (longest - len(window))])
+    return torch.tensor(rows)
 
 
 def _resolve_targets(
@@ -109,6 +138,7 @@ def _merge_windows(
     windows: Sequence[TokenWindow],
     encoded: Sequence[EncodedText],
     settings: TokenizerSettings,
+    spans: Sequence[Sequence[Span]],
 ) -> Explanation:
     """Merge the explanations of windows into one explanation of all texts.
 
@@ -118,6 +148,7 @@ def _merge_windows(
         windows: The windows of all texts.
         encoded: The texts.
         settings: The tokenizer settings.
+        spans: Units of each text.
     """
     results = number_groups_alike(results)
     first = results[0]
@@ -137,7 +168,7 @@ def _merge_windows(
         scores = grid[i, :, : len(one.tokens)]
         maps[i, :, : len(one.tokens)][:, seen] = normalise(scores[:, seen], signed=first.signed, axes=1)
         constant[i] = is_constant(scores[:, seen], axes=1)[:, 0]
-        texts.append(word_relevance(one, scores, seen.tolist(), first.signed, settings.reduction))
+        texts.append(word_relevance(one, scores, seen.tolist(), first.signed, settings.reduction, spans[i]))
 
     def by_window(name: str) -> Tensor | None:
         values = [getattr(result, name) for result in results]

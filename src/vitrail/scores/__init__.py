@@ -14,6 +14,7 @@ from vitrail.capture.removal import TokenDropper
 from vitrail.scores.agreement import AgreementScores, kendall, score_agreement, spearman, top_overlap
 from vitrail.scores.comparison import ComparedMethod, MethodValues, PairedTest, RankedMethod, compare, rank_methods
 from vitrail.scores.complexity import ComplexityScores, effective_complexity, entropy, gini, score_complexity
+from vitrail.scores.continuation import continuation_faithfulness, continuation_log_probability
 from vitrail.scores.curves import AREAS, AreaRule, aopc, deletion_area, find_area, insertion_area, lodds, srg
 from vitrail.scores.disconnected import DisconnectedGrid
 from vitrail.scores.evaluator import Evaluator
@@ -153,6 +154,8 @@ __all__ = [
     "compare",
     "compose_grids",
     "comprehensiveness_sufficiency",
+    "continuation_faithfulness",
+    "continuation_log_probability",
     "count_confusions",
     "deletion_area",
     "difference",

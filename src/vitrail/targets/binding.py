@@ -21,6 +21,7 @@ from vitrail.targets.embeddings import SimilarTo
 from vitrail.targets.named_target import NamedTarget
 from vitrail.targets.output_reader import CallContext, OutputReader, TextColumns
 from vitrail.targets.text_call import IDS, add_texts, reads_texts
+from vitrail.targets.token_context import TokenContext, tokenizer_of
 
 
 def with_processor(loaded: LoadedModel, target: Any) -> LoadedModel:
@@ -43,6 +44,7 @@ def bind_targets(
     loaded: LoadedModel,
     model_inputs: ModelInputs,
     geometries: Sequence[ImageGeometry | None] | None = None,
+    tokenizer: Any = None,
 ) -> tuple[LoadedModel, ModelInputs, BoundTargets]:
     """Bind the targets of a call to its model and inputs.
 
@@ -51,6 +53,7 @@ def bind_targets(
         loaded: The model.
         model_inputs: Its inputs.
         geometries: Where each input lies in the image that was passed; None for tensors.
+        tokenizer: The tokenizer of a language model, or None.
 
     Returns:
         The model that is called, its inputs with the texts of the targets, and the targets.
@@ -65,9 +68,12 @@ def bind_targets(
     columns: TextColumns | None = None
     if texts:
         loaded, model_inputs, columns = add_texts(loaded, model_inputs, texts, processor)
+    if any(one.reads_positions for one in different):
+        model_inputs = replace(model_inputs, fixed_positions=True)
     image = model_inputs.image
     size = None if image is None else (int(image.shape[-2]), int(image.shape[-1]))
-    context = CallContext(loaded.module, loaded.classes, size, columns)
+    tokens = TokenContext.of(model_inputs, tokenizer_of(tokenizer))
+    context = CallContext(loaded.module, loaded.classes, size, columns, tokens)
     return loaded, model_inputs, BoundTargets(rows, context, tuple(geometries or ()))
 
 

@@ -54,6 +54,10 @@ class PinnedTargets:
     context: CallContext
     records: tuple[tuple[TargetRecord, ...], ...]
 
+    def for_removal(self) -> PinnedTargets:
+        """The targets as methods evaluate them that remove parts of the input."""
+        return replace(self, rows=tuple(tuple(one.for_removal() for one in row) for row in self.rows))
+
     def __call__(self, output: Any, owner: Tensor | None = None) -> Tensor:
         """Values of all targets, shape (n, K).
 
@@ -93,7 +97,9 @@ class BoundTargets:
         """The targets of some images."""
         indices = range(len(self.rows))[images] if isinstance(images, slice) else images
         geometries = tuple(self.geometries[i] for i in indices) if self.geometries else ()
-        return replace(self, rows=tuple(self.rows[i] for i in indices), geometries=geometries)
+        tokens = self.context.tokens
+        context = self.context if tokens is None else replace(self.context, tokens=tokens.select(indices))
+        return replace(self, rows=tuple(self.rows[i] for i in indices), context=context, geometries=geometries)
 
     def pinned(self, output: Any) -> PinnedTargets:
         """The targets with everything decided that depends on the output."""

@@ -52,6 +52,11 @@ class Contrast(NamedTarget):
         return any(one.needs_texts for one in (self.first, *(self.against or ())))
 
     @property
+    def reads_positions(self) -> bool:
+        """Whether one of its targets reads scores at positions of a text."""
+        return any(one.reads_positions for one in (self.first, *(self.against or ())))
+
+    @property
     def processor(self) -> Any:
         """The first processor among those of its targets."""
         found = (one.processor for one in (self.first, *(self.against or ())))

@@ -42,6 +42,15 @@ class NamedTarget(ABC):
         """Whether a model that reads no texts is refused."""
         return False
 
+    @property
+    def reads_positions(self) -> bool:
+        """Whether it reads scores at positions of a text, whose tokens must not be left out then."""
+        return False
+
+    def for_removal(self) -> NamedTarget:
+        """The pinned target as methods evaluate it that remove parts of the input."""
+        return self
+
     @abstractmethod
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> NamedTarget:
         """The same target with everything decided that depends on the output for one image.

@@ -14,6 +14,7 @@ from vitrail.capture.output_tensors import any_output, fields_of, logits_of, mis
 from vitrail.errors import TargetError
 from vitrail.inputs.targets import class_index
 from vitrail.models.class_group import ClassGroup
+from vitrail.targets.token_context import TokenContext
 
 _QUERY_SCORES = ("class_queries_logits", "pred_logits", "logits")
 _BOXES = ("pred_boxes",)
@@ -53,12 +54,14 @@ class CallContext:
         classes: Class names, or None.
         size: Height and width of the images that the model takes, or None.
         texts: Texts of the call, or None.
+        tokens: Tokens of the call of a language model, or None.
     """
 
     module: nn.Module | None = None
     classes: tuple[str, ...] | None = None
     size: tuple[int, int] | None = None
     texts: TextColumns | None = None
+    tokens: TokenContext | None = None
 
     @property
     def name(self) -> str:
@@ -152,6 +155,30 @@ class OutputReader:
                 "is a target of models for segmentation or depth"
             )
         return found
+
+    def token_scores(self) -> Tensor:
+        """Scores of the tokens of the vocabulary at each position, shape (n, positions, vocabulary)."""
+        bare = self.output[0] if isinstance(self.output, tuple) and self.output else self.output
+        found = bare if isinstance(bare, Tensor) and bare.dim() == 3 else self.find(("logits",), 3)
+        if found is None:
+            raise TargetError(
+                f"{self.context.name} returned {fields_of(self.output)}, which has no scores of tokens at each "
+                "position: tokens and answers are targets of language models"
+            )
+        return found
+
+    def score_column(self, image: int, position: int) -> int:
+        """Where the output has the scores of what follows a token of a text; negative positions count from the end.
+
+        Raises:
+            TargetError: The text is shorter.
+        """
+        tokens = self.context.tokens
+        length = self.token_scores().shape[1] if tokens is None else len(tokens.rows[image].columns)
+        if not -length <= position < length:
+            raise TargetError(f"position={position} does not exist: text {image} has {length} tokens")
+        position %= length
+        return position if tokens is None else tokens.score_index(tokens.rows[image].columns[position])
 
     def class_scores(self) -> Tensor:
         """Class scores, shape (n, C)."""

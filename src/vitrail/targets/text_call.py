@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs
 from vitrail.data.captions import CaptionTokenizer
+from vitrail.data.recall import recall_tokenizer
 from vitrail.errors import InputError, TargetError
 from vitrail.inputs.input_description import describe_inputs
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.plain_clip import PlainCLIP
+from vitrail.models.plain_decoder import PlainDecoder
 from vitrail.targets.output_reader import TextColumns
 
 IDS = "input_ids"
@@ -114,6 +116,8 @@ def find_tokenizer(loaded: LoadedModel, processor: Any) -> Any:
     module = loaded.module
     if processor is None and isinstance(module, PlainCLIP):
         return CaptionTokenizer()
+    if processor is None and isinstance(module, PlainDecoder):
+        return recall_tokenizer()
     source, _, name = loaded.name.partition(":")
     if processor is None and source in ("hf", "open_clip") and name:
         processor = name

@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from vitrail.text.result import WordRelevance
-from vitrail.text.tokens import TokenizerSettings
+from vitrail.text.tokens import TokenizerSettings, load_tokenizer
 
 if TYPE_CHECKING:
     from vitrail.text.prediction import predict_texts
     from vitrail.text.rendering import html, terminal
 
-__all__ = ["BERT_VARIANTS", "TokenizerSettings", "WordRelevance", "html", "predict_texts", "terminal"]
+__all__ = [
+    "BERT_VARIANTS",
+    "TokenizerSettings",
+    "WordRelevance",
+    "html",
+    "load_tokenizer",
+    "predict_texts",
+    "terminal",
+]
 
 BERT_VARIANTS = {
     "gradcam": "gradcam:bert",

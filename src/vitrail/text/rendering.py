@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 POSITIVE, NEGATIVE = (232, 93, 36), (40, 110, 190)
 #: Words with a smaller share of the highest score than this are not coloured.
 MIN_SHADE = 0.02
+#: Words that fold together; texts of fewer words than the second number do not fold.
+FOLD, UNFOLDED = 40, 200
+#: A block of words folds where none has this share of the highest relevance.
+FOLD_BELOW = 0.1
 #: Characters in a line of a figure.
 LINE_LENGTH = 96
 
@@ -62,12 +66,57 @@ def coloured_words(words: WordRelevance, k: int = 0) -> RenderableType:
     from rich.text import Text
 
     line = Text()
-    for piece in _pieces(words, k):
+    for block in folded_blocks(list(_pieces(words, k))):
+        if block.folded:
+            line.append(f" … {block.words} words … ", "dim")
+            continue
+        _append(line, block.pieces)
+    return line
+
+
+def _append(line: Any, pieces: Sequence[TextPiece]) -> None:
+    """Append words to a line of rich text, in colour."""
+    for piece in pieces:
         if abs(piece.shade) < MIN_SHADE:
             line.append(piece.text, "" if piece.seen else "dim")
         else:
-            line.append(piece.text, "black on rgb({},{},{})".format(*_on_white(piece.shade)))
-    return line
+            line.append(piece.text, "black on rgb({},{},{})".format(*on_white(piece.shade)))
+
+
+class TextBlock(NamedTuple):
+    """Consecutive words of a text.
+
+    Attributes:
+        pieces: The words and the characters between them.
+        folded: Whether they are hidden until asked for.
+        words: Number of words.
+    """
+
+    pieces: Sequence[TextPiece]
+    folded: bool
+    words: int
+
+
+def folded_blocks(pieces: Sequence[TextPiece]) -> list[TextBlock]:
+    """A text in blocks, of which those without relevant words are folded; a short text is one block.
+
+    Example:
+        >>> long = [TextPiece("word ", 1.0, 1.0), *[TextPiece("word ", 0.0)] * 299]
+        >>> [(block.words, block.folded) for block in folded_blocks(long)][:3]
+        [(40, False), (40, True), (40, True)]
+    """
+    places = [i for i, piece in enumerate(pieces) if piece.score is not None]
+    if len(places) < UNFOLDED:
+        return [TextBlock(pieces, False, len(places))]
+    starts = [0, *places[FOLD::FOLD]]
+    found = []
+    for start, stop in zip(starts, [*starts[1:], len(pieces)], strict=True):
+        part = pieces[start:stop]
+        count = sum(piece.score is not None for piece in part)
+        # The end of a prompt is where the next word is written.
+        folded = stop < len(pieces) and max(abs(piece.shade) for piece in part) < FOLD_BELOW
+        found.append(TextBlock(part, folded, count))
+    return found
 
 
 def html(explanations: Mapping[str, MapsLike], title: str = "Word relevance") -> str:
@@ -97,7 +146,7 @@ def _display(explanations: Mapping[str, MapsLike]) -> dict[str, Any]:
             "results": [
                 {
                     "title": e.title, "method": name, "constant": bool(e.constant[b, k]),
-                    "pieces": list(_pieces(_texts(e)[b], k)),
+                    "blocks": folded_blocks(list(_pieces(_texts(e)[b], k))),
                 }
                 for name, e in explanations.items()
             ],
@@ -147,7 +196,7 @@ def figure(explanations: Mapping[str, MapsLike], *, line_length: int = LINE_LENG
             y, x = y + 1, 0.0
             for word, shade in line:
                 if abs(shade) >= MIN_SHADE:
-                    colour = tuple(channel / 255 for channel in _on_white(shade))
+                    colour = tuple(channel / 255 for channel in on_white(shade))
                     box = Rectangle((x - 0.1, y - 0.42), len(word) + 0.2, 0.84, facecolor=colour, edgecolor="none")
                     axes.add_patch(box)
                 axes.text(x, y, word.replace("$", r"\$"), **font)
@@ -204,7 +253,7 @@ def _lines(one: WordRelevance, k: int, length: int) -> list[list[tuple[str, floa
     return lines
 
 
-def _on_white(shade: float) -> tuple[int, int, int]:
+def on_white(shade: float) -> tuple[int, int, int]:
     """Blend the colour of a shade with white."""
     weight = min(1.0, abs(shade))
     red, green, blue = (round(255 + weight * (c - 255)) for c in (POSITIVE if shade > 0 else NEGATIVE))

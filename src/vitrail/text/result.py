@@ -17,7 +17,7 @@ class WordRelevance:
 
     Attributes:
         text: The text.
-        words: Its words, split at whitespace.
+        words: Its words, split at whitespace; or other units, such as sentences.
         spans: Start and end (exclusive) of each word, in characters.
         scores: Scores of the words as the method computed them, shape (K, W).
         normalised: The scores scaled to [0, 1], or to [-1, 1] for methods with signed scores, shape (K, W).
@@ -50,7 +50,12 @@ class WordRelevance:
 
 
 def word_relevance(
-    encoded: EncodedText, token_scores: Tensor, seen: Sequence[bool], signed: bool, reduction: str
+    encoded: EncodedText,
+    token_scores: Tensor,
+    seen: Sequence[bool],
+    signed: bool,
+    reduction: str,
+    units: Sequence[Span] | None = None,
 ) -> WordRelevance:
     """Compute the scores of a text's words from the scores of its tokens.
 
@@ -60,8 +65,9 @@ def word_relevance(
         seen: Which tokens were part of the model's input.
         signed: Whether negative scores are evidence against the target.
         reduction: "sum" or "max", see `TokenizerSettings`.
+        units: Characters of the units that are scored instead of words, in order; None for words.
     """
-    spans = word_spans(encoded.text)
+    spans = word_spans(encoded.text) if units is None else tuple(units)
     token_spans = [
         span if content and shown else (0, 0)
         for span, content, shown in zip(encoded.spans, encoded.content, seen, strict=True)

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitrail.data.recall import recall_tokenizer
 from vitrail.errors import InputError, OptionError, require
 
 Span = tuple[int, int]
@@ -261,14 +262,16 @@ def word_scores(
 
 
 def load_tokenizer(model: str) -> Any:
-    """Load the fast tokenizer of a Hugging Face model.
+    """Load the fast tokenizer of a Hugging Face model or of the embedded language model.
 
     Args:
-        model: ``hf:NAME``, where NAME is a folder or a name on the hub.
+        model: ``hf:NAME``, where NAME is a folder or a name on the hub; or "lm-recall", an embedded model.
 
     Raises:
         InputError: The model is from another source, or its tokenizer cannot be loaded.
     """
+    if model == "lm-recall":
+        return recall_tokenizer()
     source, _, name = model.partition(":")
     if source != "hf" or not name:
         raise InputError(f"{model!r} is not a Hugging Face model, which texts need: pass --model hf:NAME")

@@ -18,7 +18,7 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.removal import TokenDropper
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, MapWarning, NotApplicableError
-from vitrail.inputs.map_source import MapSource
+from vitrail.inputs.map_source import MapSource, PromptSource
 from vitrail.inputs.targets import Target
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.methods import find
@@ -36,6 +36,8 @@ MOST_IMAGES = 64
 #: Methods of more forward passes are not compared unless they are named.
 FAST = 20.0
 CONTROLS = ("centre", "random")
+#: Controls of prompts, whose words have no centre.
+TEXT_CONTROLS = ("random",)
 PERCENTS = (0, 10, 25, 50, 75, 90)
 FILL = "blur"
 
@@ -135,8 +137,10 @@ def compare(
     batch_size: int = 16,
     seed: int = 0,
     advance: Callable[[int], None] = lambda _: None,
+    tokenizer: Any = None,
+    units: Any = None,
 ) -> MethodComparison:
-    """Rank methods on your own model and images, and recommend one.
+    """Rank methods on your own model and images or prompts, and recommend one.
 
     The predicted class is explained, or a target of `vitrail.targets`. Patches are removed in the order of each map,
     most relevant first and least relevant first, by dropping tokens if the model supports it. The recommendation is
@@ -144,7 +148,7 @@ def compare(
 
     Args:
         model: Your model object, or what ``load`` returned.
-        images: At most 64 images, as for `vitrail.explain`.
+        images: At most 64 images, or with ``tokenizer`` prompts of a language model, as for `vitrail.explain`.
         methods: Methods to compare; by default all that apply and cost little. The controls are always added.
         target: A prompt, box, region or contrast of `vitrail.targets`, one for all images or one for each; None for the
             predicted class. Faithfulness is then a share of the range of the target's values on each image.
@@ -152,6 +156,9 @@ def compare(
         batch_size: Most images in one pass of the methods.
         seed: Of the intervals and tests.
         advance: Called with the number of images evaluated, for progress.
+        tokenizer: For prompts: the tokenizer of a language model. Words are then removed instead of patches, and the
+            target is the predicted token, or a token, an answer or a contrast of them.
+        units: For prompts: what is removed, see `vitrail.explain`.
 
     Example:
         >>> from vitrail.testing import tiny_vit
@@ -161,6 +168,9 @@ def compare(
         ['centre', 'gradsam', 'random', 'transformer_mm']
     """
     loaded = describe(model)
+    if tokenizer is not None:
+        given = {"tokenizer": tokenizer, "units": units, "target": target, "batch_size": batch_size}
+        return compare_prompts(loaded, images, methods, given, seed, advance)
     if target is not None and not has_named_target(target):
         raise InputError(
             "compare explains the predicted class, or a target of vitrail.targets: wrap a class as contrast"
@@ -168,7 +178,7 @@ def compare(
     model_inputs = to_model_inputs(images, loaded)
     pixels = model_inputs.image
     if pixels is None:
-        raise InputError("compare needs images: texts are not supported yet")
+        raise InputError("compare needs images, or prompts of a language model with tokenizer=…")
     if model_inputs.batch > MOST_IMAGES:
         raise InputError(f"{model_inputs.batch} images are too many for a comparison: pass at most {MOST_IMAGES}")
     with fast.unchanged(loaded.module):
@@ -259,6 +269,49 @@ def compare_named(
     return MethodComparison(loaded.name, count, removal, rows, recommended, reason, refused)
 
 
+def compare_prompts(
+    loaded: LoadedModel,
+    prompts: Inputs,
+    methods: Sequence[str] | None,
+    given: Mapping[str, Any],
+    seed: int,
+    advance: Callable[[int], None],
+) -> MethodComparison:
+    """The same for prompts of a language model, whose words are removed.
+
+    Args:
+        loaded: The model.
+        prompts: The prompts.
+        methods: Methods to compare, or None.
+        given: Further arguments of `vitrail.explain`.
+        seed: Of the intervals and tests.
+        advance: Called with the number of copies of prompts evaluated.
+    """
+    from vitrail.scores.comparison import MethodValues, rank_methods
+    from vitrail.tools.prompt_curves import prompt_faithfulness
+
+    with warnings.catch_warnings(), fast.unchanged(loaded.module):
+        warnings.simplefilter("ignore", MapWarning)
+        source = explain(loaded, prompts, "random", **given).source
+        if not isinstance(source, PromptSource):
+            raise InputError("compare takes prompts of language models, or images: texts of encoders are not supported")
+        count = len(source.prompts)
+        if count > MOST_IMAGES:
+            raise InputError(f"{count} prompts are too many for a comparison: pass at most {MOST_IMAGES}")
+        chosen, refused = _applicable(source.structure, source.loaded.module, methods)
+        explanations = explain(loaded, prompts, methods=[*chosen, *TEXT_CONTROLS], **given)
+        columns, removal = prompt_faithfulness(source, explanations, [p / 100 for p in PERCENTS[1:]], advance)
+    values = {name: MethodValues(tuple(f"{i:03d}" for i in range(count)), column) for name, column in columns.items()}
+    rows = tuple(
+        ComparedRow(name, one, None, None, _cost(name, source.structure))
+        for name, one in rank_methods(values, "up", TEXT_CONTROLS, seed=seed).items()
+    )
+    recommended, reason = _recommend(rows)
+    if recommended is not None:
+        remember(loaded.module, {"method": recommended, "model": loaded.name, "images": count})
+    return MethodComparison(loaded.name, count, removal, rows, recommended, reason, refused)
+
+
 def _applicable(
     structure: ModelStructure, module: nn.Module, methods: Sequence[str] | None
 ) -> tuple[list[str], dict[str, str]]:
@@ -276,7 +329,7 @@ def _applicable(
         if methods is None and _cost(label, structure) > FAST:
             refused[label] = f"costs {_passes(_cost(label, structure))} a map: name it to compare it"
             continue
-        if label not in CONTROLS:
+        if label not in (*CONTROLS, *TEXT_CONTROLS):
             chosen.append(label)
     if not chosen:
         raise InputError("no method is left to compare: name methods that apply to this model, see `vitrail doctor`")

@@ -83,6 +83,11 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
                         NO_THRESHOLD),
         "event_share": ("Event share", "up", "share of positive relevance in the frames of the movement", NO_THRESHOLD),
     },
+    "right_object": {
+        "first": ("Object first", "up", "the object with the most positive relevance decides the answer", NO_THRESHOLD),
+        "maximum": ("Maximum", "up", "maximum of the map on an object that decides the answer", "tolerance 0 px"),
+        "chance": ("Chance", "none", "share of the objects that decide the answer", NO_THRESHOLD),
+    },
     "grid_pointing": {
         "cell_share": ("Grid share", "up", "share of positive relevance in the cell of the class", NO_THRESHOLD),
         "cell_peak": ("Grid maximum", "up", "maximum of the map in the cell of the class", NO_THRESHOLD),
@@ -152,7 +157,7 @@ PROTOCOL_METRICS["multiclass_original"] = PROTOCOL_METRICS["multiclass"]
 #: Protocols whose scores are printed in percent.
 PERCENT_PROTOCOLS = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "multiclass", "multiclass_original",
-    "grid_pointing", "road", "discrimination", "top_word", "event",
+    "grid_pointing", "road", "discrimination", "top_word", "event", "right_object",
 )  # fmt: skip
 #: The protocol whose scores are named after a model's layers, and the similarity of it that is printed.
 SANITY, SANITY_SIMILARITY = "sanity", "spearman"

@@ -42,6 +42,8 @@ DESCRIPTIONS = {
     "discrimination": "Two objects, movements or tones in one input: does the map of one highlight it and not the "
     "other? A method that ignores the target is correct half the time.",
     "top_word": "A prompt in which one word names the object: does this word have the highest score?",
+    "right_object": "A question about one of several objects: does the object that decides the answer get the most "
+    "relevance?",
     "event": "Videos in which a movement starts after some frames: do the frames before it get less relevance?",
     "grid_pointing": "Grids of images of different classes: share of the relevance for a class in its own cell. A "
     "class-agnostic method has 1/n² on average.",

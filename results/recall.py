@@ -1,0 +1,212 @@
+"""Collect runs of the plans lm_recall and lm_recall_many into recall.csv, and update the tables of the documentation.
+
+    python results/recall.py [runs/KEY ...]
+
+Means and 95 % intervals (percentile bootstrap over pairs of prompts) are computed from the values of each pair. Two
+controls depend on positions alone and are computed from the prompts. The tables of real models are made from
+``studies/results/needles.csv``, which studies/needles.py writes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from vitrail.bench.plan import CONTROLS
+from vitrail.data.recall import RECALL_TASKS, RecallPrompt, draw_recall
+from vitrail.data.world_pairs import CONTRAST
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / "docs" / "language-model-truth.md"
+NEEDLES = HERE.parent / "studies" / "results" / "needles.csv"
+#: Scores of the CSV by protocol.
+SCORES = {
+    "source": ("source", "source_mass", "sentence"), "discrimination": ("share",),
+    "continuation": ("comprehensiveness", "sufficiency"),
+}  # fmt: skip
+COLUMNS = ("model", "task", "method", "control", "protocol", "score", "examples", "mean", "low", "high")
+#: Tables of the page: score, what follows the name of a task, and the name of the marker.
+TABLES = {
+    "source-found": ("source", ""), "sentence-found": ("sentence", ""), "discrimination": ("share", ""),
+    "contrast-source": ("source", CONTRAST), "contrast-discrimination": ("share", CONTRAST),
+    "comprehensiveness": ("comprehensiveness", ""), "sufficiency": ("sufficiency", ""),
+}  # fmt: skip
+POSITIONS = ("last words first", "first words first")
+#: Scores of real models, and their names in the table.
+NEEDLE_SCORES = (
+    ("answer", "word", "top word"), ("answer", "sentence", "top sentence"), ("answer", "source", "discrimination"),
+    ("contrast", "word", "top word, contrast"), ("contrast", "source", "discrimination, contrast"),
+)  # fmt: skip
+Row = dict[str, Any]
+
+
+def interval(values: np.ndarray[Any, Any]) -> tuple[float, float, float]:
+    """Mean and 95 % bootstrap interval."""
+    rng = np.random.default_rng(0)
+    means = values[rng.integers(0, len(values), (2000, len(values)))].mean(1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return float(values.mean()), float(low), float(high)
+
+
+def _row(task: str, method: str, protocol: str, score: str, values: np.ndarray[Any, Any]) -> Row:
+    numbers = dict(zip(("mean", "low", "high"), (round(v, 4) for v in interval(values)), strict=True))
+    control = method in (*CONTROLS, *POSITIONS)
+    return {"model": "lm-recall", "task": task, "method": method, "control": control, "protocol": protocol,
+            "score": score, "examples": len(values), **numbers}  # fmt: skip
+
+
+def rows_of(folder: Path) -> list[Row]:
+    """Rows of the CSV for one run."""
+    table = pl.read_parquet(folder / "results.parquet").filter(pl.col("error").is_null())
+    rows = []
+    for protocol, scores in SCORES.items():
+        for score in scores:
+            chosen = table.filter(pl.col("protocol") == protocol, pl.col("score") == score)
+            for (task, method), group in chosen.group_by("dataset", "method", maintain_order=True):
+                values = group["value"].drop_nans().to_numpy()
+                rows.append(_row(str(task), str(method), protocol, score, values))
+    return rows
+
+
+def position_scores(prompt: RecallPrompt, last: bool) -> dict[str, float]:
+    """Scores of relevance that grows towards the end of the prompt, or towards its start."""
+    values = np.arange(1.0, len(prompt.words) + 1)
+    values = values if last else values[::-1]
+    sentence = np.array(prompt.sentence)
+    totals = [values[sentence == s].sum() for s in range(sentence.max())]  # without the question
+    own, other = (values[list(places)].mean() for places in (prompt.source, prompt.other_source))
+    return {
+        "source": float(int(values.argmax()) in prompt.source),
+        "source_mass": float(values[list(prompt.source)].sum() / values.sum()),
+        "sentence": float(int(np.argmax(totals)) in sentence[list(prompt.source)]),
+        "share": 0.5 * float(np.sign(own - other) + 1),
+    }
+
+
+def position_rows(count: int) -> list[Row]:
+    """Rows of the controls that depend on positions alone; a contrast changes nothing in them."""
+    rows = []
+    for method in POSITIONS:
+        for task in RECALL_TASKS:
+            pairs = [draw_recall(0, index, task=task, split="test") for index in range(count)]
+            found = [[position_scores(one, method == POSITIONS[0]) for one in pair] for pair in pairs]
+            for protocol in ("source", "discrimination"):
+                for score in SCORES[protocol]:
+                    values = np.array([np.mean([one[score] for one in pair]) for pair in found])
+                    rows += [_row(f"{task}{kind}", method, protocol, score, values) for kind in ("", CONTRAST)]
+    return rows
+
+
+def cell(row: Mapping[str, Any] | None) -> str:
+    """A mean with its interval."""
+    if row is None:
+        return "–"
+    if row["score"] in SCORES["continuation"]:
+        return f"{float(row['mean']):.2f} [{float(row['low']):.2f}, {float(row['high']):.2f}]"
+    shown = f"{float(row['mean']):.1%} [{100 * float(row['low']):.1f}, {100 * float(row['high']):.1f}]"
+    return shown.replace("%", " %")
+
+
+def markdown(
+    heads: Sequence[str], rows: Mapping[str, Sequence[Row | None]], controls: set[str], lower: bool = False
+) -> str:
+    """A table with one row for each method, best mean first, controls last.
+
+    Args:
+        heads: Names of the columns.
+        rows: Cells of each method.
+        controls: Methods that are controls.
+        lower: Whether lower values are better.
+    """
+
+    def mean(method: str) -> float:
+        known = [float(row["mean"]) for row in rows[method] if row is not None]
+        return (-1 if lower else 1) * sum(known) / max(1, len(known))
+
+    arrow = "↓" if lower else "↑"
+    lines = [f"| method | {' | '.join(f'{head} {arrow}' for head in heads)} |", f"|---|{'---|' * len(heads)}"]
+    for method in sorted(rows, key=lambda m: (m in controls, -mean(m), m)):
+        name = f"{method} (control)" if method in controls else f"`{method}`"
+        lines.append(f"| {name} | {' | '.join(map(cell, rows[method]))} |")
+    return "\n".join(lines)
+
+
+def recall_table(rows: Sequence[Row], score: str, kind: str) -> str:
+    """The table of one score: a column for each task."""
+    values = {(row["method"], row["task"]): row for row in rows if row["score"] == score}
+    methods = sorted({method for method, task in values if task.endswith(CONTRAST) == bool(kind)})
+    found = {m: [values.get((m, f"{task}{kind}")) for task in RECALL_TASKS] for m in methods}
+    return markdown(
+        list(RECALL_TASKS), found, {m for m in methods if m in (*CONTROLS, *POSITIONS)}, score == "sufficiency"
+    )
+
+
+def needle_table(rows: Sequence[Row], model: str) -> str:
+    """The table of one real model."""
+    own = [row for row in rows if row["model"] == model]
+    values = {(row["method"], row["target"], row["score"]): row for row in own}
+    methods = list(dict.fromkeys(row["method"] for row in own))
+    found = {m: [values.get((m, target, score)) for target, score, _ in NEEDLE_SCORES] for m in methods}
+    controls = {row["method"] for row in own if str(row["control"]) == "True"}
+    return markdown([name for _, _, name in NEEDLE_SCORES], found, controls)
+
+
+def tables(rows: Sequence[Row], needles: Sequence[Row]) -> dict[str, str]:
+    """All tables of the page by marker."""
+    found = {name: recall_table(rows, score, kind) for name, (score, kind) in TABLES.items()}
+    return found | {f"needles-{model}": needle_table(needles, model) for model in {row["model"] for row in needles}}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Rows of a CSV; none where it does not exist."""
+    if not path.is_file():
+        return []
+    with path.open(encoding="utf-8", newline="") as stream:
+        return list(csv.DictReader(stream))
+
+
+def update_page(rows: Sequence[Row], needles: Sequence[Row]) -> None:
+    """Replace the tables between their markers."""
+    text = PAGE.read_text(encoding="utf-8")
+    for name, table in tables(rows, needles).items():
+        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if start not in text:
+            raise SystemExit(f"{PAGE.name} has no place for the table {name}: add {start} and {end}")
+        before, _, rest = text.partition(start)
+        text = f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}"
+    PAGE.write_text(text, encoding="utf-8")
+
+
+def main() -> None:
+    """Collect runs and write the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="*", type=Path, help="folders of runs; without any, only the page is updated")
+    args = parser.parse_args()
+    file, about = HERE / "recall.csv", HERE / "recall-manifest.json"
+    rows = read_rows(file)
+    manifests = json.loads(about.read_text(encoding="utf-8")) if about.is_file() else {}
+    for folder in args.runs:
+        new = rows_of(folder)
+        replaced = {(row["task"], row["method"]) for row in new}
+        rows = [row for row in rows if (row["task"], row["method"]) not in replaced] + new
+        manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+        manifests[manifest["plan"]["name"]] = manifest
+    count = max(int(row["examples"]) for row in rows)
+    rows = [row for row in rows if row["method"] not in POSITIONS] + position_rows(count)
+    with file.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    about.write_text(json.dumps(manifests, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    update_page(read_rows(file), read_rows(NEEDLES))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,206 @@
+"""``vitrail explain --text``: texts of classifiers, and prompts of language models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from vitrail.cli.common import out, parse_targets, plain_table, progress_bar
+from vitrail.errors import InputError, OutputError
+
+#: An explained class with a lower probability than this is reported as one that the model does not predict.
+MIN_PROBABILITY = 0.001
+#: Generated words whose sources are printed.
+MAX_WORDS = 40
+
+TokenOption = Annotated[
+    list[str] | None,
+    typer.Option("--token", metavar="TEXT", help="Explain this token after the --text, for language models; with the "
+                 "space before it where one belongs there. Repeat it for several.", show_default=False),
+]  # fmt: skip
+AnswerOption = Annotated[
+    list[str] | None,
+    typer.Option("--answer", metavar="TEXT", help="Explain the log-probability of this continuation of the --text. "
+                 "Repeat it for several.", show_default=False),
+]  # fmt: skip
+GenerateOption = Annotated[
+    int | None,
+    typer.Option("--generate", metavar="N", help="Let the language model write at most N tokens after the --text, and "
+                 "explain each.", show_default=False),
+]  # fmt: skip
+UnitsOption = Annotated[
+    str | None,
+    typer.Option("--units", metavar="tokens|words|sentences|paragraphs", help="Parts of a --text that are scored and "
+                 "removed as a whole. Default: words.", show_default=False),
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LanguageOptions:
+    """Options for language models.
+
+    Attributes:
+        tokens: Tokens that are explained.
+        answers: Continuations that are explained.
+        against: Tokens or continuations that they are compared with.
+        generate: Most tokens that are generated and explained, or None.
+        units: Units of the result, or None.
+    """
+
+    tokens: Sequence[str] | None = None
+    answers: Sequence[str] | None = None
+    against: Sequence[str] | None = None
+    generate: int | None = None
+    units: str | None = None
+
+    @property
+    def given(self) -> bool:
+        """Whether one of the options was given."""
+        return bool(self.tokens or self.answers or self.generate is not None or self.units)
+
+    def row(self, target: Sequence[str] | None) -> list[list[Any]] | None:
+        """One row of targets for every text, or None where none is named.
+
+        Raises:
+            InputError: The options contradict each other.
+        """
+        from vitrail.targets import answer, contrast, token
+
+        if not (self.tokens or self.answers):
+            return None
+        if target:
+            raise InputError("--target names classes: it does not go with --token and --answer")
+        if self.generate is not None:
+            raise InputError("--generate explains what the model writes: it does not go with --token and --answer")
+        row: list[Any] = [token(one, list(self.against or ()) or None) for one in self.tokens or ()]
+        for one in self.answers or ():
+            others = [answer(text) for text in self.against or ()]
+            row.append(contrast(answer(one), others) if others else answer(one))
+        return [row]
+
+
+def check_texts(texts: Sequence[str]) -> None:
+    """Report an empty text before a model is loaded."""
+    empty = [i for i, text in enumerate(texts, 1) if not text.strip()]
+    if empty:
+        raise InputError(f"text {empty[0]} is empty: pass a text with at least one word")
+
+
+def explain_texts(
+    texts: list[str], loaded: Any, tokenizer: Any, methods: list[str] | None, target: list[str] | None,
+    options: LanguageOptions, to: Path, check: bool,
+) -> None:  # fmt: skip
+    """Explain texts, print them in colour and write scores, a page and a figure.
+
+    Args:
+        texts: The texts.
+        loaded: The model.
+        tokenizer: Its tokenizer.
+        methods: Names of the methods; None for the default.
+        target: Values of --target.
+        options: Options for language models.
+        to: Folder of the results.
+        check: Whether each map is checked.
+    """
+    from vitrail.pipeline.explain import explain as explain_inputs
+    from vitrail.text.language_model import is_language_model
+    from vitrail.text.rendering import html, terminal
+
+    language = is_language_model(loaded.module)
+    row = options.row(target)
+    if options.generate is not None:
+        _explain_generation(texts, loaded, tokenizer, methods, options, to)
+        return
+    if not language and row is not None:
+        raise InputError("--token and --answer are for language models, and this model has classes: use --target")
+    targets: Any = row if row is not None else _tokens(target) if language else parse_targets(loaded, target)
+    named: Any = {"methods": methods} if methods else {"methods": [_default(language)]}
+    with progress_bar("Explaining texts", 1) as advance:
+        explanations = explain_inputs(
+            loaded, texts, **named, target=targets, tokenizer=tokenizer, check=check, units=options.units,
+            progress=advance.evaluations,
+        )  # fmt: skip
+    explanations.save(to)
+    try:
+        (to / "text.html").write_text(html(explanations), encoding="utf-8")
+        save_figure(explanations, to)
+    except OSError as error:
+        raise OutputError(f"cannot write to {to} ({error}): choose another folder with --out") from error
+    first = next(iter(explanations.values()))
+    for sentence in unlikely_targets(first):
+        out.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)
+    for b in range(len(texts)):
+        for k in range(first.maps.shape[1]):
+            out.print(f"[bold]{escape(first.label(b, k))}[/bold]", highlight=False)
+            table = plain_table(padding=(0, 2, 0, 0))
+            for name, explanation in explanations.items():
+                table.add_row(f"[dim]{name}[/dim]", terminal(explanation, b, k))
+            out.print(table)
+            for explanation in explanations.values() if check else ():
+                out.print(str(explanation.checks[b, k]), markup=False, highlight=False, soft_wrap=True)
+    out.print(f"Word scores, page and manifests: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def _default(language: bool) -> str:
+    from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT
+
+    return LANGUAGE_DEFAULT if language else DEFAULT
+
+
+def _tokens(target: list[str] | None) -> Any:
+    """Values of --target for a language model: "topN", ids or texts of tokens."""
+    if target is None or (len(target) == 1 and target[0].startswith("top") and target[0][3:].isdecimal()):
+        return None if target is None else target[0]
+    return [[int(one) if one.isdecimal() else one for one in target]]
+
+
+def _explain_generation(
+    texts: list[str], loaded: Any, tokenizer: Any, methods: list[str] | None, options: LanguageOptions, to: Path
+) -> None:
+    """Explain what a model writes after each text."""
+    from vitrail.pipeline.generation import explain_generation
+
+    for i, text in enumerate(texts):
+        for name in methods or [_default(True)]:
+            found = explain_generation(
+                loaded, text, name, tokenizer=tokenizer, max_new_tokens=int(options.generate or 1), units=options.units
+            )
+            found.save(to / f"text-{i}" / name.replace(":", "-") if len(texts) > 1 or methods else to)
+            out.print(f"[dim]{escape(name)}[/dim]", found.terminal())
+            table = plain_table("generated", "sources")
+            for k, word in enumerate(found.words[:MAX_WORDS]):
+                table.add_row(escape(word), escape(", ".join(source for source, _ in found.top(k, 3))))
+            out.print(table)
+    out.print(f"Matrix, page and manifest: [bold]{to}[/bold]", soft_wrap=True)
+
+
+def unlikely_targets(explanation: Any) -> list[str]:
+    """Sentences on explained classes to which the model gives less than ``MIN_PROBABILITY``, and what it predicts."""
+    from vitrail.capture.score_function import as_probabilities
+
+    probabilities = explanation.probabilities
+    if probabilities is None or explanation.scores == "identity":
+        return []
+    sentences = []
+    for b, k in (probabilities < MIN_PROBABILITY).nonzero().tolist():
+        best = int(explanation.logits[b].argmax())
+        names = explanation.classes
+        name = names[best].split(",")[0] if names and best < len(names) else f"class {best}"
+        share = float(as_probabilities(explanation.logits[b : b + 1].double(), explanation.scores)[0, best])
+        sentences.append(
+            f"the model does not predict {explanation.target_name(b, k)} (less than {100 * MIN_PROBABILITY:g} %); it "
+            f"predicts {name} ({100 * share:.1f} %). The map explains a class that the model rejects."
+        )
+    return sentences
+
+
+def save_figure(explanations: Any, folder: Path) -> None:
+    """Write ``figure.png`` if matplotlib is installed."""
+    if find_spec("matplotlib") is not None:
+        explanations.figure().savefig(folder / "figure.png")

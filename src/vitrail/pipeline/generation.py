@@ -1,0 +1,305 @@
+"""Explain every token that a language model writes: a matrix of generated tokens by tokens of the prompt."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from vitrail.errors import InputError, OptionError
+from vitrail.models import LoadedModel
+from vitrail.pipeline.explain import explain
+from vitrail.pipeline.explanation import Explanation
+from vitrail.pipeline.prepared_model import unwrapped_model
+from vitrail.pipeline.saved_files import atomic_writes
+from vitrail.pipeline.text_windows import spans_of
+from vitrail.targets.token_context import encoded_answer
+from vitrail.targets.token_target import TokenTarget
+from vitrail.text.generation_view import GenerationRows, generation_figure, generation_html, generation_terminal
+from vitrail.text.greedy_decoding import greedy_tokens
+from vitrail.text.language_model import check_length, context_limit
+from vitrail.text.prompt_tokens import encode_prompts, is_chat, with_continuation
+from vitrail.text.result import WordRelevance
+from vitrail.text.tokens import Span, TokenizerSettings, word_scores, word_spans
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+_FILE = "generation.json"
+
+
+@dataclass(frozen=True, eq=False)
+class GenerationExplanation:
+    """Relevance of the prompt, and of earlier generated tokens, for each generated token.
+
+    Attributes:
+        explanation: The explanation of the whole text, with one target for each generated token; None if it was loaded.
+        method: The method.
+        text: The prompt and what was generated after it.
+        start: Number of characters of the prompt.
+        tokens: All tokens, those of the prompt first.
+        token_spans: Characters of each.
+        prompt_tokens: Number of tokens of the prompt.
+        matrix: Relevance, shape (generated tokens, all tokens): row t holds the relevance for generated token t. A
+            token has none for itself and for those before it.
+        log_probabilities: Log-probability of each generated token.
+        units: Characters of the units that ``scores`` has: words, or those that were asked for.
+        signed: Whether negative relevance is evidence against a token.
+        model: The model's name.
+    """
+
+    explanation: Explanation | None
+    method: str
+    text: str
+    start: int
+    tokens: tuple[str, ...]
+    token_spans: tuple[Span, ...]
+    prompt_tokens: int
+    matrix: Tensor
+    log_probabilities: tuple[float, ...]
+    units: tuple[Span, ...]
+    signed: bool = False
+    model: str = ""
+
+    def __repr__(self) -> str:
+        rows, columns = self.matrix.shape
+        shown = self.generated if len(self.generated) <= 40 else f"{self.generated[:39]}…"
+        return f"GenerationExplanation({self.method}, {rows} generated × {columns} tokens, {shown!r})"
+
+    def __len__(self) -> int:
+        return len(self.matrix)
+
+    @property
+    def prompt(self) -> str:
+        """The prompt."""
+        return self.text[: self.start]
+
+    @property
+    def generated(self) -> str:
+        """What was generated."""
+        return self.text[self.start :]
+
+    @cached_property
+    def word_spans(self) -> tuple[Span, ...]:
+        """Characters of each generated word."""
+        return tuple((a + self.start, b + self.start) for a, b in word_spans(self.generated))
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The generated words."""
+        return tuple(self.text[a:b] for a, b in self.word_spans)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The units that words depend on: those of the prompt, then generated ones."""
+        return tuple(self.text[a:b] for a, b in self.units)
+
+    @cached_property
+    def scores(self) -> Tensor:
+        """Relevance of each source for each generated word, shape (words, sources): the sum over tokens.
+
+        Relevance inside a word, of its first tokens for its later ones, is left out.
+        """
+        columns = word_scores(self.matrix, self.token_spans, self.units)
+        rows = word_scores(columns.T.contiguous(), self.token_spans[self.prompt_tokens :], self.word_spans)
+        own = [[a < stop and start < b for a, b in self.units] for start, stop in self.word_spans]
+        return rows.T.masked_fill(torch.tensor(own, dtype=torch.bool).view(rows.T.shape), 0.0)
+
+    def top(self, word: int | str = 0, count: int = 10) -> list[tuple[str, float]]:
+        """The sources of a generated word with the highest scores, best first.
+
+        Args:
+            word: Which generated word: its index, or its text.
+            count: Number of sources.
+        """
+        row = self.scores[self._index(word)]
+        order = row.argsort(descending=True, stable=True)[:count].tolist()
+        return [(self.sources[i], float(row[i])) for i in order]
+
+    def step(self, token: int) -> WordRelevance:
+        """Scores of the words before one generated token, by its index."""
+        if not -len(self) <= token < len(self):
+            raise InputError(f"token {token} does not exist: {len(self)} were generated")
+        token %= len(self)
+        before = self.prompt_tokens + token
+        spans = self.token_spans[:before]
+        end = max((b for _, b in spans), default=0)
+        units = tuple((a, min(b, end)) for a, b in self.units if a < end)
+        scores = word_scores(self.matrix[token : token + 1, :before], spans, units)
+        largest = scores.abs().amax().clamp_min(1e-30)
+        return WordRelevance(
+            self.text[:end], tuple(self.text[a:b] for a, b in units), units, scores, scores / largest,
+            (True,) * len(units), self.tokens[:before], spans, self.matrix[token : token + 1, :before],
+        )  # fmt: skip
+
+    def rows(self) -> GenerationRows:
+        """What the views show."""
+        return GenerationRows(
+            self.text,
+            self.start,
+            self.units,
+            self.word_spans,
+            self.scores,
+            self.signed,
+            f"{self.method} · {self.model}",
+        )
+
+    def html(self, title: str = "Generated words and their sources") -> str:
+        """An interactive page that loads nothing: point at a generated word to see its sources."""
+        return generation_html(self.rows(), title)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        return f'<iframe srcdoc="{escape(self.html())}" style="width:100%;height:420px;border:0"></iframe>'
+
+    def terminal(self, word: int | str | None = None) -> RenderableType:
+        """The text for ``rich.console.Console.print``, coloured by the sources of one word or of all words."""
+        return generation_terminal(self.rows(), None if word is None else self._index(word))
+
+    def figure(self) -> Figure:
+        """The matrix of words by sources as a matplotlib figure."""
+        return generation_figure(self.rows())
+
+    def overlay(self, word: int | str | None = None) -> RenderableType:
+        """The same as `terminal`: the sources of a word, or of all words, over the text."""
+        return self.terminal(word)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the page, the matrix as safetensors and all else as JSON; `load` reads them.
+
+        With the explanation at hand, its own files are written into the subfolder ``explanation``.
+        """
+        from safetensors.torch import save as to_safetensors
+
+        folder = Path(folder)
+        with atomic_writes(folder) as into:
+            with into("generation.html") as path:
+                path.write_text(self.html(), encoding="utf-8")
+            with into("matrix.safetensors") as path:
+                path.write_bytes(to_safetensors({"matrix": self.matrix.detach().cpu().contiguous()}))
+            with into(_FILE) as path:
+                path.write_text(json.dumps(self._record(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        if self.explanation is not None:
+            self.explanation.save(folder / "explanation")
+        return folder
+
+    def _record(self) -> dict[str, Any]:
+        return {
+            "method": self.method, "model": self.model, "signed": self.signed, "text": self.text, "start": self.start,
+            "tokens": self.tokens, "token_spans": self.token_spans, "prompt_tokens": self.prompt_tokens,
+            "log_probabilities": self.log_probabilities, "units": self.units,
+            "words": [{"word": w, "sources": self.top(i, 5)} for i, w in enumerate(self.words)],
+        }  # fmt: skip
+
+    @classmethod
+    def load(cls, folder: str | Path) -> GenerationExplanation:
+        """Read what `save` wrote.
+
+        Raises:
+            InputError: The folder holds no saved generation.
+        """
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        if not (folder / _FILE).is_file():
+            raise InputError(f"{folder} holds no {_FILE}: give a folder that GenerationExplanation.save wrote")
+        record = json.loads((folder / _FILE).read_text(encoding="utf-8"))
+        spans = {name: tuple((int(a), int(b)) for a, b in record[name]) for name in ("token_spans", "units")}
+        return cls(
+            None, record["method"], record["text"], record["start"], tuple(record["tokens"]), spans["token_spans"],
+            record["prompt_tokens"], load_file(folder / "matrix.safetensors")["matrix"],
+            tuple(record["log_probabilities"]), spans["units"], record["signed"], record["model"],
+        )  # fmt: skip
+
+    def _index(self, word: int | str) -> int:
+        if isinstance(word, str):
+            if word not in self.words:
+                raise InputError(f"{word!r} was not generated: the words are {', '.join(map(repr, self.words))}")
+            return self.words.index(word)
+        if not -len(self.words) <= word < len(self.words):
+            raise InputError(f"word {word} does not exist: {len(self.words)} were generated")
+        return word % len(self.words)
+
+
+def explain_generation(
+    model: nn.Module | LoadedModel,
+    prompt: Any,
+    method: str | None = None,
+    *,
+    tokenizer: Any,
+    max_new_tokens: int = 40,
+    continuation: str | Sequence[int] | None = None,
+    score: str | None = None,
+    units: Any = None,
+    batch_size: int | None = None,
+    **options: Any,
+) -> GenerationExplanation:
+    """Explain every token that a language model writes after a prompt.
+
+    One forward pass over the prompt and the continuation serves all tokens; methods with gradients take a backward pass
+    for each, and methods that remove parts of the text evaluate all tokens at once.
+
+    Args:
+        model: The model, or what ``load`` returned.
+        prompt: A text, or a chat as a list of messages.
+        method: A method's name, as for `vitrail.explain`.
+        tokenizer: The model's fast tokenizer, or `vitrail.text.TokenizerSettings`.
+        max_new_tokens: Most tokens that are generated, greedily: the likeliest token at each step.
+        continuation: A text, or token ids, that is explained instead of what the model would generate.
+        score: What is explained of each token: its "logit" or its log-probability, "logprob", see
+            `vitrail.targets.token`.
+        units: Sources of the words, see `vitrail.explain`; words by default.
+        batch_size: Most texts in a forward pass of methods that evaluate many.
+        **options: Options of the method.
+
+    Raises:
+        InputError: The prompt is empty or too long, or nothing was generated.
+    """
+    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
+        raise OptionError(f"max_new_tokens={max_new_tokens!r} must be an integer of at least 1")
+    loaded = unwrapped_model(model, None)
+    settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
+    if not isinstance(prompt, str) and not is_chat(prompt):
+        raise InputError(
+            f"explain_generation takes one prompt, a text or a chat, not a {type(prompt).__name__}: call it for each"
+        )
+    encoded = encode_prompts(prompt, settings)[0]
+    limit = context_limit(loaded.module, settings.window)
+    check_length(len(encoded.ids), limit, "the prompt")
+    inner = settings.tokenizer
+    if continuation is None:
+        room = max_new_tokens if limit is None else min(max_new_tokens, limit - len(encoded.ids) + 1)
+        ids = greedy_tokens(loaded.module, encoded.ids, room, getattr(inner, "eos_token_id", None))
+    else:
+        ids = encoded_answer(continuation, inner) if isinstance(continuation, str) else tuple(map(int, continuation))
+    if not ids:
+        raise InputError("the model wrote nothing after the prompt: it ends the text at once; pass continuation=…")
+    check_length(len(encoded.ids) + len(ids) - 1, limit, "the prompt with its continuation")
+    whole, read = with_continuation(encoded, ids, inner), with_continuation(encoded, ids[:-1], inner)
+    start = len(encoded.ids)
+    targets = [TokenTarget(index, start + t - 1, score) for t, index in enumerate(ids)]
+    found = explain(
+        loaded, [read], method, tokenizer=settings, target=[targets], batch_size=batch_size,
+        units=units, **options,
+    )  # fmt: skip
+    matrix = torch.nn.functional.pad(found.grid[0].float(), (0, len(whole.ids) - found.grid.shape[2]))
+    spans = tuple(
+        s if content else (0, 0) for s, content in zip(whole.encoded.spans, whole.encoded.content, strict=True)
+    )
+    assert found.text is not None
+    assert found.named_targets is not None
+    sources = found.text[0].spans if units is not None else spans_of(whole.encoded, None)
+    probabilities = [getattr(record.pinned, "probability", 0.0) for record in found.named_targets[0]]
+    log_probabilities = tuple(torch.tensor(probabilities, dtype=torch.float64).log().tolist())
+    return GenerationExplanation(
+        found, found.method, whole.encoded.text, len(encoded.encoded.text), whole.encoded.tokens, spans, start,
+        matrix.cpu(), log_probabilities, tuple(sources), found.signed, loaded.name,
+    )  # fmt: skip

@@ -1,0 +1,285 @@
+"""Explain vision-language models: image tokens and words of one stream, the first on the image, the others as text.
+
+Relevance is computed in the decoder, for every position of its stream. What happens between the pixels and the image
+tokens, in the encoder of the image, is not followed: an image token counts for the pixels that it stands for.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.merged_stream import (
+    STREAM,
+    MergedStream,
+    StreamModel,
+    find_merged_stream,
+    image_names,
+    stream_call,
+)
+from vitrail.errors import InputError, MapWarning, NotApplicableError
+from vitrail.inputs.user_inputs import to_model_inputs
+from vitrail.methods.postprocess import is_constant, normalise
+from vitrail.models.loaded import LoadedModel
+from vitrail.models.preprocess import Preprocess
+from vitrail.pipeline.explanation import Explanation
+from vitrail.pipeline.image_placement import PlacedTokens, place_tokens
+from vitrail.pipeline.request import Request
+from vitrail.targets.bound_targets import Rows, has_named_target
+from vitrail.targets.language_targets import language_rows, target_terms
+from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
+from vitrail.text.result import WordRelevance, word_relevance
+from vitrail.text.tokens import EncodedText, TokenWindow
+
+Explain = Callable[[LoadedModel, Any, Request], dict[str, Explanation]]
+"""`vitrail.explain` of a model, inputs and a request, as results by method."""
+
+#: Tensors with one number for each word, and the number for words that are appended.
+_BY_WORD = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0, "image_embeds_position_mask": 0}
+
+
+@dataclass(frozen=True, eq=False)
+class _StreamResult:
+    """Explanations of one call over its stream, with where its tokens lie."""
+
+    results: Mapping[str, Explanation]
+    stream: MergedStream
+    model_inputs: ModelInputs
+    continued: bool = False
+
+
+def is_image_question(inputs: Any) -> bool:
+    """Whether inputs are the arguments of a vision-language model: words, and images as floats.
+
+    Example:
+        >>> is_image_question({"input_ids": torch.ones(1, 4).long(), "pixel_values": torch.zeros(1, 3, 8, 8)})
+        True
+    """
+    if not isinstance(inputs, Mapping) or not isinstance(inputs.get("input_ids"), Tensor):
+        return False
+    return bool(
+        image_names(ModelInputs((), {k: v for k, v in inputs.items() if isinstance(v, Tensor)}, of="input_ids"))
+    )
+
+
+def explain_image_questions(
+    loaded: LoadedModel, inputs: Mapping[str, Any], request: Request, language: bool, explain: Explain
+) -> dict[str, Explanation]:
+    """Explain questions about images.
+
+    Args:
+        loaded: The model.
+        inputs: Its arguments, as a processor returns them.
+        request: What is asked for.
+        language: Whether targets are tokens; otherwise they are classes.
+        explain: Function that explains tensors.
+
+    Returns:
+        Explanations by method: maps on the images, and the words of each text.
+    """
+    model_inputs = to_model_inputs(inputs, loaded, request.roles, "input_ids", request.reading)
+    tokenizer = getattr(request.tokenizer, "tokenizer", request.tokenizer)
+    if tokenizer is None:
+        raise InputError(
+            "a question about an image has words, which need a tokenizer: pass processor=… or tokenizer=… of the model"
+        )
+    prompts = encode_prompts({k: model_inputs.kwargs.get(k) for k in ("input_ids", "attention_mask")}, tokenizer)
+    if not language or (callable(request.target) and not has_named_target(request.target)):
+        return _assembled([_explained(loaded, model_inputs, request, explain)], None, prompts, request, loaded)
+    asked = language_rows(request.target, len(prompts), tokenizer)
+    terms = [[target_terms(one, len(prompt.ids)) for one in row] for row, prompt in zip(asked, prompts, strict=True)]
+    if any(len(one) > 1 for row in terms for one in row):
+        raise NotApplicableError(
+            "a contrast of answers of several tokens needs two calls with different words: explain both answers and "
+            "subtract the maps, or contrast their first tokens with targets.token"
+        )
+    if not any(one[0].forced for row in terms for one in row):
+        rows = [[one[0].target for one in row] for row in terms]
+        found = [_explained(loaded, model_inputs, replace(request, target=rows), explain)]
+        return _assembled(found, asked, prompts, request, loaded)
+    found = []
+    for i, (row, prompt) in enumerate(zip(terms, prompts, strict=True)):
+        if len({one[0].forced for one in row}) > 1:
+            raise NotApplicableError(
+                "targets of one image with answers that differ: explain them in calls of their own"
+            )
+        longer = _continued(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
+        one_row = replace(request, target=[[one[0].target for one in row]])
+        found.append(replace(_explained(loaded, longer, one_row, explain), continued=True))
+    return _assembled(found, asked, prompts, request, loaded)
+
+
+def _continued(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
+    """The call of one example without padding, with further words."""
+    ids = model_inputs.kwargs["input_ids"]
+    columns, more = torch.tensor(prompt.columns, device=ids.device), torch.tensor([list(forced)], device=ids.device)
+    for name, fill in (("input_ids", None), *_BY_WORD.items()):
+        old = model_inputs.kwargs.get(name)
+        if isinstance(old, Tensor) and old.shape == ids.shape:
+            added = more if fill is None else torch.full_like(more, fill)
+            model_inputs = model_inputs.swap(old, torch.cat([old[:, columns], added.to(old.dtype)], 1))
+    return model_inputs
+
+
+def _explained(loaded: LoadedModel, model_inputs: ModelInputs, request: Request, explain: Explain) -> _StreamResult:
+    """Explain the stream of a call."""
+    stream = find_merged_stream(loaded.module, model_inputs)
+    called = replace(loaded, module=StreamModel(loaded.module, stream.place).eval(), preprocess=None)
+    arguments = stream_call(loaded.module, model_inputs, stream)
+    inner = replace(request, roles={**(request.roles or {}), STREAM: "patches"}, of=STREAM, check=False, units=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MapWarning)
+        results = explain(called, arguments, inner)
+    if stream.owners is None:
+        results = {
+            label: _with_pixels(e, loaded, model_inputs, request, explain, label) for label, e in results.items()
+        }
+    return _StreamResult(results, stream, model_inputs)
+
+
+def _with_pixels(
+    words: Explanation, loaded: LoadedModel, model_inputs: ModelInputs, request: Request, explain: Explain, label: str
+) -> Explanation:
+    """The explanation of a stream whose image tokens have no place, with the map of the pixels beside it."""
+    name = image_names(model_inputs)[0]
+    one = replace(request, methods={label: request.methods[label]}, of=name, check=False, tokenizer=None, units=None)
+    given = {k: v for k, v in model_inputs.kwargs.items() if v is not None}
+    try:
+        pixels = next(iter(explain(loaded, given, one).values()))
+    except NotApplicableError as error:
+        raise NotApplicableError(
+            f"the image tokens of {type(loaded.module).__name__} have no place on the image: each is computed from all "
+            f"of it. So {label} would have to reach the pixels, and it does not apply to them ({error}). Use "
+            "gradient_x_input, or of='input_ids' for the words alone"
+        ) from error
+    return replace(words, intermediates={**words.intermediates, _PIXELS: pixels})
+
+
+#: Name under which the map of the pixels waits.
+_PIXELS = "pixels"
+
+
+def _assembled(
+    parts: Sequence[_StreamResult],
+    asked: Rows | None,
+    prompts: Sequence[EncodedPrompt],
+    request: Request,
+    loaded: LoadedModel,
+) -> dict[str, Explanation]:
+    """Results over the images and words of all examples."""
+    placed = [one for part in parts for one in _places(part)]
+    found = {}
+    for label in parts[0].results:
+        pieces = [part.results[label] for part in parts]
+        maps, grids, texts, constant = [], [], [], []
+        example = 0
+        for part, piece in zip(parts, pieces, strict=True):
+            for i in range(len(piece.grid)):
+                scores, place = piece.grid[i], placed[example]
+                grid, raw = _image_side(piece, place, scores[:, part.stream.image[i]], i)
+                grids.append(grid)
+                maps.append(normalise(raw, signed=piece.signed).float())
+                constant.append(is_constant(grid)[:, 0, 0])
+                texts.append(_words(prompts[example], part, i, scores, piece.signed, request))
+                example += 1
+        first = pieces[0]
+        images = _stacked([p.image if isinstance(p, PlacedTokens) else p for p in placed])
+        records = first.named_targets if len(pieces) == 1 else _joined_records(pieces)
+        if records is not None and asked is not None:
+            rows = zip(records, asked, strict=True)
+            records = tuple(tuple(replace(r, asked=a) for r, a in zip(*row, strict=True)) for row in rows)
+        found[label] = replace(
+            first, maps=_stacked(maps), grid=_stacked(grids), constant=torch.stack(constant), text=tuple(texts),
+            images=images, named_targets=records, seconds=sum(one.seconds for one in pieces), source=None,
+            model=loaded.name or type(loaded.module).__name__, preprocess=_preprocess(request, loaded),
+            intermediates={k: v for k, v in first.intermediates.items() if k != _PIXELS},
+            structure={**first.structure, **_facts(parts[0])}, axes=(), signal=None,
+        )  # fmt: skip
+    return found
+
+
+def _joined_records(pieces: Sequence[Explanation]) -> Any:
+    if any(one.named_targets is None for one in pieces):
+        return None
+    return tuple(row for one in pieces for row in one.named_targets or ())
+
+
+def _places(part: _StreamResult) -> list[PlacedTokens | Tensor]:
+    """Where the image tokens of each example lie; the image itself where they have no place."""
+    stream, found = part.stream, list[PlacedTokens | Tensor]()
+    for i in range(part.model_inputs.batch):
+        one = part.model_inputs.select(slice(i, i + 1))
+        pixels = one.kwargs[stream.images[0]]
+        if stream.owners is None:
+            found.append(pixels.reshape(-1, *pixels.shape[-3:])[0])
+        else:
+            found.append(place_tokens(pixels, stream.owners[i], one.kwargs))
+    return found
+
+
+def _image_side(piece: Explanation, place: PlacedTokens | Tensor, scores: Tensor, row: int) -> tuple[Tensor, Tensor]:
+    """Relevance on its grid, shape (K, rows, columns), and at the size of the image."""
+    if isinstance(place, PlacedTokens):
+        grid = place.grid(scores)
+        return grid, place.maps(grid)
+    pixels: Explanation = piece.intermediates[_PIXELS]
+    return pixels.grid[row], pixels.maps[row]
+
+
+def _words(
+    prompt: EncodedPrompt, part: _StreamResult, row: int, scores: Tensor, signed: bool, request: Request
+) -> WordRelevance:
+    """The words of one text."""
+    stream, places = part.stream, torch.tensor(prompt.columns, device=scores.device)
+    if part.continued:  # padding was left out
+        places = torch.arange(len(places), device=scores.device)
+    if stream.vectors.shape[1] > part.model_inputs.kwargs["input_ids"].shape[1]:  # image tokens beside the words
+        places = stream.words[row].nonzero()[:, 0].to(scores.device)[places]
+    image = stream.image[row].to(scores.device)[places].tolist()
+    kept = [
+        i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there
+    ]
+    own = scores[:, places[torch.tensor(kept, dtype=torch.long, device=scores.device)]]
+    reduction = getattr(request.tokenizer, "reduction", "sum")
+    return word_relevance(_question(prompt, kept), own, [True] * len(kept), signed, reduction)
+
+
+def _question(prompt: EncodedPrompt, kept: Sequence[int]) -> EncodedText:
+    """The text of some tokens of a prompt, without image tokens and special ones."""
+    pieces = [prompt.encoded.text[slice(*prompt.encoded.spans[i])] for i in kept]
+    ends = [0]
+    for piece in pieces:
+        ends.append(ends[-1] + len(piece))
+    window = TokenWindow(0, {}, list(range(len(kept))))
+    names = tuple(prompt.encoded.tokens[i] for i in kept)
+    return EncodedText("".join(pieces), names, tuple(pairwise(ends)), (True,) * len(kept), (window,))
+
+
+def _stacked(tensors: Sequence[Tensor]) -> Tensor:
+    if len({tuple(t.shape) for t in tensors}) > 1:
+        sizes = ", ".join(sorted({"×".join(map(str, t.shape[1:])) for t in tensors}))
+        raise InputError(f"the images have different sizes ({sizes}): explain them one by one")
+    return torch.stack(list(tensors))
+
+
+def _facts(part: _StreamResult) -> dict[str, str]:
+    stream = part.stream
+    count, total = int(stream.image[0].sum()), stream.image.shape[1]
+    where = f"{stream.place.name}, {stream.place.argument}"
+    return {"image tokens": f"{count} of {total} positions, found by perturbing the image", "stream": where}
+
+
+def _preprocess(request: Request, loaded: LoadedModel) -> Preprocess | None:
+    """Mean and standard deviation of the images, by the processor or the model."""
+    found = getattr(request.tokenizer, "image_processor", None)
+    mean, std = (getattr(found, name, None) for name in ("image_mean", "image_std"))
+    if isinstance(mean, list | tuple) and isinstance(std, list | tuple):
+        return Preprocess((1, 1), tuple(mean), tuple(std), origin="the image processor")
+    return loaded.preprocess if isinstance(loaded.preprocess, Preprocess) else None

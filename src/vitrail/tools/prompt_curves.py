@@ -1,0 +1,51 @@
+"""Faithfulness of scores of prompts: the target's value while words or other units are removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from vitrail.inputs.map_source import PromptSource
+from vitrail.trust.prompt_check import UnitRemoval
+
+
+def prompt_faithfulness(
+    source: PromptSource, explanations: Mapping[str, Any], levels: Sequence[float], advance: Callable[[int], None]
+) -> tuple[dict[str, NDArray[np.float64]], str]:
+    """Mean difference of the target's value with the least and the most relevant units removed.
+
+    It is a share of the range of all values on the prompt, so that 1 is the best and a random order has 0 on average.
+
+    Args:
+        source: The model and its prompts.
+        explanations: Explanations with one target for each prompt, by method.
+        levels: Shares of the units that are removed.
+        advance: Called with the number of copies of prompts evaluated.
+
+    Returns:
+        For each method a column with one value for each prompt, shape (prompts, 1); and how tokens were removed.
+    """
+    first = next(iter(explanations.values()))
+    columns: dict[str, list[float]] = {name: [] for name in explanations}
+    removal = ""
+    for b in range(len(source.prompts)):
+        remove = UnitRemoval(source, first, b, 0, advance=advance)
+        removal, count = remove.by, remove.count
+        removed = [min(max(1, round(level * count)), max(1, count - 1)) for level in levels]
+        values = {}
+        for name, explanation in explanations.items():
+            order = explanation.text[b].scores[0].double().argsort(descending=True, stable=True).cpu()
+            both = [
+                remove(torch.stack([order[n:], order[: count - n]]).sort(1).values, lambda output: output)
+                for n in dict.fromkeys(removed)
+            ]
+            values[name] = torch.stack(both, 1)
+        joined = torch.cat([v.flatten() for v in values.values()])
+        extent = float((joined.max() - joined.min()).clamp_min(1e-12))
+        for name, (most, least) in values.items():
+            columns[name].append(float((least - most).mean()) / extent)
+    return {name: np.array(values)[:, None] for name, values in columns.items()}, removal

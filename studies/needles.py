@@ -1,0 +1,240 @@
+"""Methods on language models that recall one of several facts: is the most relevant word the fact that was asked for?
+
+    python studies/needles.py --model FOLDER --name smollm2 --raw needles-smollm2.jsonl --minutes 60
+    python studies/needles.py --name smollm2 --raw needles-smollm2.jsonl --summary studies/results/needles.csv
+
+FOLDER holds a Hugging Face causal language model and its tokenizer. 300 prompts with two to six facts are drawn
+(`vitrail.data.draw_needle`); only those that the model answers right are explained, the first 100 of them. Two targets:
+the logit of the answer, and the difference to the logit of a second candidate. Relevance of every token is appended to
+the raw file as it is computed, and a further run continues there; ``--again`` computes the named methods anew. The
+summary has means and 95 % intervals (percentile bootstrap over prompts).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from study import Clock, options
+
+import vitrail
+from vitrail.bench.method_groups import single_pass_methods
+from vitrail.data.needles import NeedlePrompt, draw_needle
+from vitrail.text.tokens import word_scores, word_spans
+
+EXTRA_METHODS = ("gradient_x_input",)
+SCORES = {
+    "word": "source is the top word", "token": "source has the top token", "sentence": "source is in the top sentence",
+    "source": "source above the second candidate",
+}  # fmt: skip
+TARGETS = ("answer", "contrast")
+COLUMNS = ("model", "method", "control", "target", "score", "prompts", "mean", "low", "high")
+
+
+@dataclass(frozen=True)
+class EncodedNeedle:
+    """A prompt as tokens.
+
+    Attributes:
+        ids: Numbers of the tokens, up to the one before the answer.
+        spans: Characters of each token in the prompt.
+        answer: Token that begins the answer.
+        other: Token that begins the second candidate.
+    """
+
+    ids: tuple[int, ...]
+    spans: tuple[tuple[int, int], ...]
+    answer: int
+    other: int
+
+
+def encode(prompt: NeedlePrompt, tokenizer: Any) -> EncodedNeedle:
+    """Tokens of a prompt; a space token between prompt and answer belongs to the prompt."""
+    first = {}
+    for word in (prompt.answer, prompt.other):
+        full = tokenizer(f"{prompt.text} {word}", return_offsets_mapping=True)
+        ids, spans = full["input_ids"], full["offset_mapping"]
+        place = next(i for i, (a, b) in enumerate(spans) if a <= len(prompt.text) + 1 < b)
+        first[word] = (tuple(ids[:place]), tuple(map(tuple, spans[:place])), ids[place])
+    own, other = first[prompt.answer], first[prompt.other]
+    if own[0] != other[0] or own[2] == other[2]:
+        raise ValueError(f"the candidates of {prompt.text!r} do not differ in their first token")
+    return EncodedNeedle(own[0], own[1], own[2], other[2])
+
+
+def targets_of(one: EncodedNeedle) -> Callable[[Any], torch.Tensor]:
+    """The logit of the answer, and its difference to that of the second candidate, shape (b, 2)."""
+
+    def target(output: Any) -> torch.Tensor:
+        scores = output.logits[:, -1]
+        own, other = scores[:, one.answer], scores[:, one.other]
+        return torch.stack([own, own - other], 1)
+
+    return target
+
+
+def relevance(model: Any, one: EncodedNeedle, methods: Sequence[str], seed: int) -> dict[str, Any]:
+    """Relevance of each token for both targets, by method, shape (2, n)."""
+    inputs = {"input_ids": torch.tensor([one.ids], device=model.device)}
+    settings: dict[str, dict[str, Any]] = {m: {"seed": seed} if m == "random" else {} for m in methods}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = vitrail.explain(model, inputs, methods=settings, target=targets_of(one))
+    return {name: found[name].grid[0].detach().double().cpu().numpy() for name in methods}
+
+
+def applicable(model: Any, one: EncodedNeedle, methods: Sequence[str]) -> list[str]:
+    """Methods that explain a prompt; the others are named with the reason."""
+    kept = []
+    for method in methods:
+        try:
+            relevance(model, one, [method], 0)
+            kept.append(method)
+        except Exception as error:  # noqa: BLE001 - a method that does not apply is left out and named
+            print(f"{method}: {str(error).splitlines()[0][:160]}", flush=True)
+    return kept
+
+
+def read_raw(path: Path) -> tuple[dict[int, bool], dict[tuple[int, str], Any]]:
+    """Which prompts were answered right, and the relevance by prompt and method; later lines replace earlier ones."""
+    answered, found = {}, {}
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        row = json.loads(line)
+        if "right" in row:
+            answered[row["prompt"]] = row["right"]
+        else:
+            found[row["prompt"], row["method"]] = np.array(row["relevance"])
+    return answered, found
+
+
+def run(args: argparse.Namespace) -> None:
+    """Explain the prompts that are not in the raw file."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    clock = Clock(args.minutes)
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    source = {} if args.gguf is None else {"gguf_file": args.gguf}
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, **source).to(args.device).eval()
+    model.requires_grad_(False)
+    answered, found = read_raw(args.raw)
+    methods = list(args.methods or (*single_pass_methods(), *EXTRA_METHODS, "random"))
+    known = None if args.methods is None else methods
+    with args.raw.open("a") as file:
+
+        def write(**row: Any) -> None:
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+        explained = 0
+        for index in range(args.prompts):
+            if clock.is_over(f"prompt {index}"):
+                break
+            one = encode(draw_needle(0, index), tokenizer)
+            if index not in answered:
+                with torch.no_grad():
+                    logits = model(input_ids=torch.tensor([one.ids], device=args.device)).logits[0, -1]
+                answered[index] = int(logits.argmax()) == one.answer
+                write(prompt=index, right=answered[index])
+            if not answered[index] or explained >= args.answered:
+                continue
+            explained += 1
+            known = applicable(model, one, methods) if known is None else known
+            missing = [m for m in known if args.again or (index, m) not in found]
+            if missing:
+                for name, values in relevance(model, one, missing, index).items():
+                    write(prompt=index, method=name, relevance=[[float(f"{v:.6g}") for v in row] for row in values])
+                print(f"prompt {index}: {len(missing)} methods, {clock}", flush=True)
+
+
+def score(prompt: NeedlePrompt, one: EncodedNeedle, values: np.ndarray[Any, Any]) -> dict[str, float]:
+    """Scores of the relevance of one target, shape (n,), by name; equal leaders share the lead."""
+    words = word_spans(prompt.text)
+    by_word, by_sentence = (
+        word_scores(torch.from_numpy(values)[None], one.spans, units)[0].numpy() for units in (words, prompt.sentences)
+    )
+
+    def lead(scores: np.ndarray[Any, Any], units: Sequence[tuple[int, int]]) -> float:
+        right = np.array([a < prompt.source[1] and b > prompt.source[0] for a, b in units])
+        leaders = scores == scores.max()
+        return float((leaders & right).sum() / leaders.sum())
+
+    def own(source: tuple[int, int]) -> float:
+        return float(sum(s for s, (a, b) in zip(by_word, words, strict=True) if a < source[1] and b > source[0]))
+
+    difference = own(prompt.source) - own(prompt.other_source)
+    return {
+        "word": lead(by_word, words), "token": lead(values, one.spans), "sentence": lead(by_sentence, prompt.sentences),
+        "source": 0.5 * (float(np.sign(difference)) + 1),
+    }  # fmt: skip
+
+
+def controls(one: EncodedNeedle) -> dict[str, np.ndarray[Any, Any]]:
+    """Relevance that depends on positions alone: the later or the earlier a token, the more."""
+    rising = np.arange(1.0, len(one.ids) + 1)
+    return {"last tokens first": rising, "first tokens first": rising[::-1].copy()}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Mean and 95 % bootstrap interval."""
+    data, rng = np.array(values), np.random.default_rng(0)
+    means = data[rng.integers(0, len(data), (2000, len(data)))].mean(1)
+    return float(data.mean()), *(float(v) for v in np.percentile(means, [2.5, 97.5]))  # type: ignore[return-value]
+
+
+def summarise(args: argparse.Namespace) -> None:
+    """Write the rows of one model to the summary, and print how many prompts were answered right."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    answered, found = read_raw(args.raw)
+    collected: dict[tuple[str, bool, str, str], list[float]] = {}
+    encoded = {index: encode(draw_needle(0, index), tokenizer) for index in {i for i, _ in found}}
+    rows: list[tuple[int, str, bool, Any]] = [(i, m, m == "random", v) for (i, m), v in sorted(found.items())]
+    rows += [(i, m, True, np.stack([v, v])) for i, one in sorted(encoded.items()) for m, v in controls(one).items()]
+    for index, method, control, values in rows:
+        for target, own in zip(TARGETS, values, strict=True):
+            for name, value in score(draw_needle(0, index), encoded[index], own).items():
+                collected.setdefault((method, control, target, name), []).append(value)
+    previous = []
+    if args.summary.is_file():
+        with args.summary.open(newline="") as file:
+            previous = [row for row in csv.DictReader(file) if row["model"] != args.name]
+    with args.summary.open("w", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(previous)
+        for (method, control, target, name), values in collected.items():
+            mean, low, high = (round(v, 4) for v in interval(values))
+            writer.writerow({"model": args.name, "method": method, "control": control, "target": target, "score": name,
+                             "prompts": len(values), "mean": mean, "low": low, "high": high})  # fmt: skip
+    print(f"{args.name}: {sum(answered.values())} of {len(answered)} prompts answered right, {len(encoded)} explained")
+
+
+def main() -> None:
+    """Run or summarise."""
+    parser = options(__doc__, methods=None, minutes=60.0)
+    parser.add_argument("--model", type=Path, required=True, help="folder of the language model")
+    parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
+    parser.add_argument("--name", default="smollm2", help="name of the model in the summary (%(default)s)")
+    parser.add_argument("--raw", type=Path, required=True, help="file of the relevance of every prompt, JSON lines")
+    parser.add_argument("--prompts", type=int, default=300, help="prompts that are drawn (%(default)s)")
+    parser.add_argument("--answered", type=int, default=100, help="answered prompts that are explained (%(default)s)")
+    parser.add_argument("--again", action="store_true", help="compute the methods anew")
+    parser.add_argument("--summary", type=Path, help="write this CSV from the raw file and explain nothing")
+    args = parser.parse_args()
+    if args.summary is not None:
+        summarise(args)
+    else:
+        run(args)
+
+
+if __name__ == "__main__":
+    main()

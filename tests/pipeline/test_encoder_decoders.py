@@ -1,0 +1,98 @@
+"""Encoder–decoders: words, patches and sound of the encoder for words that the decoder writes."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import pytest
+import torch
+
+import vitrail
+from tests.zoo.written_words import CASES, Numbers
+from vitrail.errors import InputError, NotApplicableError, TargetError
+from vitrail.targets import answer, token
+
+pytest.importorskip("transformers")
+METHODS = ["transformer_mm", "attnlrp", "gradient_x_input"]
+ATTENDED = ["bart", "marian", "t5", "whisper", "trocr"]
+FAST = ("bart", "trocr")
+
+
+def marked(names):
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@cache
+def case_of(name):
+    return CASES[name]()
+
+
+def explain(model, inputs, target, methods=METHODS, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return vitrail.explain(model, inputs, methods=methods, target=target, **options)
+
+
+@pytest.mark.parametrize("name", marked(ATTENDED))
+def test_a_token_is_the_score_at_the_end_of_the_decoder(name):
+    case = case_of(name)
+    written = torch.tensor([[case.start, 9, 12], [case.start, 4, 33]])
+    given = case.inputs | {"decoder_input_ids": written}
+    by_name = explain(case.model, given, token("w7"), tokenizer=Numbers())
+    by_function = explain(case.model, given, lambda output: output.logits[:, -1, 7])
+    for method in METHODS:
+        expected = by_function[method].grid
+        assert torch.allclose(by_name[method].grid, expected, atol=1e-9 * float(expected.abs().max()) + 1e-12), method
+        assert by_name[method].label(0, 0).startswith("' w7'")
+    if case.tokens:
+        assert by_name["attnlrp"].text[1].words == tuple(f"w{i}" for i in case.inputs["input_ids"][1].tolist())
+
+
+@pytest.mark.parametrize("name", marked(ATTENDED))
+def test_an_answer_is_written_by_the_decoder(name):
+    """The sum of log-probabilities after the start token, which the config states."""
+    case = case_of(name)
+    found = explain(case.model, case.inputs, answer("w7 w9"), ["gradient_x_input"], tokenizer=Numbers())
+    written = torch.tensor([[case.start, 7]] * 2)
+
+    def score(output):
+        each = output.logits.log_softmax(-1)
+        return each[:, 0, 7] + each[:, 1, 9]
+
+    given = case.inputs | {"decoder_input_ids": written}
+    expected = explain(case.model, given, score, ["gradient_x_input"])["gradient_x_input"].grid
+    assert torch.allclose(found["gradient_x_input"].grid, expected, atol=1e-9)
+
+
+def test_texts_are_tokenized_and_padded():
+    case = case_of("bart")
+    texts = ["w5 w6 w7 w8", "w9 w10"]
+    found = explain(case.model, texts, token("w7"), ["attnlrp"], tokenizer=Numbers())["attnlrp"]
+    assert [one.words for one in found.text] == [("w5", "w6", "w7", "w8"), ("w9", "w10")]
+    alone = explain(case.model, texts[1], token("w7"), ["attnlrp"], tokenizer=Numbers())["attnlrp"]
+    assert torch.allclose(found.text[1].scores, alone.text[0].scores, atol=1e-9)
+
+
+def test_a_sound_and_an_image_are_mapped():
+    e = explain(case_of("trocr").model, case_of("trocr").inputs, token(7), ["transformer_mm"])["transformer_mm"]
+    assert e.maps.shape == (2, 1, 64, 64)
+    assert e.overlay().size == (64, 64)
+
+
+@pytest.mark.slow
+def test_windowed_encoders_are_refused_by_name():
+    case = case_of("donut")
+    assert explain(case.model, case.inputs, token(7), ["gradient_x_input"])["gradient_x_input"].grid.any()
+    with pytest.raises(NotApplicableError, match=r"windows|several streams|number of tokens|between two sequences"):
+        explain(case.model, case.inputs, token(7), ["transformer_mm"])
+
+
+def test_what_does_not_fit_is_named():
+    case = case_of("bart")
+    with pytest.raises(InputError, match="texts need the tokenizer"):
+        vitrail.explain(case.model, ["w5 w6"], "attnlrp", target=token(7))
+    with pytest.raises(TargetError, match="append different answers"):
+        vitrail.explain(
+            case.model, case.inputs, "attnlrp", target=[[answer("w5 w6"), answer("w7 w8")]], tokenizer=Numbers()
+        )

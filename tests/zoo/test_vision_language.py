@@ -1,0 +1,120 @@
+"""Vision-language models: image tokens are found, and relevance is that of the stream; the zoo plants dependencies."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import pytest
+import torch
+
+import vitrail
+from tests.zoo import vision_language
+from tests.zoo.vision_language import CASES, LABEL, WORDS, ImageQuestion, Numbers
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.merged_stream import find_merged_stream
+from vitrail.errors import GuessWarning, InputError, MapWarning
+from vitrail.targets import token
+
+pytest.importorskip("transformers")
+METHODS = ["transformer_mm", "attnlrp", "gradient_x_input"]
+FAST = ("plain", "llava", "llava_next", "qwen2_vl", "vilt")
+
+
+def marked(names):
+    return [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@cache
+def case_of(name) -> ImageQuestion:
+    return CASES[name]()
+
+
+@cache
+def stream_of(name):
+    return vision_language.stream_of(case_of(name))
+
+
+def target_of(name):
+    return 1 if name == "vilt" else token(f"w{LABEL}")
+
+
+def explain(name, model, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GuessWarning)
+        warnings.simplefilter("ignore", MapWarning)
+        given = {"methods": METHODS, "target": target_of(name), "tokenizer": Numbers()} | options
+        return vitrail.explain(model, case_of(name).inputs, **given)
+
+
+@pytest.mark.parametrize("name", marked(CASES))
+def test_image_tokens_and_words_are_found(name):
+    case, stream = case_of(name), stream_of(name)
+    assert stream.image.sum(1).tolist() == [case.tokens] * 2
+    assert stream.words.sum(1).tolist() == [WORDS + 2] * 2
+    if case.grid is None:
+        assert stream.owners is None
+
+
+def test_gradient_times_input_is_that_of_the_stream():
+    case, stream = case_of("llava"), stream_of("llava")
+    with torch.no_grad():
+        expected_stream = stream.vectors
+    vectors = expected_stream.clone().requires_grad_()
+    logits = case.model(inputs_embeds=vectors, attention_mask=case.inputs["attention_mask"]).logits
+    gradient = torch.autograd.grad(logits[:, -1, LABEL].sum(), vectors)[0]
+    expected = (gradient * vectors).sum(-1).detach()
+    e = explain("llava", case.model)["gradient_x_input"]
+    assert torch.allclose(e.grid[:, 0].flatten(1), expected[:, 1:17], atol=1e-6)
+    assert torch.allclose(torch.stack([one.scores[0] for one in e.text]), expected[:, 18:], atol=1e-6)
+
+
+def test_an_answer_is_appended_to_the_question():
+    """The log-probability of two words, by gradient times input at the stream."""
+    from vitrail.targets import answer
+
+    case = case_of("llava")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        e = vitrail.explain(case.model, case.inputs, "gradient_x_input", tokenizer=Numbers(), target=answer("w7 w9"))
+    ids = torch.cat([case.inputs["input_ids"], torch.tensor([[7, 9]] * 2)], 1)
+    given = case.inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    stream = find_merged_stream(case.model, ModelInputs((), given, of="input_ids"))
+    vectors = stream.vectors.clone().requires_grad_()
+    scores = case.model(inputs_embeds=vectors, attention_mask=torch.ones_like(ids)).logits.log_softmax(-1)
+    total = scores[:, -3, 7].sum() + scores[:, -2, 9].sum()
+    expected = (torch.autograd.grad(total, vectors)[0] * vectors).sum(-1).detach()
+    assert torch.allclose(e.grid[:, 0].flatten(1), expected[:, 1:17], atol=1e-6)
+
+
+def test_padding_on_the_left_changes_nothing():
+    case = case_of("llava")
+    row = {name: value[:1] for name, value in case.inputs.items()}
+    padded = dict(row)
+    padded["input_ids"] = torch.nn.functional.pad(row["input_ids"], (3, 0))
+    padded["attention_mask"] = torch.nn.functional.pad(row["attention_mask"], (3, 0))
+    found = []
+    for given in (row, padded):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found.append(vitrail.explain(case.model, given, "attnlrp", tokenizer=Numbers(), target=token("w7")))
+    assert torch.allclose(found[0].grid, found[1].grid, atol=1e-5)
+    assert found[0].text[0].words == found[1].text[0].words
+    assert torch.allclose(found[0].text[0].scores, found[1].text[0].scores, atol=1e-5)
+
+
+def test_what_is_missing_is_named():
+    case = case_of("plain")
+    with pytest.raises(InputError, match="pass processor=… or tokenizer=…"):
+        vitrail.explain(case.model, case.inputs, "transformer_mm", target=token(7))
+    fewer = case.inputs | {"input_ids": case.inputs["input_ids"][:, 2:]}
+    with pytest.raises(InputError, match="one image token for each patch"):
+        explain_with(case, fewer)
+    llava = case_of("llava")
+    fewer = {k: v[:, 2:] if k != "pixel_values" else v for k, v in llava.inputs.items()}
+    with pytest.raises(InputError, match="image tokens in the text do not fit the image"):
+        explain_with(llava, fewer)
+
+
+def explain_with(case, inputs):
+    return vitrail.explain(case.model, inputs, "transformer_mm", target=token("w7"), tokenizer=Numbers())
