@@ -231,7 +231,7 @@ def test_save_writes_overlays_maps_and_manifest(tmp_path):
     assert torch.equal(tensors["targets"], found.targets)
     manifest = json.loads((tmp_path / "deep" / "er" / "manifest.json").read_text())
     assert manifest["targets"] == [[1, 3], [0, 2]]
-    assert manifest["options"] == {"start": 0, "score": "logit"}
+    assert manifest["options"] == {"start": 0, "score": "logit", "at": "attention"}
     assert np.allclose(manifest["probabilities"], found.probabilities.tolist())
     assert {"python", "torch", "numpy"} <= set(manifest["versions"])
     assert manifest["model"] == "tiny"
