@@ -69,3 +69,15 @@ def test_errors_say_what_to_do(folder, tmp_path, options, words):
     assert words in " ".join((done.output + str(done.exception)).split())
     done = CliRunner().invoke(app, ["explain", "--token", "Paris"])
     assert "pass one with --text" in " ".join((done.output + str(done.exception)).split())
+
+
+def test_texts_without_a_model_are_explained_on_the_embedded_one(tmp_path):
+    text = "Anna has the key. Ben has the lamp. Anna has the"
+    done = CliRunner().invoke(app, ["explain", "--text", text, "-o", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "lm-recall, the embedded toy language model" in done.output
+    words = json.loads((tmp_path / "attnlrp/words.json").read_text())[0]["words"]
+    assert max(words, key=lambda w: w["scores"][0])["word"] == "key."
+    done = CliRunner().invoke(app, ["explain", "--text", "The capital of France is", "-o", str(tmp_path)])
+    assert done.exit_code != 0
+    assert "'capital' is not a word of this model" in str(done.exception)

@@ -131,7 +131,12 @@ def load_model(model: str, weights: str, device: str, scores: str | None = None)
 
 
 def model_sentence(model: str, weights: str) -> str:
-    """Which model was used; of the embedded model of scenes, that it is not for photographs."""
+    """Which model was used; of the embedded toy models, what they are for."""
+    if model == "lm-recall":
+        return (
+            f"Model: {model}, the embedded toy language model, which knows 109 words and texts such as 'Anna has the "
+            "key. Ben has the lamp. Anna has the'. Choose a model with --model."
+        )
     if model.startswith("scenes"):
         return (
             f"Model: {model}, the embedded toy model, which only knows drawn shapes: on a photograph its classes and "

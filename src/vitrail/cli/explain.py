@@ -74,7 +74,11 @@ def explain(
     named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     text: Annotated[
         list[str] | None,
-        typer.Option("--text", help="A text to explain instead of images, for hf: models. Repeat it for several."),
+        typer.Option(
+            "--text",
+            help="A text to explain instead of images, for hf: models; without --model the embedded language model "
+            "lm-recall. Repeat it for several.",
+        ),
     ] = None,
     token: TokenOption = None,
     answer: AnswerOption = None,
@@ -137,6 +141,9 @@ def explain(
         check_texts(text)
         from vitrail.text.tokens import load_tokenizer
 
+        if model == "scenes":  # the default, which reads no texts
+            model = "lm-recall"
+            out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
         tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device, scores)
         explain_texts(text, loaded, tokenizer, methods if method else None, target, language, to, check)
     elif not images:

@@ -119,8 +119,8 @@ def draw_needle(seed: int, index: int, *, template: str | None = None) -> Needle
     text, sentences, sources = "", [], []
     for key, value in zip(keys, values, strict=True):
         sentence = f"{kind.start.format(key)} {value}."
-        start = len(text) + len(sentence) - len(value) - 1
-        sources.append((start, start + len(value)))
+        place = len(text) + len(sentence) - len(value) - 1
+        sources.append((place, place + len(value)))
         sentences.append((len(text), len(text) + len(sentence)))
         text += sentence + " "
     start, ending = kind.start.format(keys[asked]), index // len(NEEDLE_TEMPLATES) % len(NEEDLE_ENDINGS)

@@ -127,7 +127,7 @@ def _variants(
     removable = np.unique(numbers[free])
     totals = np.array([relevance[free & (numbers == unit)].sum() for unit in removable])
     ranked = removable[np.argsort(-totals, kind="stable")]
-    variants = []
+    variants: list[Tokens] = []
     for share in shares:
         top = np.isin(numbers, ranked[: max(1, round(share * len(ranked)))])
         variants += [[t for t, keep in zip(prompt, kept, strict=True) if keep] for kept in (~free | ~top, ~free | top)]

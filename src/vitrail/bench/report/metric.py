@@ -78,6 +78,17 @@ PROTOCOL_METRICS: dict[str, dict[str, tuple[str, str, str, str]]] = {
         "top": ("Top word", "up", "the word with the highest score names the object", NO_THRESHOLD),
         "word_mass": ("Word mass", "up", "share of positive relevance on that word", NO_THRESHOLD),
     },
+    "source": {
+        "source": ("Source found", "up", "the word with the highest score is a source of the answer", NO_THRESHOLD),
+        "sentence": ("Sentence found", "up", "the sentence with the highest sum holds a source", NO_THRESHOLD),
+        "source_mass": ("Source mass", "up", "share of positive relevance on the sources", NO_THRESHOLD),
+    },
+    "continuation": {
+        "comprehensiveness": ("Comprehensiveness", "up",
+                              "decrease of the answer's log-probability without the most relevant words", NO_THRESHOLD),
+        "sufficiency": ("Sufficiency", "down",
+                        "decrease of the answer's log-probability with the most relevant words alone", NO_THRESHOLD),
+    },
     "event": {
         "less_before": ("Less before", "up", "less relevance in a frame before the movement than in one of it",
                         NO_THRESHOLD),
@@ -157,7 +168,7 @@ PROTOCOL_METRICS["multiclass_original"] = PROTOCOL_METRICS["multiclass"]
 #: Protocols whose scores are printed in percent.
 PERCENT_PROTOCOLS = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "multiclass", "multiclass_original",
-    "grid_pointing", "road", "discrimination", "top_word", "event", "right_object",
+    "grid_pointing", "road", "discrimination", "top_word", "event", "right_object", "source",
 )  # fmt: skip
 #: The protocol whose scores are named after a model's layers, and the similarity of it that is printed.
 SANITY, SANITY_SIMILARITY = "sanity", "spearman"

@@ -45,6 +45,9 @@ DESCRIPTIONS = {
     "right_object": "A question about one of several objects: does the object that decides the answer get the most "
     "relevance?",
     "event": "Videos in which a movement starts after some frames: do the frames before it get less relevance?",
+    "source": "Texts whose next word comes from known words: do these have the highest score?",
+    "continuation": "Log-probability of the right next word when the words with the highest scores are removed or kept "
+    "alone, mean over 5, 10, 20 and 50 % of the words.",
     "grid_pointing": "Grids of images of different classes: share of the relevance for a class in its own cell. A "
     "class-agnostic method has 1/n² on average.",
     "road": "Class probability after pixels are replaced by noisy linear imputation, which hides the removed shape.",
