@@ -148,6 +148,7 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
     """
     from vitrail.cli import common
     from vitrail.web.model import ServedModel, serve_model
+    from vitrail.web.model_kind import media_of
 
     if len(weights) > len(specs):
         raise InputError(
@@ -157,7 +158,7 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
     for spec, source in zip(specs, [*weights, *["pretrained"] * len(specs)], strict=False):
         loaded = common.load_model(spec, source, device, scores)
         tokenizer: Any = None
-        if loaded.preprocess is None:
+        if loaded.preprocess is None and media_of(loaded) != "sound":
             if not spec.startswith("hf:"):
                 raise ModelError(
                     f"the preprocessing of {spec} is unknown, so the page does not support it: use the Python API"
