@@ -17,6 +17,10 @@ from vitrail.errors import InputError, ModelError, require
 OPERATORS_PATH = "api/docs#for-operators"
 
 
+#: Embedded models of every kind: classes, prompts, boxes, regions, videos and sound.
+DEFAULT_MODELS = ["scenes", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones"]
+
+
 def serve(
     model: Annotated[
         list[str],
@@ -27,7 +31,7 @@ def serve(
             help="timm:NAME, hf:NAME, torchvision:NAME or an embedded model; repeat the option to serve several. "
             "Text classifiers: hf:NAME. See `vitrail models`.",
         ),
-    ] = ["scenes"],  # noqa: B006 - typer reads the default, and nothing changes it
+    ] = DEFAULT_MODELS,
     weights: Annotated[
         list[str] | None,
         typer.Option(

@@ -31,7 +31,7 @@ def map_figure(explanations: Explanations) -> Any:
         figure = _without_checks(explanations).figure()
         places = [(e, k) for k in range(first.maps.shape[1]) for e in explanations.values()]
         for axes, (explanation, k) in zip(figure.axes, places, strict=True):
-            _write(axes, explanation.checks.get((0, k)), 1.0, "top", 6.5)
+            _write(axes, explanation.checks.get((0, k)), 1.01, "bottom", 6.5)
         _add_legend(figure, sorted({e.signed for e in explanations.values()}))
         return figure
     if len(explanations) > MAX_COLUMNS:

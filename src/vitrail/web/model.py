@@ -21,6 +21,7 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
+from vitrail.data.tones import HERTZ_PER_BIN, SECONDS_PER_FRAME
 from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, VitrailError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods import METHODS, Method
@@ -220,11 +221,14 @@ class ServedModel:
             "input": None if self.reading is not None else list(self._shown_size),
             "grid": list(self.plane) if self.structure.layout.grid and self.reading is None else None,
             "frames": self.input_shape[0] if self.media == "video" else None,
+            "axes": None if self.media != "sound" else {
+                "seconds": self.input_shape[0] * SECONDS_PER_FRAME, "hertz": self.input_shape[1] * HERTZ_PER_BIN
+            },
             "prompts": list(suggested_prompts(self.loaded.module)) if self.target_kind == "prompt" else [],
             "layers": len(blocks), "heads": [layer.heads for layer in blocks],
             "classes": None if self.loaded.classes is None else list(self.loaded.classes),
             "class_count": self.class_count, "default": default, "methods": methods,
-            "attention": is_image or self.reading is not None,
+            "attention": self.reading is not None or (is_image and self.structure.kind != "streams"),
         }  # fmt: skip
 
     @property

@@ -318,6 +318,7 @@ class ModelInfo(BaseModel):
     media: str = "image"
     targets: str = "class"
     frames: int | None = None
+    axes: dict[str, float] | None = None
     prompts: list[str] = []
     attention: bool = True
 
