@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 EXAMPLE: dict[str, Any] = {"model": "scenes", "picture": "5f0c6f1b2a9d4e8c7b3a1d2e"}
 
@@ -35,7 +35,10 @@ class NamedTargetRequest(BaseModel):
 
 
 #: A class index, or a target with a name.
-TargetRequest = Index | NamedTargetRequest
+TargetRequest = Annotated[
+    Annotated[Index, Tag("class")] | Annotated[NamedTargetRequest, Tag("named")],
+    Discriminator(lambda value: "named" if isinstance(value, dict | NamedTargetRequest) else "class"),
+]
 
 
 class RequestSchema(BaseModel):
