@@ -27,7 +27,8 @@ def main() -> int:
     chosen = parser.parse_args()
 
     from tests.battery.changed_maps import ONE_PASS, stale_methods
-    from tests.battery.model_changes import ADAPTER_CHANGES, CHANGES, adapted_vit, changed_vit
+    from tests.battery.changed_vit import adapted_vit, changed_vit
+    from tests.battery.model_changes import ADAPTER_CHANGES, CHANGES
 
     groups = [ONE_PASS, *((name,) for name in ONE_PASS if chosen.alone)]
     cases = [

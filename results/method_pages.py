@@ -17,7 +17,8 @@ from vitrail.methods.card import (
     method_card,
     shown_number,
 )
-from vitrail.methods.registry import METHODS, MODEL_KINDS
+from vitrail.methods.model_kinds import MODEL_KINDS
+from vitrail.methods.registry import METHODS
 
 #: The families in the order of the tables.
 FAMILIES = ("attention", "gradient", "path", "relevance", "input", "perturbation", "trained", "control")

@@ -148,7 +148,8 @@ def _relevance(trace: Trace, forms: Sequence[Form]) -> list[Tensor]:
     gate = scaled(trace.patches(rows(r, last.dA).clamp_min(0).mean(1)))
     cosines = {spread: _cosine(trace, spread) for spread in {form.spread for form in forms} & VECTORS.keys()}
     below = trace.blocks[max(0, min(len(trace.blocks) // 4, len(trace.blocks) - 2)) : -1]
-    attention = trace.between_patches(torch.stack([block.A_mean for block in below]).mean(0))
+    attention = torch.stack([block.A_mean for block in below]).mean(0)
+    attention = trace.patches(trace.patches(attention, -1), -2)
     affinities: dict[tuple[str, int], Tensor] = {}
     found = []
     for form in forms:

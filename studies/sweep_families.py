@@ -56,7 +56,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, VitrailError
-from vitrail.methods.registry import kind_of
+from vitrail.methods.model_kinds import kind_of
 
 FIELDS = (
     "library", "task", "family", "model class", "recognised", "self-check", "warnings", "works", "refused", "failed",

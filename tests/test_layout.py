@@ -245,6 +245,14 @@ def test_names_say_what_things_are(kind):
     assert not unclear
 
 
+def test_files_have_at_most_500_lines():
+    paths = [*ROOT.rglob("*.py"), *TESTS.rglob("*.py")]
+    lines = {
+        path.relative_to(TESTS.parent).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in paths
+    }
+    assert not {name: count for name, count in lines.items() if count > 500}
+
+
 def source_names(folder: str) -> set[str]:
     """Names of the modules and packages in a folder of the package, without leading underscores."""
     paths = (ROOT / folder).iterdir()

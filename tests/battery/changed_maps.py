@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
-from tests.battery.model_changes import PATCH, SIDE, undo_of
+from tests.battery.changed_vit import PATCH, SIDE
+from tests.battery.model_changes import undo_of
 from vitrail.errors import VitrailError
 
 #: Methods of one pass: those that read attention, gradients, relevance or the input's gradient.

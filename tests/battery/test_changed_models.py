@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.battery.changed_maps import is_felt, stale_methods
-from tests.battery.model_changes import ADAPTER_CHANGES, CHANGES, adapted_vit, changed_vit
+from tests.battery.changed_vit import adapted_vit, changed_vit
+from tests.battery.model_changes import ADAPTER_CHANGES, CHANGES
 
 #: Changes that are tried in every run; the others are slow tests.
 OFTEN = (

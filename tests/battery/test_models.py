@@ -30,7 +30,7 @@ from vitrail.capture.output_tensors import any_output
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL, TENSOR_KINDS
 from vitrail.errors import MapWarning
-from vitrail.methods.registry import kind_of
+from vitrail.methods.model_kinds import kind_of
 
 #: Models on which all methods run several times in the fast tests: one for each kind of readout and spelling.
 FAST = ("timm:vit_base", "timm:siglip", "timm:gap", "hf:vit", "own:registers")
@@ -170,24 +170,30 @@ def test_several_targets_are_single_calls(repeated):
             assert same, name
 
 
+#: Models of timm by their kind, with options that make them small.
 OTHERS = {
-    "pvt_v2_b0": "pyramid", "pit_ti_224": "pyramid", "levit_128s": "pyramid", "mvitv2_tiny": "pyramid",
-    "convit_tiny": "mixed", "cait_xxs24_224": "class-attention", "nest_tiny": "windowed",
-    "swin_tiny_patch4_window7_224": "windowed", "twins_pcpvt_small": "pyramid",
-}  # fmt: skip
+    "pvt_v2_b0": ("pyramid", {"depths": (1, 1, 1, 1)}),
+    "pit_ti_224": ("pyramid", {"depth": (1, 1, 1)}),
+    "levit_128s": ("pyramid", {"depth": (1, 1, 1)}),
+    "mvitv2_tiny": ("pyramid", {}),
+    "convit_tiny": ("mixed", {"depth": 3, "local_up_to_layer": 2}),
+    "cait_xxs24_224": ("class-attention", {"depth": 2}),
+    "nest_tiny": ("windowed", {}),
+    "swin_tiny_patch4_window7_224": ("windowed", {"depths": (2, 2), "embed_dim": 24, "num_heads": (2, 2)}),
+    "twins_pcpvt_small": ("pyramid", {"depths": (1, 1, 1, 1)}),
+}
+#: Too large for the fast tests.
+LARGE = ("mvitv2_tiny", "nest_tiny", "twins_pcpvt_small")
 
 
-#: One of each kind in the fast tests.
-EXAMPLES = ("pit_ti_224", "convit_tiny", "cait_xxs24_224", "nest_tiny")
-
-
-@pytest.mark.parametrize("name", [n if n in EXAMPLES else pytest.param(n, marks=pytest.mark.slow) for n in OTHERS])
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in LARGE else n for n in OTHERS])
 def test_models_without_one_chain_of_global_attention_are_told_apart(name):
     import timm
 
-    model = timm.create_model(name, num_classes=4).eval()
+    kind, options = OTHERS[name]
+    model = timm.create_model(name, num_classes=4, **options).eval()
     images = torch.randn(1, *IMAGE)
-    assert read_structure(model, ModelInputs((images,))).kind == OTHERS[name]
+    assert read_structure(model, ModelInputs((images,))).kind == kind
     with pytest.raises(vitrail.errors.NotApplicableError, match="does not apply"):
         vitrail.explain(model, images, "rollout")
 

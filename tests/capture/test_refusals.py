@@ -10,10 +10,10 @@ from torch import Tensor, nn
 import vitrail
 from tests.capture.own_vit import OwnViT, twin
 from vitrail.capture import verify
-from vitrail.capture.attention import Call
+from vitrail.capture.attention_call import Call
 from vitrail.capture.explicit_attention import causal_mask, merge_masks
 from vitrail.capture.feature_order import _spread
-from vitrail.capture.forward import check_finite
+from vitrail.capture.finite import check_finite
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.layout import measured_layout

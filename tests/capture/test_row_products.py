@@ -16,7 +16,7 @@ from timm.models.vision_transformer import VisionTransformer
 import vitrail
 from tests.text.texts import text_model
 from tests.zoo.small_models import HandWritten, hf, torchvision_model
-from vitrail.capture import attention, attention_storage, row_products
+from vitrail.capture import attention_recorder, attention_storage, row_products
 from vitrail.capture.attention_products import PRODUCT_KINDS, DenseProducts
 from vitrail.capture.explicit_attention import attention_logits, attention_weights, causal_mask
 from vitrail.capture.forward import forward_pass
@@ -230,7 +230,7 @@ def test_the_structure_of_large_inputs_is_read_without_matrices(monkeypatch):
     """The self-check makes attention explicit; where that takes too much memory, it lets the fused function run."""
     images = torch.randn(1, 3, 32, 32, dtype=torch.float64)
     explicit = read_structure(make("registers"), ModelInputs((images,)))
-    monkeypatch.setattr(attention, "CHECKED_UP_TO", 0)
+    monkeypatch.setattr(attention_recorder, "CHECKED_UP_TO", 0)
     shapes = []
     hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: shapes.append(tuple(t.shape)) or t, lambda t: t)
     with hooks:

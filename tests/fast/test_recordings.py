@@ -13,6 +13,9 @@ import torch
 from torch import Tensor, nn
 
 import vitrail
+from tests.battery.changed_maps import stale_methods
+from tests.battery.changed_vit import changed_vit
+from tests.battery.model_changes import CHANGES
 from vitrail import fast
 from vitrail.fast import recordings
 from vitrail.fast.module_walk import modules_of
@@ -192,6 +195,17 @@ def test_a_recording_of_a_changed_model_is_dropped(change, method, fixed_graphs:
     expected = vitrail.explain(fresh, images, method, target=0)
     assert torch.allclose(found.grid, expected.grid, rtol=0, atol=1e-6 * float(expected.grid.abs().max()))
     assert torch.allclose(found.logits, expected.logits, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_no_change_of_a_model_leaves_a_recorded_map(fixed_graphs: list[Replay]) -> None:
+    stale = {
+        name: found
+        for name, change in CHANGES.items()
+        if (found := stale_methods(changed_vit, change, ("transformer_mm", "conservative_lrp"), calls=4))
+    }
+    assert not stale
+    assert sum(one.replays for one in fixed_graphs) >= 2 * len(CHANGES)
 
 
 def test_a_promise_spares_the_comparison_after_the_first_replay(

@@ -18,7 +18,7 @@ from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import Block
 from vitrail.errors import NotApplicableError
 from vitrail.lrp import elementwise_gradients as half
-from vitrail.lrp import rules
+from vitrail.lrp import rule_sets, rules
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import Linear, Samples
 from vitrail.lrp.propagate import Relevances, propagation
@@ -26,10 +26,10 @@ from vitrail.methods.registry import METHODS
 from vitrail.models.plain_vit import PlainViT
 
 SAFE = {
-    "conservative": rules.conservative(),
-    "conservative, identity": rules.conservative("identity"),
-    "attnlrp": rules.attnlrp(),
-    "attnlrp, released": rules.attnlrp(attention="fixed"),
+    "conservative": rule_sets.conservative(),
+    "conservative, identity": rule_sets.conservative("identity"),
+    "attnlrp": rule_sets.attnlrp(),
+    "attnlrp, released": rule_sets.attnlrp(attention="fixed"),
 }
 FAST = ("plain", "thrifty", "own:einsum")
 WITHOUT_A = EVERYTHING - {"A"}
@@ -49,7 +49,7 @@ def cosine(one: torch.Tensor, two: torch.Tensor) -> float:
     return float(F.cosine_similarity(one.double().flatten(), two.double().flatten(), dim=0))
 
 
-def in_half(model: nn.Module, model_inputs: ModelInputs, table: rules.RuleSet) -> Relevances:
+def in_half(model: nn.Module, model_inputs: ModelInputs, table: rule_sets.RuleSet) -> Relevances:
     return run(model.to(torch.bfloat16), narrowed(model_inputs), table, WITHOUT_A)
 
 
@@ -99,14 +99,20 @@ def test_norm_and_activation_in_half_precision_are_the_same_rules():
 
 def test_which_rules_are_safe():
     assert all(table.supports_bfloat16 for table in SAFE.values())
-    unsafe = (rules.OURS, rules.ORIG, rules.ABSLRP, rules.attnlrp(form="plain"), rules.stable(rules.OURS, 0.001))
+    unsafe = (
+        rule_sets.OURS,
+        rule_sets.ORIG,
+        rule_sets.ABSLRP,
+        rule_sets.attnlrp(form="plain"),
+        rule_sets.stable(rule_sets.OURS, 0.001),
+    )
     assert not any(table.supports_bfloat16 for table in unsafe)
 
 
 # -- relevance -------------------------------------------------------------------------------------------------------
 
 
-def check_model(name: str, tables: dict[str, rules.RuleSet]) -> None:
+def check_model(name: str, tables: dict[str, rule_sets.RuleSet]) -> None:
     model, model_inputs = made(name)
     for table in tables.values():
         exact = run(model.double(), model_inputs, table, WITHOUT_A)
@@ -140,7 +146,7 @@ def test_products_are_in_half_precision_and_the_stream_in_single(monkeypatch):
     monkeypatch.setattr(rules, "with_backward_of_result", noted)
     model, model_inputs = PlainViT().eval().bfloat16(), ModelInputs((torch.randn(2, 3, 32, 32).bfloat16(),))
     structure = read_structure(model, model_inputs)
-    made_pass = propagation(model, model_inputs, structure, rules.attnlrp()).passes[0]
+    made_pass = propagation(model, model_inputs, structure, rule_sets.attnlrp()).passes[0]
     assert set(seen) == {(torch.bfloat16, torch.bfloat16)}
     assert {stream.dtype for _, stream in made_pass.mode.entering.values()} == {torch.float32}
     assert made_pass.scores.dtype == torch.float32
@@ -189,9 +195,9 @@ def test_relevance_of_attention_is_refused_with_a_way_out(monkeypatch):
     model, model_inputs = PlainViT().eval().bfloat16(), ModelInputs((torch.randn(1, 3, 32, 32).bfloat16(),))
     structure = read_structure(model, model_inputs)
     with pytest.raises(NotApplicableError, match="VITRAIL_PLAIN=1"):
-        propagation(model, model_inputs, structure, rules.attnlrp()).relevances(one_hot, frozenset({"A"}))
+        propagation(model, model_inputs, structure, rule_sets.attnlrp()).relevances(one_hot, frozenset({"A"}))
     monkeypatch.setenv("VITRAIL_PLAIN", "1")
-    found = propagation(model, model_inputs, structure, rules.attnlrp()).relevances(one_hot, frozenset({"A"}))
+    found = propagation(model, model_inputs, structure, rule_sets.attnlrp()).relevances(one_hot, frozenset({"A"}))
     assert len(found.A) == len(structure.layers)
 
 

@@ -14,19 +14,8 @@ from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError
 from vitrail.lrp.ops import Linear, Samples, Sum
 from vitrail.lrp.propagate import Relevances, propagation
-from vitrail.lrp.rules import (
-    ABSLRP,
-    GAMMA_RULES,
-    ORIG,
-    OURS,
-    RuleSet,
-    attnlrp,
-    conservative,
-    gamma_generalised,
-    linear_joint,
-    linear_split,
-    stable,
-)
+from vitrail.lrp.rule_sets import ABSLRP, GAMMA_RULES, ORIG, OURS, RuleSet, attnlrp, conservative, stable
+from vitrail.lrp.rules import gamma_generalised, linear_joint, linear_split
 from vitrail.models.plain_vit import PlainViT
 
 EVERYTHING = frozenset({"A", "tokens", "pixels", "totals"})

@@ -7,6 +7,7 @@ import os
 from importlib.resources import files
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -31,9 +32,16 @@ SCENE_MODELS = ("scenes", "scenes-tagged")
 ASSETS = Path(os.environ.get("VITRAIL_ASSETS", Path(__file__).resolve().parents[3] / "shared" / "assets"))
 
 
-def predict(loaded, scenes):
+def rendered(*args, **options):
+    """Scenes as a list, rendered once, and the images of all of them."""
+    scenes = list(Scenes(*args, **options))
+    images = torch.from_numpy(np.stack([scene.image for scene in scenes])).permute(0, 3, 1, 2)
+    return scenes, images.float() / 127.5 - 1
+
+
+def predict(loaded, images):
     with torch.no_grad():
-        return loaded.module(scenes.batch(range(len(scenes)))[0])
+        return loaded.module(images)
 
 
 def file_size(name):
@@ -102,11 +110,11 @@ def test_cifar10_accuracy(name, cifar10_samples):
 @pytest.mark.slow
 def test_accuracy():
     loaded = vitrail.load("scenes")
-    one = Scenes("test", COUNT, objects=1)
-    right = predict(loaded, one).argmax(1) == torch.tensor([scene.classes[0] for scene in one])
+    one, images = rendered("test", COUNT, objects=1)
+    right = predict(loaded, images).argmax(1) == torch.tensor([scene.classes[0] for scene in one])
     assert float(right.float().mean()) >= 0.97
-    pairs = Scenes("test", COUNT, pairs=True)
-    top = predict(loaded, pairs).topk(2).indices.sort(-1).values
+    pairs, images = rendered("test", COUNT, pairs=True)
+    top = predict(loaded, images).topk(2).indices.sort(-1).values
     both = top == torch.tensor([sorted(scene.classes) for scene in pairs])
     assert float(both.all(-1).float().mean()) >= 0.92
 
@@ -116,9 +124,9 @@ def test_scenes_tagged_uses_the_tag():
     loaded = vitrail.load("scenes-tagged")
     accuracy = {}
     for tag in (None, False):
-        scenes = Scenes("test", COUNT, objects=1, tagged=True, tag=tag)
+        scenes, images = rendered("test", COUNT, objects=1, tagged=True, tag=tag)
         labels = torch.tensor([scene.classes[0] for scene in scenes])
-        accuracy[tag] = float((predict(loaded, scenes).argmax(1) == labels).float().mean())
+        accuracy[tag] = float((predict(loaded, images).argmax(1) == labels).float().mean())
     assert accuracy[None] - accuracy[False] >= 0.3
 
 
@@ -142,20 +150,16 @@ LOCALISED = ["transformer_mm", "vtranm"]
 
 @pytest.fixture(scope="module")
 def single_objects():
-    scenes = Scenes("test", 40, objects=1)
+    scenes, images = rendered("test", 40, objects=1)
     targets = [scene.classes[0] for scene in scenes]
-    return scenes, vitrail.explain(
-        vitrail.load("scenes"), scenes.batch(range(40))[0], methods=LOCALISED, target=targets
-    )
+    return scenes, vitrail.explain(vitrail.load("scenes"), images, methods=LOCALISED, target=targets)
 
 
 @pytest.fixture(scope="module")
 def object_pairs():
-    scenes = Scenes("test", 40, pairs=True)
+    scenes, images = rendered("test", 40, pairs=True)
     targets = [list(scene.classes) for scene in scenes]
-    return scenes, vitrail.explain(
-        vitrail.load("scenes"), scenes.batch(range(40))[0], methods=LOCALISED, target=targets
-    )
+    return scenes, vitrail.explain(vitrail.load("scenes"), images, methods=LOCALISED, target=targets)
 
 
 @pytest.mark.slow

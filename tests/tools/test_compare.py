@@ -26,9 +26,9 @@ def _own_cache(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_good_method_is_recommended_and_used():
-    loaded, data = vitrail.load("scenes"), Scenes(split="test", count=16)
-    images = data.batch(range(16))[0]
-    masks = np.stack([data[i].masks[0] for i in range(16)])
+    loaded, scenes = vitrail.load("scenes"), list(Scenes(split="test", count=16))
+    images = torch.from_numpy(np.stack([scene.image for scene in scenes])).permute(0, 3, 1, 2) / 127.5 - 1
+    masks = np.stack([scene.masks[0] for scene in scenes])
     found = vitrail.compare(loaded, images, ["attnlrp", "transformer_mm", "gradcam", "rollout"], masks=masks)
     names = [row.method for row in found.rows]
     assert names.index("attnlrp") < names.index("gradcam")

@@ -12,7 +12,7 @@ from vitrail.inputs.random_inputs import random_inputs
 from vitrail.models import LoadedModel
 from vitrail.testing import tiny_vit
 from vitrail.tools.diagnose import diagnose
-from vitrail.tools.speed import FORWARD, FORWARD_BACKWARD, measure_speed, speed_rows
+from vitrail.tools.speed import FORWARD, FORWARD_BACKWARD, speed_rows
 
 
 def tiny() -> LoadedModel:
@@ -24,7 +24,7 @@ def test_speed_is_measured_and_the_model_is_restored() -> None:
     model = loaded.module
     model.head.requires_grad_(False)
     before = [p.requires_grad for p in model.parameters()]
-    rows = measure_speed(loaded, ["rollout", "vit_shapley", "gradtoken"], repeats=1)
+    rows = list(speed_rows(loaded, ["rollout", "vit_shapley", "gradtoken"], repeats=1))
     assert [row.call for row in rows] == [FORWARD, FORWARD_BACKWARD, "rollout", "gradtoken"]  # no explainer given
     assert rows[0].over_forward == rows[1].over_forward_backward == 1
     assert all(row.seconds > 0 for row in rows)
@@ -58,7 +58,7 @@ def test_a_model_of_texts_can_be_checked_and_timed() -> None:
     assert works["transformer_mm"]
     assert not works["rise"]
     assert dict(diagnosis.properties)["vocabulary"] == f"{loaded.module.config.vocab_size} tokens"
-    assert [row.call for row in measure_speed(loaded, ["rollout", "abslrp"], repeats=1)][2:] == ["rollout"]
+    assert [row.call for row in list(speed_rows(loaded, ["rollout", "abslrp"], repeats=1))][2:] == ["rollout"]
 
 
 def test_the_command_prints_each_batch_size(

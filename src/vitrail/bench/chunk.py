@@ -97,14 +97,11 @@ class Chunk:
             raise WeightsError(f"{name} has other weights on this machine than on the one that started the run")
         module = context.any_model(self.model).loaded.module
         with fast.unchanged(module), matmul_precision(context.plan.matmul):
-            if context.plan.reads_texts:
-                texts = TextChunkRunner(context, self.model, self.dataset, self.methods, self.key)
-                texts.run(self.indices)
-                return partial(_write_rows, self, texts.rows)
-            if context.plan.reads_worlds:
-                pairs = WorldChunkRunner(context, self.model, self.dataset, self.methods, self.key)
-                pairs.run(self.indices)
-                return partial(_write_rows, self, pairs.rows)
+            if context.plan.reads_texts or context.plan.reads_worlds:
+                runner_type = TextChunkRunner if context.plan.reads_texts else WorldChunkRunner
+                runner = runner_type(context, self.model, self.dataset, self.methods, self.key)
+                runner.run(self.indices)
+                return partial(_write_rows, self, runner.rows)
             return _ChunkRunner(self, context).run()
 
 

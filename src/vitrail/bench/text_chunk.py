@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.batch import ExplainedTexts, TextBatch, distinct_classes
+from vitrail.bench.chunk_runner import ChunkRunner
 from vitrail.bench.context import BenchContext
 from vitrail.bench.explainer import Reasons, error_line, map_seed, needs_seed
 from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
-from vitrail.bench.parts import EXPLAIN, ScoreRows
-from vitrail.bench.protocols import PROTOCOLS
+from vitrail.bench.parts import EXPLAIN
 from vitrail.capture.score_function import class_probabilities
 from vitrail.data import Sample
 from vitrail.errors import DataError, OutputError
@@ -24,23 +24,12 @@ from vitrail.scores.rationale import span_mask
 from vitrail.text.prediction import predict_texts
 
 
-class TextChunkRunner:
-    """Runs one chunk of texts.
-
-    Args:
-        context: The opened plan.
-        model: Position of the model in the plan.
-        dataset: Position of the data set in the plan.
-        methods: The group of methods.
-        key: Key of the run, from which seeds are derived.
-    """
+class TextChunkRunner(ChunkRunner):
+    """Runs one chunk of texts."""
 
     def __init__(self, context: BenchContext, model: int, dataset: int, methods: tuple[str, ...], key: str) -> None:
-        self.context, self.plan, self.methods, self.key = context, context.plan, methods, key
-        self.model, self.texts = context.text_model(model), context.images(dataset)
-        self.same_classes = context.same_classes(model, dataset)
-        self.protocols = [PROTOCOLS[name] for name in self.plan.protocols_of(self.texts.spec)]
-        self.rows = ScoreRows(self.plan.models[model].title, self.texts.spec.title, methods)
+        super().__init__(context, model, dataset, methods, key)
+        self.model, self.same_classes = context.text_model(model), context.same_classes(model, dataset)
 
     def run(self, indices: Sequence[int]) -> None:
         """Run some texts, one batch at a time, and collect the rows of the part."""
@@ -48,12 +37,12 @@ class TextChunkRunner:
             samples = []
             for index in indices[start : start + self.plan.batch]:
                 try:
-                    sample = self.texts.dataset[index]
+                    sample = self.examples.dataset[index]
                     if sample.text is None or sample.tokens is None:
                         raise DataError(f"{sample.id} is an image, expected a text")
                     samples.append(sample)
                 except Exception as error:  # noqa: BLE001 - an unreadable text becomes a row of the results
-                    self._add_failure(self.texts.dataset.ids[index], error_line(error))
+                    self._add_failure(self.examples.dataset.ids[index], error_line(error))
             if samples:
                 self._run_batch(samples)
 

@@ -10,10 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from vitrail.bench.batch import ProtocolScores
+from vitrail.bench.chunk_runner import ChunkRunner
 from vitrail.bench.context import BenchContext, BenchWorldModel
 from vitrail.bench.explainer import error_line, map_seed, needs_seed
-from vitrail.bench.parts import EXPLAIN, ScoreRows
-from vitrail.bench.protocols import PROTOCOLS
+from vitrail.bench.parts import EXPLAIN
 from vitrail.bench.world_protocols import ExplainedPairs
 from vitrail.bench.world_tasks import WORLD_TASKS, WorldBatch, maps_of_pairs
 from vitrail.data.world_pairs import WorldPairs
@@ -21,26 +21,16 @@ from vitrail.errors import MapWarning, OutputError
 from vitrail.pipeline.explain import explain
 
 
-class WorldChunkRunner:
-    """Runs one chunk of pairs.
-
-    Args:
-        context: The opened plan.
-        model: Position of the model in the plan.
-        dataset: Position of the data set in the plan.
-        methods: The group of methods.
-        key: Key of the run, from which seeds are derived.
-    """
+class WorldChunkRunner(ChunkRunner):
+    """Runs one chunk of pairs."""
 
     def __init__(self, context: BenchContext, model: int, dataset: int, methods: tuple[str, ...], key: str) -> None:
-        self.plan, self.methods, self.key, self.device = context.plan, methods, key, context.device
-        self.model, self.images = context.world_model(model), context.images(dataset)
-        self.protocols = [PROTOCOLS[name] for name in self.plan.protocols_of(self.images.spec)]
-        self.rows = ScoreRows(self.plan.models[model].title, self.images.spec.title, methods)
+        super().__init__(context, model, dataset, methods, key)
+        self.model = context.world_model(model)
 
     def run(self, indices: Sequence[int]) -> None:
         """Run some pairs, one batch at a time, and collect the rows of the part."""
-        dataset = self.images.dataset
+        dataset = self.examples.dataset
         assert isinstance(dataset, WorldPairs)
         render = partial(WORLD_TASKS[dataset.task], self.model.loaded.module, dataset.split)
         refused = self._refused(render(indices[:1]), dataset.ids[indices[0]])
@@ -83,9 +73,9 @@ class WorldChunkRunner:
         """By method, maps of both targets of each example, shape (b, 2, *axes), on the CPU, and the time in seconds."""
         inputs: Any = pairs.inputs
         if isinstance(inputs, dict):
-            inputs = {key: value.to(self.device) for key, value in inputs.items()}
+            inputs = {key: value.to(self.context.device) for key, value in inputs.items()}
         else:
-            inputs = inputs.to(self.device)
+            inputs = inputs.to(self.context.device)
         options = {m: {"seed": map_seed(self.key, name, m)} if needs_seed(m) else {} for m in methods}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", MapWarning)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vitrail import fast
-from vitrail.capture.forward import ForwardPass
+from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.capture.outputs import rows_are_probabilities

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any
@@ -68,7 +68,7 @@ def _refuse_unreadable(model: nn.Module) -> None:
         )
     if getattr(getattr(model, "meta", None), "get", None) and hasattr(model, "graph") and hasattr(model, "_guards_fn"):
         raise ModelError("this module came out of torch.export: pass the nn.Module it was exported from")
-    places = set(map(attrgetter("device"), fast.weights_of(model)))
+    places = fast.call_cache("devices", model, _devices)
     if len(places) <= 1 and not any(place.type == "meta" for place in places):
         return
     devices: dict[str, str] = {}
@@ -86,6 +86,10 @@ def _refuse_unreadable(model: nn.Module) -> None:
         )
 
 
+def _devices(model: nn.Module) -> set[torch.device]:
+    return set(map(attrgetter("device"), fast.weights_of(model)))
+
+
 def lock_of(model: nn.Module) -> threading.RLock:
     """The lock that lets one thread at a time use a model."""
     with _locks_guard:
@@ -93,7 +97,7 @@ def lock_of(model: nn.Module) -> threading.RLock:
 
 
 @contextmanager
-def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
+def frozen(model: nn.Module, merge: bool = True, parameters: bool = True) -> Iterator[nn.Module]:
     """Hold a model in evaluation mode with frozen parameters and no compiled code; restore all of it on leaving.
 
     Parameters are frozen so that the graph starts at the first tensor whose gradient is needed, and nothing before it
@@ -104,6 +108,7 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
     Args:
         model: The model.
         merge: Whether layers with adapters run with their effective weights.
+        parameters: Whether parameters are frozen; a pass without gradients does not need it.
 
     Example:
         >>> layer = nn.Linear(2, 2).train()
@@ -114,11 +119,9 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
         (True, True)
     """
     with lock_of(model):
-        modules = fast.modules_of(model)
-        training = [module for module in modules if module.training]
-        trainable = [p for module in modules for p in module._parameters.values() if p is not None and p.requires_grad]  # noqa: SLF001
-        switches = [(m, name) for m in modules for name in _CHECKPOINTING if m.__dict__.get(name) is True]
-        configs = _config_changes(modules)
+        found = _Settings(fast.modules_of(model), parameters)
+        training, trainable, switches = found.training, found.trainable, found.switches
+        configs = _config_changes(found.configs.values())
         settings = [getattr(config, name) for config, name, _ in configs]
         try:
             for module in training:
@@ -130,7 +133,7 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
             for config, name, value in configs:
                 setattr(config, name, value)
             with ExitStack() as stack:
-                stack.enter_context(_eager(modules))
+                stack.enter_context(_eager(found))
                 stack.enter_context(torch.inference_mode(False))
                 stack.enter_context(torch.enable_grad())
                 if merge:
@@ -147,15 +150,48 @@ def frozen(model: nn.Module, merge: bool = True) -> Iterator[nn.Module]:
                 setattr(config, name, before)
 
 
-def _config_changes(modules: list[nn.Module]) -> list[tuple[Any, str, Any]]:
+class _Settings:
+    """What a pass is run without, found in one walk through the modules.
+
+    Attributes:
+        training: Modules in training mode.
+        trainable: Parameters that require gradients.
+        switches: Modules and names of switches of activation checkpointing that are on.
+        configs: Configs of transformers models, by id.
+        compiled: Whether a module is compiled.
+    """
+
+    def __init__(self, modules: list[nn.Module], parameters: bool) -> None:
+        self.training: list[nn.Module] = []
+        self.trainable: list[nn.Parameter] = []
+        self.switches: list[tuple[nn.Module, str]] = []
+        self.configs: dict[int, Any] = {}
+        self.compiled = False
+        kinds = set()
+        for module in modules:
+            held = module.__dict__
+            kinds.add(type(module))
+            if module.training:
+                self.training.append(module)
+            if parameters and held["_parameters"]:
+                self.trainable += [p for p in held["_parameters"].values() if p is not None and p.requires_grad]
+            if held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:
+                self.compiled = True
+            if "config" in held:
+                self.configs[id(held["config"])] = held["config"]
+            self.switches += [(module, name) for name in _CHECKPOINTING if held.get(name) is True]
+        if any(getattr(kind.forward, "_torchdynamo_inline", None) is not None for kind in kinds):
+            self.compiled = True
+
+
+def _config_changes(configs: Iterable[Any]) -> list[tuple[Any, str, Any]]:
     """Settings of transformers models that a pass is run without, with what they are set to.
 
     Kernels that no mode sees are replaced. Keys and values are not kept for a next token, which never comes: keeping
     them takes memory, and copies from the CPU, for which a GPU waits.
     """
-    configs = {id(config): config for m in modules if (config := m.__dict__.get("config")) is not None}
     found: list[tuple[Any, str, Any]] = []
-    for config in configs.values():
+    for config in configs:
         if getattr(config, "_attn_implementation", None) in _HIDDEN_ATTENTION:
             found.append((config, "_attn_implementation", "sdpa"))
         if getattr(config, "use_cache", None) is True:
@@ -164,12 +200,9 @@ def _config_changes(modules: list[nn.Module]) -> list[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def _eager(modules: list[nn.Module]) -> Iterator[None]:
+def _eager(found: _Settings) -> Iterator[None]:
     """Switch compiled code off where there is any; the switch is global, so other threads with compiled code wait."""
-    compiled = any(
-        module._compiled_call_impl is not None or "_orig_mod" in module._modules  # noqa: SLF001
-        for module in modules
-    ) or any(getattr(kind.forward, "_torchdynamo_inline", None) is not None for kind in {type(m) for m in modules})
+    compiled = found.compiled
     stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager") if compiled else nullcontext()
     with _compiler_lock if compiled else nullcontext(), stance:
         yield

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitrail import fast
-from vitrail.capture.forward import ForwardPass, forward_only, forward_pass
+from vitrail.capture.forward import forward_only, forward_pass
 from vitrail.capture.frozen import frozen
+from vitrail.capture.gradient_graph import Moves, graph_moves
 from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import class_logits, output_count, stated_count
@@ -79,29 +81,39 @@ class _MovesMode(TorchFunctionMode):
         return result
 
 
-#: Moves of a pass: their number as a `Program`, and checksums of indices.
-Moves = tuple[int, Tensor | None]
-
-
 def as_the_model_is(
     model: nn.Module, model_inputs: ModelInputs, scores_of: Callable[[Any], Tensor | None], index: int = 0
 ) -> Callable[[list[Tensor], Moves | None], tuple[Tensor | bool, Moves]]:
     """Function that compares a replay with the model as it is: its class scores, and how it moves tensors.
 
     Args:
-        model: The model; it runs once, without gradients.
+        model: The model; it runs once.
         model_inputs: Inputs of the replay.
         scores_of: From the model's output to its class scores as the replay returns them.
         index: Which result of the replay holds the class scores.
     """
 
     def confirm(results: list[Tensor], before: Moves | None) -> tuple[Tensor | bool, Moves]:
+        scores = None if model_inputs.numbers is None else _scores_with_graph(model_inputs.numbers)
+        if scores is None or scores.grad_fn is None:  # words, or a model that switches gradients off
+            scores, moves = _noted_pass()
+            return same_to_rounding(results[index], scores) & _same_moves(moves, before), moves
+        agrees = same_to_rounding(results[index], scores.detach())  # computed while the graph is read
+        moves = graph_moves(scores)
+        return agrees & _same_moves(moves, before), moves
+
+    def _scores_with_graph(numbers: Tensor) -> Tensor | None:
+        with fast.beside_replay(), frozen(model, merge=False):
+            leaf = numbers.detach().requires_grad_()
+            # A copy, as models change their input in place.
+            return scores_of(run_model(model, model_inputs.swap(numbers, leaf.clone())))
+
+    def _noted_pass() -> tuple[Tensor | None, Moves]:
         mode = _MovesMode(model_inputs.tensors)
-        with frozen(model, merge=False), torch.no_grad(), mode:
-            output = run_model(model, model_inputs)
+        with frozen(model, merge=False, parameters=False), torch.no_grad(), mode:
+            scores = scores_of(run_model(model, model_inputs))
         indices = mode.program.indices
-        moves = (mode.program.value, torch.stack([one.reshape(()) for one in indices]) if indices else None)
-        return same_to_rounding(results[index], scores_of(output)) & _same_moves(moves, before), moves
+        return scores, (mode.program.value, torch.stack([one.reshape(()) for one in indices]) if indices else None)
 
     return confirm
 
@@ -156,7 +168,7 @@ def recorded_scores(model: nn.Module, structure: ModelStructure, images: Tensor)
         return [scores], structure  # keeps the structure alive so that its id is not reused
 
     def confirm(results: list[Tensor], _: None) -> tuple[Tensor, None]:
-        with frozen(model, merge=False), torch.no_grad():
+        with frozen(model, merge=False, parameters=False), torch.no_grad():
             return same_to_rounding(results[0], logits_of(model(padded), stated_count(model))), None
 
     padded = torch.cat([images, images[-1:].expand(filled - count, -1, -1, -1)]) if filled > count else images

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.attention import AttentionMode, Call
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.attention_call import Call
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.output_tensors import any_output

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -13,14 +12,14 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture import verify
-from vitrail.capture.attention import AttentionMode, Call
+from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen, lock_of, unwrap
 from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
-from vitrail.capture.layout import Layout, by, count_layout, measured_layout, read_readout
-from vitrail.capture.model_structure import AttentionLayer, ModelStructure
+from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds, stream_width
+from vitrail.capture.layout import Layout
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
-from vitrail.capture.residual import ResidualStream
 from vitrail.capture.stream_search import find_streams
 from vitrail.capture.structure_checks import (
     ALL_CALLS,
@@ -30,8 +29,8 @@ from vitrail.capture.structure_checks import (
     check_pool,
     check_stream,
 )
-from vitrail.capture.token_centres import layout_by_centres
 from vitrail.capture.token_order import order_differs
+from vitrail.capture.token_placement import place_tokens, values_of_noise
 from vitrail.capture.verify import TOLERANCE, Check
 from vitrail.errors import GuessWarning, ModelError, TargetError, VitrailError
 
@@ -70,7 +69,7 @@ def read_structure(
             model_inputs.signature,
             model_inputs.reading,
             tuple((t.dtype, t.device) for t in model_inputs.tensors),
-            _version(model),
+            fast.call_cache("version", model, _version),
             _arithmetic(model_inputs.tensors),
             layout,
             callable(target),
@@ -248,12 +247,12 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
         return base
     live = one.live
     calls = [mode.calls[i] for i in live]
-    kind = _kind(mode, calls)
-    names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
-    layers = tuple(_layer(i, mode, names) for i in live)
-    masked, causal = _masks(calls)
+    kind = chain_kind(mode, calls)
+    layers = attention_layers(one.model, mode, live)
+    masked, causal = mask_kinds(calls)
     base = replace(
-        base, kind=kind, layers=layers, width=_width(mode, live), calls=len(mode.calls), masked=masked, causal=causal,
+        base, kind=kind, layers=layers, width=stream_width(mode, live), calls=len(mode.calls),
+        masked=masked, causal=causal,
         norm_first="X_norm" in calls[-1].block,
         members=verify.members(calls) if kind != "plain" else 1,
     )  # fmt: skip
@@ -269,7 +268,7 @@ def _describe(one: StructurePass, given: Layout) -> ModelStructure:
     if kind != "plain":
         return replace(base, checks=tuple(checks))
     tokens = calls[0].shape[3]
-    layout, notes, placed = _layout(one, calls, given, tokens, causal)
+    layout, notes, placed = place_tokens(one, calls, given, tokens, causal)
     owners = None if one.map_size is None else one.owners
     base = replace(
         base, layout=layout, tokens=tokens, notes=tuple(notes), owners=owners,
@@ -306,8 +305,8 @@ def _with_streams(
     streams = find_streams(one.model, all_inputs or one.model_inputs, target, from_words)
     if streams is None or not streams.crossed:
         return base
-    names = {p.untyped_storage().data_ptr(): name for name, p in one.model.named_parameters() if _has_storage(p)}
-    layers = tuple(replace(_layer(o.call, one.mode, names), pool=False) for o in streams.layers)
+    layers = attention_layers(one.model, one.mode, [o.call for o in streams.layers])
+    layers = tuple(replace(layer, pool=False) for layer in layers)
     tokens = streams.sizes[streams.explained]
     unstreamed, base = base, replace(base, kind="streams", streams=streams, layers=layers, tokens=tokens)
     check = Check("streams of tokens", True, f"{len(streams.sizes)} streams, attention between them seen in full")
@@ -315,7 +314,7 @@ def _with_streams(
     if one.map_size is None:
         return replace(base, layout=Layout(given.prefix or 0, None, (0,), given.suffix), checks=(*base.checks, check))
     try:
-        layout, notes, placed = _layout(one, calls, given, tokens, causal=False)
+        layout, notes, placed = place_tokens(one, calls, given, tokens, causal=False)
     except VitrailError:  # its tokens lie on no grid of the image
         return unstreamed
     return replace(base, layout=layout, notes=(*base.notes, *notes), checks=(*base.checks, check, placed))
@@ -326,249 +325,10 @@ def _order_by_image(one: StructurePass, base: ModelStructure) -> bool:
     image = one.model_inputs.signal
     if base.owners is None or image is None:
         return False
-    noise = _values_of_noise(one, base.layers[0].call)
+    noise = values_of_noise(one, base.layers[0].call)
     if noise is None:
         return True
     return bool(order_differs(*noise, base.owners, base.overlapping, one.model_inputs.axes))
-
-
-def _values_of_noise(one: StructurePass, call: int) -> tuple[Tensor, Tensor] | None:
-    """Values of an attention call on a random input, and that input; None where the model attends otherwise on it."""
-    signal = one.model_inputs.signal
-    assert signal is not None
-    leaf = torch.randn(signal.shape, generator=torch.Generator().manual_seed(2)).to(signal).requires_grad_()
-    mode = AttentionMode({}, 1, values_of=call, masks=False)
-    with mode:
-        run_model(one.model, one.model_inputs.swap(signal, leaf))
-    return None if len(mode.calls) != len(one.mode.calls) or mode.values is None else (mode.values, leaf)
-
-
-def _masks(calls: Sequence[Call]) -> tuple[bool, bool]:
-    """Whether some query may not attend to some key, and whether no query may attend to a later key."""
-    allowed = [c.allowed for c in calls]
-    masked = any(one is not None and not bool(one.all()) for one in allowed)
-    causal = masked and all(
-        one is not None and one.shape[1] == one.shape[2] > 1 and not bool(one.triu(1).any()) for one in allowed
-    )
-    return masked, causal
-
-
-def _has_storage(tensor: Tensor) -> bool:
-    try:
-        return tensor.untyped_storage().data_ptr() != 0
-    except (RuntimeError, NotImplementedError):
-        return False
-
-
-def _kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
-    """Whether the attention calls form one chain over one set of tokens, and what they form otherwise."""
-    shapes = [c.shape for c in calls]
-    tokens = shapes[0][3]
-    pools = [s for s in shapes if s[2] == 1 < s[3]]
-    if mode.recogniser.unmatched:
-        return "mixed"
-    if mode.sampled:
-        return "unseen"
-    if any(s[0] != 1 for s in shapes):
-        return "windowed"
-    widest = max(shapes, key=lambda s: s[2])
-    if any(s[2] == s[3] < widest[2] and s[1] * s[2] == widest[1] * widest[2] for s in shapes):
-        return "windowed"  # its windows were folded into the axis of the heads
-    if len(pools) > 1:
-        return "class-attention"
-    pool = len(shapes) > 1 and shapes[-1][2] <= max(8, tokens // 16) and shapes[-1][2] < shapes[-1][3]
-    body = shapes[:-1] if pool else shapes
-    if any(s[2:] != (tokens, tokens) for s in body):
-        return "encoder-decoder" if _has_two_sequences(shapes) else "pyramid"
-    # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
-    if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
-        return "pyramid"
-    # What was beside the first of them is attention over other inputs, which it does not depend on.
-    if any(c.beside for c in calls[1:]) or verify.first_break(calls) is not None:
-        return "parallel"
-    return "plain"
-
-
-def _has_two_sequences(shapes: Sequence[tuple[int, ...]]) -> bool:
-    """Whether a sequence attends to another one after each of them has attended to itself."""
-    own = set[int]()
-    for _, _, queries, keys in shapes:
-        if queries == keys:
-            own.add(keys)
-        elif {queries, keys} <= own:
-            return True
-    return False
-
-
-def _layout(
-    one: StructurePass, calls: Sequence[Call], given: Layout, tokens: int, causal: bool
-) -> tuple[Layout, list[str], Check]:
-    """Where the patches are among the tokens and in the image, and which tokens the head reads."""
-    size, notes = one.map_size, list[str]()
-    image_size = (size[0], size[1]) if size is not None and one.model_inputs.image is not None else None
-    V, leaf = calls[0].V, one.leaf
-    measured_owners = None if V is None or leaf is None else verify.owners(V, leaf, one.model_inputs.axes)
-    owners, shared = (None, 0.0) if measured_owners is None else measured_owners
-    one.shared, one.owners = shared, owners
-    words = size is None and one.model_inputs.patches is None
-    name = "which token is which word" if words else "which token is which patch"
-    check = Check(name, None, "no gradient from the tokens to the input: the order was counted")
-    layout = None
-    if size is None:
-        layout = Layout(given.prefix, None, given.readout, given.suffix)
-        if owners is not None:
-            valid, owners = one.model_inputs.valid, owners.cpu()
-            owners = owners if valid is None else _padding_in_place(owners, valid[0].cpu())
-            straight = bool((owners == torch.arange(len(owners))).all()) and len(owners) == tokens
-            check = Check(name, straight, "in the order of the input" if straight else _shifted(owners, tokens))
-    elif owners is not None:
-        layout = measured_layout(owners, tokens)
-        check = _placed(layout, owners, name)
-        # Each call confirms the order that was measured: that of the patches, and where there is one.
-        one.owners = None if layout is None else _of_patches(owners, layout.patch_tokens(tokens))
-        if layout is None and image_size is None and V is not None and leaf is not None and one.model_inputs.axes:
-            # On noise that is always the same, since where a token is centred must not depend on the example.
-            noise = _values_of_noise(one, one.live[0])
-            layout = None if noise is None else layout_by_centres(*noise, one.model_inputs.axes)
-            check = _placed(layout, owners.clamp_min(0), name)
-    if image_size is not None and (layout is None or given.grid is not None or given.table is not None):
-        measured = layout
-        layout = count_layout(given, tokens, image_size, calls[0].grid, _stated_prefix(one.model))
-        if measured is not None and (measured.grid, measured.patch_tokens(tokens)) != (
-            layout.grid, layout.patch_tokens(tokens)
-        ):  # fmt: skip
-            check = Check(name, False, f"the given layout says otherwise than measured: {measured}")
-        elif measured is not None:
-            layout = replace(layout, area=measured.area)
-        elif given.grid is None:
-            notes.append("the order of the patches could not be measured: they are taken row by row after the prefix")
-    elif size is not None and image_size is None and (layout is None or given.grid is not None):
-        layout, note = _given_layout(given, tokens, size, layout)
-        notes += [note] if note else []
-        size = size if layout.grid is not None else None  # its tokens are taken as those of a text
-    assert layout is not None
-    if given.prefix is not None and image_size is not None and given.prefix != layout.prefix:
-        count_layout(replace(given, grid=layout.grid), tokens, image_size, None, None)  # raises: it does not fit
-    layout, note = _readout(replace(layout, readout=given.readout), calls, one, text=size is None)
-    if causal and given.prefix is None and size is None:  # the first token of a causal model is a word like others
-        layout = replace(layout, prefix=0)
-    return layout, [*notes, *([note] if note else [])], check
-
-
-def _given_layout(
-    given: Layout, tokens: int, size: tuple[int, ...], measured: Layout | None
-) -> tuple[Layout, str | None]:
-    """The layout that the user states for an input that is no image, or one without a grid where none was measured."""
-    if given.grid is None:
-        note = "which part of the input each token comes from could not be measured: maps are those of the tokens"
-        return Layout(given.prefix, None, given.readout, given.suffix), note
-    if len(given.grid) != len(size):
-        raise ModelError(
-            f"the layout has a grid of {len(given.grid)} axes, {by(given.grid)}, and the input has {len(size)}, "
-            f"{by(size)}: give one number of patches for each axis"
-        )
-    prefix = tokens - prod(given.grid) - given.suffix if given.table is None else given.prefix or 0
-    if prefix < 0 or given.prefix not in (None, prefix):
-        raise ModelError(
-            f"the layout does not fit: {given.prefix or 0} prefix tokens and a {by(given.grid)} grid make "
-            f"{(given.prefix or 0) + prod(given.grid) + given.suffix} tokens, the model has {tokens}"
-        )
-    stated = replace(given, prefix=prefix)
-    if measured is not None and measured.grid == stated.grid:
-        stated = replace(stated, area=measured.area)
-    return stated, None
-
-
-def _of_patches(owners: Tensor, patches: Sequence[int]) -> Tensor:
-    """The owners without pixels of tokens that are no patches, such as a mean of all, which depends on every pixel."""
-    return owners.masked_fill(~torch.isin(owners, torch.tensor(patches, device=owners.device)), -1)
-
-
-def _padding_in_place(owners: Tensor, valid: Tensor) -> Tensor:
-    """Padding that no token depends on, as models set its embedding to zero, counts as being at its position."""
-    return (
-        torch.where((owners < 0) & ~valid, torch.arange(len(owners)), owners) if len(valid) == len(owners) else owners
-    )
-
-
-def _shifted(owners: Tensor, tokens: int) -> str:
-    moved = int((owners != torch.arange(len(owners))).sum())
-    return f"{moved} of {len(owners)} words are not at their own position among {tokens} tokens"
-
-
-def _placed(layout: Layout | None, owners: Tensor, name: str) -> Check:
-    if layout is None or layout.grid is None:
-        return Check(name, None, "the patches lie on no regular grid: the order was counted")
-    order = "row by row" if layout.table is None else "in another order, placed by a table"
-    covered = float((owners >= 0).double().mean())
-    border = "" if covered > 0.999 else f"; {100 * (1 - covered):.1f} % of the pixels belong to no patch"
-    return Check(
-        name,
-        True,
-        f"{by(layout.grid)} patches {order}, {layout.prefix} tokens before and {layout.suffix} after{border}",
-    )
-
-
-def _readout(layout: Layout, calls: Sequence[Call], one: StructurePass, text: bool) -> tuple[Layout, str | None]:
-    last = calls[-1]
-    pool = last.shape[2] < last.shape[3] and len(calls) > 1
-    prefix, note = layout.prefix, None
-    if layout.readout is None:
-        readout = None
-        gradient = next((one.arrived[i] for i in reversed(one.arrived) if one.mode.calls[i] is last), None)
-        if gradient is not None:
-            reach = gradient[0].double().pow(2).sum((0, 2)).sqrt()
-            valid = one.model_inputs.valid
-            reach = reach if valid is None else reach * valid[0].to(reach)
-            before, after = (1, 0) if pool else (0, 0) if text else (prefix or 0, layout.suffix)
-            readout = read_readout(_padded_mean(reach, valid), before, after)
-        if pool:
-            readout = readout if isinstance(readout, tuple) else "pool"
-        if readout is None:
-            readout = "cls" if prefix or text else "mean"
-            note = f"the head's gradient is zero everywhere (an untrained head?): readout {readout!r} is a guess"
-        layout = replace(layout, readout=readout)
-    if prefix is None:  # text: the token that is read is no word of the input
-        layout = replace(layout, prefix=1 if layout.readout in ("cls", (0,)) else 0)
-    return layout, note
-
-
-def _padded_mean(reach: Tensor, valid: Tensor | None) -> Tensor:
-    """Leave padding out where every other token is read, so that a mean over a padded text counts as one."""
-    if valid is None or not bool((reach[valid[0]] > 0).all()):
-        return reach
-    return reach[valid[0]]
-
-
-def _width(mode: AttentionMode, calls: Sequence[int]) -> int:
-    parameters = {} if mode.stream is None else mode.stream.parameters
-    weights = [parameters["Wo", i] for i in calls if ("Wo", i) in parameters]
-    return int(weights[-1].shape[0]) if weights else 0
-
-
-def _layer(index: int, mode: AttentionMode, names: dict[int, str]) -> AttentionLayer:
-    stream: ResidualStream | None = mode.stream
-    parameters = stream.parameters if stream is not None else {}
-
-    def name(kind: str) -> str | None:
-        tensor = parameters.get((kind, index))
-        if tensor is None:
-            return None
-        return names.get(tensor.untyped_storage().data_ptr(), "(unnamed)") if _has_storage(tensor) else "(unnamed)"
-
-    call = mode.calls[index]
-    return AttentionLayer(
-        index, call.shape[1], call.shape[2] < call.shape[3], name("Wo"), name("Wv"), name("gamma"),
-        "X" in call.block, "F" in call.block, call.product, call.shape[2:],
-    )  # fmt: skip
-
-
-def _stated_prefix(model: nn.Module) -> int | None:
-    for module in model.modules():
-        stated = getattr(module, "num_prefix_tokens", None)
-        if isinstance(stated, int):
-            return stated
-    return None
 
 
 def _library(model: nn.Module) -> str:

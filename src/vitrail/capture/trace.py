@@ -264,10 +264,6 @@ class Trace:
             -1, inside, patches if len(cells) == len(placed) else patches[..., index_tensor(cells, patches.device)]
         )
 
-    def between_patches(self, attention: Tensor) -> Tensor:
-        """Attention from patches to patches, shape (…, S, S)."""
-        return self.patches(self.patches(attention, -1), -2)
-
     def mean(self, tokens: Tensor) -> Tensor:
         """Mean over the last axis, which holds all tokens or the patches, shape (b, …, n); padding is left out."""
         if self.valid is None:

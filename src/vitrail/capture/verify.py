@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from vitrail import fast
-from vitrail.capture.attention import AttentionMode, Call, Gate
+from vitrail.capture.attention import AttentionMode
+from vitrail.capture.attention_call import Call, Gate
 from vitrail.capture.signal_axes import SignalAxes
 from vitrail.capture.trace import Block
 from vitrail.errors import ModelError

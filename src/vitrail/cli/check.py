@@ -21,21 +21,14 @@ from vitrail.cli.common import (
     parse_targets,
     progress_bar,
 )
-from vitrail.cli.named_targets import (
-    AgainstOption,
-    BoxOption,
-    LabelOption,
-    NamedTargetOptions,
-    ProcessorOption,
-    PromptOption,
-    RegionOption,
-)
+from vitrail.cli.named_targets import NamedTargetOptions, with_named_targets
 from vitrail.errors import OutputError, require
 
 if TYPE_CHECKING:
     from vitrail.trust.map_check import MapChecks
 
 
+@with_named_targets
 def check(
     images: Annotated[list[Path], typer.Argument(help="Image files.", show_default=False)],
     model: ModelOption = "scenes",
@@ -45,12 +38,7 @@ def check(
         typer.Option("--method", help="A method, as for `vitrail explain`. Repeat it to check several."),
     ] = None,
     target: TargetOption = None,
-    prompt: PromptOption = None,
-    against: AgainstOption = None,
-    box: BoxOption = None,
-    region: RegionOption = None,
-    label: LabelOption = None,
-    processor: ProcessorOption = None,
+    named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     budget: Annotated[
         str, typer.Option("--budget", help="'quick' (about 120 forward passes a map) or 'full'.")
     ] = "quick",
@@ -77,7 +65,7 @@ def check(
     for path in images:  # report an unreadable file before the model is loaded
         open_image(path)
     loaded = load_model(model, weights, device, scores)
-    row = NamedTargetOptions(prompt, against, box, region, label, processor).row(target)
+    row = named.row(target)
     targets = parse_targets(loaded, target) if row is None else row
     methods = list(dict.fromkeys(method or [DEFAULT]))
     for path in images:

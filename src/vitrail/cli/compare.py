@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,19 +20,13 @@ from vitrail.cli.common import (
     out,
     plain_table,
 )
-from vitrail.cli.named_targets import (
-    AgainstOption,
-    LabelOption,
-    NamedTargetOptions,
-    ProcessorOption,
-    PromptOption,
-    RegionOption,
-)
+from vitrail.cli.named_targets import NamedTargetOptions, with_named_targets
 from vitrail.errors import InputError, OutputError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 
 
+@partial(with_named_targets, leave_out=["box"])
 def compare(
     images: Annotated[
         list[Path], typer.Argument(help="Image files or folders, at most 64 images.", show_default=False)
@@ -42,11 +37,7 @@ def compare(
         list[str] | None,
         typer.Option("--method", help="A method to compare. Repeat it. Default: all that apply and cost little."),
     ] = None,
-    prompt: PromptOption = None,
-    against: AgainstOption = None,
-    region: RegionOption = None,
-    label: LabelOption = None,
-    processor: ProcessorOption = None,
+    named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     to: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file for the numbers.")] = None,
     device: DeviceOption = "cpu",
     scores: ScoresOption = None,
@@ -69,8 +60,7 @@ def compare(
         out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
     opened = [open_image(file) for file in files[:MOST_IMAGES]]
     loaded = load_model(model, weights, device, scores)
-    target = NamedTargetOptions(prompt, against, None, region, label, processor).row()
-    comparison = compare_methods(loaded, opened, method, target=target)
+    comparison = compare_methods(loaded, opened, method, target=named.row())
     headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")
     table = plain_table(*headings, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table.columns:

@@ -27,17 +27,7 @@ from vitrail.cli.common import (
 )
 from vitrail.cli.demo import run_demo
 from vitrail.cli.explain_directory import explain_directory
-from vitrail.cli.named_targets import (
-    AgainstOption,
-    BoxOption,
-    LabelOption,
-    NamedTargetOptions,
-    ProcessorOption,
-    PromptOption,
-    RegionOption,
-    detection_table,
-    is_detector,
-)
+from vitrail.cli.named_targets import NamedTargetOptions, detection_table, is_detector, with_named_targets
 from vitrail.errors import InputError, OutputError
 
 if TYPE_CHECKING:
@@ -49,6 +39,7 @@ MIN_PROBABILITY = 0.001
 MAX_SENTENCES = 8
 
 
+@with_named_targets
 def explain(
     images: Annotated[
         list[Path] | None,
@@ -68,12 +59,7 @@ def explain(
         ),
     ] = ["leadlight"],  # noqa: B006 - typer does not change the default
     target: TargetOption = None,
-    prompt: PromptOption = None,
-    against: AgainstOption = None,
-    box: BoxOption = None,
-    region: RegionOption = None,
-    label: LabelOption = None,
-    processor: ProcessorOption = None,
+    named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
     text: Annotated[
         list[str] | None,
         typer.Option("--text", help="A text to explain instead of images, for hf: models. Repeat it for several."),
@@ -120,7 +106,6 @@ def explain(
     methods = list(dict.fromkeys(method))
     _check_names(methods, imports)
     folder = next((path for path in images or () if path.is_dir()), None)
-    named = NamedTargetOptions(prompt, against, box, region, label, processor)
     if named.row(target) is not None and (text or not images or folder is not None):
         raise InputError("--prompt, --box and --region are for image files: pass some, not a folder or texts")
     if smooth is not None and (text or not images or folder is not None):

@@ -28,7 +28,7 @@ def methods(
 
 def _list_methods() -> None:
     from vitrail.methods import METHODS
-    from vitrail.methods.registry import MODEL_KINDS
+    from vitrail.methods.model_kinds import MODEL_KINDS
 
     kinds = [SHORT_KINDS.get(kind, kind) for kind in MODEL_KINDS]
     table = plain_table("method", "class-specific", *kinds, padding=(0, 1))
@@ -50,7 +50,7 @@ def _list_methods() -> None:
 
 def _describe(name: str) -> None:
     from vitrail.methods import find
-    from vitrail.methods.registry import MODEL_KINDS
+    from vitrail.methods.model_kinds import MODEL_KINDS
 
     _, method, options = find(name)
     out.print(f"[bold]{method.name}[/bold]  {method.title}, {method.family}; cite {method.cite}")

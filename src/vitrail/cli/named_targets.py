@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,36 +17,54 @@ from vitrail.errors import InputError, TargetError
 if TYPE_CHECKING:
     from rich.table import Table
 
-PromptOption = Annotated[
-    list[str] | None,
-    typer.Option("--prompt", metavar="TEXT", help="Explain how similar the image is to a text, for models such as "
-                 "CLIP. Repeat it for several.", show_default=False),
-]  # fmt: skip
-AgainstOption = Annotated[
-    list[str] | None,
-    typer.Option("--against", metavar="TEXT", help="Compare each --prompt with this text. Repeat it for several.",
-                 show_default=False),
-]  # fmt: skip
-BoxOption = Annotated[
-    list[str] | None,
-    typer.Option("--box", metavar="QUERY|X0,Y0,X1,Y1", help="Explain a box of a detector: the number of its query, or "
-                 "the box nearest to these corners in pixels. Repeat it for several.", show_default=False),
-]  # fmt: skip
-RegionOption = Annotated[
-    list[str] | None,
-    typer.Option("--region", metavar="X,Y|FILE", help="Explain a pixel, or the white part of a mask image, for models "
-                 "of segmentation and depth. Repeat it for several.", show_default=False),
-]  # fmt: skip
-LabelOption = Annotated[
-    str | None,
-    typer.Option("--label", metavar="NAME|INDEX", help="Label of each --box or --region; by default the likeliest.",
-                 show_default=False),
-]  # fmt: skip
-ProcessorOption = Annotated[
-    str | None,
-    typer.Option("--processor", metavar="NAME", help="Tokenizer for --prompt, where it is not that of the model.",
-                 show_default=False),
-]  # fmt: skip
+Command = Callable[..., None]
+POSITIONAL_OR_KEYWORD = inspect.Parameter.POSITIONAL_OR_KEYWORD
+#: Options by the name of their parameter: whether they can be repeated, how their value is shown, and their help.
+_OPTIONS = {
+    "prompt": (True, "TEXT", "Explain how similar the image is to a text, for models such as CLIP."),
+    "against": (True, "TEXT", "Compare each --prompt with this text."),
+    "box": (
+        True,
+        "QUERY|X0,Y0,X1,Y1",
+        "Explain a box of a detector: the number of its query, or the box nearest to these corners in pixels.",
+    ),
+    "region": (
+        True,
+        "X,Y|FILE",
+        "Explain a pixel, or the white part of a mask image, for models of segmentation and depth.",
+    ),
+    "label": (False, "NAME|INDEX", "Label of each --box or --region; by default the likeliest."),
+    "processor": (False, "NAME", "Tokenizer for --prompt, where it is not that of the model."),
+}
+
+
+def with_named_targets(function: Command, leave_out: Sequence[str] = ()) -> Command:
+    """Give a command the options for prompts, boxes and regions in place of its parameter ``named``.
+
+    Args:
+        function: The command; ``named`` is given `NamedTargetOptions`.
+        leave_out: Options that it does not have.
+    """
+    signature = inspect.signature(function, eval_str=True)
+
+    @wraps(function)
+    def run(**options: Any) -> None:
+        named = NamedTargetOptions(*(options.pop(name, None) for name in _OPTIONS))
+        function(**options, named=named)
+
+    added = []
+    for name, (repeats, metavar, text) in _OPTIONS.items():
+        help_text = f"{text} Repeat it for several." if repeats else text
+        option = typer.Option(f"--{name}", metavar=metavar, help=help_text, show_default=False)
+        kind: Any = Annotated[(list[str] if repeats else str) | None, option]
+        if name not in leave_out:
+            added.append(inspect.Parameter(name, POSITIONAL_OR_KEYWORD, default=None, annotation=kind))
+    parameters = list(signature.parameters.values())
+    place = list(signature.parameters).index("named")
+    parameters[place : place + 1] = added
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+    return run
 
 
 @dataclass(frozen=True)

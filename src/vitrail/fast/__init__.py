@@ -11,7 +11,7 @@ from vitrail.fast.fast_passes import FastPasses
 from vitrail.fast.kernels import faster, kernel
 from vitrail.fast.known_model import TABLES, forget_module, on_forget, recall, remember, sizes
 from vitrail.fast.module_walk import cached_per_call, call_cache, modules_of, tensors_of, weights_of, weights_state
-from vitrail.fast.recordings import capturing, keep, log_reason, recordable, recording
+from vitrail.fast.recordings import beside_replay, capturing, keep, log_reason, recordable, recording
 from vitrail.fast.recordings import count as count_recordings
 from vitrail.fast.recordings import forget as forget_recordings
 from vitrail.fast.recordings import run as run_recorded
@@ -19,6 +19,7 @@ from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
 from vitrail.fast.switches import fast_paths_disabled
 from vitrail.fast.unchanged import changed, current_call, one_call, unchanged
+from vitrail.fast.weight_sample import sample_weights
 
 on_forget(forget_recordings)
 
@@ -26,6 +27,7 @@ __all__ = [
     "TABLES",
     "CompiledModel",
     "FastPasses",
+    "beside_replay",
     "cached_per_call",
     "call_cache",
     "capturing",
@@ -47,6 +49,7 @@ __all__ = [
     "recording",
     "remember",
     "run_recorded",
+    "sample_weights",
     "sizes",
     "split_products_enabled",
     "tensors_of",

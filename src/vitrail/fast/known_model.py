@@ -41,6 +41,7 @@ TABLES = {
     "window positions": KnownTable("where the rows of attention windows lie, by shape of the inputs", 8),
     "feature order": KnownTable("whether features lie on the image's grid, by structure and grid", 32),
     "weights hash": KnownTable("SHA-256 of parameters and buffers", 1),
+    "weights table": KnownTable("where parameters and buffers lie on a GPU", 1),
     "explainers": KnownTable("a trained Shapley explainer, and the hash of the weights it was trained for", 4),
     "recordings": KnownTable("recorded passes on a GPU, and the memory they compute in", 64),
     "calls": KnownTable("recent calls that recorded passes served", 64),

@@ -11,6 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 from torch import Tensor, nn
 from torch.nn.modules import module as module_hooks
 
+from vitrail.fast.unchanged import promised_state
+
 #: The version of a tensor, for which torch has no public name.
 _get_version = attrgetter("_version")
 P = ParamSpec("P")
@@ -42,13 +44,22 @@ def cached_per_call(call: Callable[P, R]) -> Callable[P, R]:
 
 
 def call_cache(what: str, model: nn.Module, find: Callable[[nn.Module], T]) -> T:
-    """What ``find`` says of a model; asked once in a call of a function that `cached_per_call`."""
+    """What ``find`` says of a model; asked once in a call of a function that `cached_per_call`.
+
+    Where the model is promised not to change, it is asked once while the promise is kept.
+    """
     known = _found.values
     if known is None:
         return find(model)
     key = (what, id(model))
     if key not in known:
-        known[key] = (model, find(model))
+        promised = promised_state(model)
+        if promised is None:
+            known[key] = (model, find(model))
+        else:
+            if what not in promised.found:
+                promised.found[what] = find(model)
+            known[key] = (model, promised.found[what])
     value: T = known[key][1]
     return value
 

@@ -59,10 +59,19 @@ _SWITCHED_OFF = "recording is switched off"
 
 
 class _RecordingState(threading.local):
-    """State of this thread: whether a pass runs for the first time, and which tensors its recording keeps."""
+    """State of this thread.
+
+    Attributes:
+        first_run: Whether a pass runs for the first time.
+        kept: Tensors that the recording under way keeps.
+        inputs_ready: When the inputs of the replay under way were ready.
+        beside: Stream for what runs beside a replay.
+    """
 
     first_run = False
     kept: list[Tensor] | None = None
+    inputs_ready: torch.cuda.Event | None = None
+    beside: torch.cuda.Stream | None = None
 
 
 _lock = threading.RLock()
@@ -283,10 +292,16 @@ def _run(
             _bound(passes, key, device)
     if not isinstance(known, _Recording):
         return compute(inputs)
-    results, extra = known.replay(inputs)
     state = state_of(model)
-    if state is None or known.confirmed_in is not state:
-        agrees, noted = confirm(results, known.noted)
+    confirmed = state is not None and known.confirmed_in is state
+    if not confirmed and device.type == "cuda":
+        _state.inputs_ready = torch.cuda.current_stream(device).record_event()
+    results, extra = known.replay(inputs)
+    if not confirmed:
+        try:
+            agrees, noted = confirm(results, known.noted)
+        finally:
+            _state.inputs_ready = None
         if not bool(agrees):
             _drop_out_of_date(model, passes, key)
             computed = compute(inputs)
@@ -294,6 +309,28 @@ def _run(
             return computed
         known.confirmed_in = state
     return results, extra
+
+
+@contextmanager
+def beside_replay() -> Iterator[None]:
+    """Run what is launched in a block beside the replay under way, if there is one; what follows waits for both.
+
+    A replay of few inputs leaves most of a GPU idle.
+    """
+    ready = _state.inputs_ready
+    if ready is None:
+        yield
+        return
+    current = torch.cuda.current_stream(ready.device)
+    if _state.beside is None or _state.beside.device != current.device:
+        _state.beside = torch.cuda.Stream(current.device)  # type: ignore[no-untyped-call]
+    beside = _state.beside
+    beside.wait_event(ready)
+    try:
+        with torch.cuda.stream(beside):
+            yield
+    finally:
+        current.wait_stream(beside)
 
 
 def _drop_out_of_date(model: nn.Module, passes: _Passes, key: Hashable) -> None:

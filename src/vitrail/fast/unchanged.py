@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -13,7 +14,14 @@ _lock = threading.Lock()
 
 
 class State:
-    """Identity of a model's state: as long as it is the same object, the model has not changed."""
+    """Identity of a model's state: as long as it is the same object, the model has not changed.
+
+    Attributes:
+        found: What was found of the model in this state, by name; used for promises only.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[str, Any] = {}
 
 
 class _Promise:
@@ -91,6 +99,15 @@ def changed(model: nn.Module) -> None:
             promise.state = State()
     if _call.state is not None:
         _call.state = State()
+
+
+def promised_state(model: nn.Module) -> State | None:
+    """State of a model for which a promise was given: the module that calls are made with, not a part of it."""
+    if not _promises:  # as in most calls
+        return None
+    with _lock:
+        promise = _promises.get(model)
+    return None if promise is None else promise.state
 
 
 def state_of(model: nn.Module) -> State | None:

@@ -40,8 +40,10 @@ def signal_arguments(tensor: Tensor, model: nn.Module) -> ModelInputs | None:
         return _described(tensor, role, axes_of(role, tensor), known_by)
     if tensor.dim() == 5 and takes_videos(model):
         return ModelInputs((tensor,))
+    if tensor.dim() != 2 or main is not None:
+        return None
     convolves = {m.weight.dim() - 2 for m in model.modules() if isinstance(m, nn.Conv1d | nn.Conv2d | nn.Conv3d)}
-    if tensor.dim() == 2 and main is None and not convolves & {2, 3}:
+    if not convolves & {2, 3}:
         role = SERIES if 1 in convolves else FEATURES
         return _described(tensor, role, axes_of(role, tensor), "shape")
     return None

@@ -22,7 +22,7 @@ from vitrail.lrp.attention import ATTENTION, STEPWISE, written_softmax
 from vitrail.lrp.handlers import HANDLERS, IN_PLACE, depends
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.relevance_state import RelevanceState
-from vitrail.lrp.rules import RuleSet
+from vitrail.lrp.rule_sets import RuleSet
 
 
 class RelevanceMode(RelevanceState, TorchFunctionMode):

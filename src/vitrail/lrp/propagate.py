@@ -13,17 +13,17 @@ from torch.autograd.graph import GradientEdge
 from torch.func import functional_call
 
 from vitrail import fast
-from vitrail.capture.forward import PassEvidence
 from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output, logits_of
+from vitrail.capture.pass_evidence import PassEvidence
 from vitrail.capture.program import Program
 from vitrail.capture.trace import Trace
 from vitrail.errors import ModelError, NotApplicableError, StructureDiffersError
 from vitrail.lrp.mode import RelevanceMode
 from vitrail.lrp.ops import HALF, Samples
-from vitrail.lrp.rules import RuleSet
+from vitrail.lrp.rule_sets import RuleSet
 
 _log = logging.getLogger(__name__)
 #: From the scores, shape (b, C), to the relevance to start with, in their shape.

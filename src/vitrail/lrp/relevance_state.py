@@ -11,7 +11,8 @@ from torch import Tensor
 from vitrail.capture.recogniser import Recogniser
 from vitrail.capture.residual import ResidualStream
 from vitrail.lrp.ops import Samples
-from vitrail.lrp.rules import Rule, RuleSet
+from vitrail.lrp.rule_sets import RuleSet
+from vitrail.lrp.rules import Rule
 
 #: Most operations between a sigmoid and the product in which it is a gate: views, and sums with constants.
 _GATE_STEPS = 8

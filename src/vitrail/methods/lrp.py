@@ -6,9 +6,9 @@ from torch import Tensor
 
 from vitrail.capture.trace import Block, Needs
 from vitrail.errors import OptionError
-from vitrail.lrp import rules
+from vitrail.lrp import rule_sets
 from vitrail.lrp.elementwise import positive_rows
-from vitrail.lrp.rules import ABSLRP, ORIG, OURS, RuleSet, conservative
+from vitrail.lrp.rule_sets import ABSLRP, ORIG, OURS, RuleSet, conservative
 from vitrail.methods._propagate import flow, row, rows
 from vitrail.methods.cost import lrp_pass
 from vitrail.methods.probe import ProbedTrace
@@ -21,7 +21,7 @@ EPSILON = 0.001
 def _stable(table: RuleSet, epsilon: float) -> RuleSet:
     if not 0 <= epsilon < 1:
         raise OptionError(f"epsilon={epsilon} must be at least 0 and below 1: it is a share of a root mean square")
-    return rules.stable(table, float(epsilon))
+    return rule_sets.stable(table, float(epsilon))
 
 
 def _lrp_rules(epsilon: float, **_: object) -> RuleSet:
@@ -150,11 +150,11 @@ def conservative_lrp(trace: ProbedTrace, *, gelu: str = "plain", where: str = "t
 
 def _attnlrp_rules(gamma_conv: float, gamma_linear: float, attention: str, gamma_rule: str, **_: object) -> RuleSet:
     choose("attention", attention, ["shared", "fixed"])
-    choose("gamma_rule", gamma_rule, rules.GAMMA_RULES)
+    choose("gamma_rule", gamma_rule, rule_sets.GAMMA_RULES)
     for name, gamma in (("gamma_conv", gamma_conv), ("gamma_linear", gamma_linear)):
         if gamma < 0:
             raise OptionError(f"{name}={gamma} is negative: it says how much more some products count")
-    return rules.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
+    return rule_sets.attnlrp(gamma_conv, gamma_linear, attention, gamma_rule)
 
 
 @register(

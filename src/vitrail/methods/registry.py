@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from inspect import getdoc, signature
-from types import NoneType, UnionType
-from typing import Any, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
-import numpy as np
 from torch import Tensor, nn
 
-from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.trace import Needs
 from vitrail.errors import NotApplicableError, OptionError
 from vitrail.inputs.targets import SCORES
-from vitrail.lrp.rules import RuleSet
+from vitrail.lrp.rule_sets import RuleSet
 from vitrail.methods.cost import CostFunction, shared_pass
+from vitrail.methods.model_kinds import is_signal, kind_of, why_unchained
+from vitrail.methods.option_values import OPTION_TYPES, annotated_types, has_type, parse_value
 from vitrail.methods.plugins import TABLES, load_plugins, refuse_name_clash
 
 Relevance = Callable[..., Tensor]
@@ -29,12 +29,8 @@ READS = {
     "features": "a feature map",
     "outputs": "the model's outputs, or gradients at its inputs",
 }
-#: Axes of the map of an image.
-IMAGE_AXES = ("height", "width")
 #: Why a method that is defined on images refuses other inputs, given their axes.
 NO_IMAGE = "it is defined on images, and the axes of what is explained here are {}"
-#: The columns of the applicability table.
-MODEL_KINDS = ("CLS", "distilled", "registers", "mean", "pool", "Swin", "text")
 
 
 @dataclass(frozen=True)
@@ -156,7 +152,7 @@ class Method:
     def option_types(self) -> dict[str, tuple[type, ...]]:
         """By option, the types it accepts; options that accept anything else than ``OPTION_TYPES`` are left out."""
         hints = get_type_hints(self.compute)
-        accepted = {name: _types(hints[name]) for name in self._defaults if name in hints}
+        accepted = {name: annotated_types(hints[name]) for name in self._defaults if name in hints}
         return {name: types for name, types in accepted.items() if OPTION_TYPES.keys() >= set(types)}
 
     def needed(self, options: Mapping[str, Any]) -> Needs:
@@ -217,7 +213,7 @@ class Method:
         if structure.streams is not None and self.applies.streams:
             return
         if attention and structure.kind != "plain":
-            self._refuse(structure, f"the model {_unchained(structure)}", "Swin")
+            self._refuse(structure, f"the model {why_unchained(structure)}", "Swin")
         norm_first = self.applies.norm_first_texts and structure.norm_first
         if structure.text and not norm_first and (reason := self.reason_against("text")) is not None:
             self._refuse(structure, reason, "text")
@@ -271,47 +267,6 @@ class Method:
         )
 
 
-def is_signal(structure: ModelStructure) -> bool:
-    """Whether what is explained lies on axes and is no image: a video, sound, a series or features."""
-    return structure.axes not in ((), IMAGE_AXES)
-
-
-def _unchained(structure: ModelStructure) -> str:
-    """Why the attention of a model forms no chain."""
-    if structure.kind == "windowed" and is_signal(structure):
-        return (
-            "attends to a part of its tokens at a time (inside windows, over time and space in turn, or each variable "
-            "alone), so no attention matrix connects all its patches"
-        )
-    return UNCHAINED_KINDS[structure.kind]
-
-
-def kind_of(structure: ModelStructure) -> str:
-    """A model's kind among ``MODEL_KINDS``; every model that is not a plain encoder counts as Swin."""
-    if structure.kind != "plain":
-        return "Swin"
-    layout = structure.layout
-    if layout.grid is None:
-        return "text"
-    if structure.pooled:
-        return "pool"
-    if layout.readout in ("mean", "all"):
-        return "mean"
-    if layout.readout == "distilled":
-        return "distilled"
-    return "registers" if (layout.prefix or 0) > 1 else "CLS"
-
-
-#: Types an option may have, and what messages call them.
-OPTION_TYPES: dict[type, str] = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a word",
-    list: "a list",
-    NoneType: "none",
-}
-
 METHODS: dict[str, Method] = {}
 TABLES["vitrail.methods"] = METHODS
 
@@ -362,7 +317,7 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
     for word in filter(None, tail.split(",")):
         key, equals, value = word.partition("=")
         if equals:
-            chosen[key] = _value(value)
+            chosen[key] = parse_value(value)
         elif key in method.variants:
             chosen |= method.variants[key]
         else:
@@ -376,7 +331,7 @@ def find(spec: str, options: Mapping[str, Any] | None = None) -> tuple[str, Meth
         raise OptionError(f"{name} does not take {', '.join(unknown)}; it takes {takes}")
     for key, value in chosen.items():
         types = method.option_types.get(key)
-        if types is not None and not _fits(value, types):
+        if types is not None and not has_type(value, types):
             allowed = " or ".join(OPTION_TYPES[t] for t in types)
             raise OptionError(f"{key}={value!r} of {name} must be {allowed}; it is {defaults[key]} by default")
         if key == "score" and not (isinstance(value, str) and value in SCORES):
@@ -426,32 +381,3 @@ def check_whole_numbers(least: int, **values: int) -> None:
     for option, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise OptionError(f"{option}={value!r} must be a whole number of at least {least}")
-
-
-def _types(hint: Any) -> tuple[type, ...]:
-    return tuple(get_origin(t) or t for t in (get_args(hint) if isinstance(hint, UnionType) else (hint,)))
-
-
-def _fits(value: Any, types: tuple[type, ...]) -> bool:
-    """Whether a value has one of some types; tensors and numpy values are accepted."""
-    if isinstance(value, bool) or value is None:
-        return type(value) in types
-    if isinstance(value, int):
-        return not {int, float, str}.isdisjoint(types)  # names may be numbers, such as GradToken's variants
-    if isinstance(value, float):
-        return float in types
-    if isinstance(value, list | tuple):
-        return list in types
-    return str in types if isinstance(value, str) else isinstance(value, Tensor | np.ndarray | np.generic)
-
-
-def _value(text: str) -> Any:
-    words = {"true": True, "false": False, "none": None}
-    if text.lower() in words:
-        return words[text.lower()]
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

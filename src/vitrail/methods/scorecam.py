@@ -12,7 +12,8 @@ from vitrail.errors import OptionError
 from vitrail.methods._blocks import blocks_needed, chosen_block, principal_component
 from vitrail.methods._masks import FeatureMasks, stretched
 from vitrail.methods.cost import forward_passes
-from vitrail.methods.probe import Probe, feature_needs
+from vitrail.methods.feature_maps import feature_needs
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, choose, register
 
 SCORINGS = ("vitcx", "official", "softmax")

@@ -15,7 +15,8 @@ from vitrail.fast import fast_paths_disabled
 from vitrail.methods._blocks import blocks_needed, chosen_block
 from vitrail.methods._masks import FeatureMasks, agglomerate, joined, mean_similarity, similarity, stretched
 from vitrail.methods.cost import Cost, ModelSize, number
-from vitrail.methods.probe import Probe, feature_needs
+from vitrail.methods.feature_maps import feature_needs
+from vitrail.methods.probe import Probe
 from vitrail.methods.registry import Applies, check_whole_numbers, choose, register
 from vitrail.methods.rise import RandomMasks
 

@@ -142,7 +142,7 @@ class WeightsHash:
     def __init__(self, model: nn.Module) -> None:
         self._model: ref[nn.Module] | None = ref(model)
         self._state = fast.weights_state(model)
-        self._sample = _sample(model)
+        self._sample = fast.call_cache("weights sample", model, _sample)
         self._digest: str | None = None
 
     def hexdigest(self) -> str | None:
@@ -173,8 +173,12 @@ _SAMPLES = 16
 def _sample(model: nn.Module) -> Tensor:
     """Some numbers that change with the weights, on their device, shape (numbers,).
 
-    On a GPU the norm of each tensor, by one kernel for all; on the CPU values at equal distances, which are faster.
+    On a GPU some bytes, or the norm, of each tensor, by one kernel for all; on the CPU values at equal distances, which
+    are faster.
     """
+    found = fast.sample_weights(model)
+    if found is not None:
+        return found
     tensors = [t for t in fast.weights_of(model) if t.is_floating_point() and t.numel() and not t.is_meta]
     try:
         if tensors and all(t.is_cuda for t in tensors):

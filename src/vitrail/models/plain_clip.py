@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.plain_vit import PlainBlock
+from vitrail.models.plain_vit import PlainBlock, PlainEncoder
 
 
-class PlainCLIP(nn.Module):
+class PlainCLIP(PlainEncoder):
     """Two transformers that map images and texts to unit vectors, compared by their scaled cosine.
 
     The image encoder reads a CLS token. The text encoder reads its first token; padding is masked. Arguments and
@@ -51,12 +51,9 @@ class PlainCLIP(nn.Module):
         text_heads: int = 4,
         embedding: int = 64,
     ) -> None:
-        super().__init__()
-        self.embed = nn.Conv2d(3, width, patch, patch)
-        self.prefix = nn.Parameter(torch.randn(1, 1, width))
-        self.position = nn.Parameter(torch.randn(1, 1 + (size // patch) ** 2, width))
-        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
-        self.norm, self.projection = nn.LayerNorm(width), nn.Linear(width, embedding, bias=False)
+        embed = nn.Conv2d(3, width, patch, patch)
+        super().__init__(embed, (size // patch) ** 2, width, depth, heads, mlp)
+        self.projection = nn.Linear(width, embedding, bias=False)
         self.word_embed = nn.Embedding(words, text_width)
         self.text_position = nn.Parameter(torch.randn(1, length, text_width))
         self.text_blocks = nn.ModuleList(PlainBlock(text_width, text_heads, mlp) for _ in range(text_depth))
@@ -69,9 +66,7 @@ class PlainCLIP(nn.Module):
 
     def get_image_features(self, pixel_values: Tensor) -> Tensor:
         """Map images, shape (b, 3, h, w), to embeddings, shape (b, d), not normalised."""
-        x = self.embed(pixel_values).flatten(2).transpose(1, 2)
-        x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
-        return self.projection(self.norm(self.blocks(x))[:, 0])  # type: ignore[no-any-return]
+        return self.projection(self.encode(pixel_values)[:, 0])  # type: ignore[no-any-return]
 
     def get_text_features(self, input_ids: Tensor) -> Tensor:
         """Map numbers of words, shape (t, length), to embeddings, shape (t, d), not normalised."""

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.plain_vit import PlainBlock
+from vitrail.models.plain_vit import PlainEncoder
 
 
 class CrossBlock(nn.Module):
@@ -33,7 +33,7 @@ class CrossBlock(nn.Module):
         return x + self.mlp(self.norm3(x))  # type: ignore[no-any-return]
 
 
-class PlainDetector(nn.Module):
+class PlainDetector(PlainEncoder):
     """An encoder of patches and a decoder of a few queries, each of which predicts a class and a box.
 
     Args:
@@ -65,11 +65,8 @@ class PlainDetector(nn.Module):
         queries: int = 6,
         classes: int = 12,
     ) -> None:
-        super().__init__()
-        self.embed = nn.Conv2d(3, width, patch, patch)
-        self.position = nn.Parameter(torch.randn(1, (size // patch) ** 2, width))
-        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
-        self.norm = nn.LayerNorm(width)
+        embed = nn.Conv2d(3, width, patch, patch)
+        super().__init__(embed, (size // patch) ** 2, width, depth, heads, mlp, prefix=None)
         self.queries = nn.Parameter(torch.randn(1, queries, width))
         self.decoder = nn.ModuleList(CrossBlock(width, heads, mlp) for _ in range(decoder_depth))
         self.decoder_norm = nn.LayerNorm(width)
@@ -83,9 +80,8 @@ class PlainDetector(nn.Module):
             ``logits``, shape (b, queries, classes + 1), the last one for no object; and ``pred_boxes``, the centre,
             width and height as shares of the image, shape (b, queries, 4).
         """
-        x = self.embed(pixel_values).flatten(2).transpose(1, 2) + self.position
-        memory = self.norm(self.blocks(x))
-        queries = self.queries.expand(len(x), -1, -1)
+        memory = self.encode(pixel_values)
+        queries = self.queries.expand(len(memory), -1, -1)
         for block in self.decoder:
             queries = block(queries, memory)
         return self.heads(queries)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitrail.models.plain_vit import PlainBlock
+from vitrail.models.plain_vit import PlainEncoder
 
 
-class PlainSegmenter(nn.Module):
+class PlainSegmenter(PlainEncoder):
     """A vision transformer in which every patch predicts the classes of its 4×4 cells.
 
     Args:
@@ -36,12 +35,10 @@ class PlainSegmenter(nn.Module):
         mlp: int = 2,
         classes: int = 13,
     ) -> None:
-        super().__init__()
+        embed = nn.Conv2d(3, width, patch, patch)
+        super().__init__(embed, (size // patch) ** 2, width, depth, heads, mlp, prefix=None)
         self.side, self.classes = size // patch, classes
-        self.embed = nn.Conv2d(3, width, patch, patch)
-        self.position = nn.Parameter(torch.randn(1, self.side**2, width))
-        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, 16 * classes)
+        self.head = nn.Linear(width, 16 * classes)
 
     def forward(self, pixel_values: Tensor) -> dict[str, Tensor]:
         """Classify the pixels of images, shape (b, 3, h, w).
@@ -49,7 +46,6 @@ class PlainSegmenter(nn.Module):
         Returns:
             ``logits`` of cells of a quarter of a patch, shape (b, classes, 4 * grid, 4 * grid).
         """
-        x = self.embed(pixel_values).flatten(2).transpose(1, 2) + self.position
-        x = self.head(self.norm(self.blocks(x)))
+        x = self.head(self.encode(pixel_values))
         cells = x.transpose(1, 2).unflatten(2, (self.side, self.side))
         return {"logits": F.pixel_shuffle(cells, 4)}

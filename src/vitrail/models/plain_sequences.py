@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import torch
+from math import prod
+
 from torch import Tensor, nn
 
-from vitrail.models.plain_vit import PlainBlock
+from vitrail.models.plain_vit import PlainEncoder
 
 
-class PlainVideoViT(nn.Module):
+class PlainVideoViT(PlainEncoder):
     """A vision transformer of videos with tubelets as tokens, a CLS token and a linear head.
 
     Args:
@@ -27,6 +28,8 @@ class PlainVideoViT(nn.Module):
         torch.Size([2, 8])
     """
 
+    embed: nn.Conv3d
+
     def __init__(
         self,
         frames: int = 12,
@@ -39,26 +42,21 @@ class PlainVideoViT(nn.Module):
         mlp: int = 2,
         classes: int = 8,
     ) -> None:
-        super().__init__()
-        self.grid = (frames // tubelet, size // patch, size // patch)
-        self.embed = nn.Conv3d(3, width, (tubelet, patch, patch), (tubelet, patch, patch))
-        self.prefix = nn.Parameter(torch.randn(1, 1, width))
-        tokens = self.grid[0] * self.grid[1] * self.grid[2]
-        self.position = nn.Parameter(torch.randn(1, 1 + tokens, width))
-        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        grid = (frames // tubelet, size // patch, size // patch)
+        embed = nn.Conv3d(3, width, (tubelet, patch, patch), (tubelet, patch, patch))
+        super().__init__(embed, prod(grid), width, depth, heads, mlp)
+        self.grid, self.head = grid, nn.Linear(width, classes)
 
     def embed_tokens(self, pixel_values: Tensor) -> Tensor:
         """Map videos, shape (b, frames, 3, h, w), to the input of the first block, shape (b, n, d)."""
-        x = self.embed(pixel_values.transpose(1, 2)).flatten(2).transpose(1, 2)
-        return torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
+        return super().embed_tokens(pixel_values.transpose(1, 2))
 
     def forward(self, pixel_values: Tensor) -> Tensor:
         """Map videos, shape (b, frames, 3, h, w), to logits, shape (b, classes)."""
-        return self.head(self.norm(self.blocks(self.embed_tokens(pixel_values)))[:, 0])  # type: ignore[no-any-return]
+        return self.head(self.encode(pixel_values)[:, 0])  # type: ignore[no-any-return]
 
 
-class PlainSpectrogramViT(nn.Module):
+class PlainSpectrogramViT(PlainEncoder):
     """A vision transformer of spectrograms with a CLS token and a linear head.
 
     Args:
@@ -76,6 +74,8 @@ class PlainSpectrogramViT(nn.Module):
         torch.Size([2, 8])
     """
 
+    embed: nn.Conv2d
+
     def __init__(
         self,
         frames: int = 128,
@@ -87,19 +87,14 @@ class PlainSpectrogramViT(nn.Module):
         mlp: int = 2,
         classes: int = 8,
     ) -> None:
-        super().__init__()
-        self.grid = (frames // patch, bins // patch)
-        self.embed = nn.Conv2d(1, width, patch, patch)
-        self.prefix = nn.Parameter(torch.randn(1, 1, width))
-        self.position = nn.Parameter(torch.randn(1, 1 + self.grid[0] * self.grid[1], width))
-        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        grid = (frames // patch, bins // patch)
+        super().__init__(nn.Conv2d(1, width, patch, patch), prod(grid), width, depth, heads, mlp)
+        self.grid, self.head = grid, nn.Linear(width, classes)
 
     def embed_tokens(self, input_values: Tensor) -> Tensor:
         """Map spectrograms, shape (b, frames, bins), to the input of the first block, shape (b, n, d)."""
-        x = self.embed(input_values[:, None]).flatten(2).transpose(1, 2)
-        return torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
+        return super().embed_tokens(input_values[:, None])
 
     def forward(self, input_values: Tensor) -> Tensor:
         """Map spectrograms, shape (b, frames, bins), to logits, shape (b, classes)."""
-        return self.head(self.norm(self.blocks(self.embed_tokens(input_values)))[:, 0])  # type: ignore[no-any-return]
+        return self.head(self.encode(input_values)[:, 0])  # type: ignore[no-any-return]

@@ -31,7 +31,42 @@ class PlainBlock(nn.Module):
         return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
 
 
-class PlainViT(nn.Module):
+class PlainEncoder(nn.Module):
+    """Patches with learned positions, blocks and a norm: what the plain models share.
+
+    Args:
+        embed: Layer that maps the input to patches, shape (b, width, grid …).
+        patches: Number of patches.
+        width: Embedding dimension.
+        depth: Number of blocks.
+        heads: Number of attention heads.
+        mlp: Hidden width of the MLPs, as a multiple of ``width``.
+        prefix: Number of tokens before the patches; None for a model without a place for them.
+    """
+
+    def __init__(
+        self, embed: nn.Module, patches: int, width: int, depth: int, heads: int, mlp: int, prefix: int | None = 1
+    ) -> None:
+        super().__init__()
+        self.embed = embed
+        self.prefix = None if prefix is None else nn.Parameter(torch.randn(1, prefix, width))
+        self.position = nn.Parameter(torch.randn(1, (prefix or 0) + patches, width))
+        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width)
+
+    def embed_tokens(self, values: Tensor) -> Tensor:
+        """Map inputs as the embedding takes them to the input of the first block, shape (b, n, d)."""
+        x: Tensor = self.embed(values).flatten(2).transpose(1, 2)
+        if self.prefix is not None:
+            x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1)
+        return x + self.position
+
+    def encode(self, values: Tensor) -> Tensor:
+        """Map inputs as the embedding takes them to normalised tokens, shape (b, n, d)."""
+        return self.norm(self.blocks(self.embed_tokens(values)))  # type: ignore[no-any-return]
+
+
+class PlainViT(PlainEncoder):
     """A pre-norm vision transformer with learned position embeddings and a linear head.
 
     Args:
@@ -52,6 +87,9 @@ class PlainViT(nn.Module):
         torch.Size([1, 5])
     """
 
+    embed: nn.Conv2d
+    prefix: nn.Parameter
+
     def __init__(
         self,
         size: int = 32,
@@ -65,22 +103,17 @@ class PlainViT(nn.Module):
         mlp: int = 2,
         distilled: bool = False,
     ) -> None:
-        super().__init__()
         if distilled and (prefix < 2 or pool):
             raise OptionError("distilled=True needs a CLS and a distillation token: pass prefix=2, pool=False")
-        self.embed = nn.Conv2d(3, width, patch, patch)
-        self.prefix = nn.Parameter(torch.randn(1, prefix, width))
-        self.position = nn.Parameter(torch.randn(1, prefix + (size // patch) ** 2, width))
-        self.blocks = nn.Sequential(*(PlainBlock(width, heads, mlp) for _ in range(depth)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+        embed = nn.Conv2d(3, width, patch, patch)
+        super().__init__(embed, (size // patch) ** 2, width, depth, heads, mlp, prefix)
+        self.head = nn.Linear(width, classes)
         self.head_dist = nn.Linear(width, classes) if distilled else None
         self.pool = pool
 
     def forward(self, images: Tensor) -> Tensor:
         """Map images, shape (b, 3, h, w), to logits, shape (b, classes)."""
-        x = self.embed(images).flatten(2).transpose(1, 2)
-        x = torch.cat([self.prefix.expand(x.shape[0], -1, -1), x], 1) + self.position
-        x = self.norm(self.blocks(x))
+        x = self.encode(images)
         if self.head_dist is not None:
             return (self.head(x[:, 0]) + self.head_dist(x[:, 1])) / 2  # type: ignore[no-any-return]
         return self.head(x[:, self.prefix.shape[1] :].mean(1) if self.pool else x[:, 0])  # type: ignore[no-any-return]

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from vitrail.capture.forward import check_finite, forward_only
+from vitrail.capture.finite import check_finite
+from vitrail.capture.forward import forward_only
 from vitrail.capture.frozen import unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
@@ -18,7 +19,7 @@ from vitrail.capture.structure import is_measured_now, read_structure
 from vitrail.capture.window_positions import WindowPositions, find_positions, stitched_layout
 from vitrail.errors import NotApplicableError, TargetError
 from vitrail.inputs.targets import Target, similarity
-from vitrail.methods.registry import is_signal
+from vitrail.methods.model_kinds import is_signal
 from vitrail.models import LoadedModel, describe
 from vitrail.models.loaded import Transform
 from vitrail.models.sources import embed_texts

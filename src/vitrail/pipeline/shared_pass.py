@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.confirm import examine, require_agreement
-from vitrail.capture.forward import ForwardPass, check_finite, forward_only, forward_pass, without_ends
+from vitrail.capture.finite import check_finite
+from vitrail.capture.forward import forward_only, forward_pass, without_ends
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recorded_forward import recorded_pass
@@ -22,8 +24,10 @@ from vitrail.capture.trace import Needs, Trace
 from vitrail.capture.window_positions import stitch as join_windows
 from vitrail.errors import InputError, ModelError, StructureDiffersError
 from vitrail.inputs.targets import ResolvedTarget, Target, class_scores, resolve_target
+from vitrail.methods.input_probe import Scorer
 from vitrail.methods.postprocess import to_maps
-from vitrail.methods.probe import Probe, ProbedTrace, PropagationCache, Scorer
+from vitrail.methods.probe import Probe, ProbedTrace
+from vitrail.methods.propagation_cache import PropagationCache
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.method_job import MethodJob
 from vitrail.pipeline.prepared_model import PreparedModel

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vitrail.capture.forward import check_finite, forward_only
+from vitrail.capture.finite import check_finite
+from vitrail.capture.forward import forward_only
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.errors import NotApplicableError

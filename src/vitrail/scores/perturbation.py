@@ -21,16 +21,14 @@ from vitrail.scores.presets import Curve, MapTarget, Preset
 from vitrail.scores.ranks import RemovalOrder
 from vitrail.scores.statistics import SampleScores
 
-#: Values kept of each forward pass, in the order of the last axis of `RecordedCurve.outputs`.
-OUTPUT_COLUMNS = (
-    "log-prob of the predicted class", "log-prob of the label", "top-1 class", "first log-prob", "second log-prob",
-)  # fmt: skip
-
 
 def summarise_outputs(
     log_probs: Tensor, predicted: Tensor, labels: Tensor, groups: Sequence[ClassGroup] = ()
 ) -> Tensor:
-    """Reduce model outputs to the values a record keeps, shape (N, 5); see ``OUTPUT_COLUMNS``.
+    """Reduce model outputs to the values a record keeps, shape (N, 5).
+
+    They are the log-probabilities of the predicted class and of the label, the top-1 class, and the highest and the
+    second highest log-probability.
 
     Args:
         log_probs: Shape (N, C), in float32.
@@ -97,7 +95,7 @@ class RecordedCurve:
         removed: Number of removed pixels or patches at each of L levels, ascending.
         predicted: Predicted class of the unperturbed image, shape (n,).
         labels: True class, shape (n,), −1 where unknown.
-        outputs: Shape (n, L, 5); see ``OUTPUT_COLUMNS``.
+        outputs: Shape (n, L, 5); see `summarise_outputs`.
         nan: Number of NaN pixels of the map, shape (n,).
         constant: Whether the map is constant or not finite, shape (n,).
         groups: Groups of classes by the number they have in ``predicted`` and ``labels``.

@@ -277,19 +277,3 @@ def _find_preset(name: str) -> Preset:
     if base in PRESETS:
         return PRESETS[base].with_fill(fill)
     raise OptionError(f"unknown preset {name!r}: choose from {', '.join(PRESETS)}")
-
-
-def presets_table(presets: Iterable[Preset] = PRESETS.values()) -> str:
-    """Format presets as a Markdown table; an asterisk marks what the source leaves open."""
-    lines = ["| preset | curves | levels | fill | quantity | area | targets |", "|---|---|---|---|---|---|---|"]
-    for p in presets:
-        star = {name: "*" if name in p.choices else "" for name in ("levels", "fill", "quantity", "area")}
-        curves = ", ".join((*dict.fromkeys(c.name for c in p.curves), *(EXTRAS[e][0] for e in p.extras)))
-        levels = "; ".join(dict.fromkeys(str(c.grid) for c in p.curves))
-        by_name = {c.name: ", ".join(o.fill for o in p.curves if o.name == c.name) for c in p.curves}
-        same = len(p.fills) == 1
-        fill = p.fills[0] if same else "; ".join(f"{name} {fills}" for name, fills in by_name.items())
-        quantity, area = QUANTITIES[p.quantity], find_area(p.area).title
-        cells = [f"`{p.name}`", curves, levels + star["levels"], fill + star["fill"], quantity + star["quantity"]]
-        lines.append("| " + " | ".join([*cells, area + star["area"], ", ".join(p.explains)]) + " |")
-    return "\n".join(lines)

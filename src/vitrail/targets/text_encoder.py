@@ -14,9 +14,6 @@ from vitrail.errors import NotApplicableError
 from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.targets.text_call import SharedTexts
 
-#: Names of the layers that make the vectors of words.
-_WORD_LAYERS = ("token_embedding", "word_embeddings", "word_embed")
-
 
 class TextEncoder(nn.Module):
     """Scores of texts for one image: the cosine of their embeddings and that of the image, on the model's scale.

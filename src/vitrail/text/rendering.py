@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vitrail.errors import InputError, require
 from vitrail.viz.templating import render
-from vitrail.viz.types import ExplanationLike
+from vitrail.viz.types import MapsLike
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,7 @@ class TextPiece(NamedTuple):
         return _css(POSITIVE if self.shade > 0 else NEGATIVE, 0.85 * abs(self.shade))
 
 
-def terminal(explanation: ExplanationLike, text: int = 0, k: int = 0) -> RenderableType:
+def terminal(explanation: MapsLike, text: int = 0, k: int = 0) -> RenderableType:
     """Colour the words of one text for ``rich.console.Console.print``.
 
     Args:
@@ -70,7 +70,7 @@ def coloured_words(words: WordRelevance, k: int = 0) -> RenderableType:
     return line
 
 
-def html(explanations: Mapping[str, ExplanationLike], title: str = "Word relevance") -> str:
+def html(explanations: Mapping[str, MapsLike], title: str = "Word relevance") -> str:
     """Render all texts, targets and methods as one HTML page that loads nothing.
 
     Args:
@@ -80,12 +80,12 @@ def html(explanations: Mapping[str, ExplanationLike], title: str = "Word relevan
     return render("text.html", title=title, **_display(explanations))
 
 
-def words_html(explanations: Mapping[str, ExplanationLike]) -> str:
+def words_html(explanations: Mapping[str, MapsLike]) -> str:
     """Render all texts, targets and methods for a notebook: a part of a page, without styles that reach beyond it."""
     return render("text_words.html", **_display(explanations))
 
 
-def _display(explanations: Mapping[str, ExplanationLike]) -> dict[str, Any]:
+def _display(explanations: Mapping[str, MapsLike]) -> dict[str, Any]:
     """What the templates show: legend, model and sections."""
     first = next(iter(explanations.values()))
     legend = [("for", _css(POSITIVE, 0.85))]
@@ -108,9 +108,7 @@ def _display(explanations: Mapping[str, ExplanationLike]) -> dict[str, Any]:
     return {"legend": legend, "model": first.model, "sections": sections}
 
 
-def figure(
-    explanations: Mapping[str, ExplanationLike], *, line_length: int = LINE_LENGTH, font_size: float = 9.0
-) -> Figure:
+def figure(explanations: Mapping[str, MapsLike], *, line_length: int = LINE_LENGTH, font_size: float = 9.0) -> Figure:
     """Draw all texts, targets and methods.
 
     Args:
@@ -158,7 +156,7 @@ def figure(
     return drawing
 
 
-def to_records(explanation: ExplanationLike) -> list[dict[str, Any]]:
+def to_records(explanation: MapsLike) -> list[dict[str, Any]]:
     """Words, character offsets and scores of all texts, as JSON values."""
     return [
         {
@@ -173,7 +171,7 @@ def to_records(explanation: ExplanationLike) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _texts(explanation: ExplanationLike) -> Sequence[WordRelevance]:
+def _texts(explanation: MapsLike) -> Sequence[WordRelevance]:
     if explanation.text is None:
         raise InputError("this explanation has no word scores: pass texts and tokenizer=… to vitrail.explain")
     return explanation.text

@@ -45,32 +45,6 @@ class CallSpeed:
     over_forward_backward: float
 
 
-def measure_speed(
-    model: LoadedModel,
-    methods: Sequence[str] | None = None,
-    batch: int = 1,
-    repeats: int | None = None,
-    seconds: float = SECONDS,
-) -> list[CallSpeed]:
-    """Time methods and passes of the bare model on random inputs, as `speed_rows` does.
-
-    Args:
-        model: The model; it is left as it was.
-        methods: Methods to time; by default all attention, gradient and relevance methods that apply.
-        batch: Number of inputs in a batch.
-        repeats: How often each call is timed, at most.
-        seconds: No repeat of a call starts after this time.
-
-    Example:
-        >>> from vitrail import Preprocess
-        >>> from vitrail.testing import tiny_vit
-        >>> rows = measure_speed(LoadedModel(tiny_vit(), Preprocess((32, 32)), name="tiny"), ["rollout"], repeats=1)
-        >>> [row.call for row in rows]
-        ['forward pass (F)', 'forward and backward pass (F+B)', 'rollout']
-    """
-    return list(speed_rows(model, methods, batch, repeats, seconds))
-
-
 def speed_rows(
     model: LoadedModel,
     methods: Sequence[str] | None = None,

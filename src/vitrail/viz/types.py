@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 
-class ExplanationLike(Protocol):
+class MapsLike(Protocol):
     """The attributes of `vitrail.Explanation` that are drawn."""
 
     @property
@@ -45,5 +45,9 @@ class ExplanationLike(Protocol):
     def named_targets(self) -> tuple[tuple[Any, ...], ...] | None: ...
 
     def label(self, image: int, k: int) -> str: ...
+
+
+class ExplanationLike(MapsLike, Protocol):
+    """An explanation that also draws its maps over their images."""
 
     def overlay(self, image: int = ..., k: int = ..., opacity: float = ...) -> Image: ...

@@ -7,7 +7,7 @@ from html import escape
 
 from vitrail.methods import METHODS, Method
 from vitrail.methods.card import MODELS, method_card
-from vitrail.methods.registry import MODEL_KINDS
+from vitrail.methods.model_kinds import MODEL_KINDS
 from vitrail.trust.check_run import SAME, SIGNIFICANT, STABLE
 from vitrail.trust.map_check import VERDICTS
 from vitrail.web.references import paper_of
