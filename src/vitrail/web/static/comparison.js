@@ -321,7 +321,7 @@ export class MapComparison {
   #addKeyEvents() {
     this.mainMap.addEventListener("keydown", (event) => {
       const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-      if (!this.scene) return;
+      if (!this.scene || event.target !== this.mainMap) return; // a box on the map has its own keys
       const [rows, columns] = this.scene.grid;
       const current = this.patch ?? Math.floor(rows / 2) * columns + Math.floor(columns / 2);
       if (event.key in steps) {
