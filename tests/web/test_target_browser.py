@@ -16,6 +16,7 @@ from vitrail.web.app import make_app
 pytestmark = pytest.mark.slow
 
 OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CYAN = "() => document.querySelector('#question').textContent.startsWith('What speaks for a cyan kite')"
 FIRST = "document.querySelector('#image-panel .classes li.first .name').textContent"
 CLIP = "?model=scenes-clip&sample=colours-1&prompt=a+kite&prompt=a+star&contrast=1&method=rollout"
 DETR = "?model=scenes-detr&sample=colours-1&method=rollout"
@@ -51,17 +52,13 @@ def test_prompts_are_typed_compared_and_part_of_the_address(visit):  # noqa: F81
     assert page.text_content("#question").startswith("What speaks for a kite rather than a star?")
     page.fill("#image-panel .combobox input", "a cyan kite")
     page.keyboard.press("Enter")
-    page.wait_for_function(
-        "() => document.querySelector('#question').textContent.startsWith('What speaks for a cyan kite')"
-    )
+    page.wait_for_function(CYAN)
     assert ("prompt", "a cyan kite") in parameters(page)
     assert page.locator("#prompt-words .word").all_text_contents()[-1] == "kite"
     page.fill("#image-panel .combobox input", "a zebra")
     page.keyboard.press("Enter")
     page.wait_for_selector("#alert:has-text('zebra')")
-    page.wait_for_function(
-        "() => document.querySelector('#question').textContent.startsWith('What speaks for a cyan kite')"
-    )
+    page.wait_for_function(CYAN)
     page.go_back()
     page.wait_for_function("() => document.querySelector('#question').textContent.includes('a kite')")
     page.reload()

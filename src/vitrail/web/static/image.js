@@ -358,30 +358,31 @@ export class ImagePanel {
     this.onState(false);
   }
 
-  #setTargets(targets, contrast) {
+  async #setTargets(targets, contrast) {
     if (targets[0] !== this.targets[0]) this.curves.clear();
-    const before = { targets: this.targets, contrast: this.contrast };
-    Object.assign(this, { targets, contrast });
     const unknown = targets.filter((index) => this.classes.probability(index) === undefined);
-    const listed = this.classes.top.map((one) => one.index);
-    if (unknown.length)
-      this.#predict(this.input, unknown, listed).then(
-        (found) => {
-          if (this.model.targets === "prompt") this.classes.setTop(found);
-          else this.classes.addProbabilities(found.asked);
-          this.draw();
-        },
-        (error) => {
-          showAlert(error);
-          if (error.status !== 422 || this.targets !== targets) return;
-          // A prompt or label that the model does not have: back to what was explained before.
-          Object.assign(this, before);
-          this.classes.show({ top: this.classes.top, asked: this.classes.asked }, before.targets, before.contrast);
-          this.#request();
-          this.onState(false);
-        },
-      );
+    const predicted = unknown.length ? this.#predict(this.input, unknown, this.classes.top.map((one) => one.index)) : null;
+    if (unknown.some(isNamed) && !(await this.#exists(predicted))) return;
+    Object.assign(this, { targets, contrast });
+    predicted?.then((found) => {
+      if (this.model.targets === "prompt") this.classes.setTop(found);
+      else this.classes.addProbabilities(found.asked);
+      this.draw();
+    }, showAlert);
     this.#change();
+  }
+
+  /** Whether a prompt, box or region exists; otherwise say why not, and show what was chosen before. */
+  async #exists(predicted) {
+    const { session } = this;
+    try {
+      await predicted;
+      return session === this.session;
+    } catch (error) {
+      showAlert(error);
+      this.classes.show({ top: this.classes.top, asked: this.classes.asked }, this.targets, this.contrast);
+      return false;
+    }
   }
 
   /** Compute what is missing after a choice of the user, and add the choice to the history. */
