@@ -10,9 +10,11 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner
 
+import vitrail
 from tests.targets.target_models import build, tokenizer
 from vitrail.cli.app import app
 from vitrail.cli.named_targets import NamedTargetOptions
+from vitrail.data import Scenes
 from vitrail.errors import InputError
 from vitrail.targets import box, prompt, region, saved_targets
 
@@ -94,3 +96,56 @@ def test_options_name_targets():
     assert row == [[prompt("a dog"), box(3, label=7), box(nearest=(1, 2, 3.5, 4), label=7), region((5.0, 6.0), 7)]]
     with pytest.raises(InputError, match="does not go with"):
         NamedTargetOptions(prompts=["a dog"]).row(["cat"])
+
+
+@pytest.fixture
+def scenes_folder(tmp_path):
+    folder = tmp_path / "scenes"
+    folder.mkdir()
+    scenes = Scenes("test", pairs=True, coloured=True)
+    for index in (3, 5):
+        Image.fromarray(scenes[index].image).save(folder / f"scene{index}.png")
+    return folder
+
+
+def test_a_folder_is_explained_for_prompts_and_boxes(tmp_path, scenes_folder):
+    polars = pytest.importorskip("polars")
+    arguments = ("explain", scenes_folder, "-m", "scenes-clip", "--method", "transformer_mm")
+    result = run(*arguments, "--prompt", "a kite", "--prompt", "a star", "-o", tmp_path / "prompts")
+    assert result.exit_code == 0, result.output
+    rows = polars.read_parquet(tmp_path / "prompts" / "index.parquet")
+    assert rows["name"].to_list() == ["a kite", "a star"] * 2
+    # Maps of the folder are those of the single image.
+    from vitrail.bench.folder import read_map
+
+    found = read_map(tmp_path / "prompts", rows.row(1, named=True))
+    photo = Image.open(scenes_folder / "scene3.png")
+    e = vitrail.explain(vitrail.load("scenes-clip"), photo, "transformer_mm", target=prompt("a star"))
+    expected = (e.grid[0, 0] - e.grid.min()) / (e.grid.max() - e.grid.min())
+    assert torch.allclose(found.float(), expected, atol=2e-3)
+    result = run("explain", scenes_folder, "-m", "scenes-detr", "--method", "rollout", "--box", 0, "-o", tmp_path / "b")
+    assert result.exit_code == 0, result.output
+    names = polars.read_parquet(tmp_path / "b" / "index.parquet")["name"].to_list()
+    assert all(name.endswith("query 0") for name in names)
+    result = run("explain", scenes_folder, "-m", "scenes-detr", "--method", "rollout", "--box", "0,0,9,9")
+    assert "name a place in one image" in result.output + str(result.exception)
+
+
+def test_methods_are_compared_for_a_box(tmp_path, scenes_folder):
+    file = tmp_path / "numbers.json"
+    methods = ("--method", "transformer_mm", "--method", "rollout")
+    result = run("compare", scenes_folder, "-m", "scenes-detr", "--box", 0, *methods, "-o", file)
+    assert result.exit_code == 0, result.output
+    assert "transformer_mm" in result.output
+    assert json.loads(file.read_text(encoding="utf-8"))
+    result = run("compare", scenes_folder, "-m", "scenes-detr", "--box", 99, *methods)
+    assert "query 99 does not exist" in result.output + str(result.exception)
+
+
+def test_doctor_lists_what_a_detector_detects(scenes_folder):
+    result = run("doctor", "-m", "scenes-detr", "--image", scenes_folder / "scene3.png")
+    assert result.exit_code == 0, result.output
+    assert "star" in result.output
+    assert "kite" in result.output
+    result = run("doctor", "-m", "scenes-clip", "--image", scenes_folder / "scene3.png")
+    assert "35 names" not in result.output  # its words are no classes

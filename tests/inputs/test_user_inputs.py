@@ -15,6 +15,7 @@ from torch import nn
 
 import vitrail
 from vitrail.errors import (
+    GuessWarning,
     InputError,
     ModelError,
     NotApplicableError,
@@ -282,3 +283,41 @@ def test_weights_files_that_execute_code_raise(tmp_path):
         with pytest.raises(WeightsError):
             read_weights(tmp_path / name)
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(("name", "shape", "message"), [
+    ("scenes-video", (1, 10, 3, 64, 64), "an input of time 10, height 64, width 64 .* it takes time 12"),
+    ("scenes-video", (1, 12, 3, 32, 32), "time 12, height 32, width 32 .* it takes time 12, height 64, width 64"),
+    ("tones", (1, 100, 64), "time 100, frequency 64 .* it takes time 128, frequency 64"),
+])  # fmt: skip
+def test_a_video_or_sound_of_another_length_says_what_the_model_takes(name, shape, message):
+    with pytest.raises(InputError, match=message):
+        vitrail.explain(vitrail.load(name), torch.zeros(shape), "gradient_x_input", target=0)
+
+
+class TakesSpectrogram(nn.Module):
+    """A model whose parameter does not say that it takes (batch, time, frequency)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = nn.Conv2d(1, 2, 4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.convolution(x[:, None]).mean((2, 3))
+
+
+def test_a_spectrogram_that_was_taken_for_an_image_names_the_fix():
+    spectrogram = torch.randn(1, 16, 8)
+    message = r"'x': tensor.*roles=\{'x': 'spectrogram'\}"
+    with pytest.warns(GuessWarning), pytest.raises(InputError, match=message):
+        vitrail.explain(TakesSpectrogram(), spectrogram, "gradient_x_input", target=0)
+    roles = {"x": "spectrogram"}
+    e = vitrail.explain(
+        TakesSpectrogram(), {"x": spectrogram}, "gradient_x_input", target=0, roles=roles, scores="softmax"
+    )
+    assert e.maps.shape == (1, 1, 16, 8)
+
+
+def test_the_name_of_a_parameter_says_that_a_tensor_is_a_spectrogram():
+    e = vitrail.explain(vitrail.load("tones"), torch.randn(2, 128, 64), "gradient_x_input", target=0)
+    assert [axis.name for axis in e.axes] == ["time", "frequency"]

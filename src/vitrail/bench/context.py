@@ -33,6 +33,7 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.scores import sanity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Preset
+from vitrail.targets.text_call import reads_texts
 from vitrail.text.tokens import TokenizerSettings, encode_texts, load_tokenizer, pad_windows
 
 #: Text with which the structure of a text model is found.
@@ -120,6 +121,7 @@ class BenchContext:
     Args:
         plan: A valid plan.
         device: Device of the models.
+        prompts: Whether targets are prompts, so that models of images and texts are accepted.
 
     Attributes:
         batch: Current maximum number of images in a forward pass. Halved when memory runs out, for the rest of the
@@ -129,9 +131,9 @@ class BenchContext:
         read_ahead: Images of the next chunk.
     """
 
-    def __init__(self, plan: Plan, device: str = "cpu") -> None:
+    def __init__(self, plan: Plan, device: str = "cpu", *, prompts: bool = False) -> None:
         import_modules(plan.imports)
-        self.plan, self.device = plan, device
+        self.plan, self.device, self.prompts = plan, device, prompts
         self.batch = plan.batch
         self.explaining: HasBatchSize = self if plan.explain_batch is None else BatchLimit(plan.explain_batch)
         self.read_ahead: ReadAhead[GroundTruth | Exception, LoadedImages] = ReadAhead(
@@ -215,6 +217,10 @@ class BenchContext:
         preprocess = loaded.preprocess
         if not isinstance(preprocess, Preprocess):
             raise ModelError(f"the preprocessing of {spec.name} is unknown")
+        if self.prompts and reads_texts(loaded.module):
+            # What is found depends on the text, so that every call of a method finds it.
+            unread = ModelStructure(type(loaded.module).__name__, "", "plain", Layout(), 0, ())
+            return BenchModel(loaded=loaded, preprocess=preprocess, structure=unread, weights_hash=weights_hash)
         if hasattr(loaded.module, "encode_text"):
             raise ModelError(f"{spec.name} compares images with texts and has no classes: it cannot be scored")
         if self.plan.view == "squash":  # as evaluation code does it, whatever the model was trained with

@@ -49,6 +49,8 @@ from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import open_image
 from vitrail.pipeline.explain import DEFAULT, explain
 from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.targets import NamedTarget, from_dict
+from vitrail.targets.bound_targets import has_named_target
 
 #: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
 _SETTINGS = ("model", "weights", "methods", "target", "batch")
@@ -152,22 +154,23 @@ class FolderChunk:
 
         def explain_images(specs: Sequence[str], images: Sequence[str]) -> Explanations:
             inputs = torch.stack([prepared[image] for image in images]).to(context.device)
+            target = _from_json(settings["target"])
             return shrink_batch_to_fit(
-                context, lambda n: explain(model.loaded, inputs, methods=specs, target=settings["target"], batch_size=n)
+                context, lambda n: explain(model.loaded, inputs, methods=specs, target=target, batch_size=n)
             )
 
         for method, images, e in _explain_or_errors(explain_images, methods, tuple(prepared)):
             if isinstance(e, str):
                 add_row(images[0], method, error=e)
                 continue
-            assert e.targets is not None
-            assert e.probabilities is not None
-            offset, count = sum(map(len, maps[method])), e.targets.shape[1]
+            offset, count = sum(map(len, maps[method])), e.maps.shape[1]
             maps[method].append(to_half(e.grid, e.signed, model.structure.layout.plane).flatten(0, 1))
             for i, k in product(range(len(images)), range(count)):
                 add_row(
-                    images[i], method, int(e.targets[i, k]), offset + i * count + k, name=_class_name(e, i, k),
-                    probability=float(e.probabilities[i, k]), flat=bool(e.constant[i, k]),
+                    images[i], method, -1 if e.targets is None else int(e.targets[i, k]), offset + i * count + k,
+                    name=_class_name(e, i, k),
+                    probability=None if e.probabilities is None else float(e.probabilities[i, k]),
+                    flat=bool(e.constant[i, k]),
                 )  # fmt: skip
 
 
@@ -193,7 +196,9 @@ def _explain_or_errors(
 
 
 def _class_name(e: Explanation, image: int, k: int) -> str | None:
-    """Name of a class with all its synonyms, or of a group of classes; None if it is unknown."""
+    """Name of a class with all its synonyms, of a group of classes, a prompt or a box; None if it is unknown."""
+    if e.named_targets is not None:
+        return e.target_name(image, k)
     index = -1 if e.targets is None else int(e.targets[image, k])
     if e.classes is None or not 0 <= index < len(e.classes):
         return e.target_name(image, k) if e.groups else None
@@ -228,7 +233,7 @@ def explain_folder(
         weights: A weights file, or "random".
         methods: Method specs.
         target: As `vitrail.explain` takes it, the same for all images: None, "top3", a class, a group of classes such
-            as "tabby|tiger cat", or a row of these.
+            as "tabby|tiger cat", a prompt, a box of a query, or a row of these.
         scores: What turns the model's class scores into probabilities; by default what the model states.
         chunk: Images in one part.
         batch: Images in one forward pass.
@@ -255,7 +260,7 @@ def explain_folder(
     }  # fmt: skip
     settings = json.dumps(chosen)
     opened = open_folder_context(settings, device).model(0)
-    if opened.classes:  # reject an unknown class now, not in every worker
+    if opened.classes and not has_named_target(target):  # reject an unknown class now, not in every worker
         resolve_target(target, torch.zeros(1, opened.classes), 1, opened.loaded.classes)
     hashed = chosen | {
         "weights": opened.weights_hash, "images": images, "chunk": chunk, "versions": library_versions(),
@@ -319,10 +324,19 @@ def folder_settings(manifest: Mapping[str, Any]) -> str:
 
 
 def _as_json(target: Any) -> Any:
-    """A target with its groups as texts, such as "281|282"."""
+    """A target with its groups as texts, such as "281|282", and prompts and boxes as dicts."""
     if isinstance(target, list | tuple):
         return [_as_json(entry) for entry in target]
+    if isinstance(target, NamedTarget):
+        return target.to_dict()
     return target.text if isinstance(target, ClassGroup) else target
+
+
+def _from_json(target: Any) -> Any:
+    """The inverse of `_as_json`; groups of classes stay texts, which `vitrail.explain` takes."""
+    if isinstance(target, list):
+        return [_from_json(entry) for entry in target]
+    return from_dict(target) if isinstance(target, dict) else target
 
 
 def _list_images(root: Path, recursive: bool, out: Path) -> list[str]:
@@ -349,7 +363,10 @@ def open_folder_context(settings: str, device: str) -> BenchContext:
         dataset=(DatasetSpec(name="scenes", limit=1),), methods=tuple(chosen["methods"]), protocols=("complexity",),
         controls=False, batch=chosen["batch"], imports=tuple(chosen.get("imports", ())),
     )  # fmt: skip
-    context = BenchContext(plan, device)
+    rows = chosen["target"] if isinstance(chosen["target"], list) else []
+    flat = [one for row in rows for one in (row if isinstance(row, list) else [row])]
+    has_prompts = any(isinstance(one, dict) and one.get("kind") == "prompt" for one in flat)
+    context = BenchContext(plan, device, prompts=has_prompts)
     not_applicable = context.model(0).not_applicable
     if not_applicable:
         raise InputError(next(iter(not_applicable.values())))

@@ -375,7 +375,10 @@ _STATED = {
 
 
 def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> dict[str, int]:
-    """The sizes of the axes that a model's config states."""
+    """The sizes of the axes that a model's ``axis_sizes`` or its config states."""
+    known = getattr(model, "axis_sizes", None)
+    if isinstance(known, dict):
+        return known
     config = getattr(model, "config", None)
     config = getattr(config, "vision_config", config)
     found: dict[str, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +25,7 @@ from vitrail.errors import InputError, OutputError
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 
 
-@partial(with_named_targets, leave_out=["box"])
+@with_named_targets
 def compare(
     images: Annotated[
         list[Path], typer.Argument(help="Image files or folders, at most 64 images.", show_default=False)

@@ -131,8 +131,13 @@ def explain(
         raise InputError("--token, --answer, --generate and --units are for texts: pass one with --text")
     if token or answer:
         named = replace(named, against=None)
-    if named.row(target) is not None and (text or not images or folder is not None):
-        raise InputError("--prompt, --box and --region are for image files: pass some, not a folder or texts")
+    if named.row(target) is not None and (text or not images):
+        raise InputError("--prompt, --box and --region are for images: pass files or a folder")
+    if folder is not None and (named.regions or any("," in one for one in named.boxes or ())):
+        raise InputError(
+            "--region, and --box with corners, name a place in one image: for a folder, pass --prompt, or --box with "
+            "the number of a query"
+        )
     if smooth is not None and (text or not images or folder is not None):
         raise InputError("--smooth is for image files: it does not go with a folder, texts or the embedded scenes")
     if text:
@@ -158,7 +163,7 @@ def explain(
         explain_directory(
             folder, to, recursive=recursive, model=model, weights=weights, methods=methods, target=target,
             scores=scores, original=bool(original), engine=engine, workers=workers, device=device, address=address,
-            imports=imports or [],
+            imports=imports or [], row=named.row(target),
         )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ def explain_directory(
     device: str,
     address: str | None,
     imports: list[str],
+    row: list[list[Any]] | None = None,
 ) -> None:
     """Explain every image of a folder, draw overlays and write an HTML index; images that fail are counted.
 
@@ -43,7 +44,7 @@ def explain_directory(
 
     runner = make_engine(engine, workers, device, 1, address)
     warn_shared_gpu(runner)
-    classes: Any = None
+    classes: Any = row  # prompts and boxes, the same for all images
     if target:  # several classes are one row, the same for all images; "topN" stands alone
         classes = target[0] if len(target) == 1 and target[0].startswith("top") else [target]
     own_device = "cuda:0" if device == "cuda" else device

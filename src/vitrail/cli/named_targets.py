@@ -38,12 +38,11 @@ _OPTIONS = {
 }
 
 
-def with_named_targets(function: Command, leave_out: Sequence[str] = ()) -> Command:
+def with_named_targets(function: Command) -> Command:
     """Give a command the options for prompts, boxes and regions in place of its parameter ``named``.
 
     Args:
         function: The command; ``named`` is given `NamedTargetOptions`.
-        leave_out: Options that it does not have.
     """
     signature = inspect.signature(function, eval_str=True)
 
@@ -57,8 +56,7 @@ def with_named_targets(function: Command, leave_out: Sequence[str] = ()) -> Comm
         help_text = f"{text} Repeat it for several." if repeats else text
         option = typer.Option(f"--{name}", metavar=metavar, help=help_text, show_default=False)
         kind: Any = Annotated[(list[str] if repeats else str) | None, option]
-        if name not in leave_out:
-            added.append(inspect.Parameter(name, POSITIONAL_OR_KEYWORD, default=None, annotation=kind))
+        added.append(inspect.Parameter(name, POSITIONAL_OR_KEYWORD, default=None, annotation=kind))
     parameters = list(signature.parameters.values())
     place = list(signature.parameters).index("named")
     parameters[place : place + 1] = added

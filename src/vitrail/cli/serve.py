@@ -17,6 +17,10 @@ from vitrail.errors import InputError, ModelError, require
 OPERATORS_PATH = "api/docs#for-operators"
 
 
+#: Embedded models of every kind: classes, prompts, boxes, regions, videos and sound.
+DEFAULT_MODELS = ["scenes", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones"]
+
+
 def serve(
     model: Annotated[
         list[str],
@@ -27,7 +31,7 @@ def serve(
             help="timm:NAME, hf:NAME, torchvision:NAME or an embedded model; repeat the option to serve several. "
             "Text classifiers: hf:NAME. See `vitrail models`.",
         ),
-    ] = ["scenes"],  # noqa: B006 - typer reads the default, and nothing changes it
+    ] = DEFAULT_MODELS,
     weights: Annotated[
         list[str] | None,
         typer.Option(
@@ -148,6 +152,7 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
     """
     from vitrail.cli import common
     from vitrail.web.model import ServedModel, serve_model
+    from vitrail.web.model_kind import media_of
 
     if len(weights) > len(specs):
         raise InputError(
@@ -157,7 +162,7 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
     for spec, source in zip(specs, [*weights, *["pretrained"] * len(specs)], strict=False):
         loaded = common.load_model(spec, source, device, scores)
         tokenizer: Any = None
-        if loaded.preprocess is None:
+        if loaded.preprocess is None and media_of(loaded) != "sound":
             if not spec.startswith("hf:"):
                 raise ModelError(
                     f"the preprocessing of {spec} is unknown, so the page does not support it: use the Python API"

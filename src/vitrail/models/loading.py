@@ -184,7 +184,8 @@ def load_embedded(name: str, weights: str | Path | None = None) -> LoadedModel:
         return LoadedModel(model.eval(), rendered if kind == "video" else None, tuple(config["classes"]), name)
     size, mean, std = (tuple(stored[key]) for key in ("size", "mean", "std"))
     preprocess = Preprocess(size, mean, std, stored.get("crop", 1.0), origin="the metadata of the model's file")
-    return LoadedModel(model.eval(), preprocess, tuple(config["classes"]), name)
+    classes = None if kind == "clip" else tuple(config["classes"])  # of a dual encoder, these are its words
+    return LoadedModel(model.eval(), preprocess, classes, name)
 
 
 def weights_cached(spec: str) -> bool:

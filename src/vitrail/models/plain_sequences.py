@@ -47,6 +47,7 @@ class PlainVideoViT(PlainEncoder):
         embed = nn.Conv3d(3, width, (tubelet, patch, patch), (tubelet, patch, patch))
         super().__init__(embed, prod(grid), width, depth, heads, mlp)
         self.grid, self.head = grid, nn.Linear(width, classes)
+        self.axis_sizes = {"time": frames, "height": size, "width": size}
 
     def embed_tokens(self, pixel_values: Tensor) -> Tensor:
         """Map videos, shape (b, frames, 3, h, w), to the input of the first block, shape (b, n, d)."""
@@ -92,6 +93,7 @@ class PlainSpectrogramViT(PlainEncoder):
         grid = (frames // patch, bins // patch)
         super().__init__(nn.Conv2d(1, width, patch, patch), prod(grid), width, depth, heads, mlp)
         self.grid, self.head = grid, nn.Linear(width, classes)
+        self.axis_sizes = {"time": frames, "frequency": bins}
 
     def embed_tokens(self, input_values: Tensor) -> Tensor:
         """Map spectrograms, shape (b, frames, bins), to the input of the first block, shape (b, n, d)."""

@@ -44,6 +44,7 @@ class ImageCheckRun(CheckRun):
 
     def __init__(self, source: MapSource, first: Any, settings: CheckSettings, remove: PatchRemoval) -> None:
         self.grid, self.structure, self.call = remove.grid, source.structure, remove.call
+        self.other_title = ""
         super().__init__(source, first, settings, remove)
 
     @property
@@ -82,11 +83,16 @@ class ImageCheckRun(CheckRun):
     def _other_class(self, first: Any) -> int | NamedTarget | None:
         if self.named is None:
             return super()._other_class(first)
-        whole = self.remove.output(torch.arange(self.remove.count, device=self.remove.device)[None])
+        reader = self._reader(self.remove.output(torch.arange(self.remove.count, device=self.remove.device)[None]))
         try:
-            return next(iter(self.named.others(self._reader(whole), 0, 1)), None)
+            other = next(iter(self.named.others(reader, 0, 1)), None)
+            self.other_title = "" if other is None else other.title(reader)
         except TargetError:
             return None
+        return other
+
+    def _name(self, index: int | NamedTarget) -> str:
+        return self.other_title if isinstance(index, NamedTarget) else super()._name(index)
 
     def _target_values(self, output: Any) -> Tensor:
         """The values of the target function for copies of one image."""

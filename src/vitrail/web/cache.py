@@ -14,6 +14,7 @@ from torch import Tensor
 from vitrail.pipeline.explanation import Explanation
 from vitrail.trust.map_check import MapCheck
 from vitrail.web.jobs import Job
+from vitrail.web.page_targets import RequestedTarget
 from vitrail.web.validation import RequestedMethod
 
 T = TypeVar("T")
@@ -103,14 +104,16 @@ class MapCache:
     def __init__(self, count: int, size: int) -> None:
         self.store: BoundedStore[Explanation] = BoundedStore(count, size)
 
-    def put(self, job: Job, method: RequestedMethod, targets: Sequence[int], explanation: Explanation) -> None:
+    def put(
+        self, job: Job, method: RequestedMethod, targets: Sequence[RequestedTarget], explanation: Explanation
+    ) -> None:
         """Store the explanation of some classes of a job's input by one method."""
         for k, target in enumerate(targets):
             entry = _select_target(explanation, k)
             size = sum(getattr(entry, name).nbytes for name in _BY_TARGET if getattr(entry, name) is not None)
             self.store.put(_key(job, method, target), entry, size + 4096)
 
-    def get(self, job: Job, method: RequestedMethod, targets: Sequence[int]) -> Explanation | None:
+    def get(self, job: Job, method: RequestedMethod, targets: Sequence[RequestedTarget]) -> Explanation | None:
         """Return the explanation of some classes of a job's input by one method, or None if a class is missing."""
         entries = [self.store.get(_key(job, method, target)) for target in targets]
         found = [entry for entry in entries if entry is not None]
@@ -127,11 +130,11 @@ class CheckCache:
     def __init__(self, count: int) -> None:
         self.store: BoundedStore[MapCheck] = BoundedStore(count, count * _CHECK_BYTES)
 
-    def put(self, job: Job, method: RequestedMethod, target: int, check: MapCheck) -> None:
+    def put(self, job: Job, method: RequestedMethod, target: RequestedTarget, check: MapCheck) -> None:
         """Store the check of one map of a job's input."""
         self.store.put(f"{_key(job, method, target)}|{job.seed}", check, _CHECK_BYTES)
 
-    def get(self, job: Job, method: RequestedMethod, target: int) -> MapCheck | None:
+    def get(self, job: Job, method: RequestedMethod, target: RequestedTarget) -> MapCheck | None:
         """Return the check of one map of a job's input, or None if it is not known."""
         return self.store.get(f"{_key(job, method, target)}|{job.seed}")
 
@@ -145,11 +148,11 @@ class CheckCache:
         return found
 
 
-def _key(job: Job, method: RequestedMethod, target: int) -> str:
+def _key(job: Job, method: RequestedMethod, target: RequestedTarget) -> str:
     return _label_key(job, method.label, method.extra_options, target)
 
 
-def _label_key(job: Job, label: str, options: Mapping[str, Any], target: int) -> str:
+def _label_key(job: Job, label: str, options: Mapping[str, Any], target: RequestedTarget) -> str:
     text = job.raw_input if job.image_id is None else ""
     given = sorted(options.items())
     return f"{job.served.id}|{job.image_id}|{text}|{label}|{given}|{target}|{job.contrast}"
@@ -166,7 +169,11 @@ def _select_target(explanation: Explanation, k: int) -> Explanation:
     }
     changed["source"] = None
     changed["images"], changed["logits"] = None, None if explanation.logits is None else explanation.logits.cpu()
-    if explanation.text is not None:
+    changed["signal"] = None
+    if explanation.named_targets is not None:
+        changed["named_targets"] = tuple(row[k : k + 1] for row in explanation.named_targets)
+        changed["text"] = None if explanation.text is None else tuple(explanation.text[k : k + 1])
+    elif explanation.text is not None:
         rows = slice(k, k + 1)
         changed["text"] = tuple(
             replace(t, scores=t.scores[rows], normalised=t.normalised[rows], token_scores=t.token_scores[rows])
@@ -177,7 +184,7 @@ def _select_target(explanation: Explanation, k: int) -> Explanation:
 
 def to_cpu(explanation: Explanation) -> Explanation:
     """Copy the tensors of an explanation to the CPU."""
-    names = (*_BY_TARGET, "logits", "images")
+    names = (*_BY_TARGET, "logits", "images", "signal")
     return replace(explanation, **{n: t.cpu() for n in names if (t := getattr(explanation, n)) is not None})
 
 
@@ -189,7 +196,10 @@ def _concatenate(entries: Sequence[Explanation]) -> Explanation:
         for name in _BY_TARGET
         if getattr(first, name) is not None
     }
-    if first.text is not None:
+    if first.named_targets is not None:
+        changed["named_targets"] = (tuple(e.named_targets[0][0] for e in entries if e.named_targets is not None),)
+        changed["text"] = None if first.text is None else tuple(e.text[0] for e in entries if e.text is not None)
+    elif first.text is not None:
         texts = [entry.text[0] for entry in entries if entry.text is not None]
         scores, normalised = torch.cat([t.scores for t in texts]), torch.cat([t.normalised for t in texts])
         tokens = torch.cat([t.token_scores for t in texts])

@@ -19,6 +19,7 @@ from vitrail.web.encoding import replace_non_finite
 from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
 from vitrail.web.map_figure import map_figure
+from vitrail.web.page_targets import target_json, target_name
 from vitrail.web.snippet import python_code
 
 
@@ -52,7 +53,7 @@ def _curves_figure(job: Job) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 3.0), dpi=200, layout="constrained")
-    class_name = job.served.class_name(job.targets[0]) if job.targets else ""
+    class_name = target_name(job.targets[0], job.served) if job.targets else ""
     titles = {"deletion": "Deletion (lower is better)", "insertion": "Insertion (higher is better)"}
     all_axes = figure.subplots(1, 2, sharey=True)
     for axes, (curve, title) in zip(all_axes, titles.items(), strict=True):
@@ -94,11 +95,16 @@ def _maps(job: Job, checks: CheckCache) -> bytes:
 
 
 def _manifest(job: Job, checks: CheckCache) -> bytes:
-    failed = [{"method": i.method, "target": i.target, "error": i.error} for i in job.items if i.error is not None]
+    failed = [
+        {"method": i.method, "target": target_json(i.target), "error": i.error}
+        for i in job.items
+        if i.error is not None
+    ]
     manifest = {
         "job": job.id, "kind": job.kind, "model": job.served.title, "picture": job.image_id,
-        "text": job.raw_input if job.image_id is None else None, "targets": job.targets,
-        "contrast": job.contrast, "seed": job.seed,
+        "text": job.raw_input if job.image_id is None else None,
+        "targets": [target_json(target) for target in job.targets or []],
+        "contrast": target_json(job.contrast), "seed": job.seed,
         "methods": {label: e.manifest() for label, e in _explanations(job, checks).items()}, "failed": failed,
         "versions": versions(),
     }  # fmt: skip

@@ -12,21 +12,34 @@ from vitrail.viz.map_encoding import encode_map
 
 
 def map_json(explanation: Explanation, k: int) -> dict[str, Any] | None:
-    """The map of target ``k`` at the method's own resolution, patches or pixels; None for a text."""
-    if explanation.text is not None:
+    """The map of target ``k`` at the method's own resolution, patches or pixels; None for a text.
+
+    Maps of videos have a first axis, time. Those of spectrograms are turned: frequency upwards, time to the right.
+    """
+    if explanation.of_texts:
         return None
-    return encode_map(explanation.grid[0, k], explanation.signed)
+    values = explanation.grid[0, k]
+    is_sound = explanation.signal is not None and values.dim() == 2
+    return encode_map(values.T.flip(0) if is_sound else values, explanation.signed)
 
 
 def words_json(explanation: Explanation, k: int) -> list[dict[str, Any]] | None:
-    """The words of a text with their raw scores and scores scaled to [0, 1] or [-1, 1]; None for an image."""
+    """The words of a text with their raw scores and scores scaled to [0, 1] or [-1, 1]; None for an image.
+
+    For a prompt, the words of the prompt.
+    """
     if explanation.text is None:
         return None
-    text = explanation.text[0]
+    if explanation.named_targets is not None:
+        text, k = explanation.text[k], 0
+    else:
+        text = explanation.text[0]
     shades, scores = (torch.nan_to_num(t[k].double(), 0.0, 0.0, 0.0).tolist() for t in (text.normalised, text.scores))
+    named = explanation.named_targets is not None
     return [
         {"text": word, "start": start, "end": end, "score": shade, "raw": raw, "seen": seen}
         for word, (start, end), shade, raw, seen in zip(text.words, text.spans, shades, scores, text.seen, strict=True)
+        if not (named and word.startswith("<") and word.endswith(">"))  # marks of start and end
     ]
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from vitrail.pipeline.explanation import Explanation
 from vitrail.web.encoding import replace_non_finite
 from vitrail.web.model import ServedModel
+from vitrail.web.page_targets import PageTarget, RequestedTarget, target_json, target_name
 
 FINISHED = ("done", "failed", "cancelled")
 
@@ -25,7 +26,7 @@ class JobItem:
     Attributes:
         key: Its name within the job.
         method: The method with its options, as given.
-        target: The class, or None until it is known.
+        target: The class, prompt, box or region; None until the predicted class is known.
         state: "queued", "running" or one of ``FINISHED``.
         progress: From 0 to 1.
         seconds: Time the method took.
@@ -35,7 +36,7 @@ class JobItem:
 
     key: str
     method: str
-    target: int | None = None
+    target: RequestedTarget | None = None
     state: str = "queued"
     progress: float = 0.0
     seconds: float | None = None
@@ -53,11 +54,11 @@ class Job:
         raw_input: The image's pixels at the model's input size, shape (height, width, 3), or the text.
         image_id: The id of the image, or None for a text.
         methods: For each method as given, its further options.
-        targets: Classes, or None until the predicted class is known.
+        targets: Classes, prompts, boxes or regions; None until the predicted class is known.
         seed: Seed of methods that draw random numbers.
         owners: Identities of the client that may cancel it.
         steps: Number of steps of curves.
-        contrast: For the difference of two logits, the class whose logit is subtracted.
+        contrast: For the difference of two targets, the one that is subtracted.
         request_key: Equal for jobs that ask for the same.
     """
 
@@ -66,11 +67,11 @@ class Job:
     raw_input: Any = field(repr=False)
     image_id: str | None
     methods: Mapping[str, Mapping[str, Any]]
-    targets: list[int] | None
+    targets: list[RequestedTarget] | None
     seed: int
     owners: frozenset[str]
     steps: int = 0
-    contrast: int | None = None
+    contrast: RequestedTarget | None = None
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: str = "queued"
     items: list[JobItem] = field(default_factory=list)
@@ -98,8 +99,21 @@ class Job:
     @property
     def target_name(self) -> str:
         """The explained class, or "A against B" for the difference of two."""
-        first = self.served.class_name((self.targets or [0])[0])
-        return first if self.contrast is None else f"{first} against {self.served.class_name(self.contrast)}"
+        first = target_name((self.targets or [0])[0], self.served)
+        return first if self.contrast is None else f"{first} against {target_name(self.contrast, self.served)}"
+
+    @property
+    def has_named_targets(self) -> bool:
+        """Whether the targets are prompts, boxes or regions."""
+        return any(isinstance(target, PageTarget) for target in self.targets or ())
+
+    def shown_name(self, target: RequestedTarget | None) -> str | None:
+        """The name of a target: that of an explanation, which knows the label of a box or region, if there is one."""
+        if target is None or self.contrast is not None or not self.has_named_targets:
+            return None if target is None else target_name(target, self.served)
+        k = (self.targets or []).index(target)
+        explained = next((e for e in self.explanations.values() if e.named_targets is not None), None)
+        return target_name(target, self.served) if explained is None else explained.target_name(0, k)
 
     @property
     def size(self) -> int:
@@ -167,9 +181,10 @@ class Job:
         targets = self.targets or []
         return {
             "id": self.id, "kind": self.kind, "model": self.served.id, "picture": self.image_id,
-            "text": self.raw_input if self.image_id is None else None, "targets": targets,
-            "target_names": [self.served.class_name(t) for t in targets], "state": self.state, "ahead": ahead,
-            "contrast": self.contrast,
+            "text": self.raw_input if self.image_id is None else None,
+            "targets": [target_json(t) for t in targets], "target_names": [self.shown_name(t) for t in targets],
+            "state": self.state, "ahead": ahead,
+            "contrast": target_json(self.contrast),
             "seed": self.seed, "items": [self.item_json(item) for item in self.items], "url": f"/r/{self.id}",
         }  # fmt: skip
 
@@ -183,8 +198,8 @@ class Job:
         else:
             empty = {"fractions": [], "deletion": [], "insertion": [], "deletion_auc": None, "insertion_auc": None}
         values = {
-            "key": item.key, "method": item.method, "target": item.target, "contrast": self.contrast,
-            "target_name": None if item.target is None else self.served.class_name(item.target), "state": item.state,
+            "key": item.key, "method": item.method, "target": target_json(item.target),
+            "contrast": target_json(self.contrast), "target_name": self.shown_name(item.target), "state": item.state,
             "progress": item.progress, "seconds": item.seconds, "error": item.error, **empty, **item.result,
         }  # fmt: skip
         return replace_non_finite(values)  # type: ignore[no-any-return]

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
+
+import torch
+from PIL import Image
 
 from vitrail.capture.frozen import unwrap
 from vitrail.inputs.map_source import MapSource, TextSource
@@ -20,6 +23,8 @@ from vitrail.trust.checker import check_maps
 from vitrail.trust.map_check import MapCheck
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
+from vitrail.web.model_kind import signal_tensor
+from vitrail.web.page_targets import PageTarget, difference
 
 BUDGET = "quick"
 #: What a map is compared with in each test.
@@ -32,7 +37,13 @@ CORRELATIONS = {
 def target_of(job: Job) -> Target:
     """The target of a job in the form that `vitrail.explain` takes."""
     assert job.targets is not None
-    return [job.targets] if job.contrast is None else contrast(job.targets[0], job.contrast)
+    first, other = job.targets[0], job.contrast
+    if isinstance(first, PageTarget) and isinstance(other, PageTarget):
+        return difference(first, other, job.served)
+    if other is not None:
+        return contrast(first, other)
+    rows = [target.named(job.served) if isinstance(target, PageTarget) else target for target in job.targets]
+    return cast("Target", [rows])
 
 
 def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int], None]) -> MapCheck:
@@ -53,7 +64,7 @@ def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int
             tests=tests, batch_size=job.served.batch_size, seed=job.seed, advance=advance,
         )  # fmt: skip
     check = next(iter(checks.values()))
-    if job.contrast is not None:
+    if job.contrast is not None and not job.has_named_targets:
         reason = "class: a map of the difference of two classes has no other class to compare with"
         check = replace(check, skipped=tuple(reason if s.startswith("class:") else s for s in check.skipped))
     return check
@@ -81,8 +92,23 @@ def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource:
         predict = partial(predict_texts, settings=reading, model=unwrap(loaded.module))
         return TextSource(loaded, (job.raw_input,), reading, predict, explain_again)
     target = target_of(job)
+    if job.has_named_targets or served.media != "image":
+        return _named_source(job, loaded, target)
     function = target if callable(target) else None
     return MapSource(loaded, served.model_inputs(job.raw_input), served.structure, function, explain_again)
+
+
+def _named_source(job: Job, loaded: LoadedModel, target: Target) -> MapSource:
+    """The source of maps of prompts, boxes, regions, videos and sound: that of a map which costs nothing."""
+    inputs: Any = torch.from_numpy(job.raw_input)
+    given: dict[str, Any] = {}
+    if job.served.media == "image":
+        inputs, given["preprocess"] = [Image.fromarray(job.raw_input)], job.served.preprocess_resized
+    else:
+        inputs = signal_tensor(job.raw_input, loaded)
+    found = explain(loaded, inputs, "random", target=target, batch_size=job.served.batch_size, **given)
+    assert isinstance(found.source, MapSource)
+    return found.source
 
 
 def check_json(check: MapCheck) -> dict[str, Any]:

@@ -23,9 +23,16 @@ def map_figure(explanations: Explanations) -> Any:
         explanations: Explanations of one input, with the checks that are known.
     """
     first = next(iter(explanations.values()))
-    if first.text is not None:
+    if first.of_texts:
         figure = explanations.figure()
         _write_list(figure, explanations)
+        return figure
+    if first.signal is not None:
+        figure = _without_checks(explanations).figure()
+        places = [(e, k) for k in range(first.maps.shape[1]) for e in explanations.values()]
+        for axes, (explanation, k) in zip(figure.axes, places, strict=True):
+            _write(axes, explanation.checks.get((0, k)), 1.01, "bottom", 6.5)
+        _add_legend(figure, sorted({e.signed for e in explanations.values()}))
         return figure
     if len(explanations) > MAX_COLUMNS:
         figure = gallery(_without_checks(explanations))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
@@ -21,23 +21,36 @@ from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
+from vitrail.data.tones import HERTZ_PER_BIN, SECONDS_PER_FRAME
 from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, VitrailError
+from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods import METHODS, Method
 from vitrail.methods.cost import size_of
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import DEFAULT
 from vitrail.pipeline.saved_files import slug
+from vitrail.targets.binding import bind_targets
 from vitrail.text.prediction import predict_texts
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
 from vitrail.viz.map_encoding import encode_map
 from vitrail.web.model_copies import copy_for_checks, copy_modules
+from vitrail.web.model_kind import (
+    example_target,
+    input_size,
+    media_of,
+    signal_tensor,
+    suggested_prompts,
+    target_kind,
+)
 from vitrail.web.references import paper_of
 from vitrail.web.worker import worker_index
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+#: Rows and columns of a model whose patches are unknown.
+DEFAULT_GRID = (14, 14)
 #: The text that a text model's structure is read from.
 EXAMPLE_TEXT = "an example text to read the structure of the model"
 
@@ -52,9 +65,11 @@ class ServedModel:
         copies: The model, and copies of it that share its weights, one for each thread that runs models.
         reading: How texts are tokenized, for text models.
         structure: The model's structure.
-        class_count: Number of classes.
+        class_count: Number of classes, or of labels of boxes and regions.
         load_arguments: Arguments of `vitrail.load` that load it, as Python code.
         tokenizer_name: For text models, the name of the tokenizer, as Python code.
+        media: What it takes: "image", "video" or "sound"; texts count as "image".
+        target_kind: What is explained: "class", "prompt", "box" or "region".
     """
 
     id: str
@@ -65,6 +80,8 @@ class ServedModel:
     class_count: int
     load_arguments: str
     tokenizer_name: str = ""
+    media: str = "image"
+    target_kind: str = "class"
     _check_copies: dict[int, LoadedModel | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -91,13 +108,26 @@ class ServedModel:
         index = worker_index()
         if index not in self._check_copies:
             example = raw_input if self.reading is None else EXAMPLE_TEXT  # a text may be longer than the model's input
-            self._check_copies[index] = copy_for_checks(self.loaded, self.model_inputs(example).tensors[0])
+            self._check_copies[index] = copy_for_checks(self.loaded, self.call(example)[1])
         return self._check_copies[index]
 
     @property
     def kind(self) -> str:
         """What it explains: "image" or "text"."""
         return "image" if self.reading is None else "text"
+
+    @property
+    def plane(self) -> tuple[int, int]:
+        """Rows and columns of the patches as the page shows them; of a spectrogram, frequency is upwards."""
+        grid = self.structure.layout.grid
+        if grid is None or self.reading is not None:
+            return DEFAULT_GRID
+        return (grid[1], grid[0]) if self.media == "sound" else (grid[-2], grid[-1])
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of what is kept of an input: (height, width, 3), frames first for videos; (time, bins) for sound."""
+        return input_size(self.loaded, self.media)
 
     @property
     def batch_size(self) -> int:
@@ -128,6 +158,8 @@ class ServedModel:
     def model_inputs(self, raw_input: Any) -> ModelInputs:
         """Convert the pixels of an image, or a text, to the model's inputs."""
         model = unwrap(self.loaded.module)
+        if self.media != "image":
+            return to_model_inputs(signal_tensor(raw_input, self.loaded), self.loaded)
         if self.reading is None:
             from PIL import Image as Images
 
@@ -136,6 +168,15 @@ class ServedModel:
         if len(tokens.windows) > 1:
             raise InputError("the text is longer than the model's input: shorten it")
         return ModelInputs((), pad_windows(tokens.windows, 0)).onto(model)
+
+    def call(self, raw_input: Any) -> tuple[nn.Module, ModelInputs]:
+        """The module that is called and its inputs; models of prompts get a text beside the image."""
+        module, model_inputs = unwrap(self.loaded.module), self.model_inputs(raw_input)
+        if self.target_kind != "prompt":
+            return module, model_inputs
+        target = example_target("prompt", module)
+        loaded, model_inputs, _ = bind_targets(target, self.loaded, model_inputs)
+        return unwrap(loaded.module), model_inputs
 
     def logits(self, raw_input: Any) -> Tensor:
         """Compute the logits, shape (C,)."""
@@ -167,7 +208,7 @@ class ServedModel:
     @cached_property
     def info(self) -> dict[str, Any]:
         """The model as JSON."""
-        layout = self.structure.layout
+        is_image = self.media == "image" and self.reading is None
         blocks = [layer for layer in self.structure.layers if not layer.pool]
         methods = [self._method_info(method) for method in METHODS.values()]
         applicable = {m["name"]: m for m in methods if m["works"]}
@@ -176,12 +217,25 @@ class ServedModel:
             default = next((name for name, m in applicable.items() if m["class_specific"]), "")
         return {
             "id": self.id, "title": self.title, "kind": self.kind,
-            "input": list(self.preprocess.size) if self.reading is None else None,
-            "grid": list(layout.grid) if layout.grid and self.reading is None else None,
+            "media": self.media, "targets": self.target_kind,
+            "input": None if self.reading is not None else list(self._shown_size),
+            "grid": list(self.plane) if self.structure.layout.grid and self.reading is None else None,
+            "frames": self.input_shape[0] if self.media == "video" else None,
+            "axes": None if self.media != "sound" else {
+                "seconds": self.input_shape[0] * SECONDS_PER_FRAME, "hertz": self.input_shape[1] * HERTZ_PER_BIN
+            },
+            "prompts": list(suggested_prompts(self.loaded.module)) if self.target_kind == "prompt" else [],
             "layers": len(blocks), "heads": [layer.heads for layer in blocks],
             "classes": None if self.loaded.classes is None else list(self.loaded.classes),
             "class_count": self.class_count, "default": default, "methods": methods,
+            "attention": self.reading is not None or (is_image and self.structure.kind != "streams"),
         }  # fmt: skip
+
+    @property
+    def _shown_size(self) -> tuple[int, int]:
+        """Height and width of the image that the page shows."""
+        shape = self.input_shape
+        return (shape[1], shape[0]) if self.media == "sound" else (shape[-3], shape[-2])
 
     def _method_info(self, method: Method) -> dict[str, Any]:
         reason: str | None = None
@@ -223,34 +277,35 @@ def serve_model(
         ModelError: The page does not support this model.
     """
     title = _public_name(spec)
-    if hasattr(loaded.module, "encode_text"):
-        raise ModelError(f"{title} has no classes, so the page does not support it: use vitrail explain")
-    if tokenizer is None and not isinstance(loaded.preprocess, Preprocess):
+    media = media_of(loaded) if tokenizer is None else "image"
+    if tokenizer is None and media != "sound" and not isinstance(loaded.preprocess, Preprocess):
         raise ModelError(
             f"the preprocessing of {title} is unknown, so the page does not support it: use the Python API"
         )
     loaded = replace(loaded, name=title)
     reading = None if tokenizer is None else TokenizerSettings(tokenizer)
     unread = ModelStructure("", "", "plain", Layout(), 0, ())
-    served = ServedModel("", title, (loaded,), reading, unread, 0, "")
+    served = ServedModel("", title, (loaded,), reading, unread, 0, "", media=media)
     example: Any = EXAMPLE_TEXT
     if reading is None:
-        example = np.random.default_rng(0).integers(0, 256, (*served.preprocess.size, 3), dtype=np.uint8)
-    model_inputs = served.model_inputs(example)
+        example = np.random.default_rng(0).integers(0, 256, served.input_shape, dtype=np.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        structure = read_structure(unwrap(loaded.module), model_inputs)
-        with frozen(unwrap(loaded.module)), torch.inference_mode():
-            logits = class_logits(loaded.module, model_inputs.into(unwrap(loaded.module)))
-    if logits is None:
-        raise ModelError(f"{title} returns no class scores, so the page does not support it: load a classifier")
+        model_inputs = served.model_inputs(example)
+        kind, labels = target_kind(loaded, model_inputs)
+        target = example_target(kind, loaded.module)
+        if target is None:
+            structure = read_structure(unwrap(loaded.module), model_inputs)
+        else:
+            called, model_inputs, bound = bind_targets(target, loaded, model_inputs)
+            structure = read_structure(unwrap(called.module), model_inputs, None, bound)
     model_id = base = slug(title)
     count = 1
     while model_id in used_ids:
         count += 1
         model_id = f"{base}-{count}"
     return replace(
-        served, id=model_id, structure=structure, class_count=int(logits.shape[1]),
+        served, id=model_id, structure=structure, class_count=labels, target_kind=kind,
         load_arguments=_load_arguments(title, weights),
         tokenizer_name=repr(title.partition(":")[2]) if reading is not None else "",
     )  # fmt: skip
@@ -272,12 +327,16 @@ def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str,
         NotApplicableError: The model has no attention between all patches.
         InputError: The token does not exist.
     """
+    if served.media != "image":
+        raise NotApplicableError(
+            f"the page shows the attention of images and texts: {served.title} takes {served.media}"
+        )
     if served.structure.kind != "plain":
         raise NotApplicableError(
             f"{served.title} {UNCHAINED_KINDS[served.structure.kind]}: attention of a patch is available for "
             "plain transformers only"
         )
-    model, model_inputs = unwrap(served.loaded.module), served.model_inputs(raw_input)
+    model, model_inputs = served.call(raw_input)
     structure = read_structure(model, model_inputs)
     is_text = served.reading is not None
     prefix = 0 if is_text else structure.layout.prefix or 0

@@ -9,6 +9,8 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import unwrap
+from vitrail.capture.inputs import ModelInputs
+from vitrail.errors import VitrailError
 from vitrail.models import LoadedModel
 from vitrail.scores.sanity import randomisation_steps
 
@@ -39,14 +41,14 @@ def copy_modules(loaded: LoadedModel) -> LoadedModel:
         return loaded
 
 
-def copy_for_checks(loaded: LoadedModel, sample: Tensor) -> LoadedModel | None:
+def copy_for_checks(loaded: LoadedModel, sample: Tensor | ModelInputs) -> LoadedModel | None:
     """Copy a model's modules, and the weights that a check randomises: those of the head and of the last block.
 
     Other threads read the weights of the model while a check runs.
 
     Args:
         loaded: The model.
-        sample: A tensor that the model takes.
+        sample: A tensor that the model takes, or all inputs of a call.
 
     Returns:
         The copy, or None for a model that cannot be copied.
@@ -65,7 +67,11 @@ def copy_for_checks(loaded: LoadedModel, sample: Tensor) -> LoadedModel | None:
         return None
     module = unwrap(copied.module)
     parameters = dict(module.named_parameters())
-    for step in randomisation_steps(module, sample)[:2]:
+    try:
+        steps = randomisation_steps(module, sample)[:2]
+    except VitrailError:  # it is called through another module, as detectors that read texts
+        return None
+    for step in steps:
         for name in step.parameters:
             parameters[name].data = parameters[name].data.clone()
     return copied

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from time import thread_time
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -15,14 +15,18 @@ from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.score_function import class_probabilities
+from vitrail.errors import VitrailError
 from vitrail.inputs.targets import Target
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.text.result import WordRelevance
 from vitrail.web.cache import BoundedStore, MapCache
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 from vitrail.web.limits import BATCH_SECONDS, MAX_BATCH, MEGABYTE
 from vitrail.web.model import ServedModel
+from vitrail.web.model_kind import signal_tensor
+from vitrail.web.page_targets import RequestedTarget
 from vitrail.web.queue import StepGroup
 from vitrail.web.validation import RequestedMethod
 
@@ -53,18 +57,32 @@ def explain_inputs(
         target: What to explain, as `vitrail.explain` takes it.
         advance: Called with the number of images just evaluated.
     """
-    inputs, keywords = list(raw_inputs), dict[str, Any]()
-    if served.reading is None:
+    inputs: Any = list(raw_inputs)
+    keywords: dict[str, Any] = {}
+    if served.media != "image":
+        inputs = torch.cat([signal_tensor(one, served.loaded) for one in inputs])
+    elif served.reading is None:
         from PIL import Image
 
         inputs, keywords["preprocess"] = [Image.fromarray(pixels) for pixels in inputs], served.preprocess_resized
     else:
         keywords["tokenizer"] = served.reading
     with ignored_warnings():  # the items report constant maps
-        return explain(
+        found = explain(
             served.loaded, inputs, methods={m.label: dict(m.extra_options) for m in methods},
             target=target, advance=advance, batch_size=served.batch_size, **keywords,
         )  # fmt: skip
+        if served.target_kind != "prompt":
+            return found
+        return Explanations({label: replace(e, text=_prompt_words(e)) for label, e in found.items()})
+
+
+def _prompt_words(explanation: Explanation) -> tuple[WordRelevance, ...] | None:
+    """The words of the prompts, or None where the method does not apply to texts."""
+    try:
+        return tuple(explanation.text or ()) or None
+    except VitrailError:
+        return None
 
 
 class Predictions:
@@ -133,7 +151,7 @@ class MapBatches:
 
         A batch takes less than a second: on a large model each job is answered as soon as it is computed.
         """
-        is_single = job.served.reading is not None or job.contrast is not None
+        is_single = job.served.reading is not None or job.contrast is not None or job.served.target_kind != "class"
         if is_single or not all(method.can_interleave for method in methods):
             return None
         seconds = self._row_seconds.get(job.served.id)
@@ -165,8 +183,8 @@ class MapBatches:
             with suppress(Exception):
                 self._compute([jobs[row] for row in batch], list(rows[batch[0]].values()))
 
-    def targets(self, job: Job) -> list[int]:
-        """The classes of a job: those given, or the predicted one."""
+    def targets(self, job: Job) -> list[RequestedTarget]:
+        """The targets of a job: those given, or the predicted class."""
         if job.targets:
             return job.targets
         return [int(self.predictions.compute(job.served, job.image_id, job.raw_input).argmax())]
@@ -178,7 +196,7 @@ class MapBatches:
 
     def _compute(self, jobs: Sequence[Job], methods: Sequence[RequestedMethod]) -> None:
         served, targets, start = jobs[0].served, [self.targets(job) for job in jobs], thread_time()
-        found = explain_inputs(served, [job.raw_input for job in jobs], methods, targets)
+        found = explain_inputs(served, [job.raw_input for job in jobs], methods, cast("Target", targets))
         self.observe(served, len(jobs), thread_time() - start)
         for row, (job, own) in enumerate(zip(jobs, targets, strict=True)):
             for method in methods:
@@ -188,7 +206,7 @@ class MapBatches:
 def _select_row(explanation: Explanation, row: int) -> Explanation:
     """The explanation of one input of a batch; its time is the mean over the batch."""
     count = len(explanation.maps)
-    names = ("maps", "grid", "constant", "targets", "logits", "images")
+    names = ("maps", "grid", "constant", "targets", "logits", "images", "signal")
     changed: dict[str, Any] = {
         name: value[row : row + 1] for name in names if (value := getattr(explanation, name)) is not None
     }

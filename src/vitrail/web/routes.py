@@ -8,12 +8,14 @@ import secrets
 from io import BytesIO
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import APIRouter, File, Query, Request, Response, UploadFile
 from fastapi.responses import JSONResponse, StreamingResponse
 from PIL import Image
 
 from vitrail.errors import VitrailError
 from vitrail.web import schemas
+from vitrail.web.candidates import candidates
 from vitrail.web.downloads import download_name, find_file
 from vitrail.web.encoding import replace_non_finite
 from vitrail.web.errors import ApiError, not_found, to_api_error
@@ -21,7 +23,9 @@ from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
 from vitrail.web.middleware import COOKIE
 from vitrail.web.model import ServedModel, attention_from
+from vitrail.web.model_kind import shown_pixels
 from vitrail.web.originals import enlargement_notes, geometry_json
+from vitrail.web.page_targets import PageTarget
 from vitrail.web.patch_removal import remove_patches
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.state import Client, ServerState, StoredImage
@@ -95,7 +99,7 @@ async def sample_png(request: Request, sample: str, model: Model) -> Response:
     pixels = sample_pixels(sample, server_of(request).model(model))
     if pixels is None:
         raise not_found(f"sample {sample[:60]!r}", "See /api/samples.")
-    return _png(pixels)
+    return _png(shown_pixels(pixels, len(pixels) // 2))
 
 
 # -- images ------------------------------------------------------------------------------------------------------------
@@ -103,17 +107,28 @@ async def sample_png(request: Request, sample: str, model: Model) -> Response:
 
 def _image_json(image: StoredImage, served: ServedModel | None) -> dict[str, Any]:
     seen, notes = None, list(image.notes)
-    if served is not None:
+    frames = served.input_shape[0] if served is not None and served.media == "video" else None
+    if served is not None and served.media != "image":
+        seen = {"box": [0.0, 0.0, 1.0, 1.0], "cropped": False, "squashed": False, "text": ""}
+    elif served is not None:
         seen = geometry_json(served, image.width, image.height)
         notes += enlargement_notes(served, image.width, image.height)
     return {"picture": image.id, "width": image.width, "height": image.height, "notes": notes,
-            "geometry": seen}  # fmt: skip
+            "geometry": seen, "frames": frames}  # fmt: skip
 
 
 def _image_model(server: ServerState, model_id: str) -> ServedModel:
     served = server.model(model_id)
     if served.kind != "image":
         raise ApiError(422, f"{served.title} is a text model", "Choose an image model.")
+    return served
+
+
+def _class_model(server: ServerState, model_id: str) -> ServedModel:
+    """A classifier of images, whose patches can be removed one by one."""
+    served = _image_model(server, model_id)
+    if served.media != "image" or served.target_kind != "class":
+        raise ApiError(422, f"{served.title} is no classifier of images", "Use /api/check, which removes patches too.")
     return served
 
 
@@ -129,7 +144,7 @@ async def upload_image(
     server = server_of(request)
     served = None if model is None else _image_model(server, model)
     client = client_of(request)
-    work = server.run_in_background(client, lambda: server.add_upload(file.file.read(), client))
+    work = server.run_in_background(client, lambda: server.add_upload(file.file.read(), client, served))
     return _image_json(await asyncio.wrap_future(work), served)
 
 
@@ -143,11 +158,25 @@ async def use_sample(request: Request, body: schemas.SampleRequest) -> Any:
 
 
 @router.get("/pictures/{picture}.png", tags=["pictures"], response_class=Response, responses=_PNG | _errors(404, 422))
-async def image_png(request: Request, picture: str, model: Model) -> Response:
-    """Return an image as the model receives it: rotated, cropped and resized."""
+async def image_png(
+    request: Request, picture: str, model: Model, frame: Annotated[int, Query(ge=0, le=10_000)] = 0
+) -> Response:
+    """Return an image as the model receives it: rotated, cropped and resized; of a video one frame."""
     server = server_of(request)
     served = _image_model(server, model)
-    return _png(server.image(picture).pixels[served.id])
+    return _png(shown_pixels(server.image_for(served, picture), frame))
+
+
+_NPY: dict[int | str, dict[str, Any]] = {200: {"content": {"application/octet-stream": {}}, "description": "The array"}}
+
+
+@router.get("/pictures/{picture}.npy", tags=["pictures"], response_class=Response, responses=_NPY | _errors(404, 422))
+async def image_npy(request: Request, picture: str, model: Model) -> Response:
+    """Return an image, video or spectrogram as the model receives it, as bytes in a NumPy file."""
+    server = server_of(request)
+    buffer = BytesIO()
+    np.save(buffer, server.image_for(_image_model(server, model), picture), allow_pickle=False)
+    return Response(buffer.getvalue(), media_type="application/octet-stream")
 
 
 @router.get("/pictures/{picture}", response_model=schemas.ImageResponse, tags=["pictures"], responses=_errors(404, 422))
@@ -178,6 +207,8 @@ async def predict(request: Request, body: schemas.PredictRequest) -> Any:
     """Return the classes with the highest probability, and those that are asked for."""
     server = server_of(request)
     served = server.model(body.model)
+    if served.target_kind != "class":
+        return await _candidates(request, served, body)
     asked = check_targets(body.classes or None, served, server.limits) or []
     raw_input = server.raw_input(served, body.picture, body.text)
     probabilities = await _result(server.predict(client_of(request), served, body.picture, raw_input))
@@ -188,7 +219,17 @@ async def predict(request: Request, body: schemas.PredictRequest) -> Any:
         return {"index": index, "name": served.class_name(index), "probability": float(p) if p.isfinite() else None}
 
     top = [entry(int(i)) for i in best.indices]
-    return {"top": top, "asked": [entry(i) for i in asked], "classes": served.class_count}
+    return {"top": top, "asked": [entry(i) for i in asked if isinstance(i, int)], "classes": served.class_count}
+
+
+async def _candidates(request: Request, served: ServedModel, body: schemas.PredictRequest) -> Any:
+    """Prompts, boxes or regions of an image."""
+    server = server_of(request)
+    targets = check_targets([*body.classes, *body.targets], served, server.limits) if body.targets else []
+    named = [target for target in targets or [] if isinstance(target, PageTarget)]
+    raw_input = server.raw_input(served, body.picture, body.text)
+    work = server.queue.submit(client_of(request).key, lambda: candidates(served, raw_input, named))
+    return JSONResponse(replace_non_finite(await _result(work)))
 
 
 @router.post("/attention", response_model=schemas.AttentionResponse, tags=["models"], responses=_errors(404, 422, 503))
@@ -207,7 +248,7 @@ async def attention(request: Request, body: schemas.AttentionRequest) -> Any:
 async def remove(request: Request, body: schemas.RemoveRequest) -> Any:
     """Return class probabilities of an image without some patches, and without as many others."""
     server = server_of(request)
-    served = _image_model(server, body.model)
+    served = _class_model(server, body.model)
     raw_input = server.raw_input(served, body.picture, None)
     if any(index >= served.class_count for index in body.classes):
         raise ApiError(422, f"class {max(body.classes)} does not exist", f"There are {served.class_count} classes.")
@@ -244,13 +285,13 @@ async def explain(request: Request, body: schemas.ExplainRequest, wait: Wait = F
     raw_input = server.raw_input(served, body.picture, body.text)
     targets = check_targets(body.targets, served, server.limits)
     targets = targets or server.cached_prediction(served, body.picture, raw_input)
-    check_contrast(body.contrast, targets, body.methods, served)
+    contrast = check_contrast(body.contrast, targets, body.methods, served)
     methods = check_methods(body.methods, served, len(targets or [0]), body.seed, server.limits)
     options = {method.label: dict(method.extra_options) for method in methods}
     client = client_of(request)
     job = Job(
         "explain", served, raw_input, body.picture, options, targets, body.seed, client.identities,
-        contrast=body.contrast,
+        contrast=contrast,
     )  # fmt: skip
     return await _respond(request, server.start(job, methods, client), wait)
 
@@ -266,12 +307,12 @@ async def check(request: Request, body: schemas.CheckRequest, wait: Wait = False
     raw_input = server.raw_input(served, body.picture, body.text)
     targets = check_targets(body.targets, served, server.limits)
     targets = targets or server.cached_prediction(served, body.picture, raw_input)
-    check_contrast(body.contrast, targets, body.methods, served)
+    contrast = check_contrast(body.contrast, targets, body.methods, served)
     methods = check_methods(body.methods, served, len(targets or [0]), body.seed, server.limits)
     options = {method.label: dict(method.extra_options) for method in methods}
     client = client_of(request)
     job = Job(
-        "check", served, raw_input, body.picture, options, targets, body.seed, client.identities, contrast=body.contrast
+        "check", served, raw_input, body.picture, options, targets, body.seed, client.identities, contrast=contrast
     )
     return await _respond(request, server.start(job, methods, client), wait)
 
@@ -280,7 +321,7 @@ async def check(request: Request, body: schemas.CheckRequest, wait: Wait = False
 async def curves(request: Request, body: schemas.CurvesRequest, wait: Wait = False) -> Response:
     """Compute deletion and insertion curves of methods and the random control for one image and class."""
     server = server_of(request)
-    served = _image_model(server, body.model)
+    served = _class_model(server, body.model)
     raw_input = server.raw_input(served, body.picture, None)
     if served.class_count < 2:
         raise ApiError(422, f"{served.title} has a single output", "Curves need a model with several classes.")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from vitrail.data.tones import HERTZ_PER_BIN, SECONDS_PER_FRAME
 from vitrail.errors import VitrailError
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
@@ -21,6 +22,7 @@ from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import MIN_PARALLEL_PARAMETERS, Limits
 from vitrail.web.map_checks import check_evaluations, check_json, check_map, target_of
+from vitrail.web.page_targets import RequestedTarget
 from vitrail.web.queue import JobCancelled, Queue, Step, log
 from vitrail.web.request_batch import MapBatches, explain_inputs
 from vitrail.web.validation import RequestedMethod
@@ -82,7 +84,7 @@ class JobRunner:
             return False
         return all(self.cache.get(job, method, targets) is not None for method in self.methods)
 
-    def _find_checks(self) -> dict[tuple[str, int], MapCheck]:
+    def _find_checks(self) -> dict[tuple[str, RequestedTarget], MapCheck]:
         """The known checks by method and target; kept, since others may displace them before the job runs."""
         pairs = [(method, target) for method in self.methods for target in self.job.targets or ()]
         found = ((m.label, target, self.checks.get(self.job, m, target)) for m, target in pairs)
@@ -114,7 +116,7 @@ class JobRunner:
             target = job.targets[0] if job.targets else None
             job.items = [JobItem(method.label, method.label, target) for method in self.methods]
             return
-        targets: Sequence[int | None] = job.targets or [None]
+        targets: Sequence[RequestedTarget | None] = job.targets or [None]
         job.items = [
             JobItem(f"{method.label}|{'' if target is None else target}", method.label, target)
             for method in self.methods
@@ -211,11 +213,18 @@ class JobRunner:
         if images is None and self.job.served.reading is None:
             images = self.job.served.model_inputs(self.job.raw_input).image
         images = None if images is None else images.cpu()
+        canvas = None if self.job.served.media == "image" else self.job.served.model_inputs(self.job.raw_input).canvas
         # Their source keeps the inputs of the model, which may be those of a batch.
         given: dict[str, Any] = {"images": images, "source": None}
-        if self.job.contrast is not None:
+        if canvas is not None:
+            given["signal"] = canvas.cpu()
+        if self.job.contrast is not None and not self.job.has_named_targets:
             given["target_labels"] = (self.job.target_name,)
-        self.job.explanations |= {label: replace(e, **given) for label, e in explanations.items()}
+        named = {label: replace(e, **given) for label, e in explanations.items()}
+        if self.job.served.media == "sound":
+            axes = {"time": SECONDS_PER_FRAME, "frequency": HERTZ_PER_BIN}
+            named = {label: e.with_axes(**axes) for label, e in named.items()}
+        self.job.explanations |= named
 
     def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
         return explain_inputs(self.job.served, [self.job.raw_input], methods, target_of(self.job), advance)

@@ -9,7 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from vitrail.data import SCENE_CLASSES, Scene, Scenes
+from vitrail.data import (
+    MOVEMENTS,
+    SCENE_CLASSES,
+    TONES,
+    Scene,
+    Scenes,
+    describe_objects,
+    render_motion,
+    render_tones,
+)
+from vitrail.data.motions import MotionScene
+from vitrail.data.tones import ToneScene
+from vitrail.models import EMBEDDED_MODELS
 from vitrail.web.model import ServedModel
 
 #: Held-out scenes: (id, whether it has two objects, index).
@@ -17,6 +29,11 @@ SCENES = (
     ("scene-1", False, 3), ("scene-2", False, 8), ("pair-1", True, 5), ("pair-2", True, 11), ("scene-3", False, 15),
     ("scene-4", False, 21),
 )  # fmt: skip
+#: Coloured scenes with two objects, for models of prompts, boxes and regions, and their indices.
+COLOURED = (("colours-1", 3), ("colours-2", 5), ("colours-3", 11), ("colours-4", 20))
+#: Moving scenes, and spectrograms, each with two classes: ids and indices.
+MOTIONS = (("motion-1", 0), ("motion-2", 3), ("motion-3", 6), ("motion-4", 9))
+SOUNDS = (("tones-1", 2), ("tones-2", 1), ("tones-3", 5), ("tones-4", 8))
 #: Photographs: (id, title, credit). See ``photos/CREDITS.md``.
 PHOTOS = (
     ("cat", "cat", "Stéfan van der Walt, CC0"),
@@ -47,6 +64,7 @@ class SampleInput:
         classes: The classes in a scene.
         text: The text, or "" for an image.
         credit: Author and licence of a photograph.
+        prompts: Prompts that fit the image, and one that does not.
     """
 
     id: str
@@ -54,14 +72,17 @@ class SampleInput:
     classes: tuple[str, ...] = ()
     text: str = ""
     credit: str = ""
+    prompts: tuple[str, ...] = ()
 
     def to_json(self, served: ServedModel) -> dict[str, Any]:
         """Convert the sample to JSON; classes are given for models of the scenes only."""
-        has_classes = _knows_scenes(served) and bool(self.classes)
+        named = served.loaded.classes or ()
+        has_classes = bool(self.classes) and set(self.classes) <= set(named)
         return {
             "id": self.id, "title": self.title, "text": self.text or None,
             "url": None if self.text else f"/api/samples/{self.id}.png?model={served.id}",
             "classes": list(self.classes) if has_classes else None, "credit": self.credit or None,
+            "prompts": list(self.prompts) if served.target_kind == "prompt" else [],
         }  # fmt: skip
 
 
@@ -69,19 +90,45 @@ def samples_for(served: ServedModel) -> tuple[SampleInput, ...]:
     """The samples for a model: scenes for a model of scenes, photographs for any other image model."""
     if served.kind == "text":
         return tuple(SampleInput(name, title, text=text) for (name, title), text in TEXTS.items())
+    if served.media == "video":
+        return tuple(_sample(name, [MOVEMENTS[m] for m in _motion(name).movements if m is not None])
+                     for name, _ in MOTIONS)  # fmt: skip
+    if served.media == "sound":
+        return tuple(_sample(name, [TONES[k] for k in _sound(name).tones]) for name, _ in SOUNDS)
+    if served.title in EMBEDDED_MODELS and served.target_kind != "class":
+        return tuple(_coloured_sample(name) for name, _ in COLOURED)
     if not _knows_scenes(served):
         return tuple(SampleInput(name, title, credit=credit) for name, title, credit in PHOTOS)
     scenes = {name: _scene(name, _is_tagged(served)) for name, _, _ in SCENES}
     return tuple(SampleInput(name, " and ".join(scene.names), scene.names) for name, scene in scenes.items())
 
 
+def _sample(name: str, classes: list[str]) -> SampleInput:
+    return SampleInput(name, " and ".join(classes), tuple(classes))
+
+
+def _coloured_sample(name: str) -> SampleInput:
+    scene = _coloured(name)
+    shapes = tuple(f"a {shape}" for shape in scene.names)
+    described = tuple(str(caption) for caption in describe_objects(scene))
+    absent = next(f"a {shape}" for shape in SCENE_CLASSES if shape not in scene.names)
+    return SampleInput(name, " and ".join(scene.names), scene.names, prompts=(*shapes, *described, absent))
+
+
 def sample_pixels(sample: str, served: ServedModel) -> np.ndarray[Any, Any] | None:
     """The pixels of a sample image as bytes of shape (height, width, 3), or None if it does not exist.
 
-    Any sample can be used with any image model.
+    Any sample image can be used with any image model. Videos have shape (frames, height, width, 3), spectrograms
+    (time, bins).
     """
     if served.kind == "text":
         return None
+    if served.media == "video":
+        return _motion(sample).frames if sample in dict(MOTIONS) else None
+    if served.media == "sound":
+        return _sound(sample).levels if sample in dict(SOUNDS) else None
+    if sample in dict(COLOURED):
+        return _coloured(sample).image
     if sample in {name for name, _, _ in PHOTOS}:
         return _photo(sample)
     if sample not in {name for name, _, _ in SCENES}:
@@ -101,6 +148,21 @@ def _is_tagged(served: ServedModel) -> bool:
 def _scene(name: str, tagged: bool) -> Scene:
     _, pairs, index = next(entry for entry in SCENES if entry[0] == name)
     return Scenes("test", objects=1, pairs=pairs, tagged=tagged)[index]
+
+
+@lru_cache(maxsize=len(COLOURED))
+def _coloured(name: str) -> Scene:
+    return Scenes("test", pairs=True, coloured=True)[dict(COLOURED)[name]]
+
+
+@lru_cache(maxsize=len(MOTIONS))
+def _motion(name: str) -> MotionScene:
+    return render_motion(0, dict(MOTIONS)[name], pairs=True, split="test")
+
+
+@lru_cache(maxsize=len(SOUNDS))
+def _sound(name: str) -> ToneScene:
+    return render_tones(0, dict(SOUNDS)[name], pairs=True, split="test")
 
 
 @lru_cache(maxsize=len(PHOTOS))

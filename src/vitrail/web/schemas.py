@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 EXAMPLE: dict[str, Any] = {"model": "scenes", "picture": "5f0c6f1b2a9d4e8c7b3a1d2e"}
 
@@ -12,6 +12,33 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 Spec = Annotated[str, Field(min_length=1, max_length=200)]
 Index = Annotated[int, Field(ge=0, le=10_000_000)]
 Seed = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+Point = Annotated[list[Annotated[float, Field(ge=0, le=100_000)]], Field(min_length=2, max_length=2)]
+
+
+class NamedTargetRequest(BaseModel):
+    """A prompt, a box of a detector, or a region of the image.
+
+    A region is a pixel of the model's input or some of its patches. Without a label it is the likeliest one.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"examples": [{"kind": "prompt", "text": "a red star"}]}
+    )
+    kind: Literal["prompt", "box", "region"]
+    text: str | None = Field(None, max_length=500)
+    query: Index | None = None
+    label: Index | None = None
+    point: Point | None = None
+    patches: list[Index] | None = Field(None, max_length=20_000)
+
+
+#: A class index, or a target with a name.
+TargetRequest = Annotated[
+    Annotated[Index, Tag("class")] | Annotated[NamedTargetRequest, Tag("named")],
+    Discriminator(lambda value: "named" if isinstance(value, dict | NamedTargetRequest) else "class"),
+]
 
 
 class RequestSchema(BaseModel):
@@ -41,18 +68,24 @@ class PredictRequest(InputRequest):
     """A model and its input, and classes whose probabilities are wanted beside those of the most probable ones."""
 
     classes: list[Index] = Field(default_factory=list, max_length=100)
+    targets: list[NamedTargetRequest] = Field(
+        default_factory=list, max_length=100, description="Prompts, boxes or regions, for models without classes"
+    )
 
 
 class ExplainRequest(InputRequest):
-    """Methods with their options as on the command line, and class indices; null for the predicted class."""
+    """Methods with their options as on the command line, and class indices; null for the predicted class.
+
+    Models without classes take prompts, boxes or regions as targets.
+    """
 
     model_config = ConfigDict(
         json_schema_extra={"examples": [{**EXAMPLE, "methods": ["vtranm", "rise:masks=500"], "targets": [2, 5]}]}
     )
     methods: list[Spec] = Field(min_length=1, max_length=100)
-    targets: list[Index] | None = Field(None, max_length=100)
-    contrast: Index | None = Field(
-        None, description="A class to compare with: maps explain the logit of the one target minus that of this class"
+    targets: list[TargetRequest] | None = Field(None, max_length=100)
+    contrast: TargetRequest | None = Field(
+        None, description="What to compare with: maps explain the one target minus this one"
     )
     seed: Seed = 0
 
@@ -62,8 +95,8 @@ class CheckRequest(InputRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "methods": ["vtranm"], "targets": [2]}]})
     methods: list[Spec] = Field(min_length=1, max_length=100)
-    targets: list[Index] | None = Field(None, max_length=100)
-    contrast: Index | None = None
+    targets: list[TargetRequest] | None = Field(None, max_length=100)
+    contrast: TargetRequest | None = None
     seed: Seed = 0
 
 
@@ -187,8 +220,8 @@ class ItemResponse(BaseModel):
 
     key: str
     method: str
-    target: int | None
-    contrast: int | None = None
+    target: int | dict[str, Any] | None
+    contrast: int | dict[str, Any] | None = None
     target_name: str | None
     state: str
     progress: float
@@ -215,9 +248,9 @@ class JobResponse(BaseModel):
     model: str
     picture: str | None
     text: str | None
-    targets: list[int]
+    targets: list[int | dict[str, Any]]
     target_names: list[str]
-    contrast: int | None = None
+    contrast: int | dict[str, Any] | None = None
     state: str
     ahead: int
     seed: int
@@ -242,6 +275,7 @@ class ImageResponse(BaseModel):
     height: int
     notes: list[str]
     geometry: GeometryInfo | None = None
+    frames: int | None = None
 
 
 class PaperInfo(BaseModel):
@@ -284,6 +318,12 @@ class ModelInfo(BaseModel):
     class_count: int
     default: str
     methods: list[MethodInfo]
+    media: str = "image"
+    targets: str = "class"
+    frames: int | None = None
+    axes: dict[str, float] | None = None
+    prompts: list[str] = []
+    attention: bool = True
 
 
 class SampleInfo(BaseModel):
@@ -295,14 +335,21 @@ class SampleInfo(BaseModel):
     classes: list[str] | None
     text: str | None
     credit: str | None = None
+    prompts: list[str] = []
 
 
 class ClassProbability(BaseModel):
-    """A class and its probability."""
+    """A class, prompt, box or region with its probability.
 
-    index: int
+    That of a prompt is its share in a softmax over the prompts of the request. ``corners`` are left, top, right and
+    bottom of a box or region, as fractions of the model's input.
+    """
+
+    index: int | None
     name: str
     probability: float | None
+    target: dict[str, Any] | None = None
+    corners: list[float] | None = None
 
 
 class PredictionResponse(BaseModel):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from vitrail.models.preprocess import Preprocess
 from vitrail.web.curve_levels import FILLS
 from vitrail.web.jobs import Job
+from vitrail.web.page_targets import PageTarget, difference_code
 
 _IMAGE = '''"""Relevance maps computed with Vitrail.
 
@@ -19,6 +21,38 @@ import vitrail
 model = vitrail.load({load_arguments})
 preprocess = replace(model.preprocess, squash=True)  # the image is already cropped and resized
 explanations = vitrail.explain(model, "image.png", methods={methods}, target={target}, preprocess=preprocess)
+'''
+_SIGNAL = '''"""Relevance maps computed with Vitrail.
+
+input.npy has the {media} at the model's input size, as bytes. The server provides it at
+/api/pictures/{image_id}.npy?model={model}
+"""
+
+import numpy as np
+import torch
+
+import vitrail
+
+values = torch.from_numpy(np.load("input.npy")).float()
+inputs = {tensor}
+model = vitrail.load({load_arguments})
+explanations = vitrail.explain(model, inputs, methods={methods}, target={target})
+'''
+_TENSORS = {
+    "sound": "values[None] / 127.5 - 1  # time, frequency",
+    "video": "((values.permute(0, 3, 1, 2) / 255 - torch.tensor({mean})[:, None, None])\n"
+    "          / torch.tensor({std})[:, None, None])[None]",
+}
+_MASK = '''
+
+def patches_mask(patches, grid, size):
+    """A mask of some patches, counted row by row, in the size of the model's input."""
+    cells = np.zeros(grid[0] * grid[1])
+    cells[patches] = 1
+    rows, columns = (np.arange(n) * cells_along // n for n, cells_along in zip(size, grid))
+    return cells.reshape(grid)[rows][:, columns]
+
+
 '''
 _TEXT = '''"""Word scores computed with Vitrail."""
 
@@ -60,11 +94,37 @@ def python_code(job: Job) -> str:
     target = f"[{targets}]"
     if job.contrast is not None and job.targets:
         target = f"vitrail.contrast({job.targets[0]}, {job.contrast})"
+    if job.has_named_targets:
+        return _named_code(job, methods) + _SAVE
     common = {"load_arguments": served.load_arguments, "methods": methods, "target": target}
     if job.image_id is None:
         return _TEXT.format(text=repr(job.raw_input), tokenizer_name=served.tokenizer_name, **common) + _SAVE
+    if served.media != "image":
+        known = served.loaded.preprocess
+        norm = {"mean": known.mean, "std": known.std} if isinstance(known, Preprocess) else {}
+        tensor = _TENSORS[served.media].format(**norm)
+        code = _SIGNAL.format(media=served.media, image_id=job.image_id, model=served.id, tensor=tensor, **common)
+        return code + _SAVE
     maps = _IMAGE.format(image_id=job.image_id, model=served.id, **common)
     if job.kind != "curves":
         return maps + _SAVE
     percents = tuple(round(100 * i / job.steps) for i in range(job.steps + 1))
     return maps + _CURVES.format(percents=percents, seed=job.seed, targets=targets, **FILLS)
+
+
+def _named_code(job: Job, methods: str) -> str:
+    """The program for prompts, boxes and regions."""
+    named = [target for target in job.targets or () if isinstance(target, PageTarget)]
+    target = f"[[{', '.join(one.code(job.served) for one in named)}]]"
+    if isinstance(job.contrast, PageTarget):
+        target = difference_code(named[0], job.contrast, job.served)
+    code = _IMAGE.format(
+        image_id=job.image_id, model=job.served.id, load_arguments=job.served.load_arguments, methods=methods,
+        target=target,
+    )  # fmt: skip
+    used = [name for name in ("box", "contrast", "prompt", "region") if f"{name}(" in target]
+    code = code.replace("import vitrail\n", f"import vitrail\nfrom vitrail.targets import {', '.join(used)}\n", 1)
+    if "patches_mask(" in target:
+        code = code.replace("import vitrail\n", "import numpy as np\n\nimport vitrail\n", 1)
+        code = code.replace("\nmodel = ", _MASK + "model = ", 1)
+    return code

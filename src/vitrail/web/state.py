@@ -22,13 +22,16 @@ from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel
+from vitrail.web.model_kind import shown_pixels
 from vitrail.web.originals import encode_original
+from vitrail.web.page_targets import RequestedTarget
 from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
 from vitrail.web.request_batch import MapBatches, Predictions
 from vitrail.web.runner import JobRunner
 from vitrail.web.samples import sample_pixels
 from vitrail.web.uploads import Upload, read_upload
 from vitrail.web.validation import RequestedMethod, check_text
+from vitrail.web.video_uploads import read_video
 
 T = TypeVar("T")
 
@@ -61,7 +64,8 @@ class StoredImage:
         width: Width of the uploaded image, after EXIF rotation.
         height: Height of the uploaded image.
         notes: Conversions that were applied.
-        pixels: For each model id, bytes of shape (height, width, 3).
+        pixels: For each model id, bytes of shape (height, width, 3); for videos (frames, height, width, 3), for
+            spectrograms (time, bins).
         original: The image as JPEG, see `vitrail.web.originals`.
     """
 
@@ -128,7 +132,17 @@ class ServerState:
             return check_text(text, self.limits)
         if image_id is None or text is not None:
             raise ApiError(422, f"{served.title} is an image model", "Send the id of an image instead of a text.")
-        return self.image(image_id).pixels[served.id]
+        return self.image_for(served, image_id)
+
+    def image_for(self, served: ServedModel, image_id: str) -> np.ndarray[Any, Any]:
+        """The pixels of an image, video or sound at the input size of a model."""
+        pixels = self.image(image_id).pixels
+        if served.id not in pixels:
+            what = {"image": "images", "video": "videos", "sound": "sound"}[served.media]
+            raise ApiError(
+                422, f"{served.title} takes {what}, and this is something else", "Choose one of its samples."
+            )
+        return pixels[served.id]
 
     # -- images ----------------------------------------------------------------------------------------------------
 
@@ -136,9 +150,13 @@ class ServerState:
         """Run a function (decoding, drawing) in a background thread, in turns with other clients."""
         return self._background.submit(client.key, work)
 
-    def add_upload(self, data: bytes, client: Client) -> StoredImage:
-        """Decode and store an uploaded file."""
-        image_id = self._image_id(data)
+    def add_upload(self, data: bytes, client: Client, served: ServedModel | None = None) -> StoredImage:
+        """Decode and store an uploaded file: an image, or for a model of videos an animated one."""
+        media = "image" if served is None else served.media
+        image_id = self._image_id(media.encode() + data if media != "image" else data)
+        if media != "image" and served is not None:
+            known = self.images.get(image_id)
+            return known or self._add_signal(image_id, read_video(data, served, self.limits), media, client.key)
         return self.images.get(image_id) or self._add_image(image_id, read_upload(data, self.limits), client.key)
 
     def add_sample(self, served: ServedModel, sample: str) -> StoredImage:
@@ -147,14 +165,27 @@ class ServerState:
         if pixels is None:
             raise not_found(f"sample {sample[:60]!r}", f"See /api/samples?model={served.id}.")
         image_id = self._image_id(pixels.tobytes())
+        if served.media != "image":
+            return self.images.get(image_id) or self._add_signal(image_id, pixels, served.media)
         return self.images.get(image_id) or self._add_image(image_id, Upload(Image.fromarray(pixels), ()))
 
     def _image_id(self, data: bytes) -> str:
         """An id that is equal for equal files and cannot be guessed without the file."""
         return hmac.new(self._secret, data, hashlib.sha256).hexdigest()[:24]
 
+    def _add_signal(self, image_id: str, values: np.ndarray[Any, Any], media: str, owner: str = "") -> StoredImage:
+        """Store a video or spectrogram for the models that take one of its shape."""
+        fitting = [one for one in self.models.values() if one.media == media and one.input_shape == values.shape]
+        shown = shown_pixels(values)
+        height, width = shown.shape[:2]
+        original = encode_original(Image.fromarray(shown))
+        image = StoredImage(image_id, width, height, (), {one.id: values for one in fitting}, original)
+        self.images.put(image_id, image, values.nbytes + len(original) + 1024, owner)
+        return image
+
     def _add_image(self, image_id: str, upload: Upload, owner: str = "") -> StoredImage:
-        pixels = {served.id: served.pixels(upload.image) for served in self.models.values() if served.kind == "image"}
+        fitting = [one for one in self.models.values() if one.kind == "image" and one.media == "image"]
+        pixels = {served.id: served.pixels(upload.image) for served in fitting}
         width, height = upload.image.size
         image = StoredImage(image_id, width, height, upload.notes, pixels, encode_original(upload.image))
         self.images.put(image_id, image, sum(a.nbytes for a in pixels.values()) + len(image.original) + 1024, owner)
@@ -162,10 +193,12 @@ class ServerState:
 
     # -- predictions -----------------------------------------------------------------------------------------------
 
-    def cached_prediction(self, served: ServedModel, image_id: str | None, raw_input: Any) -> list[int] | None:
+    def cached_prediction(
+        self, served: ServedModel, image_id: str | None, raw_input: Any
+    ) -> list[RequestedTarget] | None:
         """The predicted class if it is already known, else None."""
         known = self.predictions.get(served, image_id, raw_input)
-        return None if known is None else [int(known.argmax())]
+        return None if known is None or served.target_kind != "class" else [int(known.argmax())]
 
     def predict(
         self, client: Client, served: ServedModel, image_id: str | None, raw_input: Any

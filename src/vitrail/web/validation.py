@@ -20,6 +20,8 @@ from vitrail.web.limits import (
     Limits,
 )
 from vitrail.web.model import ServedModel, takes_contrast
+from vitrail.web.page_targets import PageTarget, RequestedTarget
+from vitrail.web.schemas import NamedTargetRequest
 
 
 @dataclass(frozen=True)
@@ -102,50 +104,88 @@ def _check_option(method: str, name: str, value: Any) -> None:
             raise OptionError(f"{name}={value} of {method} is too large for this server: use at most {maximum}")
 
 
-def check_targets(targets: Sequence[int] | None, served: ServedModel, limits: Limits) -> list[int] | None:
-    """Check the classes of a request; duplicates are removed, None stands for the predicted class.
+def check_targets(
+    targets: Sequence[int | NamedTargetRequest] | None, served: ServedModel, limits: Limits
+) -> list[RequestedTarget] | None:
+    """Check the targets of a request; duplicates are removed, None stands for the predicted class.
 
     Raises:
-        ApiError: 422, a class does not exist, or there are too many.
+        ApiError: 422, a class does not exist, a prompt, box or region is not one of this model, or there are too many.
     """
-    if targets is None:
-        return None
     try:
+        if targets is None:
+            if served.target_kind != "class":
+                raise TargetError(
+                    f"{served.title} has no predicted class: give targets of the kind {served.target_kind}"
+                )
+            return None
         if not 1 <= len(targets) <= limits.targets:
-            raise TargetError(f"{len(targets)} classes given: give 1 to {limits.targets}, or null")
-        for index in targets:
-            if not 0 <= index < served.class_count:
+            raise TargetError(f"{len(targets)} targets given: give 1 to {limits.targets}, or null")
+        found = [_page_target(target, served) for target in targets]
+        for index in found:
+            if isinstance(index, PageTarget):
+                index.named(served)
+            elif not 0 <= index < served.class_count:
                 count = served.class_count
                 raise TargetError(f"class {index} does not exist: the model has {count} classes, 0 to {count - 1}")
     except VitrailError as error:
         raise to_api_error(error) from error
-    return list(dict.fromkeys(targets))
+    return list(dict.fromkeys(found))
+
+
+def _page_target(target: int | NamedTargetRequest, served: ServedModel) -> RequestedTarget:
+    kind = "class" if isinstance(target, int) else target.kind
+    if kind != served.target_kind:
+        needed = {
+            "class": "name a class by its index", "prompt": "give a prompt, as {'kind': 'prompt', 'text': 'a star'}",
+            "box": "give a box, as {'kind': 'box', 'query': 3}",
+            "region": "give a region, as {'kind': 'region', 'point': [40, 30]}",
+        }  # fmt: skip
+        raise TargetError(f"a {kind} is not a target of {served.title}: {needed[served.target_kind]}")
+    if isinstance(target, int):
+        return target
+    point = None if target.point is None else (target.point[0], target.point[1])
+    patches = tuple(sorted(set(target.patches or ())))
+    text = None if target.text is None else target.text.strip()
+    if target.kind == "box" and target.query is None:
+        raise TargetError("the box has no query: give the number of a query, as {'kind': 'box', 'query': 3}")
+    return PageTarget(target.kind, text, target.query, target.label, point, patches)
 
 
 def check_contrast(
-    contrast: int | None, targets: Sequence[int] | None, specs: Sequence[str], served: ServedModel
-) -> None:
-    """Check a request for the difference of two logits: one other class, and methods that take a function as target.
+    contrast: int | NamedTargetRequest | None,
+    targets: Sequence[RequestedTarget] | None,
+    specs: Sequence[str],
+    served: ServedModel,
+) -> RequestedTarget | None:
+    """Check a request for the difference of two targets: one other target, and methods that take a function.
+
+    Returns:
+        What is subtracted, or None.
 
     Raises:
         ApiError: 422.
     """
     if contrast is None:
-        return
+        return None
     try:
+        other = _page_target(contrast, served)
         if served.kind == "text":
             raise TargetError(f"{served.title} is a text model: contrast= is available for images")
-        if targets is None or len(targets) != 1 or targets[0] == contrast:
+        if targets is None or len(targets) != 1 or targets[0] == other:
             raise TargetError("contrast= compares one class with another: give one other class as targets")
-        if not 0 <= contrast < served.class_count:
+        if isinstance(other, PageTarget):
+            other.named(served)
+        elif not 0 <= other < served.class_count:
             count = served.class_count
-            raise TargetError(f"class {contrast} does not exist: the model has {count} classes, 0 to {count - 1}")
+            raise TargetError(f"class {other} does not exist: the model has {count} classes, 0 to {count - 1}")
         for spec in specs:
             name = spec.partition(":")[0]
             if not takes_contrast(name):
                 raise TargetError(f"{name} explains single classes only: leave it out, or explain the two classes")
     except VitrailError as error:
         raise to_api_error(error) from error
+    return other
 
 
 def check_text(text: str, limits: Limits) -> str:

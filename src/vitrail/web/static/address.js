@@ -1,6 +1,7 @@
 /** The address is the state of the page: model, input, classes, methods, view and display as parameters of the URL. */
 
 import { DIVERGING, SEQUENTIAL } from "./colour.js";
+import { fieldsOf, formatTarget, isNamed, parseTargets } from "./targets.js";
 
 /** The style that maps are drawn in at first. */
 export const DEFAULT_STYLE = {
@@ -12,6 +13,8 @@ export const DEFAULT_STYLE = {
   diverging: "coldwarm",
 };
 
+/** What models explain, in words. */
+const KINDS = { class: "classes", prompt: "prompts", box: "boxes", region: "regions" };
 const VIEWS = ["maps", "matrix", "models"];
 const SHOWN = ["both", "first", "second"];
 
@@ -27,8 +30,16 @@ const integers = (text) => (text ?? "").split(",").filter(isInteger).map(Number)
 export function problemsOf(search, model, methods) {
   const parameters = new URLSearchParams(search);
   const parts = (parameters.get("classes") ?? "").split(",").filter(Boolean);
-  const classes = parts.filter((part) => !isInteger(part) || Number(part) >= model.class_count);
+  const named = parseTargets(parameters);
+  const hasClasses = model.targets === "class";
+  const classes = hasClasses ? parts.filter((part) => !isInteger(part) || Number(part) >= model.class_count) : [];
   const problems = [];
+  if (parts.length && !hasClasses)
+    problems.push(`The classes of this link are not explained: ${model.title} explains ${KINDS[model.targets]}.`);
+  if (named.some((key) => fieldsOf(key).kind !== model.targets))
+    problems.push(
+      `The ${fieldsOf(named[0]).kind} of this link is not explained: ${model.title} explains ${KINDS[model.targets]}.`,
+    );
   if (methods.length)
     problems.push(`${methods.length > 1 ? "Methods" : "Method"} ${methods.join(", ")} not available for ${model.title}.`);
   if (classes.length)
@@ -51,7 +62,8 @@ export function parseAddress(search) {
   const parameters = new URLSearchParams(search);
   const one = (name) => parameters.get(name) || null;
   const known = (name, values) => (values.includes(parameters.get(name)) ? parameters.get(name) : values[0]);
-  const classes = [...new Set(integers(parameters.get("classes")))];
+  const named = parseTargets(parameters);
+  const classes = named.length ? named.slice(0, 2) : [...new Set(integers(parameters.get("classes")))];
   return {
     model: one("model"),
     sample: one("sample"),
@@ -64,6 +76,7 @@ export function parseAddress(search) {
     view: known("view", VIEWS),
     other: one("other"),
     shown: known("shown", SHOWN),
+    time: integers(parameters.get("time"))[0] ?? null,
     curves: parameters.get("curves") === "1",
     style: parseStyle(parameters),
   };
@@ -91,13 +104,16 @@ export function formatAddress(state) {
     if (value !== null && value !== undefined && value !== "" && value !== false) parameters.append(name, value);
   };
   for (const name of ["model", "sample", "image", "text"]) add(name, state[name]);
-  add("classes", state.classes?.join(","));
+  const [first] = state.classes ?? [];
+  if (isNamed(first)) for (const key of state.classes) add(...formatTarget(key));
+  else add("classes", state.classes?.join(","));
   add("contrast", state.contrast && "1");
   for (const method of state.methods ?? []) add("method", method);
   if (state.focus !== state.methods?.[0]) add("focus", state.focus);
   if (state.view !== VIEWS[0]) add("view", state.view);
   add("other", state.view === "models" && state.other);
   if (state.shown !== SHOWN[0]) add("shown", state.shown);
+  if (state.time) add("time", String(state.time));
   add("curves", state.curves && "1");
   const { style } = state;
   if (style) {

@@ -1,6 +1,7 @@
 /** Client of the HTTP API: each call returns data or throws an ApiError with the problem and a fix. */
 
 import { pause, restored } from "./connection.js";
+import { keyOf } from "./targets.js";
 
 /** Tries of a request that fails although the server responds. */
 const MAX_TRIES = 3;
@@ -93,7 +94,13 @@ export const models = () => requestJson("GET", "/api/models");
 export const samples = (model) => requestJson("GET", `/api/samples?model=${encodeURIComponent(model)}`);
 export const useSample = (model, sample) =>
   remember(() => requestJson("POST", "/api/pictures/sample", { model, sample }));
-export const predict = (input, signal) => requestForImage("/api/predict", input, signal);
+/** The most probable classes, prompts, boxes or regions, and those asked for; `index` is the key of each. */
+export async function predict(input, signal) {
+  const found = await requestForImage("/api/predict", input, signal);
+  const named = (entries) =>
+    entries.map((entry) => (entry.target ? { ...entry, index: keyOf(entry.target) } : entry));
+  return { ...found, top: named(found.top), asked: named(found.asked) };
+}
 export const explain = (body) => requestForImage("/api/explain", body);
 export const check = (body) => requestForImage("/api/check", body);
 export const curves = (body) => requestForImage("/api/curves", body);
@@ -102,7 +109,8 @@ export const attention = (body, signal) => requestForImage("/api/attention", bod
 export const job = (id) => requestJson("GET", `/api/jobs/${id}`);
 export const cancel = (id) => request("DELETE", `/api/jobs/${id}`);
 export const code = async (id) => (await request("GET", `/api/jobs/${id}/code.py`)).text();
-export const imageUrl = (model, image) => `/api/pictures/${currentId(image)}.png?model=${encodeURIComponent(model)}`;
+export const imageUrl = (model, image, frame = 0) =>
+  `/api/pictures/${currentId(image)}.png?model=${encodeURIComponent(model)}${frame ? `&frame=${frame}` : ""}`;
 export const originalUrl = (image) => `/api/pictures/${currentId(image)}/original.jpg`;
 export const image = (model, id) =>
   requestJson("GET", `/api/pictures/${encodeURIComponent(id)}?model=${encodeURIComponent(model)}`);

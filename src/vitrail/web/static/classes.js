@@ -1,9 +1,37 @@
-/** The class picker: the most probable classes as buttons, any other by typing, and a second one to compare with. */
+/**
+ * The class picker: the most probable classes as buttons, any other by typing, and a second one to compare with. Models
+ * without classes have prompts, boxes or regions instead.
+ */
 
-import { el } from "./dom.js";
+import { el, setText } from "./dom.js";
 import { formatPercent } from "./maps.js";
+import { fieldsOf, isContrast, isNamed, keyOf, partsOf, plainName } from "./targets.js";
 
 const MAX_OPTIONS = 40;
+/** Entries that are listed without being chosen. */
+const LISTED = { class: 5, prompt: 10, box: 10, region: 6 };
+/** What the picker says for each kind of target. */
+const WORDING = {
+  class: { title: "Class", list: "Most probable classes", field: "Any class by name or index", note: "" },
+  prompt: {
+    title: "Prompt",
+    list: "Prompts",
+    field: "Type a prompt, then press Enter",
+    note: "Shares of the listed prompts in a softmax over them. Compare two and choose Difference to explain one against the other.",
+  },
+  box: {
+    title: "Detected object",
+    list: "Detected objects",
+    field: "Another label for this box",
+    note: "Choose a box here or on the image.",
+  },
+  region: {
+    title: "Region",
+    list: "Regions that the model finds",
+    field: "Another label for this region",
+    note: "Click a point of the large image, or brush over patches. On the keyboard: arrow keys, Enter for a patch, Space for more.",
+  },
+};
 let count = 0;
 
 export class ClassPicker {
@@ -20,9 +48,16 @@ export class ClassPicker {
     this.top = [];
     this.asked = [];
     this.model = null;
-    this.list = el("ul", { class: "classes", "aria-label": "Most probable classes" });
+    this.heading = root.querySelector("h2");
+    this.list = el("ul", { class: "classes", "aria-label": WORDING.class.list });
+    this.note = el("p", { class: "note", hidden: true });
     this.#createCombobox();
-    root.append(this.list, this.#createModes(), this.field);
+    root.append(this.list, this.#createModes(), this.field, this.note);
+  }
+
+  /** What is explained: "class", "prompt", "box" or "region". */
+  get kind() {
+    return this.model?.targets ?? "class";
   }
 
   /** The class with the highest probability. */
@@ -34,15 +69,40 @@ export class ClassPicker {
   setModel(model) {
     this.model = model;
     this.input.value = "";
+    const { title, list, field, note } = WORDING[this.kind];
+    setText(this.heading, title);
+    setText(this.note, note);
+    this.note.hidden = !note;
+    this.list.setAttribute("aria-label", list);
+    const combobox = {
+      role: "combobox",
+      "aria-expanded": "false",
+      "aria-controls": this.popup.id,
+      "aria-autocomplete": "list",
+    };
+    for (const [name, value] of Object.entries(combobox))
+      if (this.kind === "prompt") this.input.removeAttribute(name);
+      else this.input.setAttribute(name, value);
+    this.input.placeholder = field;
+    this.input.setAttribute("aria-label", field);
   }
 
   name(index) {
-    if (typeof index === "string") {
-      const [first, second] = index.split("-").map((part) => this.name(Number(part)));
+    if (isContrast(index)) {
+      const [first, second] = partsOf(index).map((part) => this.name(part));
       return `${first} against ${second}`;
     }
+    if (isNamed(index)) return this.#namedTarget(index);
     const name = this.model?.classes?.[index] ?? this.top.find((one) => one.index === index)?.name;
     return (name ?? `class ${index}`).split(",")[0];
+  }
+
+  /** The name of a prompt, box or region; boxes of one label are told apart by their number. */
+  #namedTarget(key) {
+    const known = [...this.top, ...this.asked];
+    const name = known.find((one) => one.index === key)?.name ?? plainName(key);
+    const same = known.filter((one) => one.name === name && one.index !== key).length > 0;
+    return this.kind === "box" && same ? `${name} (box ${fieldsOf(key).query})` : name;
   }
 
   probability(index) {
@@ -61,19 +121,26 @@ export class ClassPicker {
 
   /** Add probabilities of further classes. */
   addProbabilities(asked) {
-    this.asked = [...this.asked, ...asked];
+    const fresh = new Set(asked.map((one) => one.index));
+    this.asked = [...this.asked.filter((one) => !fresh.has(one.index)), ...asked];
+    this.draw();
+  }
+
+  /** Show other shares of prompts, which depend on the whole list. */
+  setTop({ top, asked }) {
+    Object.assign(this, { top, asked });
     this.draw();
   }
 
   draw() {
     const focused = document.activeElement?.dataset?.role;
-    const shown = this.top.slice(0, 5).map((one) => one.index);
+    const shown = this.top.slice(0, LISTED[this.kind]).map((one) => one.index);
     for (const index of this.targets) if (!shown.includes(index)) shown.push(index);
     this.list.replaceChildren(...shown.map((index) => this.#row(index)));
     this.modes.hidden = this.targets.length < 2;
     for (const radio of this.modes.querySelectorAll("input"))
       radio.checked = (radio.value === "contrast") === this.contrast;
-    if (focused) this.list.querySelector(`[data-role="${focused}"]`)?.focus();
+    if (focused) this.list.querySelector(`[data-role="${CSS.escape(focused)}"]`)?.focus();
   }
 
   #row(index) {
@@ -122,6 +189,11 @@ export class ClassPicker {
     const [first, second] = this.targets;
     // Choosing the second class of a pair swaps the two.
     this.#select(index === second ? [second, first] : second === undefined ? [index] : [index, second]);
+  }
+
+  /** Choose a target, as a click on the image does. */
+  choose(key) {
+    this.#choose(key);
   }
 
   #select(targets) {
@@ -179,7 +251,7 @@ export class ClassPicker {
   }
 
   #openPopup() {
-    if (!this.model) return;
+    if (!this.model || this.kind === "prompt") return;
     const typed = this.input.value.trim().toLowerCase();
     const names = this.model.classes ?? Array.from({ length: this.model.class_count }, (_, i) => `class ${i}`);
     const matches = [];
@@ -225,6 +297,10 @@ export class ClassPicker {
       const step = event.key === "ArrowDown" ? 1 : -1;
       if (options.length) this.active = (this.active + step + options.length) % options.length;
       this.#markActive();
+    } else if (event.key === "Enter" && this.kind === "prompt") {
+      const text = this.input.value.trim();
+      if (text) this.#choose(keyOf({ kind: "prompt", text }));
+      this.input.value = "";
     } else if (event.key === "Enter" && options[this.active]) {
       event.preventDefault();
       this.#chooseOption(Number(options[this.active].dataset.index));
@@ -236,12 +312,14 @@ export class ClassPicker {
   #chooseOption(index) {
     this.input.value = "";
     this.#closePopup();
-    this.#choose(index);
-    this.list.querySelector(`[data-role="class-${index}"]`)?.focus();
+    const key = this.kind === "class" ? index : keyOf({ ...fieldsOf(this.targets[0]), label: index });
+    this.#choose(key);
+    this.list.querySelector(`[data-role="${CSS.escape(`class-${key}`)}"]`)?.focus();
   }
 
   #closePopup() {
     this.popup.hidden = true;
+    if (this.kind === "prompt") return;
     this.input.setAttribute("aria-expanded", "false");
     this.input.removeAttribute("aria-activedescendant");
   }

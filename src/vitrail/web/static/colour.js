@@ -118,6 +118,21 @@ function drawInside(canvas, image, colour) {
   context.strokeRect(area.x + 0.5, area.y + 0.5, area.width - 1, area.height - 1);
 }
 
+/** Fewest values of a map of pixels. */
+const PIXELS = 4096;
+
+/** A sparse map of pixels, divided by the 99th percentile of its magnitudes, so that more than a few are visible. */
+function stretched(map) {
+  if (map.unit.length < PIXELS) return map;
+  if (!map.stretched) {
+    const sizes = Float32Array.from(map.unit, Math.abs).sort();
+    const high = sizes[Math.floor(0.99 * (sizes.length - 1))];
+    const clip = (v) => Math.min(1, Math.max(-1, v / high));
+    map.stretched = high > 0 && high < 0.25 ? { ...map, unit: map.unit.map(clip) } : map;
+  }
+  return map.stretched;
+}
+
 /**
  * Draw one map over its image. The image is desaturated, and covered least where relevance is low.
  *
@@ -128,7 +143,7 @@ export function drawMap(canvas, image, map, style) {
   const colours = colourTable(map.signed ? style.diverging : style.sequential);
   const desaturation = Math.min(1, style.opacity * 3);
   drawInside(canvas, image, (area) => {
-    const unit = resizeMap(map, area.width, area.height, style.smooth);
+    const unit = resizeMap(stretched(map), area.width, area.height, style.smooth);
     return (i, base, offset, out) => {
       const u = unit[i];
       const at = 3 * Math.round(255 * Math.min(1, Math.max(0, map.signed ? (u + 1) / 2 : u)));

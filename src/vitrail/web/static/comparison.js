@@ -20,6 +20,8 @@ const LARGE_SIZE = 768;
 /** Longest side of an original image on the canvas. */
 const ORIGINAL_SIZE = 960;
 const CARD_SIZE = 256;
+const PATCH_HINT = "Point at a patch to read its relevance; click to keep it selected.";
+const REGION_HINT = "Point at a patch to read its relevance; click a point or brush over patches to explain them.";
 /** The key of the card that shows the image. */
 const IMAGE = "image";
 
@@ -65,7 +67,8 @@ export class MapComparison {
    *   targets, className(index), style, shownClasses, focus, ahead}
    */
   show(scene) {
-    if (this.scene && scene.image !== this.scene.image) this.patch = this.pinned = null;
+    if (this.scene && scene.image.element !== this.scene.image.element && scene.image.model !== this.scene.image.model)
+      this.patch = this.pinned = null;
     this.scene = scene;
     this.update();
   }
@@ -199,6 +202,7 @@ export class MapComparison {
   #drawCard(card, key, method, focus) {
     resizeCanvas(card.canvas, this.scene.size, CARD_SIZE);
     if (key === IMAGE) {
+      setText(card.root.querySelector(".name"), this.scene.inputName);
       if (card.canvas.drawnKey !== this.scene.image.id) drawImage(card.canvas, this.scene.image);
       card.canvas.drawnKey = this.scene.image.id;
       return;
@@ -317,7 +321,7 @@ export class MapComparison {
   #addKeyEvents() {
     this.mainMap.addEventListener("keydown", (event) => {
       const steps = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-      if (!this.scene) return;
+      if (!this.scene || event.target !== this.mainMap) return; // a box on the map has its own keys
       const [rows, columns] = this.scene.grid;
       const current = this.patch ?? Math.floor(rows / 2) * columns + Math.floor(columns / 2);
       if (event.key in steps) {
@@ -332,7 +336,7 @@ export class MapComparison {
       } else if (event.key === "Enter" || event.key === " ") {
         event.preventDefault();
         this.setPatch(current);
-        this.on.attention(current);
+        if (this.scene.canAttend !== false) this.on.attention(current);
       } else if (event.key === "Escape") {
         this.pinned = null;
         this.setPatch(null);
@@ -353,14 +357,16 @@ export class MapComparison {
     const cursor = this.mainMap.querySelector(".cursor");
     placeCursor(cursor, patch, scene?.grid, this.#box);
     cursor.classList.toggle("pinned", patch !== null && patch === this.pinned);
+    this.attentionButton.hidden = scene?.canAttend === false;
     this.attentionButton.disabled = (this.pinned ?? patch) === null;
     if (!scene || patch === null) {
-      setText(this.readoutText, scene ? "Point at a patch to read its relevance; click to keep it selected." : "");
+      const hint = scene?.kind === "region" ? REGION_HINT : PATCH_HINT;
+      setText(this.readoutText, scene ? hint : "");
       for (const card of this.cards.values()) setLines(card.readout, []);
       return;
     }
     const [, columns] = scene.grid;
-    const where = `Row ${Math.floor(patch / columns) + 1}, column ${(patch % columns) + 1}`;
+    const where = placeText(Math.floor(patch / columns), patch % columns, scene);
     const focus = scene.methods.find((m) => m.spec === scene.focus) ?? scene.methods[0];
     const values = this.#values(focus.spec, patch, true);
     setText(this.readoutText, values.length > 1 ? [where, ...values].join("\n") : `${where}: ${values[0]}`);
@@ -380,6 +386,14 @@ export class MapComparison {
       return `${name}${formatNumber(means[patch])}, ${strength}, ${ordinal(ranks[patch])} of ${ranks.length}`;
     });
   }
+}
+
+/** Where a patch is: its row and column, or seconds and hertz of a spectrogram. */
+function placeText(row, column, { grid: [rows, columns], axes }) {
+  if (!axes) return `Row ${row + 1}, column ${column + 1}`;
+  const at = (i, n, end, digits) => ((i / n) * end).toFixed(digits);
+  const time = `${at(column, columns, axes.seconds, 2)}–${at(column + 1, columns, axes.seconds, 2)} s`;
+  return `${time}, ${at(rows - row - 1, rows, axes.hertz, 0)}–${at(rows - row, rows, axes.hertz, 0)} Hz`;
 }
 
 /** Whether the top of an element is visible. */

@@ -5,6 +5,9 @@ import { formatPercent } from "./maps.js";
 
 const name = (classes, index) => el("em", {}, classes.name(index));
 
+/** What the best candidate is called. */
+const BEST = { class: "the model’s prediction", prompt: "the best of these prompts", box: "detected", region: "found" };
+
 /** The probability of a class as text, or "" while it is unknown. */
 const percent = (classes, index) => formatPercent(classes.probability(index));
 
@@ -13,7 +16,9 @@ function prediction(classes, index) {
   const best = classes.predicted;
   if (!best) return "";
   const own = percent(classes, index);
-  if (index === best.index) return own ? `${own}, the model’s prediction` : "";
+  if (classes.kind !== "class" && classes.kind !== "prompt") return own;
+  if (index === best.index) return own ? `${own}, ${BEST[classes.kind]}` : "";
+  if (classes.kind === "prompt") return `${own}; ${classes.name(best.index)} ${formatPercent(best.probability)}`;
   const says = `the model says ${classes.name(best.index)}, ${formatPercent(best.probability)}`;
   return own ? `${own}, ${says}` : says;
 }
@@ -39,7 +44,7 @@ export function headline(classes, targets, contrast) {
     const best = classes.predicted;
     const both = [first, second].map((index) => `${classes.name(index)} ${percent(classes, index)}`.trim());
     note = both.join(", ");
-    if (best && !targets.includes(best.index))
+    if (best && classes.kind === "class" && !targets.includes(best.index))
       note += `; the model says ${classes.name(best.index)}, ${formatPercent(best.probability)}`;
   }
   const text = question.map((part) => part.textContent ?? part).join("");
@@ -48,8 +53,9 @@ export function headline(classes, targets, contrast) {
 
 /** The headline of a table of several classes. */
 export function tableHeadline(classes) {
-  const text = "What speaks for each class?";
+  const each = { class: "class", prompt: "prompt", box: "box", region: "region" }[classes.kind];
+  const text = `What speaks for each ${each}?`;
   const best = classes.predicted;
-  const says = best ? `(the model says ${classes.name(best.index)}, ${formatPercent(best.probability)})` : "";
+  const says = best && classes.kind === "class" ? `(the model says ${classes.name(best.index)}, ${formatPercent(best.probability)})` : "";
   return { nodes: [text, says ? el("small", {}, says) : ""].filter(Boolean), text };
 }

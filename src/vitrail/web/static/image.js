@@ -9,21 +9,26 @@ import { ClassPicker } from "./classes.js";
 import { MapComparison } from "./comparison.js";
 import { addControls, showClassChoice, showStyle } from "./controls.js";
 import { Curves } from "./curves.js";
-import { hideAlert, sentence, setText, showAlert } from "./dom.js";
+import { el, hideAlert, sentence, setText, showAlert } from "./dom.js";
 import { examplesFor, showExamples } from "./examples.js";
 import { Downloads } from "./downloads.js";
 import { closeDrawer } from "./drawer.js";
+import { FrameSlider } from "./frames.js";
 import { headline, tableHeadline } from "./headline.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
+import { setTime, timeOf } from "./maps.js";
 import { MethodPicker } from "./methods.js";
+import { TargetOverlay } from "./overlay_targets.js";
 import { showRecent } from "./recent.js";
 import { Pins } from "./pins.js";
 import { PatchRemoval } from "./removal.js";
 import { uploadReduced } from "./shrink.js";
 import { addImageSources, addThumbnails, markSample } from "./sources.js";
+import { contrastKey, fieldsOf, isNamed, keyOf } from "./targets.js";
 import { findFile, keepFile } from "./uploads.js";
 import { TableViews } from "./views.js";
+import { paragraph } from "./words.js";
 
 const find = (id) => document.getElementById(id);
 const NO_MAP = {
@@ -65,6 +70,14 @@ export class ImagePanel {
       },
       attention: (patch) => attention.open(this.input, patch, this.scene),
     });
+    this.overlay = new TargetOverlay(find("main-map"), {
+      choose: (key) => this.classes.choose(key),
+      patch: () => this.comparison.patch,
+    });
+    this.frames = new FrameSlider((_, settled) => {
+      this.draw();
+      if (settled) this.onState(false);
+    });
     this.removal = new PatchRemoval();
     this.pins = new Pins(() => this.#shownResult());
     this.views = new TableViews(
@@ -105,7 +118,7 @@ export class ImagePanel {
   get keys() {
     if (this.views.name === "matrix") return this.#matrixClasses();
     if (this.views.name === "models") return this.targets.slice(0, 1);
-    return this.contrast ? [this.targets.join("-")] : this.targets;
+    return this.contrast ? [contrastKey(...this.targets)] : this.targets;
   }
 
   /** The state, as `parseAddress` reads it. */
@@ -121,6 +134,7 @@ export class ImagePanel {
       view: this.views.name,
       other: this.views.other.wanted,
       shown: this.targets.length > 1 && !this.contrast ? this.shown : "both",
+      time: this.image?.frames ? this.frames.frame : null,
       curves: this.curves.shown,
       style: this.style,
     };
@@ -150,6 +164,7 @@ export class ImagePanel {
       if (session !== this.session) return;
     }
     let source = this.source ?? { sample: this.firstSample };
+    if (this.source && !known && this.#isForeign(source)) source = { sample: this.firstSample };
     if (state.sample) source = { sample: state.sample };
     else if (state.image && state.image !== this.image?.id) source = { image: state.image };
     await this.#open(source, { ...state, job });
@@ -168,7 +183,11 @@ export class ImagePanel {
   /** Add the samples of the model; the returned function loads their images. */
   async #addSamples() {
     const samples = await api.samples(this.model.id);
+    this.samples = samples;
     this.firstSample = samples[0]?.id;
+    find("drop-zone").hidden = this.model.media === "sound";
+    setText(find("image-title"), { image: "Image", video: "Video", sound: "Sound" }[this.model.media]);
+    setText(find("drop-text"), this.model.media === "video" ? "Open an animated GIF" : "Open an image");
     showExamples(find("examples"), examplesFor(this.model, samples, this.models ?? []), (address) => {
       closeDrawer();
       history.pushState(null, "", address);
@@ -186,7 +205,7 @@ export class ImagePanel {
   }
 
   /** Open an image; the state is added to the history if `push` is set, and replaced otherwise. */
-  async #open(source, { classes = null, contrast = false, curves = false, job = null, push = false } = {}) {
+  async #open(source, { classes = null, contrast = false, curves = false, time = 0, job = null, push = false } = {}) {
     const session = (this.session += 1);
     hideAlert();
     this.root.setAttribute("aria-busy", "true");
@@ -197,7 +216,7 @@ export class ImagePanel {
       // Classes of a link that are waiting for their image, which was opened again just now.
       const waiting = push ? this.waiting : null;
       this.waiting = null;
-      await this.#show(stored, session, { source: origin, classes, contrast, curves, job, push, ...waiting });
+      await this.#show(stored, session, { source: origin, classes, contrast, curves, time, job, push, ...waiting });
     } catch (error) {
       if (session !== this.session) return;
       this.root.setAttribute("aria-busy", "false");
@@ -242,14 +261,20 @@ export class ImagePanel {
   }
 
   /** Show an image with its classes; its sample is marked only now, so that the marked sample is the one shown. */
-  async #show(stored, session, { source, classes, contrast, curves, job, push }) {
+  async #show(stored, session, { source, classes, contrast, curves, time, job, push }) {
     const input = { model: this.model.id, picture: stored.picture };
-    const count = this.model.class_count;
-    const valid = (classes ?? []).filter((index) => index < count).slice(0, 2);
+    let valid = (classes ?? []).filter((key) => this.#isValid(key)).slice(0, 2);
+    const suggested = this.samples?.find((one) => one.id === source.sample)?.prompts ?? [];
+    const prompts = (suggested.length ? suggested : (this.model.prompts ?? [])).map((text) => ({ kind: "prompt", text }));
     const isSame = this.image?.id === stored.picture && this.image.model === this.model.id;
     const [image, prediction] = await Promise.all([
       isSame ? this.image : this.#loadImages(stored),
-      api.predict({ ...input, classes: valid }),
+      this.#predict(input, valid, prompts.map(keyOf)).catch((error) => {
+        if (!valid.some(isNamed) || error.status !== 422) throw error;
+        valid = []; // what the link names does not exist here
+        showAlert(error);
+        return this.#predict(input, [], prompts.map(keyOf));
+      }),
     ]);
     if (session !== this.session) return;
     this.image = image;
@@ -264,7 +289,9 @@ export class ImagePanel {
       this.jobs.setInput(input);
       this.checks.setInput(input);
     } else if (valid[0] !== this.targets[0]) this.curves.clear();
-    this.targets = valid.length ? valid : [prediction.top[0].index];
+    this.shownModel = this.model;
+    this.frames.setCount(image.frames?.length ?? 1, time ?? 0);
+    this.targets = valid.length ? valid : [prediction.top[0]?.index ?? this.#middle()];
     this.contrast = contrast && this.targets.length === 2;
     this.classes.show(prediction, this.targets, this.contrast);
     if (job?.kind === "explain") this.jobs.load(job);
@@ -274,8 +301,42 @@ export class ImagePanel {
     this.onState(push);
   }
 
+  /** Whether what is shown is not for this model: a video or sound, or a sample of a model of another kind. */
+  #isForeign({ sample }) {
+    const { media, targets } = this.model;
+    if (this.shownModel.media !== media) return true;
+    const sameKind = targets === "class" && this.shownModel.targets === "class";
+    return Boolean(sample) && !sameKind && !this.samples.some((one) => one.id === sample);
+  }
+
+  /** Whether a target is one of the model. */
+  #isValid(key) {
+    if (this.model.targets === "class") return typeof key === "number" && key < this.model.class_count;
+    return isNamed(key) && fieldsOf(key).kind === this.model.targets;
+  }
+
+  /** The pixel in the middle, which is explained where a model finds no region. */
+  #middle() {
+    const [height, width] = this.model.input;
+    return keyOf({ kind: "region", point: [Math.floor(width / 2), Math.floor(height / 2)] });
+  }
+
+  /** Predict; prompts are compared with all others that are listed. */
+  #predict(input, keys, prompts = []) {
+    if (this.model.targets === "class") return api.predict({ ...input, classes: keys });
+    const asked = this.model.targets === "prompt" ? [...new Set([...prompts, ...keys])] : keys;
+    return api.predict({ ...input, targets: asked.map(fieldsOf) });
+  }
+
   /** Load the model's input, and the original image if it shows more: {id, model, element, geometry, original}. */
-  async #loadImages({ picture, width, geometry }) {
+  async #loadImages({ picture, width, geometry, frames }) {
+    if (frames) {
+      const elements = await Promise.all(
+        Array.from({ length: frames }, (_, i) => loadImage(api.imageUrl(this.model.id, picture, i))),
+      );
+      const shown = elements.map((element, i) => ({ id: `${picture} frame ${i}`, element }));
+      return { id: picture, model: this.model.id, element: elements[0], geometry, original: null, frames: shown };
+    }
     const showsMore = geometry.cropped || geometry.squashed || width > (this.model.input?.[1] ?? Infinity);
     const [element, original] = await Promise.all([
       loadImage(api.imageUrl(this.model.id, picture)),
@@ -297,16 +358,31 @@ export class ImagePanel {
     this.onState(false);
   }
 
-  #setTargets(targets, contrast) {
+  async #setTargets(targets, contrast) {
     if (targets[0] !== this.targets[0]) this.curves.clear();
-    Object.assign(this, { targets, contrast });
     const unknown = targets.filter((index) => this.classes.probability(index) === undefined);
-    if (unknown.length)
-      api.predict({ ...this.input, classes: unknown }).then(({ asked }) => {
-        this.classes.addProbabilities(asked);
-        this.draw();
-      }, showAlert);
+    const predicted = unknown.length ? this.#predict(this.input, unknown, this.classes.top.map((one) => one.index)) : null;
+    if (unknown.some(isNamed) && !(await this.#exists(predicted))) return;
+    Object.assign(this, { targets, contrast });
+    predicted?.then((found) => {
+      if (this.model.targets === "prompt") this.classes.setTop(found);
+      else this.classes.addProbabilities(found.asked);
+      this.draw();
+    }, showAlert);
     this.#change();
+  }
+
+  /** Whether a prompt, box or region exists; otherwise say why not, and show what was chosen before. */
+  async #exists(predicted) {
+    const { session } = this;
+    try {
+      await predicted;
+      return session === this.session;
+    } catch (error) {
+      showAlert(error);
+      this.classes.show({ top: this.classes.top, asked: this.classes.asked }, this.targets, this.contrast);
+      return false;
+    }
   }
 
   /** Compute what is missing after a choice of the user, and add the choice to the history. */
@@ -341,8 +417,14 @@ export class ImagePanel {
     if (!this.image) return;
     const methods = this.methods.specs.map((spec) => this.methods.info(spec));
     const { keys, targets, contrast } = this;
+    const { frames } = this.image;
+    setTime(frames ? this.frames.frame / frames.length : 0);
     this.scene = {
-      image: this.image,
+      image: frames ? { ...this.image, ...frames[this.frames.frame] } : this.image,
+      inputName: { image: "Image", video: "Frame", sound: "Spectrogram" }[this.model.media],
+      axes: this.model.axes,
+      canAttend: this.model.attention,
+      kind: this.model.targets,
       original: this.style.original ? this.image.original : null,
       methods,
       targets: this.views.name === "matrix" ? targets : keys,
@@ -392,6 +474,17 @@ export class ImagePanel {
     const ready = this.jobs.finished([method.spec, ...others], keys); // the large map is checked first
     this.checks.update(ready, keys, this.jobs.idle);
     this.comparison.show(this.scene);
+    this.overlay.show({
+      kind: this.model.targets,
+      entries: [...this.classes.top, ...this.classes.asked.filter((one) => !this.classes.top.some((t) => t.index === one.index))],
+      targets: this.targets,
+      grid: this.scene.grid,
+      size: this.scene.size,
+      area: this.scene.original?.box ?? [0, 0, 1, 1],
+      name: this.scene.className,
+    });
+    this.frames.showRelevance(timeOf(this.jobs.item(method.spec, keys[0])));
+    this.#drawWords(method, keys[0]);
     const failed = keys.some((key) => this.checks.item(method.spec, key)?.check?.passed === false);
     const passes = (m) => keys.every((key) => this.checks.item(m.spec, key)?.check?.passed);
     this.about.show({
@@ -410,6 +503,13 @@ export class ImagePanel {
       keys.length > 1 ? keys.map((key) => this.classes.name(key)) : [],
       this.shown,
     );
+    const { axes } = this.model;
+    find("axes-note").hidden = !axes;
+    if (axes)
+      setText(
+        find("axes-note"),
+        `Left to right: 0 to ${axes.seconds.toFixed(1)} seconds. Bottom to top: 0 to ${(axes.hertz / 1000).toFixed(1)} kHz.`,
+      );
     find("frame").hidden = !this.image.original;
     find("measure").disabled = this.curves.running || this.contrast;
     find("measure-contrast").hidden = !this.contrast;
@@ -419,9 +519,24 @@ export class ImagePanel {
     }
   }
 
+  /** The words of the prompt for the image, coloured by the method that is shown. */
+  #drawWords(method, key) {
+    const root = find("prompt-words");
+    const words = this.model.targets === "prompt" ? this.jobs.item(method.spec, key)?.words : null;
+    root.hidden = !words?.length;
+    if (root.hidden || root.shown === words) return;
+    root.shown = words;
+    let at = 0;
+    const placed = words.map((word) => ({ ...word, start: at, end: (at += word.text.length + 1) - 1 }));
+    const text = words.map((word) => word.text).join(" ");
+    const line = paragraph(text, placed, `Words of the prompt by ${methodTitle(method)}`, !method.class_specific);
+    root.replaceChildren(el("span", {}, "Words of the prompt, for this image: "), line);
+  }
+
   #drawStatus(methods, heading) {
     find("question").replaceChildren(...heading.nodes);
     document.title = `${heading.text} Vitrail`;
+    for (const element of document.querySelectorAll(".intro-media")) setText(element, this.model.media);
     setText(find("intro-class"), this.classes.predicted ? this.classes.name(this.classes.predicted.index) : "its class");
     const itemsOf = (method) => this.keys.map((t) => this.jobs.item(method.spec, t)).filter(Boolean);
     const states = methods.map((method) => combinedState(itemsOf(method)));

@@ -1,6 +1,7 @@
 /** Jobs for one input: which maps are requested, computed, queued or running. */
 
 import * as api from "./api.js";
+import { contrastKey, fieldsOf, isContrast, keyOf, partsOf } from "./targets.js";
 
 /** Maximum number of open event streams: a browser allows six connections to a host, and the page needs some itself. */
 const MAX_STREAMS = 3;
@@ -10,13 +11,14 @@ const MAX_REPEATS = 3;
 
 const itemKey = (method, target) => `${method}|${target}`;
 
-/** What an item explains: a class index, or "a-b" for the logit of class a minus that of class b. */
-export const targetOf = (item) => (item.contrast == null ? item.target : `${item.target}-${item.contrast}`);
+/** What an item explains, as a key. */
+export const targetOf = (item) =>
+  item.contrast == null ? keyOf(item.target) : contrastKey(keyOf(item.target), keyOf(item.contrast));
 
 /** The fields of a request for some targets. */
 export function targetFields(targets) {
-  if (typeof targets[0] !== "string") return { targets };
-  const [first, second] = targets[0].split("-").map(Number);
+  if (!isContrast(targets[0])) return { targets: targets.map(fieldsOf) };
+  const [first, second] = partsOf(targets[0]).map(fieldsOf);
   return { targets: [first], contrast: second };
 }
 
@@ -141,7 +143,8 @@ export class JobManager {
   load(job) {
     for (const item of job.items) this.items.set(itemKey(item.method, targetOf(item)), item);
     const methods = [...new Set(job.items.map((item) => item.method))];
-    const targets = job.contrast == null ? job.targets : [`${job.targets[0]}-${job.contrast}`];
+    const keys = job.targets.map(keyOf);
+    const targets = job.contrast == null ? keys : [contrastKey(keys[0], keyOf(job.contrast))];
     if (job.state === "done") this.completeJobs.set(jobKey(methods, targets), job.id);
     else if (isOpen(job)) this.#follow(job, { methods, targets });
   }

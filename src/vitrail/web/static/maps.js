@@ -10,8 +10,43 @@ export function decodeMap(encoded) {
   const bytes = Uint8Array.from(atob(encoded.data), (c) => c.charCodeAt(0));
   const integers = new Int16Array(bytes.buffer);
   const values = Float32Array.from(integers, (v) => v * encoded.scale);
-  const [rows, columns] = encoded.shape;
-  return { rows, columns, values, signed: encoded.signed, ...scaleValues(values, encoded.signed) };
+  const [rows, columns] = encoded.shape.slice(-2);
+  const frames = encoded.shape.length > 2 ? encoded.shape[0] : null;
+  return { rows, columns, frames, values, signed: encoded.signed, ...scaleValues(values, encoded.signed) };
+}
+
+/** The frame that is shown of a video, as a share of its length. */
+let shownTime = 0;
+
+/** Show another frame of videos: maps are those of this frame from now on. */
+export function setTime(share) {
+  shownTime = share;
+}
+
+/** The map of one frame; all frames of a video share one scale. */
+function frameOf(map) {
+  if (map.frames === null) return map;
+  const frame = Math.min(map.frames - 1, Math.floor(shownTime * map.frames));
+  map.slices ??= [];
+  const size = map.rows * map.columns;
+  const cut = (all) => all.subarray(frame * size, (frame + 1) * size);
+  map.slices[frame] ??= { ...map, frames: null, slices: null, values: cut(map.values), unit: cut(map.unit) };
+  return map.slices[frame];
+}
+
+/** The relevance of each frame of a video: {sums}; null for an image. */
+export function timeOf(item) {
+  const map = item?.map && (item.decoded ??= decodeMap(item.map));
+  if (!map || map.frames === null) return null;
+  map.time ??= { sums: Array.from({ length: map.frames }, (_, i) => sumOf(map, i)) };
+  return map.time;
+}
+
+function sumOf(map, frame) {
+  const size = map.rows * map.columns;
+  let sum = 0;
+  for (let i = frame * size; i < (frame + 1) * size; i++) sum += Math.max(0, map.unit[i]);
+  return sum;
 }
 
 export function scaleValues(values, signed) {
@@ -26,11 +61,11 @@ export function scaleValues(values, signed) {
   return { low, high, unit: values.map((v) => (range > 0 ? (v - zero) / range : 0)) };
 }
 
-/** The decoded map of an item; decoded once. */
+/** The decoded map of an item, of a video that of the shown frame; decoded once. */
 export function mapOf(item) {
   if (!item?.map) return null;
   item.decoded ??= decodeMap(item.map);
-  return item.decoded;
+  return frameOf(item.decoded);
 }
 
 /** The mean value of each patch, row by row, and its rank; rank 1 is the most relevant. */

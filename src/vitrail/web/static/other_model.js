@@ -28,9 +28,10 @@ export class OtherModel {
     });
   }
 
-  /** Offer all image models but the first one. */
+  /** Offer all classifiers of images but the first one; none beside a model of another kind. */
   setModels(models, first) {
-    const others = models.filter((model) => model.kind === "image" && model.id !== first.id);
+    const isClassifier = (model) => model.kind === "image" && model.media === "image" && model.targets === "class";
+    const others = isClassifier(first) ? models.filter((model) => isClassifier(model) && model.id !== first.id) : [];
     this.models = others;
     this.select.replaceChildren(...others.map((model) => el("option", { value: model.id }, model.title)));
     if (!others.some((model) => model.id === this.wanted)) {

@@ -6,6 +6,7 @@ import { AttentionDialog } from "./attention.js";
 import { el, setText, showAlert, showInfo } from "./dom.js";
 import { addDrawer } from "./drawer.js";
 import { ImagePanel } from "./image.js";
+import { keyOf } from "./targets.js";
 import { TextPanel } from "./text.js";
 import { addTour } from "./tour.js";
 import { reshade } from "./words.js";
@@ -109,7 +110,7 @@ async function openJob(id) {
     (spec) => job.kind === "explain" || spec !== "random",
   );
   const contrast = job.contrast != null;
-  const classes = contrast ? [job.targets[0], job.contrast] : job.targets.slice(0, 2);
+  const classes = (contrast ? [job.targets[0], job.contrast] : job.targets.slice(0, 2)).map(keyOf);
   await openState(model, { image: job.picture, text: job.text, classes, contrast, methods }, job);
 }
 

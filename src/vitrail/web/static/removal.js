@@ -45,7 +45,7 @@ export class PatchRemoval {
   show(scene, input, method, classes) {
     const map = mapOf(scene.item(method.spec, scene.targets[0]));
     const root = find("removal");
-    root.hidden = !map || typeof scene.targets[0] === "string";
+    root.hidden = !map || typeof scene.targets[0] === "string" || Boolean(scene.axes) || Boolean(scene.image.frames);
     if (root.hidden) return;
     const key = JSON.stringify([input, method.spec, scene.targets]);
     Object.assign(this, { scene, input, classes, map });

@@ -1,6 +1,7 @@
 /** The views of the image panel: maps, a table of methods and classes, and two models side by side. */
 
 import { combinedState } from "./captions.js";
+import { setText } from "./dom.js";
 import { formatPercent, mapOf } from "./maps.js";
 import { MapTable } from "./map_table.js";
 import { OtherModel } from "./other_model.js";
@@ -27,6 +28,9 @@ export class TableViews {
   /** Set the models that can be compared, and the view of a state. */
   setModels(models, model, state) {
     if (state.other) this.other.wanted = state.other;
+    this.hasCurves = model.targets === "class" && model.media === "image";
+    const each = { class: "classes", prompt: "prompts", box: "boxes", region: "regions" }[model.targets];
+    setText(find("views").querySelector("[value=matrix] + span"), `Methods × ${each}`);
     this.other.setModels(models, model);
     const several = this.other.models.length > 0;
     find("views").querySelector("[value=models]").closest("label").hidden = !several;
@@ -37,7 +41,7 @@ export class TableViews {
     this.name = name;
     for (const radio of find("views").querySelectorAll("input")) radio.checked = radio.value === name;
     for (const other of NAMES) find(`${other}-view`).hidden = other !== name;
-    find("faithfulness").hidden = name !== "maps";
+    find("faithfulness").hidden = name !== "maps" || !this.hasCurves;
   }
 
   show(scene, given) {
@@ -47,7 +51,7 @@ export class TableViews {
 
   #showMatrix(scene, { model, classes, keys }) {
     this.matrix.show({
-      caption: `Methods and classes, ${model.title}`,
+      caption: `Methods and targets, ${model.title}`,
       style: scene.style,
       rows: scene.methods.map(rowOf),
       columns: keys.map((key) => ({
