@@ -62,13 +62,13 @@ def test_source_is_the_top_word_and_in_the_top_sentence():
     # The source leads both times; the two words of the other sentence exceed it together in the second map. The
     # question, which is no sentence of facts, may have more than any of them.
     maps = torch.tensor([[[9.0, 3.0, 1.0, 1.0, 0.0], [9.0, 3.0, 2.0, 2.0, 0.0]]])
-    scores = scores_of("source", batch_of(sources, maps, candidates, sentences)).values
+    scores = scores_of("source", batch_of(sources, maps, counted=candidates, sentences=sentences)).values
     assert (scores["source"].tolist(), scores["sentence"].tolist()) == ([1], [0.5])
     assert scores["source_mass"].item() == pytest.approx((3 / 5 + 3 / 7) / 2)
     question = maps + torch.tensor([0, 0, 0, 0, 8.0])
-    scores = scores_of("source", batch_of(sources, question, candidates, sentences)).values
+    scores = scores_of("source", batch_of(sources, question, counted=candidates, sentences=sentences)).values
     assert (scores["source"].tolist(), scores["sentence"].tolist()) == ([0], [0.5])
-    reasons = scores_of("source", batch_of(sources, maps, candidates)).reasons
+    reasons = scores_of("source", batch_of(sources, maps, counted=candidates)).reasons
     assert set(reasons.values()) == {"the example has no sentences"}
 
 

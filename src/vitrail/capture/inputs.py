@@ -425,15 +425,12 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
         if any(sizes[axis] != size for axis, size in expected.items()):
             given, takes = (", ".join(f"{axis} {size}" for axis, size in one.items()) for one in (sizes, expected))
             return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {takes}")
-    if image is not None and len(model_inputs.args) == 1 and image.shape[:2] == (1, 1):
-        parameter = next(iter(inspect.signature(model.forward).parameters), "x")
-        shape = tuple(image.shape[1:])
-        return InputError(
-            f"{name} does not accept an image of shape {shape} ({reason}). If the tensor is a spectrogram, pass "
-            f"{{'{parameter}': tensor}} with roles={{'{parameter}': 'spectrogram'}}, or 'series' for a series"
-        )
     sized = isinstance(error, RuntimeError | ValueError | AssertionError) and _SIZE_WORDS.search(str(error))
     if image is None or not sized:
+        hint = _spectrogram_hint(model, model_inputs)
+        if hint:
+            assert image is not None
+            return InputError(f"{name} does not accept an image of shape {tuple(image.shape[1:])} ({reason}){hint}")
         further = _further_inputs(model, model_inputs, error)
         return ModelError(f"{name} failed in its own forward pass: {reason}{further}")
     weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
@@ -441,9 +438,21 @@ def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> V
     if weight is not None and weight.shape[1] != channels and weight.dim() == 4:
         return InputError(
             f"the images have {channels} channels, {name} takes {weight.shape[1]}: "
-            "convert them first (paths and PIL images are converted for you)"
+            "convert them first (paths and PIL images are converted for you)" + _spectrogram_hint(model, model_inputs)
         )
     return InputError(
         f"{name} does not accept images of {height}×{width} pixels ({reason}): resize them to the model's own "
-        "size, or pass paths or PIL images, which are resized for you"
+        "size, or pass paths or PIL images, which are resized for you" + _spectrogram_hint(model, model_inputs)
+    )
+
+
+def _spectrogram_hint(model: nn.Module, model_inputs: ModelInputs) -> str:
+    """How to pass a spectrogram or series, where one tensor without a name can be one."""
+    image = model_inputs.image
+    if image is None or len(model_inputs.args) != 1 or image.shape[:2] != (1, 1):
+        return ""
+    parameter = next(iter(inspect.signature(model.forward).parameters), "x")
+    return (
+        f". If the tensor is a spectrogram, pass {{'{parameter}': tensor}} with "
+        f"roles={{'{parameter}': 'spectrogram'}}, or 'series' for a series"
     )

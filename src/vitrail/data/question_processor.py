@@ -28,7 +28,7 @@ class QuestionTokenizer:
     Example:
         >>> tokenizer = QuestionTokenizer()
         >>> tokenizer("What colour is the kite?")["input_ids"]
-        [2, 7, 9, 13, 16, 48, 5]
+        [2, 7, 9, 13, 16, 46, 5]
         >>> tokenizer.decode([7, 9, 13])
         'what colour is'
     """

@@ -16,6 +16,7 @@ RESERVED_NAMES = (
     "segmentation", "pointing", "box_pointing", "wsol", "selectivity", "complexity", "sensitivity", "sanity",
     "multiclass", "multiclass_original", "rationale", "eraser", "explain", "grid_pointing", "road", "saco",
     "monotonicity", "infidelity", "discrimination", "top_word", "event", "right_object", "source", "continuation",
+    "marked_removal",
 )  # fmt: skip
 DIRECTIONS = ("up", "down", "none")
 #: What a score may need of a data set.

@@ -66,7 +66,7 @@ class Limits:
     pixels: int = 30_000_000
     aspect_ratio: int = 20
     characters: int = 4000
-    methods: int = 40
+    methods: int = 48
     targets: int = 8
     evaluations: int = 10_000
     request_factor: int = 4
