@@ -49,7 +49,14 @@ def legrad(trace: ProbedTrace, *, blocks: int = 2, pool: str = "model") -> Tenso
     tokens = 0 if trace.probe.structure.tokens_first else 1
     mean = None if pool == "model" else lambda x: x.mean(tokens, keepdim=True).expand_as(x)
     gradients = trace.probe.layer_gradients(blocks, mean)
-    layers = [trace.patches(g.clamp_min(0).mean((1, 2))) for g in gradients]
+    layers = [trace.patches(_mean_of_queries(trace, g.clamp_min(0).mean(1))) for g in gradients]
     for layer in layers:
         trace.note("layer", layer)
     return sum(layers[1:], start=layers[0])
+
+
+def _mean_of_queries(trace: ProbedTrace, positive: Tensor) -> Tensor:
+    """The mean over queries, shape (b, n); padding is none of them, and has no gradient."""
+    if trace.valid is None or trace.valid.shape[-1] != positive.shape[1]:
+        return positive.mean(1)
+    return positive.sum(1) / trace.valid.sum(-1, keepdim=True).clamp_min(1)
