@@ -186,7 +186,9 @@ class _Settings:
                 self.normalised = True
             if "config" in held:
                 self.configs[id(held["config"])] = held["config"]
-            self.switches += [(module, name) for name in _CHECKPOINTING if held.get(name) is True]
+            for name in _CHECKPOINTING:
+                if held.get(name) is True:
+                    self.switches.append((module, name))
         if any(getattr(kind.forward, "_torchdynamo_inline", None) is not None for kind in kinds):
             self.compiled = True
 

@@ -33,12 +33,13 @@ def sample_weights(model: nn.Module) -> Tensor | None:
     Args:
         model: A model whose weights are on one GPU.
     """
-    if fast_paths_disabled():
+    weights = weights_of(model)
+    if not weights or not weights[0].is_cuda or fast_paths_disabled():
         return None
     state = weights_state(model)
     known: tuple[tuple[int, ...], Tensor] | None = recall(model, "weights table")
     if known is None or known[0] != state:
-        table = _table(weights_of(model))
+        table = _table(weights)
         if table is None:
             return None
         known = (state, table)

@@ -186,9 +186,11 @@ def _sample(model: nn.Module) -> Tensor:
                 norms = torch._foreach_norm(tensors)  # noqa: SLF001
                 alike = len({norm.dtype for norm in norms}) == 1
                 return torch.stack(norms if alike else [norm.float() for norm in norms]).float()
-        tensors = [t.detach() for t in tensors]
-        picked = [t.reshape(-1)[:: max(1, t.numel() // _SAMPLES)].float() for t in tensors if not t.is_sparse]
-        return torch.cat([one.nan_to_num() for one in picked]) if picked else torch.zeros(0)
+        tensors = [t.detach() for t in tensors if not t.is_sparse]
+        picked = [t.reshape(-1)[:: max(1, t.numel() // _SAMPLES)] for t in tensors]
+        if len({one.dtype for one in picked}) > 1:
+            picked = [one.float() for one in picked]
+        return torch.cat(picked).float().nan_to_num_() if picked else torch.zeros(0)
     except (RuntimeError, NotImplementedError):  # tensors of a kind that has no such values
         return torch.zeros(0)
 
