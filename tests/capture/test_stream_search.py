@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -41,15 +44,34 @@ def test_layers_are_those_listed_by_hand(name):
     assert [found.layers[i].queries for i in found.read] == [names[case.read[0]]]
 
 
-class Mixing(nn.Module):
-    """A decoder of two layers, the second of which may also read the mean of the encoder's tokens."""
+@pytest.mark.parametrize("position", range(9))
+def test_one_position_of_the_encoder_is_enough(position):
+    subject = CASES["bart"]().subject
+    given = to_model_inputs(subject.inputs, describe(subject.model))
+    expected = find_streams(subject.model, given, subject.target, from_words=True)
+    assert expected is not None
 
-    def __init__(self, leak: bool) -> None:
+    def keep_one(module: nn.Module, args: object, output: Any) -> Any:
+        others = torch.arange(9) != position
+        return replace(output, last_hidden_state=output.last_hidden_state.masked_fill(others[:, None], 0))
+
+    with subject.model.model.encoder.register_forward_hook(keep_one):
+        assert find_streams(subject.model, given, subject.target, from_words=True) == expected
+
+
+class Mixing(nn.Module):
+    """A decoder of two layers, the second of which may also read the mean of the encoder's tokens.
+
+    Its queries are rolled by ``shift`` between the layers.
+    """
+
+    def __init__(self, leak: bool = False, shift: int = 0) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.embed = nn.Conv2d(3, 16, 8, 8)
         self.attention, self.own, self.cross = (nn.MultiheadAttention(16, 2, batch_first=True) for _ in range(3))
-        self.query, self.head, self.leak = nn.Parameter(torch.randn(1, 4, 16)), nn.Linear(16, 5), leak
+        self.query, self.head, self.leak = nn.Parameter(torch.randn(1, 12, 16)), nn.Linear(16, 5), leak
+        self.shift = shift
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.embed(images).flatten(2).mT
@@ -59,7 +81,7 @@ class Mixing(nn.Module):
             q = q + self.own(q, q, q)[0]
             if leak:
                 q = q + x.mean(1, keepdim=True)
-            q = q + self.cross(q, x, x)[0]
+            q = q + self.cross(q, x, x)[0].roll(self.shift, 1)
         return self.head(q)[:, 2]
 
 
@@ -70,10 +92,11 @@ def second(output: Tensor) -> Tensor:
 
 def test_information_past_the_attention_is_refused():
     images = torch.randn(2, 3, 32, 32)
-    e = vitrail.explain(Mixing(leak=False).eval(), images, "transformer_mm", target=second)
+    e = vitrail.explain(Mixing().eval(), images, "transformer_mm", target=second)
     assert e.grid.shape == (2, 1, 4, 4)
-    with pytest.raises(NotApplicableError, match="transformer_mm does not apply to Mixing"):
-        vitrail.explain(Mixing(leak=True).eval(), images, "transformer_mm", target=second)
+    for model in (Mixing(leak=True), Mixing(shift=1), Mixing(shift=2)):
+        with pytest.raises(NotApplicableError, match="transformer_mm does not apply to Mixing"):
+            vitrail.explain(model.eval(), images, "transformer_mm", target=second)
 
 
 @pytest.mark.slow

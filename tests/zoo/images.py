@@ -35,10 +35,10 @@ TORCHVISION = {
     "squeezenet1_1": NONE, "swin": WINDOWS, "swin_v2": WINDOWS,
 }  # fmt: skip
 OPEN_CLIP = ("vit", "vit mean", "vit no pre-norm", "vit final norm after pool", "vit LayerScale", "timm vit")
-#: The gradients that torch computes for cvt depend on the batch; probabilities of mobilevitv2 are 0 and 1; patches of
-#: modified resnet are larger than the one that a known answer plants.
+#: Probabilities of mobilevitv2 are 0 and 1; patches of modified resnet are larger than the one that a known answer
+#: plants.
 METHODS = {
-    "cvt": ("occlusion",), "mobilevitv2": ("gradient_x_input",),
+    "mobilevitv2": ("gradient_x_input",),
     "modified resnet": ("gradient_x_input", "integrated_gradients:steps=4"),
 }  # fmt: skip
 FAST = {"vit", "dinov2_with_registers", "siglip", "swin", "resnet"}

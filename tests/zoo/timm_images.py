@@ -40,11 +40,9 @@ def plain(
 
 def other(name: str, reason: str, size: int = 64, pending: Mapping[str, str] | None = None, **options: Any) -> Entry:
     build = partial(subject, name, 16, (size, size), options)
-    # The gradients that torch computes for the stems of xcit and levit depend on the batch.
-    methods = ("occlusion",) if name.startswith("xcit") else INPUT_METHODS if size < 128 else ("gradient_x_input",)
-    tests = ("plant_patch",) if name.startswith("levit") else ("plant_patch", "permute_examples")
+    methods = INPUT_METHODS if size < 128 else ("gradient_x_input",)
     return Entry(
-        f"timm:{name}", build, tests, methods, {"rollout": reason}, slow=True,
+        f"timm:{name}", build, ("plant_patch", "permute_examples"), methods, {"rollout": reason}, slow=True,
         pending=pending or {},
     )  # fmt: skip
 

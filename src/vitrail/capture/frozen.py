@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from vitrail import fast
+from vitrail.capture.batch_norm import ContiguousBatchNorm
 from vitrail.capture.merged_adapters import merged_linears
 from vitrail.errors import ModelError
 
@@ -103,7 +104,8 @@ def frozen(model: nn.Module, merge: bool = True, parameters: bool = True) -> Ite
     Parameters are frozen so that the graph starts at the first tensor whose gradient is needed, and nothing before it
     is kept. Compiled code is switched off because it calls no Python function that a mode could see. Activation
     checkpointing is switched off, decoders keep no keys and values for a next token, and linear layers with adapters
-    (LoRA) run with their effective weights. One thread at a time holds a model; others wait.
+    (LoRA) run with their effective weights. Gradients of batch normalisation on the CPU are corrected. One thread at a
+    time holds a model; others wait.
 
     Args:
         model: The model.
@@ -138,6 +140,8 @@ def frozen(model: nn.Module, merge: bool = True, parameters: bool = True) -> Ite
                 stack.enter_context(torch.enable_grad())
                 if merge:
                     stack.enter_context(merged_linears(model))
+                if found.normalised and fast.call_cache("devices", model, _devices) == {torch.device("cpu")}:
+                    stack.enter_context(ContiguousBatchNorm())
                 yield model
         finally:
             for module in training:
@@ -159,6 +163,7 @@ class _Settings:
         switches: Modules and names of switches of activation checkpointing that are on.
         configs: Configs of transformers models, by id.
         compiled: Whether a module is compiled.
+        normalised: Whether a module may hold running statistics, as batch normalisation does.
     """
 
     def __init__(self, modules: list[nn.Module], parameters: bool) -> None:
@@ -166,7 +171,7 @@ class _Settings:
         self.trainable: list[nn.Parameter] = []
         self.switches: list[tuple[nn.Module, str]] = []
         self.configs: dict[int, Any] = {}
-        self.compiled = False
+        self.compiled = self.normalised = False
         kinds = set()
         for module in modules:
             held = module.__dict__
@@ -177,6 +182,8 @@ class _Settings:
                 self.trainable += [p for p in held["_parameters"].values() if p is not None and p.requires_grad]
             if held.get("_compiled_call_impl") is not None or "_orig_mod" in held["_modules"]:
                 self.compiled = True
+            if "running_var" in held["_buffers"]:
+                self.normalised = True
             if "config" in held:
                 self.configs[id(held["config"])] = held["config"]
             for name in _CHECKPOINTING:

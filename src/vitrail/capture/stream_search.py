@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from vitrail.capture.attention import AttentionMode
@@ -21,7 +20,7 @@ from vitrail.capture.frozen import frozen
 from vitrail.capture.inputs import ModelInputs, run_model
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.streams import StreamLayer, Streams
-from vitrail.capture.verify import direction, gradients
+from vitrail.capture.verify import direction, gradients, random_half
 
 #: A gradient below this share of the largest is none.
 SILENT = 1e-9
@@ -101,7 +100,8 @@ def _sources(call: Call, leaves: dict[int, Tensor]) -> _Sources | None:
 def _direct(result: Tensor, leaves: dict[int, Tensor], axis: int | None) -> set[int] | None:
     """The leaves that a tensor was computed from; None where a token depends on other tokens of a leaf.
 
-    Half of the tokens are differentiated. Leaves with another number of tokens have none of their own.
+    The tokens are differentiated in two halves, drawn at random. Each half has no gradient at the tokens of the other
+    half. Leaves with another number of tokens have none of their own.
 
     Args:
         result: A tensor.
@@ -110,24 +110,25 @@ def _direct(result: Tensor, leaves: dict[int, Tensor], axis: int | None) -> set[
     """
     if not result.requires_grad:
         return set()
-    half = result
-    even: Tensor | None = None
+    weights, halves = [direction(result)], list[Tensor]()
     if axis is not None and result.shape[axis] > 1:
-        even = torch.arange(result.shape[axis], device=result.device) % 2 == 0
-        half = result * even.view(-1, *[1] * (-axis - 1))
-    found = dict(zip(leaves, gradients((half * direction(half)).sum(), list(leaves.values())), strict=True))
-    sizes = {k: float(g.abs().max()) for k, g in found.items() if g is not None}
+        half = random_half(result.shape[axis], result.device)
+        halves = [half, ~half]
+        weights = [weights[0] * half.view(-1, *[1] * (-axis - 1)) for half in halves]
+    found = [gradients((result * one).sum(), list(leaves.values())) for one in weights]
+    sizes = {
+        k: max(float(g.abs().max()) for g in own if g is not None)
+        for k, own in zip(leaves, zip(*found, strict=True), strict=True)
+        if any(g is not None for g in own)
+    }
     top = max(sizes.values(), default=0.0)
     there = {k for k, size in sizes.items() if size > SILENT * top}
-    for k in there - {INPUT}:
-        gradient = found[k]
-        if axis is None or even is None or gradient is None:
-            continue
-        if gradient.shape[-2] != len(even):
-            return None
-        rest = float(gradient[..., ~even, :].abs().max())
-        if rest > SILENT * sizes[k]:
-            return None
+    for half, own in zip(halves, found, strict=False):
+        for k, gradient in zip(leaves, own, strict=True):
+            if k == INPUT or k not in there or gradient is None:
+                continue
+            if gradient.shape[-2] != len(half) or float(gradient[..., ~half, :].abs().max()) > SILENT * sizes[k]:
+                return None
     return there
 
 

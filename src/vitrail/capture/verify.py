@@ -169,7 +169,7 @@ def owners(V: Tensor, leaf: Tensor, axes: SignalAxes | None = None) -> tuple[Ten
     each = (V * direction(V[:, :, :1])).sum((0, 1, 3))
     index = torch.arange(n, device=V.device)
     digits = [index // _BASE**k % _BASE for k in range(max(1, _digits(n)))]
-    half = _every_other(n, V.device)
+    half = random_half(n, V.device)
     found = _gradient_rows(each, leaf, torch.stack([half, ~half, *digits]).to(each))
     if found is None:
         return None
@@ -228,7 +228,7 @@ def _digits(n: int) -> int:
     return count
 
 
-def _every_other(n: int, device: torch.device) -> Tensor:
+def random_half(n: int, device: torch.device) -> Tensor:
     """Half of the tokens, drawn at random, the same each time; neither half is empty."""
     half = torch.rand(n, generator=torch.Generator().manual_seed(1)) < 0.5
     half[:1], half[1:2] = True, False
