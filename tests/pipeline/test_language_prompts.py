@@ -36,6 +36,7 @@ def logits(model, tokenizer, text):
 )
 def test_a_batch_of_prompts_equals_single_prompts(family):
     model, tokenizer = language_model(family)
+    tolerance = {"Bloom": 1e-6, "Mixtral": 1e-5}.get(family, 1e-9)  # in single precision, in part or whole
     methods = {name: {} for name in [*ONE_PASS, "shapley:forwards=20"]}
     together = vitrail.explain(model, PROMPTS, methods=methods, tokenizer=tokenizer)
     for i, prompt in enumerate(PROMPTS):
@@ -44,9 +45,9 @@ def test_a_batch_of_prompts_equals_single_prompts(family):
         for name in methods:
             n = alone[name].grid.shape[2]
             assert alone[name].named_targets[0][0].pinned.index == best
-            assert close(together[name].grid[i, :, :n], alone[name].grid[0]), name
+            assert close(together[name].grid[i, :, :n], alone[name].grid[0], tolerance), name
             assert not together[name].grid[i, :, n:].any()
-            assert close(together[name].text[i].scores, alone[name].text[0].scores)
+            assert close(together[name].text[i].scores, alone[name].text[0].scores, tolerance)
 
 
 @pytest.mark.parametrize("family", ["GPT2", "Llama", pytest.param("OPT", marks=pytest.mark.slow)])

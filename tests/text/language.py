@@ -40,8 +40,9 @@ def word_tokens(bos: bool = True) -> Any:
 
 @cache
 def language_model(family: str = "Llama") -> tuple[Any, Any]:
-    """A tiny decoder in double precision, and its tokenizer."""
-    return decoder(family).double(), word_tokens()
+    """A tiny decoder in double precision, and its tokenizer; products of experts have none but single precision."""
+    model = decoder(family)
+    return (model if family == "Mixtral" else model.double()), word_tokens()
 
 
 class MarkedCopy(nn.Module):

@@ -55,6 +55,8 @@ def close(one, other):
 def test_a_batch_of_texts_equals_single_texts(family):
     model, tokenizer = cached_model(family)
     methods = {**TEXT_METHODS, **(VARIANTS if family == "bert" else {})}
+    if family == "albert":
+        del methods["value_zeroing"]  # all its blocks are one module
     together = vitrail.explain(model, TEXTS, methods=methods, tokenizer=tokenizer, target=[0, 2, 1])
     for i, (text, target) in enumerate(zip(TEXTS, [0, 2, 1], strict=True)):
         alone = vitrail.explain(model, text, methods=methods, tokenizer=tokenizer, target=target)
@@ -380,7 +382,7 @@ def _inputs(tokenizer, text):
 KNOWN_RATES = {
     "gradcam": 0.133, "grad_rollout": 0.767, "attcat": 0.0, "agcam": 0.867, "gradtoken": 0.467, "tam": 0.183,
     "bi_attn": 0.117, "attattr": 0.517, "partial_lrp": 0.517, "transformer_attribution": 0.9, "gradient_x_input": 0.0,
-    "integrated_gradients": 0.567, "shapley": 0.917, "grad_eclip": 0.467, "atman": 0.683,
+    "integrated_gradients": 0.567, "shapley": 0.917, "grad_eclip": 0.467, "atman": 0.683, "context_cite": 0.933,
 }  # fmt: skip
 
 
