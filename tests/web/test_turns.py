@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from tests.web.web_case import LONG_METHODS, small_app, tiny_model, upload_id, wait_until
 from vitrail.models.loaded import LoadedModel
 from vitrail.testing import tiny_vit
-from vitrail.web.queue import JobCancelled, Queue, QueuedTask, Step
+from vitrail.web.queue import JobCancelled, Queue, QueuedTask, Step, _Slice
 from vitrail.web.turns import QUANTUM, Turns
 
 
@@ -76,14 +76,21 @@ def test_many_clients_share_few_threads():
 
 def test_a_closed_queue_ends_paused_steps():
     queue, stop, ended = Queue(128, 8, 1, paused=2), threading.Event(), []
-    put_endless(queue, "a", stop, ended)
-    put_endless(queue, "b", stop, ended)
-    wait_until(lambda: queue._paused)
+    tasks = [put_endless(queue, client, stop, ended) for client in "ab"]
+    # The step that pauses gives up its slot before the other one has begun, and a closed queue begins none.
+    wait_until(lambda: queue._paused and all(task.started for task in tasks))
     stop.set()
     queue.close()
     wait_until(lambda: len(ended) == 2)
     assert {type(problem) for _, problem in ended} <= {JobCancelled, type(None)}
     wait_until(lambda: not any(thread.is_alive() for thread in queue._threads))
+
+
+def test_a_thread_that_wakes_after_the_queue_was_closed_finds_no_paused_step():
+    queue = Queue(128, 8, 1, paused=2)
+    queue._paused.append(_Slice(["a"], is_long=True, is_parallel=True))
+    queue.close()
+    assert queue._next_paused() is None
 
 
 def test_used_time_decides_between_clients_that_hold_as_many_slots():

@@ -295,7 +295,7 @@ class Queue:
         """The paused step that runs next, or None while there is no slot or it is the turn of another client."""
         if not self._paused or not self._turns.has_slot(is_long=True):
             return None
-        client = self._waiting(long_only=True)[0]
+        client = next(iter(self._waiting(long_only=True)), None)  # none is left once the queue is closed
         return next((own for own in self._paused if own.clients[0] == client), None)
 
     def _share_cores(self) -> None:
