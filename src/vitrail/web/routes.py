@@ -30,6 +30,7 @@ from vitrail.web.patch_removal import remove_patches
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.state import Client, ServerState, StoredImage
 from vitrail.web.validation import check_contrast, check_methods, check_targets
+from vitrail.web.written_tokens import next_tokens
 
 #: Number of classes in a prediction.
 TOP_CLASSES = 10
@@ -223,12 +224,13 @@ async def predict(request: Request, body: schemas.PredictRequest) -> Any:
 
 
 async def _candidates(request: Request, served: ServedModel, body: schemas.PredictRequest) -> Any:
-    """Prompts, boxes or regions of an image."""
+    """Prompts, boxes or regions of an image, or tokens that a model writes."""
     server = server_of(request)
     targets = check_targets([*body.classes, *body.targets], served, server.limits) if body.targets else []
     named = [target for target in targets or [] if isinstance(target, PageTarget)]
     raw_input = server.raw_input(served, body.picture, body.text)
-    work = server.queue.submit(client_of(request).key, lambda: candidates(served, raw_input, named))
+    listing = next_tokens if served.target_kind == "token" else candidates
+    work = server.queue.submit(client_of(request).key, lambda: listing(served, raw_input, named))
     return JSONResponse(replace_non_finite(await _result(work)))
 
 

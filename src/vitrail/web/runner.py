@@ -227,7 +227,8 @@ class JobRunner:
         self.job.explanations |= named
 
     def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
-        return explain_inputs(self.job.served, [self.job.raw_input], methods, target_of(self.job), advance)
+        job = self.job
+        return explain_inputs(job.served, [job.raw_input], methods, target_of(job), advance, job.targets)
 
     def _set_map(self, item: JobItem, explanation: Explanation) -> None:
         assert self.job.targets is not None

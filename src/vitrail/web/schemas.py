@@ -18,20 +18,23 @@ Point = Annotated[list[Annotated[float, Field(ge=0, le=100_000)]], Field(min_len
 
 
 class NamedTargetRequest(BaseModel):
-    """A prompt, a box of a detector, or a region of the image.
+    """A prompt, a box of a detector, a region of the image, or a token that a model writes.
 
-    A region is a pixel of the model's input or some of its patches. Without a label it is the likeliest one.
+    A region is a pixel of the model's input or some of its patches. Without a label it is the likeliest one. A token
+    follows those in ``written``; for a vision-language model, ``text`` is the question.
     """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, json_schema_extra={"examples": [{"kind": "prompt", "text": "a red star"}]}
     )
-    kind: Literal["prompt", "box", "region"]
+    kind: Literal["prompt", "box", "region", "token"]
     text: str | None = Field(None, max_length=500)
     query: Index | None = None
     label: Index | None = None
     point: Point | None = None
     patches: list[Index] | None = Field(None, max_length=20_000)
+    token: Index | None = None
+    written: list[Index] | None = Field(None, max_length=64)
 
 
 #: A class index, or a target with a name.
@@ -353,11 +356,16 @@ class ClassProbability(BaseModel):
 
 
 class PredictionResponse(BaseModel):
-    """The classes with the highest probability."""
+    """The classes with the highest probability.
+
+    For models that write texts: the likeliest next tokens after ``before``, and ``written``, what the model writes.
+    """
 
     top: list[ClassProbability]
     asked: list[ClassProbability]
     classes: int
+    before: str | None = None
+    written: list[ClassProbability] | None = None
 
 
 class LayerAttention(BaseModel):
