@@ -46,7 +46,7 @@ from vitrail.web.model_kind import (
     target_kind,
 )
 from vitrail.web.references import paper_of
-from vitrail.web.token_structure import read_token_structure
+from vitrail.web.token_structure import QUESTION, read_token_structure
 from vitrail.web.worker import worker_index
 
 if TYPE_CHECKING:
@@ -245,13 +245,20 @@ class ServedModel:
             "axes": None if self.media != "sound" else {
                 "seconds": self.input_shape[0] * SECONDS_PER_FRAME, "hertz": self.input_shape[1] * HERTZ_PER_BIN
             },
-            "prompts": list(suggested_prompts(self.loaded.module)) if self.target_kind == "prompt" else [],
+            "prompts": self._suggestions,
             "layers": len(blocks), "heads": [layer.heads for layer in blocks],
             "classes": None if self.loaded.classes is None else list(self.loaded.classes),
             "class_count": self.class_count, "default": default, "methods": methods,
             "attention": self.target_kind != "token"
             and (self.reading is not None or (is_image and self.structure.kind != "streams")),
         }  # fmt: skip
+
+    @property
+    def _suggestions(self) -> list[str]:
+        """Prompts or questions that are offered for any image."""
+        if self.processor is not None:
+            return [QUESTION]
+        return list(suggested_prompts(self.loaded.module)) if self.target_kind == "prompt" else []
 
     @property
     def _shown_size(self) -> tuple[int, int]:

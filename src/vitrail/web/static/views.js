@@ -29,7 +29,7 @@ export class TableViews {
   setModels(models, model, state) {
     if (state.other) this.other.wanted = state.other;
     this.hasCurves = model.targets === "class" && model.media === "image";
-    const each = { class: "classes", prompt: "prompts", box: "boxes", region: "regions" }[model.targets];
+    const each = { class: "classes", prompt: "prompts", box: "boxes", region: "regions", token: "words" }[model.targets];
     setText(find("views").querySelector("[value=matrix] + span"), `Methods × ${each}`);
     this.other.setModels(models, model);
     const several = this.other.models.length > 0;
