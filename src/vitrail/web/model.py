@@ -242,6 +242,7 @@ class ServedModel:
             "input": None if self.reading is not None else list(self._shown_size),
             "grid": list(self.plane) if self.reading is None and (self.image_grid or self.structure.layout.grid) else None,
             "frames": self.input_shape[0] if self.media == "video" else None,
+            "times": self._times,
             "axes": None if self.media != "sound" else {
                 "seconds": self.input_shape[0] * SECONDS_PER_FRAME, "hertz": self.input_shape[1] * HERTZ_PER_BIN
             },
@@ -252,6 +253,14 @@ class ServedModel:
             "attention": self.target_kind != "token"
             and (self.reading is not None or (is_image and self.structure.kind != "streams")),
         }  # fmt: skip
+
+    @property
+    def _times(self) -> int | None:
+        """Number of patches of a video along time; without known patches that of the cells that are removed."""
+        if self.media != "video":
+            return None
+        grid = self.structure.layout.grid
+        return min(DEFAULT_GRID[0], self.input_shape[0]) if grid is None else grid[0]
 
     @property
     def _suggestions(self) -> list[str]:

@@ -104,17 +104,19 @@ class CheckRequest(InputRequest):
 
 
 class RemoveRequest(RequestSchema):
-    """Patches to remove from an image, and the classes whose probabilities are returned."""
+    """Patches to remove from an image, video or sound, and the targets whose probabilities are returned."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "removed": [34, 35], "classes": [2, 5]}]})
     model: Name
     picture: Name
-    removed: list[Index] = Field(min_length=1, max_length=20_000, description="Indices of patches, row by row")
-    classes: list[Index] = Field(min_length=1, max_length=20)
+    removed: list[Index] = Field(
+        min_length=1, max_length=20_000, description="Indices of patches, row by row; of a video, frame by frame"
+    )
+    classes: list[TargetRequest] = Field(min_length=1, max_length=20)
 
 
 class RemoveResponse(BaseModel):
-    """Class probabilities without the patches, and without as many others, the mean over shifted regions."""
+    """Probabilities without the patches, and without as many others, the mean over shifted regions."""
 
     without: list[float | None]
     elsewhere: list[float | None]
@@ -131,7 +133,10 @@ class CurvesRequest(RequestSchema):
     model: Name
     picture: Name
     methods: list[Spec] = Field(min_length=1, max_length=100)
-    target: Index | None = None
+    target: TargetRequest | None = None
+    among: list[TargetRequest] = Field(
+        default_factory=list, max_length=20, description="Other prompts: a prompt has its share in a softmax over all"
+    )
     steps: int = Field(20, ge=2, le=50)
     seed: Seed = 0
 
@@ -324,6 +329,7 @@ class ModelInfo(BaseModel):
     media: str = "image"
     targets: str = "class"
     frames: int | None = None
+    times: int | None = None
     axes: dict[str, float] | None = None
     prompts: list[str] = []
     attention: bool = True

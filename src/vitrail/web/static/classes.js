@@ -114,8 +114,13 @@ export class ClassPicker {
     return this.kind === "box" && same ? `${name} (box ${fieldsOf(key).query})` : name;
   }
 
+  /** What is known of a target: {index, name, probability, corners}. */
+  entry(index) {
+    return [...this.top, ...this.asked].find((one) => one.index === index);
+  }
+
   probability(index) {
-    return [...this.top, ...this.asked].find((one) => one.index === index)?.probability;
+    return this.entry(index)?.probability;
   }
 
   /**

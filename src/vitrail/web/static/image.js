@@ -160,6 +160,7 @@ export class ImagePanel {
     if (!known) this.classes.setModel(model);
     this.rejected = this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
     this.views.setModels(models, model, state);
+    this.curves.setModel(model);
     let loadThumbnails = () => {};
     if (!known) {
       loadThumbnails = await this.#addSamples();
@@ -410,7 +411,12 @@ export class ImagePanel {
     if (!this.methods.specs.includes(this.focus)) [this.focus] = this.methods.specs;
     this.jobs.request(this.methods.selected, this.keys);
     if (this.views.name === "models")
-      this.views.other.request(this.image.id, this.methods.selected, this.classes.name(this.targets[0]));
+      this.views.other.request(this.image.id, this.methods.selected, {
+        key: this.targets[0],
+        name: this.classes.name(this.targets[0]),
+        listed: this.classes.top.map((one) => one.index),
+        corners: this.classes.entry(this.targets[0])?.corners,
+      });
     this.draw();
   }
 
@@ -422,7 +428,8 @@ export class ImagePanel {
 
   #measure() {
     const methods = this.jobs.finished(this.methods.specs, this.targets.slice(0, 1));
-    if (methods.length) this.curves.measure(this.input, methods, this.targets[0]);
+    const among = this.model.targets === "prompt" ? this.classes.top.map((one) => one.index) : [];
+    if (methods.length) this.curves.measure(this.input, methods, this.targets[0], among);
     else showAlert(NO_MAP);
   }
 
@@ -436,6 +443,8 @@ export class ImagePanel {
       image: frames ? { ...this.image, ...frames[this.frames.frame] } : this.image,
       inputName: { image: "Image", video: "Frame", sound: "Spectrogram" }[this.model.media],
       axes: this.model.axes,
+      time: frames ? this.frames.frame / frames.length : 0,
+      times: this.model.times ?? 1,
       canAttend: this.model.attention,
       kind: this.model.targets,
       original: this.style.original ? this.image.original : null,
