@@ -18,7 +18,7 @@ VERDICTS = {
 }
 #: The same for the word scores of texts.
 TEXT_VERDICTS = {
-    "no better than chance": "as many words in shifted orders change the output as much as those with the highest scores",
+    "no better than chance": "removing as many other words changes the output as much as those with the highest scores",
     "unstable": "another seed of the method gives other scores",
     "not class-specific": "another class and a random classification head both give the same scores",
     "faithful": "removing the words with the highest scores changes the output more than removing as many others",

@@ -7,7 +7,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-
 from vitrail.capture.frozen import unwrap
 from vitrail.errors import InputError
 from vitrail.inputs.map_source import MapSource, PromptSource, TextSource

@@ -116,7 +116,9 @@ class ServedModel:
         """A copy of the model for the checks of the calling thread, or None if it cannot be copied."""
         index = worker_index()
         if index not in self._check_copies:
-            example = raw_input if self.reading is None else self.example_text  # a text may be longer than the model's input
+            example = (
+                raw_input if self.reading is None else self.example_text
+            )  # a text may be longer than the model's input
             self._check_copies[index] = copy_for_checks(self.loaded, self.call(example)[1])
         return self._check_copies[index]
 
@@ -184,7 +186,9 @@ class ServedModel:
 
             return ModelInputs((self.preprocess_resized(Images.fromarray(raw_input))[None],)).onto(model)
         if self.target_kind == "token":
-            return ModelInputs((), padded_inputs(model, [encode_prompts(raw_input, self.reading)[0].ids], 0)).onto(model)
+            return ModelInputs((), padded_inputs(model, [encode_prompts(raw_input, self.reading)[0].ids], 0)).onto(
+                model
+            )
         (tokens,) = encode_texts([raw_input], self.reading, model)
         if len(tokens.windows) > 1:
             raise InputError("the text is longer than the model's input: shorten it")
@@ -230,6 +234,7 @@ class ServedModel:
     def info(self) -> dict[str, Any]:
         """The model as JSON."""
         is_image = self.media == "image" and self.reading is None
+        is_placed = self.reading is None and bool(self.image_grid or self.structure.layout.grid)
         blocks = [layer for layer in self.structure.layers if not layer.pool]
         methods = [self._method_info(method) for method in METHODS.values()]
         applicable = {m["name"]: m for m in methods if m["works"]}
@@ -240,7 +245,7 @@ class ServedModel:
             "id": self.id, "title": self.title, "kind": self.kind,
             "media": self.media, "targets": self.target_kind,
             "input": None if self.reading is not None else list(self._shown_size),
-            "grid": list(self.plane) if self.reading is None and (self.image_grid or self.structure.layout.grid) else None,
+            "grid": list(self.plane) if is_placed else None,
             "frames": self.input_shape[0] if self.media == "video" else None,
             "times": self._times,
             "axes": None if self.media != "sound" else {

@@ -122,9 +122,9 @@ def removal_curves(
             values = cell_means(explanation.maps[0, 0].float(), scores.grid)
         order = values.double().nan_to_num(0.0, 0.0, 0.0).flatten().argsort(descending=True, stable=True)
         removed = [min(round(p / 100 * len(order)), len(order) - 1) for p in percents]
-        found = {"deletion": [_kept(scores, order[n:]) for n in removed],
-                 "insertion": [_kept(scores, order[: max(1, round(p / 100 * len(order)))]) for p in percents]}  # fmt: skip
-    return found
+        kept = [max(1, round(p / 100 * len(order))) for p in percents]
+        return {"deletion": [_kept(scores, order[n:]) for n in removed],
+                "insertion": [_kept(scores, order[:n]) for n in kept]}  # fmt: skip
 
 
 def _kept(scores: TargetScores, patches: Tensor) -> float:

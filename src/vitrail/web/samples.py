@@ -60,8 +60,11 @@ TEXTS = {
 
 #: Prompts of language models, which the model continues.
 PROMPTS = {
-    ("prompt-1", "capital"): "My sister moved from Berlin to Paris last year, and I often visit her there. The language "
-    "that most people in her new city speak is",
+    (
+        "prompt-1",
+        "capital",
+    ): "My sister moved from Berlin to Paris last year, and I often visit her there. The "
+    "language that most people in her new city speak is",
     ("prompt-2", "story"): "Once upon a time there was a small dragon who was afraid of fire. Every evening, when the "
     "other dragons met at the lake, the small dragon",
 }

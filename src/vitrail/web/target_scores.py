@@ -91,7 +91,7 @@ def target_probability(pinned: NamedTarget, output: OutputReader) -> Tensor:
     if pinned.kind == "box" and isinstance(label, int):
         found = output.query_probabilities()
         if found is not None:
-            return found[:, pinned.query, label]  # type: ignore[attr-defined,no-any-return]
+            return found[:, pinned.query, label]  # type: ignore[attr-defined]
     if pinned.kind == "region":
         if output.query_masks() is not None:
             return pinned.values(output).sigmoid()

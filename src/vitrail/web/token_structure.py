@@ -8,9 +8,9 @@ import torch
 from PIL import Image
 
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.model_call import run_model
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.merged_stream import STREAM, StreamModel, find_merged_stream, stream_call
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.structure import read_structure
 from vitrail.errors import ModelError

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.model_call import run_model
 from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.text.greedy_decoding import greedy_tokens
 from vitrail.text.language_model import check_length, context_limit

@@ -1,6 +1,6 @@
 /** The headline: what the maps explain, and what the model says. */
 
-import { el } from "./dom.js";
+import { el, setText } from "./dom.js";
 import { formatPercent } from "./maps.js";
 
 const name = (classes, index) => el("em", {}, classes.name(index));
@@ -54,6 +54,14 @@ export function headline(classes, targets, contrast) {
   }
   const text = question.map((part) => part.textContent ?? part).join("");
   return { nodes: [...question, note ? el("small", {}, `(${note})`) : ""].filter(Boolean), text };
+}
+
+/** Say in the introduction what is explained: an image, a video, a sound or a text. */
+export function setIntroduction(media, classes) {
+  for (const element of document.querySelectorAll(".intro-media")) setText(element, media);
+  setText(document.getElementById("intro-says"), classes.kind === "token" ? "write" : "say");
+  const best = classes.predicted;
+  setText(document.getElementById("intro-class"), best ? classes.name(best.index) : "its class");
 }
 
 /** The headline of a table of several classes. */

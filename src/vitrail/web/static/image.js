@@ -14,7 +14,7 @@ import { examplesFor, showExamples } from "./examples.js";
 import { Downloads } from "./downloads.js";
 import { closeDrawer } from "./drawer.js";
 import { FrameSlider } from "./frames.js";
-import { headline, tableHeadline } from "./headline.js";
+import { headline, setIntroduction, tableHeadline } from "./headline.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { setTime, timeOf } from "./maps.js";
@@ -578,8 +578,7 @@ export class ImagePanel {
   #drawStatus(methods, heading) {
     find("question").replaceChildren(...heading.nodes);
     document.title = `${heading.text} Vitrail`;
-    for (const element of document.querySelectorAll(".intro-media")) setText(element, this.model.media);
-    setText(find("intro-class"), this.classes.predicted ? this.classes.name(this.classes.predicted.index) : "its class");
+    if (!this.root.hidden) setIntroduction(this.model.media, this.classes);
     const itemsOf = (method) => this.keys.map((t) => this.jobs.item(method.spec, t)).filter(Boolean);
     const states = methods.map((method) => combinedState(itemsOf(method)));
     const open = states.filter((state) => state === "running" || state === "queued").length;

@@ -44,10 +44,13 @@ export class PatchRemoval {
    * @param classes {top, name(index), probability(index)}
    */
   show(scene, input, method, classes) {
-    const map = wholeMapOf(scene.item(method.spec, scene.targets[0]));
+    const item = scene.item(method.spec, scene.targets[0]);
+    const map = wholeMapOf(item);
     const root = find("removal");
-    root.hidden = !map || isContrast(scene.targets[0]);
-    if (root.hidden) return;
+    root.hidden = isContrast(scene.targets[0]) || ["failed", "cancelled"].includes(item?.state);
+    if (!map) setText(this.result, "Waiting for the map …");
+    if (root.hidden || !map) return;
+    setText(find("removal-whole"), scene.inputName);
     const key = JSON.stringify([input, method.spec, scene.targets]);
     const moved = this.scene?.time !== scene.time;
     Object.assign(this, { scene, input, classes, map });

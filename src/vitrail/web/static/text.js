@@ -7,7 +7,7 @@ import { MapChecks } from "./checks.js";
 import { ClassPicker } from "./classes.js";
 import { el, errorMessage, hideAlert, iconButton, minus, oncePerFrame, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
-import { headline } from "./headline.js";
+import { headline, setIntroduction } from "./headline.js";
 import { JobManager } from "./jobs.js";
 import { formatNumber, ordinal, ranksOf } from "./maps.js";
 import { MethodPicker } from "./methods.js";
@@ -159,7 +159,10 @@ export class TextPanel {
     const [target] = this.targets;
     const heading = headline(this.classes, this.targets, false);
     find("text-question").replaceChildren(...heading.nodes);
-    if (!this.root.hidden) document.title = `${heading.text} Vitrail`;
+    if (!this.root.hidden) {
+      document.title = `${heading.text} Vitrail`;
+      setIntroduction("text", this.classes);
+    }
     const methods = this.methods.specs.map((spec) => this.methods.info(spec));
     for (const [spec, card] of this.cards) {
       if (this.methods.specs.includes(spec)) continue;
