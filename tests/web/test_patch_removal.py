@@ -127,7 +127,13 @@ def test_the_check_and_the_slider_agree_for_every_kind(worlds, model, sample, ki
     if check["is_probability"]:
         assert found["without"][0] == pytest.approx(check["marked"], abs=1e-3)
     assert all(0 <= value <= 1 for value in [*found["without"], *found["elsewhere"]])
-    curves = {**given, "methods": ["rollout"], "target": targets[0], "among": targets[1:] if prompts else [], "steps": 10}
+    curves = {
+        **given,
+        "methods": ["rollout"],
+        "target": targets[0],
+        "among": targets[1:] if prompts else [],
+        "steps": 10,
+    }
     item = worlds.post("/api/curves?wait=true", json=curves).json()["items"][0]
     assert item["fractions"][1] == 0.1
     assert item["deletion"][1] == pytest.approx(found["without"][0], abs=1e-3)
