@@ -153,7 +153,7 @@ def test_a_generated_word_is_chosen_and_part_of_the_address(visit):  # noqa: F81
     page.click(".written-word >> nth=1")
     page.wait_for_selector(".written-word[aria-pressed=true] >> text='.'")
     page.wait_for_function("() => [...document.querySelectorAll('.text-card .word')].at(-1)?.textContent === 'tent'")
-    assert dict(parameters(page))["token"] == "65.19"
+    assert ("token", "65.19") in parameters(page)
     page.reload()
     page.wait_for_selector(".written-word[aria-pressed=true] >> text='.'")
     page.wait_for_selector(".text-card .verdict")

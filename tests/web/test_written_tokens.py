@@ -14,6 +14,7 @@ from vitrail.targets import token
 from vitrail.text import load_tokenizer
 from vitrail.web.app import make_app
 
+TOO_LARGE = {"kind": "token", "token": 999}
 PROMPT = "Jane has the cup. Kim has the kite. The sun is out. Gus has the comb. Leo has the tent. Leo has the"
 QUESTION = "What colour is the star?"
 
@@ -63,7 +64,7 @@ def test_words_of_a_language_model_are_checked_and_reproduced(client):
     job = run_job(client, "explain", **body)
     code = client.get(f"/api/jobs/{job['id']}/code.py").text
     names = {}
-    exec(compile(code.partition("for name,")[0], "code", "exec"), names)
+    exec(compile(code.partition("for name,")[0], "code", "exec"), names)  # noqa: S102 - the code of the page
     expected = vitrail.explain(
         vitrail.load("lm-recall"), PROMPT, "attnlrp", tokenizer=load_tokenizer("lm-recall"), target=token("tent")
     )
@@ -105,7 +106,7 @@ def test_questions_about_images(client, picture):
         ({"model": "lm-recall", "text": "The wombat has the", "methods": ["attnlrp"]}, "not a word of this model"),
         ({"model": "lm-recall", "text": PROMPT, "methods": ["attnlrp"], "targets": [3]}, "give a token"),
         (
-            {"model": "lm-recall", "text": PROMPT, "methods": ["attnlrp"], "targets": [{"kind": "token", "token": 999}]},
+            {"model": "lm-recall", "text": PROMPT, "methods": ["attnlrp"], "targets": [TOO_LARGE]},
             "vocabulary has 109",
         ),
         (
