@@ -103,10 +103,8 @@ def _regions(served: ServedModel, output: OutputReader) -> list[dict[str, Any]]:
         if len(patches) < MIN_PATCHES:
             continue
         one = PageTarget("region", label=label, patches=tuple(patches))
-        inside = means[label].flatten()[patches].mean()
-        found.append(
-            (len(patches), _row(one, served.class_name(label), float(inside), _extent(patches, rows, columns)))
-        )
+        inside = float(target_probability(one.named(served).pin(output, 0), output)[0])
+        found.append((len(patches), _row(one, served.class_name(label), inside, _extent(patches, rows, columns))))
     found.sort(key=lambda pair: (pair[0] > rows * columns // 2, -pair[1]["probability"]))
     return [row for _, row in found[:MAX_ENTRIES]]
 
