@@ -16,6 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+#: The columns of a table.
+FIELDS = (
+    "library", "task", "family", "model class", "recognised", "self-check", "warnings", "works", "refused", "failed",
+    "missing", "swapped patches", "padding", "softmax attention", "fully working", "reason", "seconds",
+)  # fmt: skip
 #: The columns that are tests with a known answer.
 KNOWN_ANSWERS = ("swapped patches", "padding")
 #: Families that are no softmax-attention classifiers, by what they are instead.

@@ -37,7 +37,7 @@ from typing import Any
 
 import torch
 from study import read_csv, save_csv
-from sweep_counts import is_fully_working, is_softmax_classifier, summary
+from sweep_counts import FIELDS, is_fully_working, is_softmax_classifier, summary
 from sweep_methods import QUICK, attempts, error_location
 from tiny_families import END, VOCABULARY, Family, TinyModel, build, families
 from torch import Tensor, nn
@@ -49,10 +49,6 @@ from vitrail.capture.structure import read_structure
 from vitrail.errors import GuessWarning, VitrailError
 from vitrail.methods.model_kinds import kind_of
 
-FIELDS = (
-    "library", "task", "family", "model class", "recognised", "self-check", "warnings", "works", "refused", "failed",
-    "missing", "swapped patches", "padding", "softmax attention", "fully working", "reason", "seconds",
-)  # fmt: skip
 TASKS = ("vision", "text-encoder", "text-decoder", "seq2seq")
 LIBRARIES = ("transformers", "torchvision", "open_clip", "timm")
 SKIPPED = frozenset(m.name for m in vitrail.methods().values() if m.family == "perturbation") - {"occlusion"}

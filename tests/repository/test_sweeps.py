@@ -29,6 +29,7 @@ def family(**columns):
 def test_readme_counts_agree_with_the_table(sweep):
     with TABLE.open(newline="", encoding="utf-8") as file:
         table = list(csv.DictReader(file))
+    assert tuple(table[0]) == sweep.FIELDS
     for row in table:
         assert row["softmax attention"] == str(sweep.is_softmax_classifier(row)), row["family"]
         assert row["fully working"] == str(sweep.is_fully_working(row)), row["family"]
