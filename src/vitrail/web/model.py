@@ -46,7 +46,7 @@ from vitrail.web.model_kind import (
     target_kind,
 )
 from vitrail.web.references import paper_of
-from vitrail.web.token_structure import QUESTION, read_token_structure
+from vitrail.web.token_structure import QUESTION, read_question_structure, read_text_structure
 from vitrail.web.worker import worker_index
 
 if TYPE_CHECKING:
@@ -367,7 +367,10 @@ def _with_id(served: ServedModel, title: str, weights: str, used_ids: Sequence[s
 
 def _with_vocabulary(served: ServedModel, example: Any) -> ServedModel:
     """A model that writes texts, with its structure and the size of its vocabulary."""
-    structure, tokens, grid = read_token_structure(served, example)
+    if served.processor is None:
+        structure, tokens = read_text_structure(served.loaded, served.model_inputs(example), served.tokenizer)
+        return replace(served, structure=structure, class_count=tokens)
+    structure, tokens, grid = read_question_structure(served.loaded, served.processor, example)
     return replace(served, structure=structure, class_count=tokens, image_grid=grid)
 
 

@@ -74,8 +74,8 @@ def serve_models(
         raise InputError("no model was given: pass a model, as in vitrail.serve(model)")
     if len(models) > 1 and any(one is not None for one in (preprocess, classes, tokenizer, processor)):
         raise InputError(
-            f"preprocess, classes, tokenizer and processor describe one model, and {len(models)} were given: pass each as "
-            "vitrail.LoadedModel(module, preprocess, classes)"
+            f"preprocess, classes, tokenizer and processor describe one model, and {len(models)} were given: pass each "
+            "as vitrail.LoadedModel(module, preprocess, classes)"
         )
     served: list[ServedModel] = []
     for given in models:
