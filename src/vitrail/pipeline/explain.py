@@ -285,7 +285,11 @@ def _explain_questions(loaded: LoadedModel, inputs: Any, request: Request, langu
     """Explain questions about images."""
     from vitrail.pipeline.image_questions import explain_image_questions
 
-    return explain_image_questions(loaded, inputs, request, language, _explain_images)
+    def again(call: ModelInputs, methods: Mapping[str, Mapping[str, Any]], target: Target) -> Explanations:
+        given = {name: value for name, value in call.kwargs.items() if value is not None}
+        return _explain_again(loaded, request, None, given, methods, target)
+
+    return explain_image_questions(loaded, inputs, request, language, _explain_images, again)
 
 
 def _is_written(loaded: LoadedModel, tokenizer: Any, target: Target) -> bool:
