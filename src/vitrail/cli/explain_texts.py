@@ -215,12 +215,12 @@ def _explain_generation(
     """Explain what a model writes after each text."""
     from vitrail.pipeline.generation import explain_generation
 
-    for i, text in enumerate(texts):
-        for name in methods or [default_method(True)]:
-            found = explain_generation(
-                reader.loaded, text, name, tokenizer=reader.tokenizer, max_new_tokens=int(options.generate or 1),
-                units=options.units,
-            )  # fmt: skip
+    for name in methods or [default_method(True)]:
+        written: Any = explain_generation(
+            reader.loaded, texts, name, tokenizer=reader.tokenizer, max_new_tokens=int(options.generate or 1),
+            units=options.units,
+        )  # fmt: skip
+        for i, found in enumerate(written):
             found.save(to / f"text-{i}" / name.replace(":", "-") if len(texts) > 1 or methods else to)
             out.print(f"[dim]{escape(name)}[/dim]", found.terminal())
             table = plain_table("generated", "sources")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -230,10 +230,6 @@ class GenerationExplanation:
         return word % len(self.words)
 
 
-@overload
-def explain_generation(model: nn.Module | LoadedModel, prompt: str, **given: Any) -> GenerationExplanation: ...
-@overload
-def explain_generation(model: nn.Module | LoadedModel, prompt: Any, method: str | None = None, **given: Any) -> Any: ...
 def explain_generation(
     model: nn.Module | LoadedModel,
     prompt: Any,
