@@ -164,6 +164,8 @@ def explain(
     loaded = unwrapped_model(model, preprocess)
     reading = OutputReading(output, loaded.scores if scores is None else scores)
     tokenizer = processor if tokenizer is None else tokenizer
+    if tokenizer is None and of is None:
+        _refuse_without_tokenizer(loaded, inputs, target)
     question = of is None and _is_image_question(inputs, tokenizer, target)
     language = tokenizer is not None and _is_language_call(loaded, target)
     named = requested_methods(method, methods, options, LANGUAGE_DEFAULT if language else DEFAULT)
@@ -239,6 +241,12 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     predict = partial(predict_texts, settings=settings, model=loaded.module)
     source = TextSource(loaded, texts, settings, predict, partial(_explain_again, loaded, request, None))
     return complete(results, inputs, source, request)
+
+
+def _refuse_without_tokenizer(loaded: LoadedModel, inputs: Inputs, target: Target) -> None:
+    from vitrail.text.language_model import refuse_without_tokenizer
+
+    refuse_without_tokenizer(loaded.module, inputs, target)
 
 
 def _is_language_call(loaded: LoadedModel, target: Target) -> bool:

@@ -41,6 +41,31 @@ def is_language_model(model: nn.Module) -> bool:
     return isinstance(found, Tensor) and found.dim() == 3 and found.shape[:2] == (1, 2)
 
 
+def refuse_without_tokenizer(model: nn.Module, inputs: Any, target: Any) -> None:
+    """Refuse a call of a language model whose words cannot be read, or whose targets are unknown, without a tokenizer.
+
+    Args:
+        model: The model.
+        inputs: A prompt, a chat or several, or a dict of tensors; other inputs pass.
+        target: The target of the call; a function, or one of `vitrail.targets`, passes with tensors.
+
+    Raises:
+        InputError: The tokenizer is missing.
+    """
+    first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+    written = isinstance(first, str) or (isinstance(first, Mapping) and "content" in first)
+    unnamed = isinstance(inputs, Mapping) and "input_ids" in inputs and (target is None or isinstance(target, str))
+    if not (written or unnamed) or "input_ids" not in _parameters(unwrap(model)) or not is_language_model(model):
+        return
+    images = isinstance(inputs, Mapping) and any(name.startswith("pixel_values") for name in inputs)
+    ids = "" if written or images else ", or target=vitrail.targets.token(id)"
+    needed = "processor=transformers.AutoProcessor" if images else "tokenizer=transformers.AutoTokenizer"
+    raise InputError(
+        f"{type(unwrap(model)).__name__} is a language model, whose words are read by its tokenizer: pass "
+        f"{needed}.from_pretrained(…){ids}"
+    )
+
+
 def context_limit(model: nn.Module, window: int | None = None) -> int | None:
     """Most tokens of a text that a language model takes, or None if it states no limit.
 
