@@ -74,9 +74,7 @@ def token_activation(
             activation = OutputReader(call.into(inner.loaded.module)).token_scores()[0].clamp_min(0)
         cells = len(cover) - len(base.text[b].words)
         if not cells:
-            raise NotApplicableError(
-                "the image tokens of this model have no place on the image: each reads all of it"
-            )
+            raise NotApplicableError("the image tokens of this model have no place on the image: each reads all of it")
         image, words = (side.sum(0) > 0 for side in (cover[:cells], cover[cells:]))
         ids = _stream_ids(call.kwargs["input_ids"][0], image)
         found = [_activation_map(activation, ids, image, words, record.pinned) for record in base.named_targets[b]]
