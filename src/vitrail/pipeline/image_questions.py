@@ -61,7 +61,7 @@ class _StreamResult:
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _AskedCall:
     """What was asked."""
 
     loaded: LoadedModel
@@ -108,7 +108,7 @@ def explain_image_questions(
             "a question about an image has words, which need a tokenizer: pass processor=… or tokenizer=… of the model"
         )
     prompts = encode_prompts({k: model_inputs.kwargs.get(k) for k in ("input_ids", "attention_mask")}, tokenizer)
-    call = _Call(loaded, model_inputs, prompts, request, again)
+    call = _AskedCall(loaded, model_inputs, prompts, request, again)
     if not language or (callable(request.target) and not has_named_target(request.target)):
         return _assembled([_explained(loaded, model_inputs, request, explain)], None, call)
     asked = language_rows(request.target, len(prompts), tokenizer)
@@ -184,7 +184,7 @@ def _with_pixels(
 _PIXELS = "pixels"
 
 
-def _assembled(parts: Sequence[_StreamResult], asked: Rows | None, call: _Call) -> dict[str, Explanation]:
+def _assembled(parts: Sequence[_StreamResult], asked: Rows | None, call: _AskedCall) -> dict[str, Explanation]:
     """Results over the images and words of all examples."""
     loaded, prompts, request = call.loaded, call.prompts, call.request
     placed = [one for part in parts for one in _places(part)]
@@ -221,7 +221,7 @@ def _assembled(parts: Sequence[_StreamResult], asked: Rows | None, call: _Call) 
 
 
 def _source(
-    parts: Sequence[_StreamResult], placed: Sequence[PlacedTokens | Tensor], texts: Any, call: _Call
+    parts: Sequence[_StreamResult], placed: Sequence[PlacedTokens | Tensor], texts: Any, call: _AskedCall
 ) -> QuestionSource:
     """What checks need: where the cells of the images and the words stand in the stream."""
     streams, covers = list[tuple[MapSource, int]](), list[Tensor]()
