@@ -164,7 +164,7 @@ def explain(
     loaded = unwrapped_model(model, preprocess)
     reading = OutputReading(output, loaded.scores if scores is None else scores)
     tokenizer = processor if tokenizer is None else tokenizer
-    if tokenizer is None and of is None:
+    if tokenizer is None and of is None and output is None:
         _refuse_without_tokenizer(loaded, inputs, target)
     question = of is None and _is_image_question(inputs, tokenizer, target)
     language = tokenizer is not None and _is_language_call(loaded, target)

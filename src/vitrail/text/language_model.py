@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def refuse_without_tokenizer(model: nn.Module, inputs: Any, target: Any) -> None
         InputError: The tokenizer is missing.
     """
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
-    written = isinstance(first, str) or (isinstance(first, Mapping) and "content" in first)
+    written = (isinstance(first, str) and not _is_file(first)) or (isinstance(first, Mapping) and "content" in first)
     unnamed = isinstance(inputs, Mapping) and "input_ids" in inputs and (target is None or isinstance(target, str))
     if not (written or unnamed) or "input_ids" not in _parameters(unwrap(model)) or not is_language_model(model):
         return
@@ -64,6 +65,13 @@ def refuse_without_tokenizer(model: nn.Module, inputs: Any, target: Any) -> None
         f"{type(unwrap(model)).__name__} is a language model, whose words are read by its tokenizer: pass "
         f"{needed}.from_pretrained(…){ids}"
     )
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name
+        return False
 
 
 def context_limit(model: nn.Module, window: int | None = None) -> int | None:
