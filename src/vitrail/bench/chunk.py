@@ -18,8 +18,9 @@ from vitrail.bench.batch import ProtocolScores, ScoreBatch, distinct_classes
 from vitrail.bench.context import BenchContext, open_context
 from vitrail.bench.explainer import Explainer, error_line, to_half
 from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images, prepare_ground_truth
+from vitrail.bench.map_store import tensor_name, write_shard
 from vitrail.bench.memory import shrink_batch_to_fit
-from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
+from vitrail.bench.parts import EXPLAIN, ScoreRows, write_table
 from vitrail.bench.perturbation_scores import score_perturbation
 from vitrail.bench.protocols import PROTOCOLS, needs_objects
 from vitrail.bench.text_chunk import TextChunkRunner
@@ -291,12 +292,10 @@ class _ChunkRunner:
                         half[row] = torch.nan
                 else:
                     half = torch.full((len(columns), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
-                self.saved_maps.setdefault(f"{method}/{target}", []).append(half)
+                self.saved_maps.setdefault(tensor_name(method, target), []).append(half)
 
     def _write_maps(self) -> None:
         """Write the maps of all images. This comes before the part, so that a part that exists has its maps."""
-        from safetensors.torch import save
-
-        tensors = {name: torch.cat(pieces).contiguous() for name, pieces in sorted(self.saved_maps.items())}
-        data = save(tensors, {"images": json.dumps(self.saved_ids), **self.chunk.footer})
-        write_file(self.chunk.path.with_suffix(".safetensors"), lambda file: file.write(data))
+        tensors = {name: torch.cat(pieces) for name, pieces in sorted(self.saved_maps.items())}
+        footer = {"images": json.dumps(self.saved_ids), **self.chunk.footer}
+        write_shard(self.chunk.path.with_suffix(".safetensors"), tensors, footer)

@@ -1,15 +1,7 @@
 """Explain every image of a folder, with the engines of the benchmark: resumable, maps in half precision.
 
-Files in the output folder::
-
-    manifest.json                model, methods, target, versions
-    parts/part-00000.parquet     rows of the first chunk of images
-    parts/part-00000.safetensors its maps: for each method a tensor (rows, grid rows, grid columns), float16
-    index.parquet                all rows in one table, once every part exists
-
-Columns of the index: ``image`` (path below the explained folder), ``method``, ``class`` (index, −1 without a map),
-``name`` (of the class, if known), ``probability``, ``flat`` (whether the map is constant), ``part`` (file name),
-``offset`` (row of the method's tensor in that file, −1 without a map), ``error`` (why there is no map, else null).
+The output folder is a store of maps; see `vitrail.bench.map_store`. Beside each file of maps,
+``parts/part-00000.parquet`` has the rows of its chunk of images. The index is written once every part exists.
 """
 
 from __future__ import annotations
@@ -30,6 +22,7 @@ from vitrail.bench.context import BenchContext
 from vitrail.bench.engines import BenchTask, Engine, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.explainer import error_line, to_half
+from vitrail.bench.map_store import has_maps, index_schema, open_maps, write_index, write_shard
 from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.parts import (
     read_footer,
@@ -108,24 +101,21 @@ class FolderChunk:
 
     def compute(self, device: str) -> Callable[[], Path]:
         """Explain the images; return the function that writes the maps, then the rows."""
-        from safetensors.torch import save
-
         settings = json.loads(self.settings)
         context = open_folder_context(self.settings, device)
         if context.model(0).weights_hash != self.weights_hash:
             raise WeightsError(
                 f"{settings['model']} has other weights on this machine than on the one that started the run"
             )
-        rows: dict[str, list[Any]] = {name: [] for name in _index_schema().names}
+        rows: dict[str, list[Any]] = {name: [] for name in index_schema().names}
         maps: dict[str, list[Tensor]] = {method: [] for method in settings["methods"]}
         for start in range(0, len(self.images), settings["batch"]):
             self._explain_batch(context, settings, self.images[start : start + settings["batch"]], rows, maps)
-        tensors = {method: torch.cat(half).contiguous() for method, half in maps.items() if half}
+        tensors = {method: torch.cat(half) for method, half in maps.items() if half}
 
         def write() -> Path:
-            data = save(tensors, self.footer)
-            write_file(self.path.with_suffix(".safetensors"), lambda file: file.write(data))
-            return write_table(self.path, rows, self.footer, _index_schema())
+            write_shard(self.path.with_suffix(".safetensors"), tensors, self.footer)
+            return write_table(self.path, rows, self.footer, index_schema())
 
         return write
 
@@ -270,7 +260,10 @@ def explain_folder(
         FolderChunk(str(root), str(out), key, settings, opened.weights_hash, i, tuple(images[start : start + chunk]))
         for i, start in enumerate(range(0, len(images), chunk))
     ]
-    recorded = {"key": key, "folder": str(root), **chosen, "images": len(images), "versions": library_versions()}
+    recorded = {
+        "key": key, "folder": str(root), **chosen, "weights_hash": opened.weights_hash,
+        "grid": opened.structure.layout.plane, "images": len(images), "versions": library_versions(),
+    }  # fmt: skip
     manifest = json.dumps(recorded, indent=2)
     write_file(out / "manifest.json", lambda file: file.write(f"{manifest}\n".encode()))
     try:
@@ -278,12 +271,12 @@ def explain_folder(
         remove_stale_files(out / "parts")
     except OSError as error:
         raise write_error(error, out) from error
-    missing = [task for task in tasks if not (task.path.is_file() and read_footer(task.path) == task.footer)]
+    missing = [task for task in tasks if not (read_footer(task.path) == task.footer and has_maps(task.path))]
     begin(missing, len(tasks) - len(missing))
     (engine or LocalEngine(1, device)).run(missing, done)
     pa, pq = require_pyarrow(), require("pyarrow.parquet", "bench", "read tables")
     table = pa.concat_tables([pq.read_table(task.path) for task in tasks]).replace_schema_metadata(None)
-    return write_file(out / "index.parquet", lambda file: pq.write_table(table, file, compression="zstd"))
+    return write_index(out, table, recorded)
 
 
 def read_map(out: str | Path, row: dict[str, Any]) -> Tensor:
@@ -293,13 +286,7 @@ def read_map(out: str | Path, row: dict[str, Any]) -> Tensor:
         out: Folder of the results.
         row: As ``polars.read_parquet("index.parquet").row(0, named=True)`` returns it.
     """
-    from safetensors import safe_open
-
-    if row["offset"] < 0:
-        raise InputError(f"{row['image']} has no map by {row['method']}: {row['error']}")
-    with safe_open(str(Path(out) / "parts" / f"{row['part']}.safetensors"), framework="pt") as file:
-        relevance: Tensor = file.get_slice(row["method"])[row["offset"]]
-    return relevance
+    return open_maps(out).read({"target": None} | row)
 
 
 def read_manifest(out: str | Path) -> dict[str, Any]:
@@ -371,10 +358,3 @@ def open_folder_context(settings: str, device: str) -> BenchContext:
     if not_applicable:
         raise InputError(next(iter(not_applicable.values())))
     return context
-
-
-def _index_schema() -> Any:
-    pa = require_pyarrow()
-    types = {"class": pa.int32(), "offset": pa.int32(), "probability": pa.float64(), "flat": pa.bool_()}
-    names = ("image", "method", "class", "name", "probability", "flat", "part", "offset", "error")
-    return pa.schema([(name, types.get(name, pa.string())) for name in names])
