@@ -137,13 +137,19 @@ class MapStore:
         given = "; ".join(", ".join(f"{name}={row[name]!r}" for name in names) for row in choices[:6])
         raise InputError(f"{len(rows)} maps of {image!r} fit, expected one: add {' or '.join(names)}. It has {given}")
 
-    def select(self, **where: Any) -> Any:
-        """Rows of the index that have a map and the given values, such as ``method="gradtoken"``; a pyarrow table."""
+    def table(self, **where: Any) -> Any:
+        """Rows of the index with the given values, such as ``method="gradtoken"``; a pyarrow table."""
         pc: Any = require("pyarrow.compute", "bench", "read maps")
-        keep = pc.greater_equal(self.index.column("offset"), 0)
+        rows = self.index
         for name, value in where.items():
-            keep = pc.and_(keep, pc.fill_null(pc.equal(self.index.column(name), value), False))
-        return self.index.filter(keep)
+            rows = rows.filter(pc.equal(rows.column(name), value))
+        return rows
+
+    def select(self, **where: Any) -> Any:
+        """Rows as `table` returns them, without those that have no map."""
+        pc: Any = require("pyarrow.compute", "bench", "read maps")
+        rows = self.table(**where)
+        return rows.filter(pc.greater_equal(rows.column("offset"), 0))
 
     def stack(self, rows: Any) -> Tensor:
         """Read the maps of many rows, shape (rows, grid rows, grid columns), float32.
@@ -275,7 +281,7 @@ def write_index(folder: Path, rows: Any, manifest: Mapping[str, Any]) -> Path:
     for name in absent:
         rows = rows.append_column(name, pa.nulls(rows.num_rows, schema.field(name).type))
     table = rows.select(schema.names).cast(schema).sort_by([(name, "ascending") for name in _ORDER])  # stable
-    table = table.replace_schema_metadata({FOOTER_KEY: json.dumps(manifest, sort_keys=True).encode()})
+    table = table.replace_schema_metadata({FOOTER_KEY: json.dumps(manifest).encode()})
     return write_file(folder / INDEX, lambda file: pq.write_table(table, file, compression="zstd"))
 
 

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
 from vitrail.cli.check import check
 from vitrail.cli.command import InterruptedCommandError, as_command
@@ -38,7 +39,7 @@ EXAMPLES = """Examples:
 GROUPS = {
     "Explain a model's output": (demo, explain, check, figure, serve),
     "Inspect methods and models": (methods, models, doctor),
-    "Evaluate methods": (compare, bench, report),
+    "Evaluate methods": (compare, bench, report, audit),
     "Train": (train_explainer,),
 }
 
