@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from vitrail.bench.map_store import MapStore
     from vitrail.web.running_page import RunningPage
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 keep_documented_paths()
 

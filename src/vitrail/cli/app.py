@@ -18,6 +18,7 @@ from vitrail.cli.demo import demo
 from vitrail.cli.doctor import doctor
 from vitrail.cli.explain import explain
 from vitrail.cli.figure import figure
+from vitrail.cli.leaderboard import leaderboard
 from vitrail.cli.methods import methods
 from vitrail.cli.models import models
 from vitrail.cli.report import report
@@ -39,7 +40,7 @@ EXAMPLES = """Examples:
 GROUPS = {
     "Explain a model's output": (demo, explain, check, figure, serve),
     "Inspect methods and models": (methods, models, doctor),
-    "Evaluate methods": (compare, bench, report, audit),
+    "Evaluate methods": (compare, bench, report, audit, leaderboard),
     "Train": (train_explainer,),
 }
 
@@ -51,9 +52,9 @@ for group, commands in GROUPS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        from vitrail import __version__
 
-        out.print(f"vitrail {version('vitrail')}", highlight=False)
+        out.print(f"vitrail {__version__}", highlight=False)
         raise typer.Exit
 
 

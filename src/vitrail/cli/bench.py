@@ -93,7 +93,7 @@ def bench(
     if own_shard is not None and not resume:
         raise OptionError("--fresh would delete the parts of other shards: delete the run's folder instead")
     overrides = PlanOverrides(
-        _parse_pairs("--data", data), _parse_pairs("--weights", weights), limit, tuple(imports or ())
+        parse_pairs("--data", data), parse_pairs("--weights", weights), limit, tuple(imports or ())
     )
     # A process that only distributes work needs no GPU; a single worker, or a dry run, is this process.
     devices = getattr(make_engine(engine, workers, device, 1, address), "devices", None)
@@ -134,7 +134,7 @@ def require_bench() -> None:
         require(module, "bench", "run benchmarks")
 
 
-def _parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
+def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     """Parse ``NAME=VALUE`` arguments into values by name."""
     options = {}
     for text in given or ():

@@ -60,6 +60,13 @@ class Applies:
     norm_first_texts: bool = False
 
 
+#: By family, what is known of patents on its methods.
+PATENT_NOTES = {
+    "relevance": "The authors of LXT state that layer-wise relevance propagation is patented and free for personal and "
+    "scientific use only. Vitrail's licence grants no rights of others."
+}
+
+
 @dataclass(frozen=True)
 class Method:
     """A registry entry.

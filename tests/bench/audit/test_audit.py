@@ -51,7 +51,9 @@ def test_cluster_in_a_corner_is_the_first_finding(tmp_path):
     assert audit.failed == 1
     assert not audit.masks
     data = json.loads(json.dumps(audit.to_dict()))
-    assert data["findings"][0]["sentence"].endswith("is at one place, top left, which covers 3 % of the image")
+    assert data["findings"][0]["sentence"].endswith(
+        "of the class) is at one place, top left, which covers 5 % of the image"
+    )
     assert data["classes"][0]["outside"] is None
     assert np.allclose(np.sum(data["classes"][0]["mean"]), 1, atol=1e-3)
 
