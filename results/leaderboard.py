@@ -39,7 +39,7 @@ def published_rows() -> Iterator[tuple[str, ...]]:
             if number.value is not None:
                 images = table.datasets[number.dataset].images
                 yield (
-                    number.method, number.model, number.dataset, table.title, number.metric + ARROWS[number.direction],
+                    number.method, number.model, number.dataset, table.title, number.metric + ARROWS.get(number.direction, ""),
                     f"{number.value:g}", "–", f"{images}" if images else "–", table.paper,
                 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Entries of the leaderboard: scores of one method, model and data set in a TOML file, and their reproduction.
 
-An entry has what is needed to compute it again: the plan, the run's key (from which seeds derive), hashes of weights and
-manifest, and the scores of a sample of images. The sample is drawn by a hash of the key, so that nobody chooses it.
+An entry has what is needed to compute it again: the plan, the run's key (from which seeds derive), hashes of weights
+and manifest, and the scores of a sample of images. A hash of the key draws the sample, so that nobody chooses it.
 """
 
 from __future__ import annotations
