@@ -1,11 +1,14 @@
-"""A release: one version everywhere, supported versions tested, stable names documented."""
+"""A release: one version everywhere, supported versions tested, stable names documented, a leaderboard."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import tomllib
 from pathlib import Path
+
+import pytest
 
 import vitrail
 
@@ -54,3 +57,14 @@ def test_methods_of_relevance_propagation_have_a_note_on_patents():
     assert "attnlrp" in names
     assert not [name for name in names if "index.md#patents" not in text(f"docs/methods/{name}.md")]
     assert "## Patents" in text("docs/methods/index.md")
+
+
+def test_leaderboard_has_every_entry_and_published_number():
+    pytest.importorskip("pydantic")
+    spec = importlib.util.spec_from_file_location("leaderboard_page", ROOT / "results" / "leaderboard.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    text = module.PAGE.read_text(encoding="utf-8")
+    assert module.page(text) == text, "run `python results/leaderboard.py`"
+    assert len(list(module.published_rows())) > 400
+    assert len(list(module.measured_rows())) > 0

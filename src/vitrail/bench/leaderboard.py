@@ -19,7 +19,8 @@ from typing import Any
 from vitrail.bench.chunk import Chunk
 from vitrail.bench.context import open_context, open_images
 from vitrail.bench.parts import KEYS, write_file
-from vitrail.bench.plan import Plan, PlanOverrides
+from vitrail.bench.plan import Plan
+from vitrail.bench.plan_file import PlanOverrides
 from vitrail.bench.report.run import Run
 from vitrail.bench.report.section import report_sections
 from vitrail.errors import DataError, require
@@ -32,6 +33,8 @@ ABSOLUTE, RELATIVE = 1e-3, 1e-2
 _FIELDS = {"model": str, "dataset": str, "method": str, "images": int, "key": str, "weights": str, "manifest": str,
            "plan": str, "values": list, "sample": list}  # fmt: skip
 _ROW = ("protocol", "target", "score")
+#: Image, protocol, target and score.
+_Score = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -77,14 +80,14 @@ def write_entries(folder: str | Path, out: str | Path) -> list[Path]:
                     })  # fmt: skip
     paths = []
     for (model, dataset, method), rows in values.items():
-        entry = _entry(run, model, dataset, method) | {"values": rows}
+        entry = _entry(run, model, dataset, method, rows)
         name = f"{slug(model)}--{slug(dataset)}--{slug(method)}.toml"
         text = render_entry(entry)
         paths.append(write_file(Path(out) / name, lambda file, text=text: file.write(text.encode())))  # type: ignore[misc]
     return paths
 
 
-def _entry(run: Run, model: str, dataset: str, method: str) -> dict[str, Any]:
+def _entry(run: Run, model: str, dataset: str, method: str, values: list[dict[str, Any]]) -> dict[str, Any]:
     import polars as pl
 
     spec = next(m for m in run.plan.models if m.title == model)
@@ -97,15 +100,18 @@ def _entry(run: Run, model: str, dataset: str, method: str) -> dict[str, Any]:
     where = (pl.col("model") == model) & (pl.col("dataset") == dataset) & (pl.col("method") == method)
     table = run.scores().filter(where, pl.col("image") != "", pl.col("value").is_not_null()).collect()
     ids = sample_ids(run.manifest["key"], table["image"].unique().to_list())
-    rows = table.filter(pl.col("image").is_in(ids)).sort(KEYS).select("image", *_ROW, "value").to_dicts()
+    finite = table.filter(pl.col("value").is_finite()).sort(KEYS)
+    sample = [
+        {"image": name, "scores": [list(row) for row in finite.filter(image=name).select(*_ROW, "value").iter_rows()]}
+        for name in ids
+    ]
     manifest = (run.folder / "manifest.json").read_bytes()
     return {
         "model": model, "dataset": dataset, "method": method, "images": table["image"].n_unique(),
         "key": run.manifest["key"], "weights": run.manifest["weights"][model],
         "manifest": hashlib.sha256(manifest).hexdigest(), "device": run.manifest["device"],
         "versions": ", ".join(f"{name} {number}" for name, number in run.manifest["versions"].items()),
-        "plan": reduced.model_dump_json(exclude_defaults=True),
-        "sample": [row for row in rows if math.isfinite(row["value"])],
+        "plan": reduced.model_dump_json(exclude_defaults=True), "values": values, "sample": sample,
     }  # fmt: skip
 
 
@@ -136,6 +142,10 @@ def read_entry(path: str | Path) -> dict[str, Any]:
         low, high = row.get("interval", (math.nan, math.nan))
         if not {*_ROW, "value"} <= set(row) or not low <= row["value"] <= high:
             raise DataError(f"{path}: {row} is no score with an interval around its value")
+    if not all(
+        {"image", "scores"} <= set(one) and all(len(row) == 4 for row in one["scores"]) for one in entry["sample"]
+    ):
+        raise DataError(f"{path}: a sample has an image, and scores as [protocol, target, score, value]")
     return entry
 
 
@@ -174,19 +184,16 @@ def check_entry(
         chunk = Chunk(folder, entry["key"], text, found_hash, 0, 0, 0, 0, indices, plan.specs())
         pq: Any = require("pyarrow.parquet", "bench", "read tables")
         rows = pq.read_table(chunk.perform(device)).to_pylist()
-    computed = {_identity(row): row["value"] for row in rows if row["value"] is not None}
-    return len(entry["sample"]), list(_compare(entry["sample"], computed))
+    computed = {tuple(row[name] for name in ("image", *_ROW)): row["value"] for row in rows if row["value"] is not None}
+    stated = {(one["image"], *row[:3]): row[3] for one in entry["sample"] for row in one["scores"]}
+    return len(stated), list(_compare(stated, computed))
 
 
-def _compare(stated: Sequence[Mapping[str, Any]], computed: Mapping[tuple[Any, ...], float]) -> Iterator[Mismatch]:
-    for row in stated:
-        found = computed.get(_identity(row))
-        if found is None or not math.isclose(found, row["value"], rel_tol=RELATIVE, abs_tol=ABSOLUTE):
-            yield Mismatch(" ".join(map(str, _identity(row))), row["value"], found)
-
-
-def _identity(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("image", *_ROW))
+def _compare(stated: Mapping[_Score, float], computed: Mapping[_Score, float]) -> Iterator[Mismatch]:
+    for identity, value in stated.items():
+        found = computed.get(identity)
+        if found is None or not math.isclose(found, value, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
+            yield Mismatch(" ".join(identity), value, found)
 
 
 def render_entry(entry: Mapping[str, Any]) -> str:

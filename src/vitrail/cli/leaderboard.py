@@ -39,7 +39,7 @@ def leaderboard(
     For example: `vitrail leaderboard check results/leaderboard/*.toml`
     """
     from vitrail.bench.leaderboard import check_entry
-    from vitrail.bench.plan import PlanOverrides
+    from vitrail.bench.plan_file import PlanOverrides
     from vitrail.cli.bench import parse_pairs
 
     del action  # the only one
