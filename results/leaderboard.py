@@ -38,8 +38,9 @@ def published_rows() -> Iterator[tuple[str, ...]]:
         for number in table.numbers:
             if number.value is not None:
                 images = table.datasets[number.dataset].images
+                metric = number.metric + ARROWS.get(number.direction, "")
                 yield (
-                    number.method, number.model, number.dataset, table.title, number.metric + ARROWS.get(number.direction, ""),
+                    number.method, number.model, number.dataset, table.title, metric,
                     f"{number.value:g}", "–", f"{images}" if images else "–", table.paper,
                 )  # fmt: skip
 

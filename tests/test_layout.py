@@ -22,6 +22,8 @@ REPEATED_FILES = {
     "run.py": "a benchmark run: running it (bench) and reading it (report)",
     "cost.py": "cost: of a method (methods) and of a plan (bench)",
     "attention.py": "attention layers: how they are recognised (capture) and their relevance rules (lrp)",
+    "audit.py": "a command and the module that it runs",
+    "leaderboard.py": "a command and the module that it runs",
     "app.py": "the typer application of cli and the FastAPI application of web",
     "curves.py": "perturbation curves: their computation (scores) and their drawing (report)",
     "demo.py": "a command and the module that it runs",
