@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from contextlib import chdir, redirect_stderr, redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -17,7 +18,6 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-import vitrail as package
 from vitrail.cli import common
 from vitrail.cli.app import GROUPS, main
 from vitrail.data.scenes import render
@@ -128,7 +128,7 @@ def test_errors_are_one_line_with_exit_code_2(args, message, image, tmp_path):
 def test_version_is_printed():
     done = vitrail("--version")
     assert done.returncode == 0
-    assert done.stdout.strip() == f"vitrail {package.__version__}"
+    assert done.stdout.strip() == f"vitrail {version('vitrail')}"
 
 
 def test_help_describes_every_command_in_one_line():

@@ -52,9 +52,9 @@ for group, commands in GROUPS.items():
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from vitrail import __version__
+        from importlib.metadata import version
 
-        out.print(f"vitrail {__version__}", highlight=False)
+        out.print(f"vitrail {version('vitrail')}", highlight=False)
         raise typer.Exit
 
 
