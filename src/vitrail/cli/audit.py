@@ -49,7 +49,7 @@ def audit(
     device: Annotated[str, typer.Option("--device", help="Torch device for the checks.")] = "cpu",
     browse: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ) -> None:
-    """Audit the maps of a data set: does the model use a shortcut?
+    """Find shortcuts in the maps of a data set.
 
     Clusters the maps of each class and lists places that many maps share and that are off the object, such as a
     watermark. Also mean maps, relevance on the border and outside the object, failed checks, and drift between models.

@@ -31,9 +31,9 @@ def leaderboard(
     ] = None,
     device: Annotated[str, typer.Option("--device", help="Torch device of the model.")] = "cpu",
 ) -> None:
-    """Check entries of the leaderboard by computing a sample of their scores again.
+    """Check entries of the leaderboard.
 
-    The sample is four images that the run's key decides. An entry is refused (exit status 1) if its weights differ, or
+    Computes a sample of their scores again: four images that the run's key decides. An entry is refused (exit status 1) if its weights differ, or
     if a score differs by more than 0.001 and by more than 1 %.
 
     For example: `vitrail leaderboard check results/leaderboard/*.toml`
