@@ -27,7 +27,7 @@ def write_store(folder, corner_class=1, key="abc"):
         label = i % 2
         row, column = generator.integers(2, 6, 2)
         maps[i, row : row + 2, column : column + 2] = 1
-        if label == corner_class and i % 4 == 3:
+        if label == corner_class and i % 4 > 1:
             maps[i] = 0.01
             maps[i, 0, :2] = 1
         place = {"class": label, "name": ["dog", "cat, puss"][label], "part": "p", "offset": i, "flat": False}
