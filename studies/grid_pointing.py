@@ -315,9 +315,10 @@ def run(args: argparse.Namespace) -> None:
             values |= {f"mIoU, column {i}": {m: t[:, i].tolist() for m, t in ratios.items()} for i in range(4)}
         result["scores"] = {key: row for key, row in summarise(values).items() if "column" not in key}
         path = args.out / f"{name}-{args.half}.json"
-        if path.exists():  # a run of other parts
+        if path.exists():  # a run of other parts or methods
             before = json.loads(path.read_text(encoding="utf-8"))
-            result = {**before, **result, "scores": {**before["scores"], **result["scores"]}}
+            scores = {key: {**rows, **result["scores"].get(key, {})} for key, rows in before["scores"].items()}
+            result = {**before, **result, "scores": {**result["scores"], **scores}}
         save_json(path, result)
         flat = {f"{score}|{method}": np.float32(v) for score, by in values.items() for method, v in by.items()}
         kept = dict(np.load(path.with_suffix(".npz"))) if path.with_suffix(".npz").exists() else {}
