@@ -1,10 +1,10 @@
-"""Update the table of results in README.md from committed measurements.
+"""Update the table of results in README.md, and that of the second halves on Leadlight's page.
 
     python results/readme.py
 
-Faithfulness and localisation: three_models_single.csv. Class-specificity: the grid pointing game and pairs of objects
-in studies/results. Passes: the pages of the methods. The text between ``<!-- results -->`` and ``<!-- /results -->`` is
-replaced.
+README: faithfulness and localisation from three_models_single.csv, class-specificity from the grid pointing game and
+pairs of objects in studies/results, passes from the pages of the methods. Leadlight's page: all of studies/results'
+grid_pointing. The text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
@@ -12,20 +12,31 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 from method_pages import replaced
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "methods" / "leadlight.md"
 MODEL = "vit-t"
-GRIDS = f"studies/results/grid_pointing/{MODEL}-1.json"
+MODELS = {"vit-t": "ViT-Tiny", "deit-t": "DeiT-Tiny", "dinov2-s": "DINOv2-S"}
+FORMS = ("leadlight", "leadlight:object", "transformer_mm")
+#: Columns of the second halves: title, key in the file, whether higher is better.
+HALVES = (
+    ("grid, raw ↑", "cell_share"), ("grid, maps ↑", "cell_share (maps)"), ("maximum in the cell ↑", "cell_peak"),
+    ("mIoU ↑", "mIoU"), ("SRG, tokens ↑", "SRG, agcam-tokens"), ("corners ↓", "corners (pets)"),
+)  # fmt: skip
 ROWS = (
     "leadlight", "leadlight:object", "grad_rollout", "transformer_mm", "vtranm", "attnlrp",
     "transformer_attribution", "gradtoken", "raw_attention", "centre", "edges", "random",
 )  # fmt: skip
 CONTROLS = ("centre", "edges", "random")
 #: Title, data set and score of the columns from the table of three models, and their decimals.
-FAITHFUL = (("SRG, tokens removed ↑", "imagenet", "srg(tokens)", 3), ("SRG, pixels black ↑", "imagenet", "srg(black)", 3))
+FAITHFUL = (
+    ("SRG, tokens removed ↑", "imagenet", "srg(tokens)", 3),
+    ("SRG, pixels black ↑", "imagenet", "srg(black)", 3),
+)
 OUTLINES = ("mIoU, % ↑", "pets", "miou", 1)
 GRID, PAIRS, PASSES = "grid, % ↑", "class discrimination, % ↑", "passes"
 MISSING = "–"
@@ -39,14 +50,46 @@ def scored(dataset: str, score: str, digits: int) -> dict[str, tuple[float, str]
         for row in csv.DictReader(file):
             if (row["model"], row["dataset"], row["score"]) == (MODEL, dataset, score):
                 value = float(row["value"])
-                better = row["control"] == "True" or (float(row["to_control"]) > 0 and float(row["p_to_control"]) < ALPHA)
-                found[row["method"]] = value, f"{value:.{digits}f}" + ("" if better else " ○")
+                better = row["control"] == "True" or (
+                    float(row["to_control"]) > 0 and float(row["p_to_control"]) < ALPHA
+                )
+                found[row["method"]] = (
+                    value,
+                    f"{value:.{digits}f}" + ("" if better else " ○"),
+                )
     return found
+
+
+def halves(model: str) -> dict[str, Any]:
+    """What `studies/grid_pointing.py` measured on the second halves."""
+    path = ROOT / "studies" / "results" / "grid_pointing" / f"{model}-1.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def halves_table() -> str:
+    """The default beside its former form and its baseline on three models, in percent, in Markdown."""
+    head = ["", *(title for title, _ in HALVES), "check passed ↑"]
+    lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for model, title in MODELS.items():
+        found = halves(model)
+        scores, checks = {**found["scores"], "mIoU": found["mIoU"]}, found.get("checks", {})
+        counts = {key: scores[key][FORMS[0]]["images"] for _, key in HALVES}
+        lines.append(f"| **{title}** | {' | '.join(f'*{counts[key]}*' for _, key in HALVES)} | |")
+        for form in FORMS:
+            cells = [f"{100 * scores[key][form]['mean'][0]:.1f}" for _, key in HALVES]
+            verdicts = checks.get(form, {})
+            passed = f"{verdicts.get('faithful', 0)} of {sum(verdicts.values())}" if verdicts else MISSING
+            lines.append(f"| `{form}` | {' | '.join(cells)} | {passed} |")
+        apart = [scores[key][FORMS[0]]["to_object"] for _, key in HALVES]
+        shown = [f"{100 * v:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" for v, low, high in apart]
+        lines.append(f"| difference to `{FORMS[1]}` | {' | '.join(shown)} | |".replace("-", "−"))
+    return "\n".join(lines)
 
 
 def columns() -> dict[str, dict[str, tuple[float, str]]]:
     """Values by title and method."""
-    grids = json.loads((ROOT / GRIDS).read_text(encoding="utf-8"))["scores"]["cell_share (maps)"]
+    grids = halves(MODEL)["scores"]["cell_share (maps)"]
     scenes = json.loads((ROOT / "studies" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
     (pairs,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
     found = {title: scored(*rest) for title, *rest in FAITHFUL}
@@ -78,9 +121,14 @@ def table() -> str:
     return "\n".join(lines)
 
 
+#: Pages, marks on them, and what stands there.
+TABLES = ((README, "results", table), (PAGE, "second halves", halves_table))
+
+
 def main() -> None:
-    """Write the table."""
-    README.write_text(replaced(README.read_text(encoding="utf-8"), "results", table()), encoding="utf-8")
+    """Write both tables."""
+    for path, mark, content in TABLES:
+        path.write_text(replaced(path.read_text(encoding="utf-8"), mark, content()), encoding="utf-8")
 
 
 if __name__ == "__main__":
