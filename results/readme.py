@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "methods" / "leadlight.md"
 MODEL = "vit-t"
 MODELS = {"vit-t": "ViT-Tiny", "deit-t": "DeiT-Tiny", "dinov2-s": "DINOv2-S"}
 FORMS = ("leadlight", "leadlight:object", "transformer_mm")
-#: Columns of the second halves: title, key in the file, whether higher is better.
+#: Columns of the second halves: title, and key in the file.
 HALVES = (
     ("grid, raw ↑", "cell_share"), ("grid, maps ↑", "cell_share (maps)"), ("maximum in the cell ↑", "cell_peak"),
     ("mIoU ↑", "mIoU"), ("SRG, tokens ↑", "SRG, agcam-tokens"), ("corners ↓", "corners (pets)"),
@@ -77,7 +77,8 @@ def halves_table() -> str:
         counts = {key: scores[key][FORMS[0]]["images"] for _, key in HALVES}
         lines.append(f"| **{title}** | {' | '.join(f'*{counts[key]}*' for _, key in HALVES)} | |")
         for form in FORMS:
-            cells = [f"{100 * scores[key][form]['mean'][0]:.1f}" for _, key in HALVES]
+            rows = [scores[key].get(form) for _, key in HALVES]
+            cells = [MISSING if row is None else f"{100 * row['mean'][0]:.1f}" for row in rows]
             verdicts = checks.get(form, {})
             passed = f"{verdicts.get('faithful', 0)} of {sum(verdicts.values())}" if verdicts else MISSING
             lines.append(f"| `{form}` | {' | '.join(cells)} | {passed} |")
