@@ -74,18 +74,22 @@ def halves_table() -> str:
     for model, title in MODELS.items():
         found = halves(model)
         scores, checks = {**found["scores"], "mIoU": found["mIoU"]}, found.get("checks", {})
-        counts = {key: scores[key][FORMS[0]]["images"] for _, key in HALVES}
-        lines.append(f"| **{title}** | {' | '.join(f'*{counts[key]}*' for _, key in HALVES)} | |")
+        own = [scores.get(key, {}).get(FORMS[0]) for _, key in HALVES]
+        counts = [MISSING if row is None else f"*{row['images']}*" for row in own]
+        lines.append(f"| **{title}** | {' | '.join(counts)} | |")
         for form in FORMS:
-            rows = [scores[key].get(form) for _, key in HALVES]
+            rows = [scores.get(key, {}).get(form) for _, key in HALVES]
             cells = [MISSING if row is None else f"{100 * row['mean'][0]:.1f}" for row in rows]
             verdicts = checks.get(form, {})
             passed = f"{verdicts.get('faithful', 0)} of {sum(verdicts.values())}" if verdicts else MISSING
             lines.append(f"| `{form}` | {' | '.join(cells)} | {passed} |")
-        apart = [scores[key][FORMS[0]]["to_object"] for _, key in HALVES]
-        shown = [f"{100 * v:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]" for v, low, high in apart]
-        lines.append(f"| difference to `{FORMS[1]}` | {' | '.join(shown)} | |".replace("-", "−"))
+        apart = [MISSING if row is None else _apart(*row["to_object"]) for row in own]
+        lines.append(f"| difference to `{FORMS[1]}` | {' | '.join(apart)} | |")
     return "\n".join(lines)
+
+
+def _apart(value: float, low: float, high: float) -> str:
+    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]".replace("-", "−")
 
 
 def columns() -> dict[str, dict[str, tuple[float, str]]]:
