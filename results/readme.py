@@ -55,7 +55,7 @@ def scored(dataset: str, score: str, digits: int) -> dict[str, tuple[float, str]
                 )
                 found[row["method"]] = (
                     value,
-                    f"{value:.{digits}f}" + ("" if better else " ○"),
+                    f"{value:.{digits}f}".replace("-", "−") + ("" if better else " ○"),
                 )
     return found
 
