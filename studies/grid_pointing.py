@@ -358,10 +358,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--batch", type=int, default=1024, help="most perturbed images in a forward pass")
     for option, default in (
-        ("images", 500), ("grids", 100), ("disconnected", 24), ("faithful", 40), ("srg", 200), ("pets", 150),
-        ("checks", 40), ("scenes", 300), ("repeats", 8),
+        ("--images", 500), ("--grids", 100), ("--disconnected", 24), ("--faithful", 40), ("--srg", 200),
+        ("--pets", 150), ("--checks", 40), ("--scenes", 300), ("--repeats", 8),
     ):  # fmt: skip
-        parser.add_argument(f"--{option}", type=int, default=default)
+        parser.add_argument(option, type=int, default=default)
     parser.add_argument(
         "--presets", nargs="+", default=["chefer21", "chefer21-mean"], help="perturbation tests for SRG"
     )
