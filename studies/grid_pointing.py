@@ -12,13 +12,13 @@ of the accuracy, presets chefer21 and chefer21-mean); segmentation of pets; clas
 check of single maps. A hash of the image id divides images into halves; of scenes, ``val`` is the first and ``test``
 the second.
 
-Leadlight's third form. On parts of the first halves (24 scenes; of ViT-Tiny and DINOv2-S 16 pets, 8 grids and 12 images
-of ImageNet each) forms were tried that compare the class with its 4 or 8 likeliest others, one by one, and forms that
-compare what speaks for the class with what speaks against it, from the negative gradient of the same backward pass;
-with vtranm, transformer_mm or both as source; with equal weights or weights by the probability; before or after the
-spreading; with exponents 1 to 3. Chosen: what speaks for and against the class, weighted by its probability, before the
-spreading, exponent 1, vtranm as source, the averages shifted to a minimum of zero. It is ``leadlight``; the former
-default is ``leadlight:object``.
+Leadlight's third form. On parts of the first halves (24 scenes; of ViT-Tiny and DINOv2-S 16 pets and 8 grids each;
+neither SRG nor the check) about 45 forms were tried that compare the class with its 4 or 8 likeliest others, one by
+one, and forms that compare what speaks for the class with what speaks against it, from the negative gradient of the
+same backward pass; with vtranm, transformer_mm or both as source; with equal weights or weights by the probability;
+before or after the spreading; with exponents 1 to 3. Chosen: what speaks for and against the class, weighted by its
+probability, before the spreading, exponent 1, vtranm as source, the averages shifted to a minimum of zero. It is
+``leadlight``; the former default is ``leadlight:object``.
 
 The rule, fixed before the second halves were measured (``--half 1``): the form stays the default if on every model
 (1) its cell_share is at least that of transformer_mm, of raw relevance and of maps, (2) its mIoU is at most 2.5 points
