@@ -7,7 +7,8 @@ const nameParts = () => {
     nav.removeAttribute("aria-labelledby");
     nav.setAttribute("aria-label", `${label || "Pages"} (${i + 1})`);
   });
-  for (const th of document.querySelectorAll(".md-typeset th:empty")) th.replaceWith(document.createElement("td"));
+  for (const th of document.querySelectorAll(".md-typeset th"))
+    if (!th.textContent.trim()) th.replaceWith(document.createElement("td"));
   document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset .output, .md-typeset .diagram").forEach((wrap, i) => {
     if (wrap.hasAttribute("tabindex")) return;
     wrap.tabIndex = 0;

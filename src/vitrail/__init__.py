@@ -72,6 +72,7 @@ def serve(
     preprocess: Preprocess | None = None,
     classes: Sequence[str] | None = None,
     tokenizer: Any = None,
+    processor: Any = None,
     port: int = 0,
     open_page: bool = True,
 ) -> RunningPage:
@@ -81,7 +82,8 @@ def serve(
         models: A module, a loaded model or a name that `load` takes; several to compare them.
         preprocess: How images become inputs of the model; by default what its library states.
         classes: Class names; by default those that are known of the model.
-        tokenizer: The fast tokenizer of a text model.
+        tokenizer: The fast tokenizer of a text model: a classifier or a language model.
+        processor: The processor of a vision-language model, which takes ``images`` and ``text``.
         port: The port; any free one by default.
         open_page: Open the page in a browser.
 
@@ -99,8 +101,9 @@ def serve(
     from vitrail.web.running_page import serve_models
 
     return serve_models(
-        models, preprocess=preprocess, classes=classes, tokenizer=tokenizer, port=port, open_page=open_page
-    )
+        models, preprocess=preprocess, classes=classes, tokenizer=tokenizer, processor=processor, port=port,
+        open_page=open_page,
+    )  # fmt: skip
 
 
 def methods() -> dict[str, Method]:

@@ -121,7 +121,7 @@ def test_shifted_orders_hold_the_same_values():
 def test_what_cannot_be_checked_is_named():
     model, tokenizer = text_model("bert")
     short = vitrail.explain(model, "the film is superb", "rollout", target=1, tokenizer=tokenizer)
-    with pytest.raises(InputError, match="4 words is too short to be checked, pass at least 20"):
+    with pytest.raises(InputError, match="4 words is too short to be checked: use at least 20"):
         short.check()
     text = " ".join(FILLERS)
     e = vitrail.explain(model, text, "rollout", target=1, tokenizer=tokenizer)

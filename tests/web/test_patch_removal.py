@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from fastapi.testclient import TestClient
 
 from tests.web.web_case import error_text, small_app, upload_id
+from vitrail.cli.serve import load_models
 from vitrail.trust.input_removal import PatchRemoval
-from vitrail.web.patch_removal import SHIFTS, shifted_regions
+from vitrail.viz.map_encoding import decode_map
+from vitrail.web.app import make_app
+from vitrail.web.patch_removal import SHIFTS, page_patches, shifted_regions
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +81,61 @@ def test_regions_are_as_large_and_all_different():
 def test_wrong_requests_are_rejected(client, changed, message):
     body = {"model": "tiny", "picture": upload_id(client), "removed": [0], "classes": [0], **changed}
     assert message in error_text(client.post("/api/remove", json=body), 404 if "picture" in changed else 422)
+
+
+def test_patches_of_a_spectrogram_are_those_that_the_page_shows():
+    served = SimpleNamespace(media="sound", plane=(3, 4))  # frequencies, times
+    grid = torch.arange(12).view(4, 3)  # times, frequencies
+    shown = grid.T.flip(0).flatten().tolist()  # as `map_json` turns maps
+    assert page_patches(served, range(12)) == shown
+    assert page_patches(served, page_patches(served, range(12)), inverse=True) == list(range(12))
+
+
+def test_shifted_regions_of_a_video():
+    (found,) = shifted_regions([0, 5], (2, 3, 4), 1)
+    assert found == [22, 15], "half of each axis"
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    names = ["scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones"]
+    with TestClient(make_app(load_models(names, []))) as one:
+        one.get("/")
+        yield one
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "sample", "kind"),
+    [
+        ("scenes-clip", "colours-1", "prompt"), ("scenes-detr", "colours-1", "box"),
+        ("scenes-seg", "colours-1", "region"), ("scenes-video", "motion-1", "class"), ("tones", "tones-1", "class"),
+    ],
+)  # fmt: skip
+def test_the_check_and_the_slider_agree_for_every_kind(worlds, model, sample, kind):
+    body = {"model": model, "sample": sample}
+    given = {"model": model, "picture": worlds.post("/api/pictures/sample", json=body).json()["picture"]}
+    prompts = [{"kind": "prompt", "text": text} for text in ("a kite", "a star")] if kind == "prompt" else []
+    top = worlds.post("/api/predict", json={**given, "targets": prompts}).json()["top"]
+    targets = [one["target"] or one["index"] for one in top[:2]]
+    explained = {**given, "methods": ["rollout"], "targets": targets[:1]}
+    job = worlds.post("/api/explain?wait=true", json=explained).json()
+    values = torch.from_numpy(decode_map(job["items"][0]["map"])).flatten()
+    marked = values.topk(round(0.1 * len(values))).indices.tolist()
+    found = worlds.post("/api/remove", json={**given, "removed": marked, "classes": targets}).json()
+    check = worlds.post("/api/check?wait=true", json=explained).json()["items"][0]["check"]["removal"]
+    if check["is_probability"]:
+        assert found["without"][0] == pytest.approx(check["marked"], abs=1e-3)
+    assert all(0 <= value <= 1 for value in [*found["without"], *found["elsewhere"]])
+    curves = {
+        **given,
+        "methods": ["rollout"],
+        "target": targets[0],
+        "among": targets[1:] if prompts else [],
+        "steps": 10,
+    }
+    item = worlds.post("/api/curves?wait=true", json=curves).json()["items"][0]
+    assert item["fractions"][1] == 0.1
+    assert item["deletion"][1] == pytest.approx(found["without"][0], abs=1e-3)
+    assert item["deletion"][0] == pytest.approx(item["insertion"][-1], abs=1e-3)
+    assert item["deletion"][0] == pytest.approx(top[0]["probability"], abs=1e-2)

@@ -22,12 +22,14 @@ CLIP = "?model=scenes-clip&sample=colours-1&prompt=a+kite&prompt=a+star&contrast
 DETR = "?model=scenes-detr&sample=colours-1&method=rollout"
 SEG = "?model=scenes-seg&sample=colours-1&method=rollout"
 SOUND = "?model=tones&sample=tones-1&method=rollout"
+ANSWER = "?model=scenes-vlm&sample=colours-1&question=What+is+in+the+image%3F&method=transformer_mm"
 VIDEO = "?model=scenes-video&sample=motion-1&method=rollout"
 
 
 @pytest.fixture(scope="module")
 def app():
-    return make_app(load_models(["scenes", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones"], []))
+    names = ["scenes", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones", "scenes-vlm", "lm-recall"]
+    return make_app(load_models(names, []))
 
 
 def parameters(page):
@@ -122,15 +124,47 @@ def test_frames_are_scrubbed_and_the_frame_is_part_of_the_address(visit):  # noq
     assert dict(parameters(page))["time"] == "3"
     page.reload()
     page.wait_for_function("() => document.querySelector('#frame-text').textContent === 'frame 4 of 12'")
-    assert page.is_hidden("#removal")
-    assert page.is_hidden("#faithfulness")
+    page.wait_for_selector("#removal-result[data-state=done]")
+    assert "of 384 patches" in page.inner_text("#removal-share-text"), "all times"
+    assert page.is_visible("#curves-patches")
+
+
+def test_a_word_of_an_answer_is_chosen_and_the_removal_shows_what_it_depends_on(visit):  # noqa: F811
+    page = visit(ANSWER)
+    wait_idle(page)
+    page.wait_for_selector(".written-word[aria-pressed=true]:has-text('cyan')")
+    page.locator(".written-word", has_text="star").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".written-word[aria-pressed=true]:has-text('star')")
+    assert dict(parameters(page))["token"].count(".") == 4, "the four words before it"
+    page.wait_for_selector("#prompt-words .word:has-text('yellow')")
+    page.fill("#image-panel .combobox input", "What colour is the star?")
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".written-word[aria-pressed=true]:has-text('yellow')")
+    page.wait_for_selector("#removal-result[data-state=done]:has-text('yellow')")
+    assert dict(parameters(page))["question"] == "What colour is the star?"
+    page.go_back()
+    page.wait_for_selector(".written-word[aria-pressed=true]:has-text('star')")
+
+
+def test_a_generated_word_is_chosen_and_part_of_the_address(visit):  # noqa: F811
+    page = visit("?model=lm-recall&method=attnlrp", wait=".text-card[data-state=done]")
+    assert page.text_content("#text-question").startswith("Why does the model write tent?")
+    page.click(".written-word >> nth=1")
+    page.wait_for_selector(".written-word[aria-pressed=true] >> text='.'")
+    page.wait_for_function("() => [...document.querySelectorAll('.text-card .word')].at(-1)?.textContent === 'tent'")
+    assert ("token", "65.19") in parameters(page)
+    page.reload()
+    page.wait_for_selector(".written-word[aria-pressed=true] >> text='.'")
+    page.wait_for_selector(".text-card .verdict")
+    no_violations(page, "generated text")
 
 
 @pytest.mark.parametrize(("width", "scheme", "names"), [
-    (1280, "light", ("prompt", "boxes")), (390, "dark", ("region", "video")), (2000, "dark", ("sound", "boxes")),
+    (1280, "light", ("prompt", "question")), (390, "dark", ("region", "video")), (2000, "dark", ("sound", "boxes")),
 ])  # fmt: skip
 def test_layout_and_axe_of_every_kind(visit, screenshots, width, scheme, names):  # noqa: F811
-    paths = {"prompt": CLIP, "boxes": DETR, "region": SEG, "video": VIDEO, "sound": SOUND}
+    paths = {"prompt": CLIP, "boxes": DETR, "region": SEG, "video": VIDEO, "sound": SOUND, "question": ANSWER}
     for name in names:
         window = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme, "reduced_motion": "reduce"}
         page = visit(paths[name], **window)

@@ -17,8 +17,10 @@ from vitrail.errors import InputError, ModelError, require
 OPERATORS_PATH = "api/docs#for-operators"
 
 
-#: Embedded models of every kind: classes, prompts, boxes, regions, videos and sound.
-DEFAULT_MODELS = ["scenes", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones"]
+#: Embedded models of every kind: classes, prompts, boxes, regions, videos, sound, questions and texts.
+DEFAULT_MODELS = [
+    "scenes", "scenes-clip", "scenes-detr", "scenes-seg", "scenes-video", "tones", "scenes-vlm", "lm-recall",
+]  # fmt: skip
 
 
 def serve(
@@ -29,7 +31,7 @@ def serve(
             "-m",
             metavar="SOURCE:NAME",
             help="timm:NAME, hf:NAME, torchvision:NAME or an embedded model; repeat the option to serve several. "
-            "Text classifiers: hf:NAME. See `vitrail models`.",
+            "Texts: classifiers and language models, hf:NAME. See `vitrail models`.",
         ),
     ] = DEFAULT_MODELS,
     weights: Annotated[
@@ -151,6 +153,7 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
         VitrailError: A model cannot be loaded, or the page does not support it.
     """
     from vitrail.cli import common
+    from vitrail.data import QuestionProcessor
     from vitrail.web.model import ServedModel, serve_model
     from vitrail.web.model_kind import media_of
 
@@ -163,12 +166,13 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
         loaded = common.load_model(spec, source, device, scores)
         tokenizer: Any = None
         if loaded.preprocess is None and media_of(loaded) != "sound":
-            if not spec.startswith("hf:"):
+            if not spec.startswith("hf:") and spec != "lm-recall":
                 raise ModelError(
                     f"the preprocessing of {spec} is unknown, so the page does not support it: use the Python API"
                 )
             from vitrail.text.tokens import load_tokenizer
 
             tokenizer = load_tokenizer(spec)
-        models.append(serve_model(loaded, spec, source, tokenizer, [model.id for model in models]))
+        processor = QuestionProcessor() if spec == "scenes-vlm" else None
+        models.append(serve_model(loaded, spec, source, tokenizer, [model.id for model in models], processor))
     return models

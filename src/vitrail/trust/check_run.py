@@ -173,11 +173,16 @@ class CheckRun(ABC):
             class_similarity=similarity.get("class"), noise_similarity=similarity.get("noise"),
             seed_similarity=similarity.get("seed"), head_similarity=similarity.get("head"),
             block_similarity=similarity.get("block"), forwards=spent + cost, skipped=tuple(skipped),
-            is_probability=self.targets is not None, unit=self.unit,
+            is_probability=self._has_probabilities, unit=self.unit,
         )  # fmt: skip
 
     def _evaluate(self, keep: Tensor) -> Tensor:
         return self.remove(keep, self._score)
+
+    @property
+    def _has_probabilities(self) -> bool:
+        """Whether the reported values are probabilities."""
+        return self.targets is not None
 
     def _shown(self, scores: Tensor) -> Tensor:
         """Scores as they are reported: probabilities, or values of the target function."""

@@ -11,18 +11,22 @@ if TYPE_CHECKING:
 
 #: Every verdict and what it means; the first that applies is a map's verdict.
 VERDICTS = {
-    "no better than chance": "the same map, moved elsewhere, does as well",
+    "no better than chance": "regions of the same shape elsewhere change the output as much as what the map marks",
     "unstable": "small noise on the input, or another seed of the method, gives another map",
     "not class-specific": "another class and a random classification head both give the same map",
-    "faithful": "removing what the map marks changes the output more than moved copies of the map do",
+    "faithful": "removing what the map marks changes the output more than removing regions of the same shape elsewhere",
 }
 #: The same for the word scores of texts.
 TEXT_VERDICTS = {
-    "no better than chance": "the same scores, in a shifted order of the words, do as well",
+    "no better than chance": "removing as many other words changes the output as much as those with the highest scores",
     "unstable": "another seed of the method gives other scores",
     "not class-specific": "another class and a random classification head both give the same scores",
-    "faithful": "removing the words with the highest scores changes the output more than shifted orders do",
+    "faithful": "removing the words with the highest scores changes the output more than removing as many others",
 }
+#: What controls remove first, which need no model.
+CONTROLS = {
+    "centre": "the patches at the centre", "length of words": "the longest words", "last": "the last words",
+}  # fmt: skip
 FAITHFUL = "faithful"
 #: Rank correlation above which a map hardly changes.
 HARDLY = 0.95
@@ -121,7 +125,8 @@ class MapCheck:
             f"(p = {self.p_value:.2g})."
         )
         better = [name for name, value in self.controls.items() if value >= self.statistic]
-        return sentence + (f" The control {' and '.join(better)} does as well or better." if better else "")
+        named = " or ".join(CONTROLS.get(name, name) for name in better)
+        return sentence + (f" Removing {named} changes it as much." if better else "")
 
     def _class(self) -> str:
         if self.class_similarity is None:

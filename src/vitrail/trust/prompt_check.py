@@ -13,6 +13,7 @@ from vitrail.errors import InputError
 from vitrail.inputs.map_source import PromptSource
 from vitrail.methods.cost import ModelSize, size_of
 from vitrail.targets.named_target import NamedTarget
+from vitrail.targets.token_target import TokenTarget
 from vitrail.text.prompt_scorer import PromptScorer
 from vitrail.text.text_units import unit_of_tokens
 from vitrail.trust.check_run import CheckSettings
@@ -79,8 +80,8 @@ class PromptCheckRun(WordCheckRun):
     def __init__(self, source: PromptSource, first: Any, settings: CheckSettings, remove: UnitRemoval) -> None:
         if remove.count < MIN_WORDS:
             raise InputError(
-                f"a prompt of {remove.count} words is too short to be checked, pass at least {MIN_WORDS}, or "
-                "units='tokens': among fewer, chance puts the one right word first too often"
+                f"a prompt of {remove.count} words is too short to be checked: use at least {MIN_WORDS} words, or "
+                "units='tokens'. Among fewer, chance puts the one right word first too often"
             )
         self.prompt_source, self.units = source, remove
         levels = (*settings.budget.levels, 1 / remove.count)  # one word may decide
@@ -98,8 +99,12 @@ class PromptCheckRun(WordCheckRun):
     def _score(self, output: Tensor) -> Tensor:
         return output
 
+    @property
+    def _has_probabilities(self) -> bool:
+        return isinstance(self.named, TokenTarget)
+
     def _shown(self, scores: Tensor) -> Tensor:
-        return scores
+        return scores.exp() if self._has_probabilities else scores  # the scorer gives log-probabilities
 
     def _other_class(self, first: Any) -> int | NamedTarget | None:  # noqa: ARG002
         return self.units.scorer.other()

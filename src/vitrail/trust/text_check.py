@@ -45,8 +45,8 @@ class TextCheckRun(WordCheckRun):
             raise InputError("word scores are checked for classes: the target of these is a function")
         if remove.count < MIN_WORDS:
             raise InputError(
-                f"a text of {remove.count} words is too short to be checked, pass at least {MIN_WORDS}: among fewer, "
-                f"chance puts the one right word first in more than {100 * SIGNIFICANT:.0f} % of the orders"
+                f"a text of {remove.count} words is too short to be checked: use at least {MIN_WORDS} words. Among "
+                f"fewer, chance puts the one right word first in more than {100 * SIGNIFICANT:.0f} % of the orders"
             )
         self.words = remove.words
         self.text = source.texts[settings.image]

@@ -27,12 +27,16 @@ from vitrail.web.help_page import help_page, method_page, not_found_page
 from vitrail.web.limits import Limits
 from vitrail.web.middleware import SecurityMiddleware
 from vitrail.web.model import ServedModel
+from vitrail.web.model_kind import shown_pixels
 from vitrail.web.queue import log
 from vitrail.web.reference import api_reference
 from vitrail.web.routes import client_of, router, server_of
+from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.state import ServerState
 
 PAGE = "page.html"
+#: Width of the canvas before the first image is drawn: more than any column.
+PLACEHOLDER_WIDTH = 1200
 DESCRIPTION = (
     "Relevance maps of published methods for a model's decision on an image or a text. Upload an image, get the "
     "prediction, then explain it. Errors have the form {error: {what, fix}}."
@@ -63,7 +67,7 @@ def make_app(
     app.include_router(health_router)
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
-    app.state.templates.env.globals["colour_tables"] = colour_tables()
+    app.state.templates.env.globals |= {"colour_tables": colour_tables(), "first_size": _first_size(models)}
     app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
     pages: dict[str, Callable[..., Any]] = {
         "/": _page, "/r/{job}": _permalink, "/help": _help, "/help/methods/{name}": _method_help,
@@ -77,6 +81,19 @@ def make_app(
     app.add_middleware(GZipMiddleware, minimum_size=1024)  # leaves event streams and images alone
     app.add_middleware(SecurityMiddleware, limits=limits, hosts=hosts, access=access)
     return app
+
+
+def _first_size(models: Sequence[ServedModel]) -> tuple[int, int]:
+    """Width and height of the image that the page opens first: its place is kept free while it loads."""
+    width, height = PLACEHOLDER_WIDTH, PLACEHOLDER_WIDTH
+    for served in models:
+        if served.kind == "image" and (samples := samples_for(served)):
+            pixels = sample_pixels(samples[0].id, served)
+            if pixels is not None:
+                shown = shown_pixels(pixels)
+                height = round(width * shown.shape[0] / shown.shape[1])
+            break
+    return width, height
 
 
 @asynccontextmanager

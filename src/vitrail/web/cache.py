@@ -172,7 +172,8 @@ def _select_target(explanation: Explanation, k: int) -> Explanation:
     changed["signal"] = None
     if explanation.named_targets is not None:
         changed["named_targets"] = tuple(row[k : k + 1] for row in explanation.named_targets)
-        changed["text"] = None if explanation.text is None else tuple(explanation.text[k : k + 1])
+    if explanation.text is not None and len(explanation.text) > 1:  # prompts have a text for each target
+        changed["text"] = tuple(explanation.text[k : k + 1])
     elif explanation.text is not None:
         rows = slice(k, k + 1)
         changed["text"] = tuple(
@@ -198,9 +199,10 @@ def _concatenate(entries: Sequence[Explanation]) -> Explanation:
     }
     if first.named_targets is not None:
         changed["named_targets"] = (tuple(e.named_targets[0][0] for e in entries if e.named_targets is not None),)
-        changed["text"] = None if first.text is None else tuple(e.text[0] for e in entries if e.text is not None)
-    elif first.text is not None:
-        texts = [entry.text[0] for entry in entries if entry.text is not None]
+    texts = [entry.text[0] for entry in entries if entry.text is not None]
+    if len({text.words for text in texts}) > 1:  # prompts have a text for each target
+        changed["text"] = tuple(texts)
+    elif texts:
         scores, normalised = torch.cat([t.scores for t in texts]), torch.cat([t.normalised for t in texts])
         tokens = torch.cat([t.token_scores for t in texts])
         changed["text"] = (replace(texts[0], scores=scores, normalised=normalised, token_scores=tokens),)

@@ -17,6 +17,7 @@ from vitrail.targets.detections import read_detections
 from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget
+from vitrail.web.target_scores import target_probability
 
 #: Smallest probability of a detection that is listed, and the most that are.
 MIN_PROBABILITY, MAX_ENTRIES = 0.05, 10
@@ -102,10 +103,8 @@ def _regions(served: ServedModel, output: OutputReader) -> list[dict[str, Any]]:
         if len(patches) < MIN_PATCHES:
             continue
         one = PageTarget("region", label=label, patches=tuple(patches))
-        inside = means[label].flatten()[patches].mean()
-        found.append(
-            (len(patches), _row(one, served.class_name(label), float(inside), _extent(patches, rows, columns)))
-        )
+        inside = float(target_probability(one.named(served).pin(output, 0), output)[0])
+        found.append((len(patches), _row(one, served.class_name(label), inside, _extent(patches, rows, columns))))
     found.sort(key=lambda pair: (pair[0] > rows * columns // 2, -pair[1]["probability"]))
     return [row for _, row in found[:MAX_ENTRIES]]
 
@@ -136,13 +135,8 @@ def _entry(served: ServedModel, output: OutputReader, one: PageTarget) -> dict[s
     title = pinned.title(output)
     shown = None if corners is None else _shares(corners, 1, 1)
     label = getattr(pinned, "label", None)
-    probability = None
-    if one.kind == "box" and isinstance(label, int):
-        found = output.query_probabilities()
-        probability = None if found is None else float(found[0, pinned.query, label])  # type: ignore[attr-defined]
-    elif isinstance(label, int) and output.query_masks() is None and output.dense().shape[1] > 1:
-        shares = _probabilities(output.dense()).float()
-        probability = float((shares[0, label] * pinned.weights(shares)).sum())  # type: ignore[attr-defined]
+    known = one.kind == "box" or (output.query_masks() is None and output.dense().shape[1] > 1)
+    probability = float(target_probability(pinned, output)[0]) if known and isinstance(label, int) else None
     return _row(one, title, probability, shown)
 
 

@@ -30,10 +30,9 @@ def words_json(explanation: Explanation, k: int) -> list[dict[str, Any]] | None:
     """
     if explanation.text is None:
         return None
-    if explanation.named_targets is not None:
-        text, k = explanation.text[k], 0
-    else:
-        text = explanation.text[0]
+    text = explanation.text[0]
+    if len(explanation.text) > 1 or len(text.scores) == 1:  # prompts have a text for each target
+        text, k = explanation.text[min(k, len(explanation.text) - 1)], 0
     shades, scores = (torch.nan_to_num(t[k].double(), 0.0, 0.0, 0.0).tolist() for t in (text.normalised, text.scores))
     named = explanation.named_targets is not None
     return [

@@ -59,6 +59,7 @@ class Job:
         owners: Identities of the client that may cancel it.
         steps: Number of steps of curves.
         contrast: For the difference of two targets, the one that is subtracted.
+        among: For curves of a prompt, the other prompts among which it has its share.
         request_key: Equal for jobs that ask for the same.
     """
 
@@ -72,6 +73,7 @@ class Job:
     owners: frozenset[str]
     steps: int = 0
     contrast: RequestedTarget | None = None
+    among: tuple[RequestedTarget, ...] = ()
     id: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     state: str = "queued"
     items: list[JobItem] = field(default_factory=list)
@@ -88,7 +90,7 @@ class Job:
         methods = tuple((name, repr(sorted(options.items()))) for name, options in self.methods.items())
         self.request_key = (
             self.kind, self.served.id, self.image_id, text, methods, tuple(self.targets or ()), self.seed, self.steps,
-            self.contrast,
+            self.contrast, self.among,
         )  # fmt: skip
 
     @property

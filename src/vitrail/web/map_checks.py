@@ -7,11 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
-import torch
-from PIL import Image
-
 from vitrail.capture.frozen import unwrap
-from vitrail.inputs.map_source import MapSource, TextSource
+from vitrail.errors import InputError
+from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
 from vitrail.inputs.targets import Target
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
@@ -21,9 +19,9 @@ from vitrail.text.prediction import predict_texts
 from vitrail.trust.check_run import BUDGETS, SAME, STABLE, TESTS
 from vitrail.trust.checker import check_maps
 from vitrail.trust.map_check import MapCheck
+from vitrail.web.explained_calls import explained_call
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
-from vitrail.web.model_kind import signal_tensor
 from vitrail.web.page_targets import PageTarget, difference
 
 BUDGET = "quick"
@@ -78,7 +76,7 @@ def check_evaluations(job: Job) -> int:
     return budget.removals // len(budget.levels) * (len(budget.levels) + 1)
 
 
-def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource:
+def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource | PromptSource:
     """The model that checks a job's maps, and the job's input."""
     served, reading = job.served, job.served.reading
     given: dict[str, Any] = {"batch_size": served.batch_size}
@@ -88,7 +86,7 @@ def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource:
     def explain_again(inputs: Any, methods: Mapping[str, Mapping[str, Any]], target: Target) -> Mapping[str, Any]:
         return explain(loaded, inputs, methods=methods, target=target, **given)
 
-    if reading is not None:
+    if reading is not None and not job.has_named_targets:
         predict = partial(predict_texts, settings=reading, model=unwrap(loaded.module))
         return TextSource(loaded, (job.raw_input,), reading, predict, explain_again)
     target = target_of(job)
@@ -98,16 +96,15 @@ def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource:
     return MapSource(loaded, served.model_inputs(job.raw_input), served.structure, function, explain_again)
 
 
-def _named_source(job: Job, loaded: LoadedModel, target: Target) -> MapSource:
-    """The source of maps of prompts, boxes, regions, videos and sound: that of a map which costs nothing."""
-    inputs: Any = torch.from_numpy(job.raw_input)
-    given: dict[str, Any] = {}
-    if job.served.media == "image":
-        inputs, given["preprocess"] = [Image.fromarray(job.raw_input)], job.served.preprocess_resized
-    else:
-        inputs = signal_tensor(job.raw_input, loaded)
+def _named_source(job: Job, loaded: LoadedModel, target: Target) -> MapSource | PromptSource:
+    """The source of maps of prompts, boxes, regions, tokens, videos and sound: that of a map which costs nothing."""
+    inputs, given = explained_call(job.served, [job.raw_input], job.targets)
     found = explain(loaded, inputs, "random", target=target, batch_size=job.served.batch_size, **given)
-    assert isinstance(found.source, MapSource)
+    if not isinstance(found.source, MapSource | PromptSource):
+        raise InputError(
+            "maps of questions about images are not checked: remove the marked patches by hand to see what the answer "
+            "depends on"
+        )
     return found.source
 
 

@@ -28,10 +28,12 @@ from vitrail.methods import METHODS, Method
 from vitrail.methods.cost import size_of
 from vitrail.models import LoadedModel
 from vitrail.models.preprocess import Preprocess
-from vitrail.pipeline.explain import DEFAULT
+from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT
 from vitrail.pipeline.saved_files import slug
 from vitrail.targets.binding import bind_targets
+from vitrail.text.language_model import is_language_model, padded_inputs
 from vitrail.text.prediction import predict_texts
+from vitrail.text.prompt_tokens import encode_prompts
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
 from vitrail.viz.map_encoding import encode_map
 from vitrail.web.model_copies import copy_for_checks, copy_modules
@@ -44,6 +46,7 @@ from vitrail.web.model_kind import (
     target_kind,
 )
 from vitrail.web.references import paper_of
+from vitrail.web.token_structure import QUESTION, read_question_structure, read_text_structure
 from vitrail.web.worker import worker_index
 
 if TYPE_CHECKING:
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
 DEFAULT_GRID = (14, 14)
 #: The text that a text model's structure is read from.
 EXAMPLE_TEXT = "an example text to read the structure of the model"
+#: The same for the embedded language model, which knows few words.
+RECALL_TEXT = "Anna has the key . Ben has the lamp . Anna has the"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +74,9 @@ class ServedModel:
         load_arguments: Arguments of `vitrail.load` that load it, as Python code.
         tokenizer_name: For text models, the name of the tokenizer, as Python code.
         media: What it takes: "image", "video" or "sound"; texts count as "image".
-        target_kind: What is explained: "class", "prompt", "box" or "region".
+        target_kind: What is explained: "class", "prompt", "box", "region" or "token".
+        processor: For vision-language models, what turns an image and a question into the arguments of the model.
+        image_grid: For vision-language models, rows and columns of the maps.
     """
 
     id: str
@@ -82,6 +89,8 @@ class ServedModel:
     tokenizer_name: str = ""
     media: str = "image"
     target_kind: str = "class"
+    processor: Any = None
+    image_grid: tuple[int, int] | None = None
     _check_copies: dict[int, LoadedModel | None] = field(default_factory=dict, init=False, repr=False)
 
     @property
@@ -107,7 +116,9 @@ class ServedModel:
         """A copy of the model for the checks of the calling thread, or None if it cannot be copied."""
         index = worker_index()
         if index not in self._check_copies:
-            example = raw_input if self.reading is None else EXAMPLE_TEXT  # a text may be longer than the model's input
+            example = (
+                raw_input if self.reading is None else self.example_text
+            )  # a text may be longer than the model's input
             self._check_copies[index] = copy_for_checks(self.loaded, self.call(example)[1])
         return self._check_copies[index]
 
@@ -117,9 +128,19 @@ class ServedModel:
         return "image" if self.reading is None else "text"
 
     @property
+    def example_text(self) -> str:
+        """A text that the model can read."""
+        return RECALL_TEXT if self.title == "lm-recall" else EXAMPLE_TEXT
+
+    @property
+    def tokenizer(self) -> Any:
+        """The tokenizer of a text model, or that of a vision-language model's processor."""
+        return self.processor.tokenizer if self.reading is None else self.reading.tokenizer
+
+    @property
     def plane(self) -> tuple[int, int]:
         """Rows and columns of the patches as the page shows them; of a spectrogram, frequency is upwards."""
-        grid = self.structure.layout.grid
+        grid = self.image_grid or self.structure.layout.grid
         if grid is None or self.reading is not None:
             return DEFAULT_GRID
         return (grid[1], grid[0]) if self.media == "sound" else (grid[-2], grid[-1])
@@ -164,6 +185,10 @@ class ServedModel:
             from PIL import Image as Images
 
             return ModelInputs((self.preprocess_resized(Images.fromarray(raw_input))[None],)).onto(model)
+        if self.target_kind == "token":
+            return ModelInputs((), padded_inputs(model, [encode_prompts(raw_input, self.reading)[0].ids], 0)).onto(
+                model
+            )
         (tokens,) = encode_texts([raw_input], self.reading, model)
         if len(tokens.windows) > 1:
             raise InputError("the text is longer than the model's input: shorten it")
@@ -209,27 +234,45 @@ class ServedModel:
     def info(self) -> dict[str, Any]:
         """The model as JSON."""
         is_image = self.media == "image" and self.reading is None
+        is_placed = self.reading is None and bool(self.image_grid or self.structure.layout.grid)
         blocks = [layer for layer in self.structure.layers if not layer.pool]
         methods = [self._method_info(method) for method in METHODS.values()]
         applicable = {m["name"]: m for m in methods if m["works"]}
-        default = DEFAULT
+        default = LANGUAGE_DEFAULT if self.target_kind == "token" else DEFAULT
         if default not in applicable:
             default = next((name for name, m in applicable.items() if m["class_specific"]), "")
         return {
             "id": self.id, "title": self.title, "kind": self.kind,
             "media": self.media, "targets": self.target_kind,
             "input": None if self.reading is not None else list(self._shown_size),
-            "grid": list(self.plane) if self.structure.layout.grid and self.reading is None else None,
+            "grid": list(self.plane) if is_placed else None,
             "frames": self.input_shape[0] if self.media == "video" else None,
+            "times": self._times,
             "axes": None if self.media != "sound" else {
                 "seconds": self.input_shape[0] * SECONDS_PER_FRAME, "hertz": self.input_shape[1] * HERTZ_PER_BIN
             },
-            "prompts": list(suggested_prompts(self.loaded.module)) if self.target_kind == "prompt" else [],
+            "prompts": self._suggestions,
             "layers": len(blocks), "heads": [layer.heads for layer in blocks],
             "classes": None if self.loaded.classes is None else list(self.loaded.classes),
             "class_count": self.class_count, "default": default, "methods": methods,
-            "attention": self.reading is not None or (is_image and self.structure.kind != "streams"),
+            "attention": self.target_kind != "token"
+            and (self.reading is not None or (is_image and self.structure.kind != "streams")),
         }  # fmt: skip
+
+    @property
+    def _times(self) -> int | None:
+        """Number of patches of a video along time; without known patches that of the cells that are removed."""
+        if self.media != "video":
+            return None
+        grid = self.structure.layout.grid
+        return min(DEFAULT_GRID[0], self.input_shape[0]) if grid is None else grid[0]
+
+    @property
+    def _suggestions(self) -> list[str]:
+        """Prompts or questions that are offered for any image."""
+        if self.processor is not None:
+            return [QUESTION]
+        return list(suggested_prompts(self.loaded.module)) if self.target_kind == "prompt" else []
 
     @property
     def _shown_size(self) -> tuple[int, int]:
@@ -262,8 +305,9 @@ def takes_contrast(name: str) -> bool:
 
 
 def serve_model(
-    loaded: LoadedModel, spec: str, weights: str = "pretrained", tokenizer: Any = None, used_ids: Sequence[str] = ()
-) -> ServedModel:
+    loaded: LoadedModel, spec: str, weights: str = "pretrained", tokenizer: Any = None, used_ids: Sequence[str] = (),
+    processor: Any = None,
+) -> ServedModel:  # fmt: skip
     """Prepare a loaded model for serving: read its structure once, so that requests can be checked before they run.
 
     Args:
@@ -272,6 +316,7 @@ def serve_model(
         weights: The weights the operator gave.
         tokenizer: For text models, the fast tokenizer.
         used_ids: Ids of the other models.
+        processor: For vision-language models, what turns images and questions into the arguments of the model.
 
     Raises:
         ModelError: The page does not support this model.
@@ -285,12 +330,16 @@ def serve_model(
     loaded = replace(loaded, name=title)
     reading = None if tokenizer is None else TokenizerSettings(tokenizer)
     unread = ModelStructure("", "", "plain", Layout(), 0, ())
-    served = ServedModel("", title, (loaded,), reading, unread, 0, "", media=media)
-    example: Any = EXAMPLE_TEXT
+    served = ServedModel("", title, (loaded,), reading, unread, 0, "", media=media, processor=processor)
+    if processor is not None or (tokenizer is not None and is_language_model(loaded.module)):
+        served = replace(served, target_kind="token")
+    example: Any = served.example_text
     if reading is None:
         example = np.random.default_rng(0).integers(0, 256, served.input_shape, dtype=np.uint8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if served.target_kind == "token":
+            return _with_id(_with_vocabulary(served, example), title, weights, used_ids)
         model_inputs = served.model_inputs(example)
         kind, labels = target_kind(loaded, model_inputs)
         target = example_target(kind, loaded.module)
@@ -299,16 +348,30 @@ def serve_model(
         else:
             called, model_inputs, bound = bind_targets(target, loaded, model_inputs)
             structure = read_structure(unwrap(called.module), model_inputs, None, bound)
+    served = replace(served, structure=structure, class_count=labels, target_kind=kind)
+    return _with_id(served, title, weights, used_ids)
+
+
+def _with_id(served: ServedModel, title: str, weights: str, used_ids: Sequence[str]) -> ServedModel:
+    """The same with an id that no other model has, and the code that loads it."""
     model_id = base = slug(title)
     count = 1
     while model_id in used_ids:
         count += 1
         model_id = f"{base}-{count}"
     return replace(
-        served, id=model_id, structure=structure, class_count=labels, target_kind=kind,
-        load_arguments=_load_arguments(title, weights),
-        tokenizer_name=repr(title.partition(":")[2]) if reading is not None else "",
+        served, id=model_id, load_arguments=_load_arguments(title, weights),
+        tokenizer_name=repr(title.partition(":")[2]) if served.reading is not None else "",
     )  # fmt: skip
+
+
+def _with_vocabulary(served: ServedModel, example: Any) -> ServedModel:
+    """A model that writes texts, with its structure and the size of its vocabulary."""
+    if served.processor is None:
+        structure, tokens = read_text_structure(served.loaded, served.model_inputs(example), served.tokenizer)
+        return replace(served, structure=structure, class_count=tokens)
+    structure, tokens, grid = read_question_structure(served.loaded, served.processor, example)
+    return replace(served, structure=structure, class_count=tokens, image_grid=grid)
 
 
 def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str, Any]:

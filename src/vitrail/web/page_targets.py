@@ -1,4 +1,4 @@
-"""Targets that the page names: prompts, boxes and regions."""
+"""Targets that the page names: prompts, boxes, regions, and tokens that a model writes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from vitrail.errors import TargetError
-from vitrail.targets import NamedTarget, box, contrast, prompt, region
+from vitrail.targets import NamedTarget, box, contrast, prompt, region, token
+from vitrail.targets.token_context import decoded_token
 from vitrail.trust.signal_removal import spread_cells
 from vitrail.web.model import ServedModel
 
@@ -19,12 +20,14 @@ class PageTarget:
     """A target of a request that is no class.
 
     Attributes:
-        kind: "prompt", "box" or "region".
-        text: The prompt.
+        kind: "prompt", "box", "region" or "token".
+        text: The prompt; for a token of a vision-language model, the question.
         query: Query of the box.
         label: Label of the box or region, or None for the likeliest one.
         point: Pixel (x, y) of the model's input.
         patches: Patches of the region, row by row.
+        token: Number of the token.
+        written: Tokens that the model wrote before it.
     """
 
     kind: str
@@ -33,6 +36,8 @@ class PageTarget:
     label: int | None = None
     point: tuple[float, float] | None = None
     patches: tuple[int, ...] = ()
+    token: int | None = None
+    written: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return json.dumps(self.to_json(), sort_keys=True)
@@ -52,6 +57,8 @@ class PageTarget:
         label = "" if self.label is None else served.class_name(self.label)
         if self.kind == "prompt":
             return self.text or ""
+        if self.kind == "token":
+            return decoded_token(served.tokenizer, self.token or 0).strip() or "space"
         if self.kind == "box":
             return f"{label}, query {self.query}" if label else f"query {self.query}"
         where = f"{len(self.patches)} patches" if self.patches else f"pixel {_pair(self.point)}"
@@ -65,6 +72,8 @@ class PageTarget:
         """
         if self.kind == "prompt":
             return prompt(self.text or "")
+        if self.kind == "token":
+            return token(self.token)
         if self.kind == "box":
             return box(self.query, label=self.label)
         if self.patches:
@@ -87,6 +96,8 @@ class PageTarget:
         label = "" if self.label is None else f", label={self.label}"
         if self.kind == "prompt":
             return f"prompt({self.text!r})"
+        if self.kind == "token":
+            return f"token({self.token})"
         if self.kind == "box":
             return f"box({self.query}{label})"
         if self.patches:

@@ -21,11 +21,11 @@ from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.text.result import WordRelevance
 from vitrail.web.cache import BoundedStore, MapCache
+from vitrail.web.explained_calls import explained_call
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 from vitrail.web.limits import BATCH_SECONDS, MAX_BATCH, MEGABYTE
 from vitrail.web.model import ServedModel
-from vitrail.web.model_kind import signal_tensor
 from vitrail.web.page_targets import RequestedTarget
 from vitrail.web.queue import StepGroup
 from vitrail.web.validation import RequestedMethod
@@ -46,7 +46,7 @@ class MapRequest:
 
 def explain_inputs(
     served: ServedModel, raw_inputs: Sequence[Any], methods: Iterable[RequestedMethod], target: Target,
-    advance: Callable[[int], None] = lambda _: None,
+    advance: Callable[[int], None] = lambda _: None, targets: Sequence[RequestedTarget] | None = None,
 ) -> Explanations:  # fmt: skip
     """Explain inputs of a model by the same methods.
 
@@ -56,17 +56,9 @@ def explain_inputs(
         methods: The methods.
         target: What to explain, as `vitrail.explain` takes it.
         advance: Called with the number of images just evaluated.
+        targets: The targets of the request, for the text before a token.
     """
-    inputs: Any = list(raw_inputs)
-    keywords: dict[str, Any] = {}
-    if served.media != "image":
-        inputs = torch.cat([signal_tensor(one, served.loaded) for one in inputs])
-    elif served.reading is None:
-        from PIL import Image
-
-        inputs, keywords["preprocess"] = [Image.fromarray(pixels) for pixels in inputs], served.preprocess_resized
-    else:
-        keywords["tokenizer"] = served.reading
+    inputs, keywords = explained_call(served, raw_inputs, targets)
     with ignored_warnings():  # the items report constant maps
         found = explain(
             served.loaded, inputs, methods={m.label: dict(m.extra_options) for m in methods},

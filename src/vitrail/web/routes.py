@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
+from dataclasses import replace
 from io import BytesIO
 from typing import Annotated, Any
 
@@ -30,6 +31,7 @@ from vitrail.web.patch_removal import remove_patches
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.state import Client, ServerState, StoredImage
 from vitrail.web.validation import check_contrast, check_methods, check_targets
+from vitrail.web.written_tokens import next_tokens
 
 #: Number of classes in a prediction.
 TOP_CLASSES = 10
@@ -124,14 +126,6 @@ def _image_model(server: ServerState, model_id: str) -> ServedModel:
     return served
 
 
-def _class_model(server: ServerState, model_id: str) -> ServedModel:
-    """A classifier of images, whose patches can be removed one by one."""
-    served = _image_model(server, model_id)
-    if served.media != "image" or served.target_kind != "class":
-        raise ApiError(422, f"{served.title} is no classifier of images", "Use /api/check, which removes patches too.")
-    return served
-
-
 @router.post(
     "/pictures", response_model=schemas.ImageResponse, tags=["pictures"], responses=_errors(404, 413, 415, 422, 503)
 )
@@ -223,12 +217,13 @@ async def predict(request: Request, body: schemas.PredictRequest) -> Any:
 
 
 async def _candidates(request: Request, served: ServedModel, body: schemas.PredictRequest) -> Any:
-    """Prompts, boxes or regions of an image."""
+    """Prompts, boxes or regions of an image, or tokens that a model writes."""
     server = server_of(request)
     targets = check_targets([*body.classes, *body.targets], served, server.limits) if body.targets else []
     named = [target for target in targets or [] if isinstance(target, PageTarget)]
     raw_input = server.raw_input(served, body.picture, body.text)
-    work = server.queue.submit(client_of(request).key, lambda: candidates(served, raw_input, named))
+    listing = next_tokens if served.target_kind == "token" else candidates
+    work = server.queue.submit(client_of(request).key, lambda: listing(served, raw_input, named))
     return JSONResponse(replace_non_finite(await _result(work)))
 
 
@@ -246,14 +241,13 @@ async def attention(request: Request, body: schemas.AttentionRequest) -> Any:
 
 @router.post("/remove", response_model=schemas.RemoveResponse, tags=["models"], responses=_errors(404, 422, 503))
 async def remove(request: Request, body: schemas.RemoveRequest) -> Any:
-    """Return class probabilities of an image without some patches, and without as many others."""
+    """Return probabilities of an image, video or sound without some patches, and without as many others."""
     server = server_of(request)
-    served = _class_model(server, body.model)
+    served = _image_model(server, body.model)
     raw_input = server.raw_input(served, body.picture, None)
-    if any(index >= served.class_count for index in body.classes):
-        raise ApiError(422, f"class {max(body.classes)} does not exist", f"There are {served.class_count} classes.")
+    targets = check_targets(body.classes, served, replace(server.limits, targets=20)) or []
     client = client_of(request)
-    work = server.queue.submit(client.key, lambda: remove_patches(served, raw_input, body.removed, body.classes))
+    work = server.queue.submit(client.key, lambda: remove_patches(served, raw_input, body.removed, targets))
     return JSONResponse(replace_non_finite(await _result(work)))
 
 
@@ -319,18 +313,26 @@ async def check(request: Request, body: schemas.CheckRequest, wait: Wait = False
 
 @router.post("/curves", status_code=202, tags=["jobs"], responses=_JOB | _errors(404, 422, 503))
 async def curves(request: Request, body: schemas.CurvesRequest, wait: Wait = False) -> Response:
-    """Compute deletion and insertion curves of methods and the random control for one image and class."""
+    """Compute deletion and insertion curves of methods and the random control for one image and target.
+
+    Pixels are replaced for classes of images; otherwise patches are removed as in the check.
+    """
     server = server_of(request)
-    served = _class_model(server, body.model)
+    served = _image_model(server, body.model)
     raw_input = server.raw_input(served, body.picture, None)
-    if served.class_count < 2:
+    if served.target_kind == "class" and served.class_count < 2:
         raise ApiError(422, f"{served.title} has a single output", "Curves need a model with several classes.")
     targets = check_targets(None if body.target is None else [body.target], served, server.limits)
     targets = targets or server.cached_prediction(served, body.picture, raw_input)
     methods = check_methods([*body.methods, CONTROL], served, 1, body.seed, server.limits)
     options = {method.label: dict(method.extra_options) for method in methods}
     client = client_of(request)
-    job = Job("curves", served, raw_input, body.picture, options, targets, body.seed, client.identities, body.steps)
+    among = check_targets(body.among, served, replace(server.limits, targets=20)) if body.among else []
+    others = tuple(one for one in among or () if one not in (targets or ()))
+    job = Job(
+        "curves", served, raw_input, body.picture, options, targets, body.seed, client.identities, body.steps,
+        among=others,
+    )  # fmt: skip
     return await _respond(request, server.start(job, methods, client), wait)
 
 

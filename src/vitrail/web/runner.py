@@ -23,6 +23,7 @@ from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import MIN_PARALLEL_PARAMETERS, Limits
 from vitrail.web.map_checks import check_evaluations, check_json, check_map, target_of
 from vitrail.web.page_targets import RequestedTarget
+from vitrail.web.patch_removal import removal_curves
 from vitrail.web.queue import JobCancelled, Queue, Step, log
 from vitrail.web.request_batch import MapBatches, explain_inputs
 from vitrail.web.validation import RequestedMethod
@@ -227,7 +228,8 @@ class JobRunner:
         self.job.explanations |= named
 
     def _explain(self, methods: Sequence[RequestedMethod], advance: Callable[[int], None]) -> Explanations:
-        return explain_inputs(self.job.served, [self.job.raw_input], methods, target_of(self.job), advance)
+        job = self.job
+        return explain_inputs(job.served, [job.raw_input], methods, target_of(job), advance, job.targets)
 
     def _set_map(self, item: JobItem, explanation: Explanation) -> None:
         assert self.job.targets is not None
@@ -311,24 +313,31 @@ class JobRunner:
             return
         assert job.targets is not None
         explanation = job.explanations[label]
-        assert explanation.images is not None
         start = monotonic()
         total = 2 * (job.steps + 1)
         advance = self._progress([item], total, is_long=True, done=2 * len(item.result.get("fractions", ())))
         try:
             for first in range(0, len(percents), LEVELS_PER_UPDATE):
                 levels = tuple(percents[first : first + LEVELS_PER_UPDATE])
+                fractions = {"fractions": [p / 100 for p in levels]}
+                if job.served.media != "image" or job.has_named_targets:
+                    targets = [*job.targets[:1], *job.among]
+                    curves = removal_curves(job.served, job.raw_input, targets, explanation, levels, advance)
+                    item.result = merge_levels(item.result, {**fractions, **curves})
+                    job.notify(item)
+                    continue
+                assert explanation.images is not None
                 preset = curve_preset(levels)
                 evaluate = Evaluator(
                     job.served.loaded, preset, batch=job.served.batch_size, seed=job.seed, advance=advance
                 )
-                maps, predicted = {label: explanation.maps[:, 0]}, torch.tensor(job.targets[:1])
+                maps, predicted = {label: explanation.maps[:, 0]}, torch.tensor([int(str(job.targets[0]))])
                 records = evaluate(explanation.images, maps, predicted=predicted)
                 values = {
                     curve.name: records.curve(curve, label, "predicted", preset.quantity)[1][0].tolist()
                     for curve in preset.curves
                 }
-                item.result = merge_levels(item.result, {"fractions": [p / 100 for p in levels], **values})
+                item.result = merge_levels(item.result, {**fractions, **values})
                 job.notify(item)
         except JobCancelled:
             raise

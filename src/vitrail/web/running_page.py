@@ -58,6 +58,7 @@ def serve_models(
     preprocess: Preprocess | None = None,
     classes: Sequence[str] | None = None,
     tokenizer: Any = None,
+    processor: Any = None,
     port: int = 0,
     open_page: bool = False,
 ) -> RunningPage:
@@ -71,10 +72,10 @@ def serve_models(
 
     if not models:
         raise InputError("no model was given: pass a model, as in vitrail.serve(model)")
-    if len(models) > 1 and not (preprocess is None and classes is None and tokenizer is None):
+    if len(models) > 1 and any(one is not None for one in (preprocess, classes, tokenizer, processor)):
         raise InputError(
-            f"preprocess, classes and tokenizer describe one model, and {len(models)} were given: pass each as "
-            "vitrail.LoadedModel(module, preprocess, classes)"
+            f"preprocess, classes, tokenizer and processor describe one model, and {len(models)} were given: pass each "
+            "as vitrail.LoadedModel(module, preprocess, classes)"
         )
     served: list[ServedModel] = []
     for given in models:
@@ -88,7 +89,8 @@ def serve_models(
                 f"the preprocessing of {loaded.name} is unknown: pass preprocess=vitrail.Preprocess(size, mean, std), "
                 "or tokenizer=… for a text model"
             )
-        served.append(serve_model(loaded, loaded.name, tokenizer=tokenizer, used_ids=[one.id for one in served]))
+        used = [one.id for one in served]
+        served.append(serve_model(loaded, loaded.name, tokenizer=tokenizer, used_ids=used, processor=processor))
     sock = bind("127.0.0.1", port)
     server = PageServer(make_app(served, hosts=[]), "127.0.0.1", port)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [sock]}, name="vitrail-page", daemon=True)

@@ -15,7 +15,9 @@ from vitrail.data import (
     TONES,
     Scene,
     Scenes,
+    ask_questions,
     describe_objects,
+    draw_recall,
     render_motion,
     render_tones,
 )
@@ -23,6 +25,7 @@ from vitrail.data.motions import MotionScene
 from vitrail.data.tones import ToneScene
 from vitrail.models import EMBEDDED_MODELS
 from vitrail.web.model import ServedModel
+from vitrail.web.token_structure import QUESTION
 
 #: Held-out scenes: (id, whether it has two objects, index).
 SCENES = (
@@ -34,6 +37,8 @@ COLOURED = (("colours-1", 3), ("colours-2", 5), ("colours-3", 11), ("colours-4",
 #: Moving scenes, and spectrograms, each with two classes: ids and indices.
 MOTIONS = (("motion-1", 0), ("motion-2", 3), ("motion-3", 6), ("motion-4", 9))
 SOUNDS = (("tones-1", 2), ("tones-2", 1), ("tones-3", 5), ("tones-4", 8))
+#: Prompts of the embedded language model: tasks and indices.
+RECALL = (("lookup", 5), ("mention", 3), ("sum", 2), ("copy", 3))
 #: Photographs: (id, title, credit). See ``photos/CREDITS.md``.
 PHOTOS = (
     ("cat", "cat", "Stéfan van der Walt, CC0"),
@@ -51,6 +56,17 @@ TEXTS = {
     "the camera never finds the light.",
     ("text-4", "negated"): "After the trailer and all those reviews I expected the worst, and I have to say that I was "
     "not disappointed in the least.",
+}
+
+#: Prompts of language models, which the model continues.
+PROMPTS = {
+    (
+        "prompt-1",
+        "capital",
+    ): "My sister moved from Berlin to Paris last year, and I often visit her there. The "
+    "language that most people in her new city speak is",
+    ("prompt-2", "story"): "Once upon a time there was a small dragon who was afraid of fire. Every evening, when the "
+    "other dragons met at the lake, the small dragon",
 }
 
 
@@ -82,14 +98,18 @@ class SampleInput:
             "id": self.id, "title": self.title, "text": self.text or None,
             "url": None if self.text else f"/api/samples/{self.id}.png?model={served.id}",
             "classes": list(self.classes) if has_classes else None, "credit": self.credit or None,
-            "prompts": list(self.prompts) if served.target_kind == "prompt" else [],
+            "prompts": _prompts_of(self, served),
         }  # fmt: skip
 
 
 def samples_for(served: ServedModel) -> tuple[SampleInput, ...]:
     """The samples for a model: scenes for a model of scenes, photographs for any other image model."""
+    if served.title == "lm-recall":
+        drawn = [draw_recall(0, index, task=task, split="test")[0] for task, index in RECALL]
+        return tuple(SampleInput(f"recall-{i}", one.task, text=one.text) for i, one in enumerate(drawn, 1))
     if served.kind == "text":
-        return tuple(SampleInput(name, title, text=text) for (name, title), text in TEXTS.items())
+        given = PROMPTS if served.target_kind == "token" else TEXTS
+        return tuple(SampleInput(name, title, text=text) for (name, title), text in given.items())
     if served.media == "video":
         return tuple(_sample(name, [MOVEMENTS[m] for m in _motion(name).movements if m is not None])
                      for name, _ in MOTIONS)  # fmt: skip
@@ -113,6 +133,28 @@ def _coloured_sample(name: str) -> SampleInput:
     described = tuple(str(caption) for caption in describe_objects(scene))
     absent = next(f"a {shape}" for shape in SCENE_CLASSES if shape not in scene.names)
     return SampleInput(name, " and ".join(scene.names), scene.names, prompts=(*shapes, *described, absent))
+
+
+def _prompts_of(sample: SampleInput, served: ServedModel) -> list[str]:
+    """Prompts that fit an image, or questions that have one answer."""
+    if served.target_kind == "prompt":
+        return list(sample.prompts)
+    if served.processor is None:
+        return []
+    if sample.id not in dict(COLOURED):
+        return [QUESTION]
+    asked = {one.kind: one.text for one in ask_questions(_coloured(sample.id))}
+    return [sentence_case(asked[kind]) for kind in ("colour", "list", "shape", "relation") if kind in asked]
+
+
+def sentence_case(question: str) -> str:
+    """A question as one writes it.
+
+    Example:
+        >>> sentence_case("which colour has the house ?")
+        'Which colour has the house?'
+    """
+    return question[:1].upper() + question[1:].replace(" ?", "?")
 
 
 def sample_pixels(sample: str, served: ServedModel) -> np.ndarray[Any, Any] | None:

@@ -18,20 +18,23 @@ Point = Annotated[list[Annotated[float, Field(ge=0, le=100_000)]], Field(min_len
 
 
 class NamedTargetRequest(BaseModel):
-    """A prompt, a box of a detector, or a region of the image.
+    """A prompt, a box of a detector, a region of the image, or a token that a model writes.
 
-    A region is a pixel of the model's input or some of its patches. Without a label it is the likeliest one.
+    A region is a pixel of the model's input or some of its patches. Without a label it is the likeliest one. A token
+    follows those in ``written``; for a vision-language model, ``text`` is the question.
     """
 
     model_config = ConfigDict(
         extra="forbid", strict=True, json_schema_extra={"examples": [{"kind": "prompt", "text": "a red star"}]}
     )
-    kind: Literal["prompt", "box", "region"]
+    kind: Literal["prompt", "box", "region", "token"]
     text: str | None = Field(None, max_length=500)
     query: Index | None = None
     label: Index | None = None
     point: Point | None = None
     patches: list[Index] | None = Field(None, max_length=20_000)
+    token: Index | None = None
+    written: list[Index] | None = Field(None, max_length=64)
 
 
 #: A class index, or a target with a name.
@@ -101,17 +104,19 @@ class CheckRequest(InputRequest):
 
 
 class RemoveRequest(RequestSchema):
-    """Patches to remove from an image, and the classes whose probabilities are returned."""
+    """Patches to remove from an image, video or sound, and the targets whose probabilities are returned."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{**EXAMPLE, "removed": [34, 35], "classes": [2, 5]}]})
     model: Name
     picture: Name
-    removed: list[Index] = Field(min_length=1, max_length=20_000, description="Indices of patches, row by row")
-    classes: list[Index] = Field(min_length=1, max_length=20)
+    removed: list[Index] = Field(
+        min_length=1, max_length=20_000, description="Indices of patches, row by row; of a video, frame by frame"
+    )
+    classes: list[TargetRequest] = Field(min_length=1, max_length=20)
 
 
 class RemoveResponse(BaseModel):
-    """Class probabilities without the patches, and without as many others, the mean over shifted regions."""
+    """Probabilities without the patches, and without as many others, the mean over shifted regions."""
 
     without: list[float | None]
     elsewhere: list[float | None]
@@ -128,7 +133,10 @@ class CurvesRequest(RequestSchema):
     model: Name
     picture: Name
     methods: list[Spec] = Field(min_length=1, max_length=100)
-    target: Index | None = None
+    target: TargetRequest | None = None
+    among: list[TargetRequest] = Field(
+        default_factory=list, max_length=20, description="Other prompts: a prompt has its share in a softmax over all"
+    )
     steps: int = Field(20, ge=2, le=50)
     seed: Seed = 0
 
@@ -321,6 +329,7 @@ class ModelInfo(BaseModel):
     media: str = "image"
     targets: str = "class"
     frames: int | None = None
+    times: int | None = None
     axes: dict[str, float] | None = None
     prompts: list[str] = []
     attention: bool = True
@@ -353,11 +362,16 @@ class ClassProbability(BaseModel):
 
 
 class PredictionResponse(BaseModel):
-    """The classes with the highest probability."""
+    """The classes with the highest probability.
+
+    For models that write texts: the likeliest next tokens after ``before``, and ``written``, what the model writes.
+    """
 
     top: list[ClassProbability]
     asked: list[ClassProbability]
     classes: int
+    before: str | None = None
+    written: list[ClassProbability] | None = None
 
 
 class LayerAttention(BaseModel):

@@ -65,6 +65,39 @@ model = vitrail.load({load_arguments})
 tokenizer = AutoTokenizer.from_pretrained({tokenizer_name})
 explanations = vitrail.explain(model, text, methods={methods}, target={target}, tokenizer=tokenizer)
 '''
+_PROMPT = '''"""Word scores computed with Vitrail."""
+
+import vitrail
+from vitrail.targets import token
+from vitrail.text import load_tokenizer
+from vitrail.text.prompt_tokens import encode_prompts, with_continuation
+
+text = {text}
+written = {written}  # tokens that the model wrote before the explained one
+model, tokenizer = vitrail.load({load_arguments}), load_tokenizer({title!r})
+prompt = with_continuation(encode_prompts(text, tokenizer)[0], written, tokenizer)
+explanations = vitrail.explain(model, [prompt], methods={methods}, target={target}, tokenizer=tokenizer)
+'''
+_QUESTION = '''"""Relevance maps computed with Vitrail.
+
+image.png is the image at the model's input size. The server provides it at
+/api/pictures/{image_id}.png?model={model}
+"""
+
+import torch
+from PIL import Image
+
+import vitrail
+from vitrail.data import QuestionProcessor
+from vitrail.targets import contrast, token
+
+model, processor = vitrail.load({load_arguments}), QuestionProcessor()  # other models have their own processor
+inputs = processor(images=Image.open("image.png"), text={text}, return_tensors="pt")
+written = torch.tensor([{written}]).view(1, -1).long()  # tokens that the model wrote before the explained one
+inputs["input_ids"] = torch.cat([inputs["input_ids"], written], 1)
+inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+explanations = vitrail.explain(model, inputs, methods={methods}, target={target}, processor=processor)
+'''
 _SAVE = """for name, explanation in explanations.items():
     print(name, explanation.label(0, 0), tuple(explanation.maps.shape))
 explanations.figure().savefig("figure.png")
@@ -113,11 +146,17 @@ def python_code(job: Job) -> str:
 
 
 def _named_code(job: Job, methods: str) -> str:
-    """The program for prompts, boxes and regions."""
+    """The program for prompts, boxes, regions and tokens."""
     named = [target for target in job.targets or () if isinstance(target, PageTarget)]
     target = f"[[{', '.join(one.code(job.served) for one in named)}]]"
     if isinstance(job.contrast, PageTarget):
         target = difference_code(named[0], job.contrast, job.served)
+    if job.served.target_kind == "token":
+        given = {"written": list(named[0].written), "target": target, "methods": methods, "model": job.served.id,
+                 "load_arguments": job.served.load_arguments, "title": job.served.title}  # fmt: skip
+        if job.image_id is None:
+            return _PROMPT.format(text=repr(job.raw_input), **given)
+        return _QUESTION.format(text=repr(named[0].text), image_id=job.image_id, **given)
     code = _IMAGE.format(
         image_id=job.image_id, model=job.served.id, load_arguments=job.served.load_arguments, methods=methods,
         target=target,

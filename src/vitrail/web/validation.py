@@ -122,6 +122,9 @@ def check_targets(
         if not 1 <= len(targets) <= limits.targets:
             raise TargetError(f"{len(targets)} targets given: give 1 to {limits.targets}, or null")
         found = [_page_target(target, served) for target in targets]
+        contexts = {(one.text, one.written) for one in found if isinstance(one, PageTarget) and one.kind == "token"}
+        if len(contexts) > 1:
+            raise TargetError("the tokens follow different texts: explain each in a request of its own")
         for index in found:
             if isinstance(index, PageTarget):
                 index.named(served)
@@ -140,6 +143,7 @@ def _page_target(target: int | NamedTargetRequest, served: ServedModel) -> Reque
             "class": "name a class by its index", "prompt": "give a prompt, as {'kind': 'prompt', 'text': 'a star'}",
             "box": "give a box, as {'kind': 'box', 'query': 3}",
             "region": "give a region, as {'kind': 'region', 'point': [40, 30]}",
+            "token": "give a token, as {'kind': 'token', 'token': 5}",
         }  # fmt: skip
         raise TargetError(f"a {kind} is not a target of {served.title}: {needed[served.target_kind]}")
     if isinstance(target, int):
@@ -149,7 +153,21 @@ def _page_target(target: int | NamedTargetRequest, served: ServedModel) -> Reque
     text = None if target.text is None else target.text.strip()
     if target.kind == "box" and target.query is None:
         raise TargetError("the box has no query: give the number of a query, as {'kind': 'box', 'query': 3}")
-    return PageTarget(target.kind, text, target.query, target.label, point, patches)
+    if target.kind == "token":
+        _check_tokens(target, served)
+    written = tuple(target.written or ())
+    return PageTarget(target.kind, text, target.query, target.label, point, patches, target.token, written)
+
+
+def _check_tokens(target: NamedTargetRequest, served: ServedModel) -> None:
+    """Refuse tokens outside the vocabulary, and a question where the text itself is explained, or none."""
+    largest = max([target.token or 0, *(target.written or ())])
+    if largest >= served.class_count:
+        raise TargetError(f"token {largest} does not exist: the vocabulary has {served.class_count} tokens")
+    if served.kind == "image" and not (target.text or "").strip():
+        raise TargetError("the token has no question: give text='What colour is the fish?'")
+    if served.kind == "text" and target.text is not None:
+        raise TargetError("the target of a language model has no text of its own: send the prompt as text=")
 
 
 def check_contrast(

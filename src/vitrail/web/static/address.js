@@ -14,7 +14,7 @@ export const DEFAULT_STYLE = {
 };
 
 /** What models explain, in words. */
-const KINDS = { class: "classes", prompt: "prompts", box: "boxes", region: "regions" };
+const KINDS = { class: "classes", prompt: "prompts", box: "boxes", region: "regions", token: "words that it writes" };
 const VIEWS = ["maps", "matrix", "models"];
 const SHOWN = ["both", "first", "second"];
 
@@ -105,8 +105,10 @@ export function formatAddress(state) {
   };
   for (const name of ["model", "sample", "image", "text"]) add(name, state[name]);
   const [first] = state.classes ?? [];
-  if (isNamed(first)) for (const key of state.classes) add(...formatTarget(key));
-  else add("classes", state.classes?.join(","));
+  if (isNamed(first)) {
+    if (fieldsOf(first).kind === "token") add("question", fieldsOf(first).text);
+    for (const key of state.classes) add(...formatTarget(key));
+  } else add("classes", state.classes?.join(","));
   add("contrast", state.contrast && "1");
   for (const method of state.methods ?? []) add("method", method);
   if (state.focus !== state.methods?.[0]) add("focus", state.focus);

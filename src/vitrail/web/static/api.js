@@ -99,7 +99,7 @@ export async function predict(input, signal) {
   const found = await requestForImage("/api/predict", input, signal);
   const named = (entries) =>
     entries.map((entry) => (entry.target ? { ...entry, index: keyOf(entry.target) } : entry));
-  return { ...found, top: named(found.top), asked: named(found.asked) };
+  return { ...found, top: named(found.top), asked: named(found.asked), written: found.written && named(found.written) };
 }
 export const explain = (body) => requestForImage("/api/explain", body);
 export const check = (body) => requestForImage("/api/check", body);

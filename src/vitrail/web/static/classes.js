@@ -1,6 +1,6 @@
 /**
  * The class picker: the most probable classes as buttons, any other by typing, and a second one to compare with. Models
- * without classes have prompts, boxes or regions instead.
+ * without classes have prompts, boxes, regions or words that they write instead.
  */
 
 import { el, setText } from "./dom.js";
@@ -9,7 +9,7 @@ import { fieldsOf, isContrast, isNamed, keyOf, partsOf, plainName } from "./targ
 
 const MAX_OPTIONS = 40;
 /** Entries that are listed without being chosen. */
-const LISTED = { class: 5, prompt: 10, box: 10, region: 6 };
+const LISTED = { class: 5, prompt: 10, box: 10, region: 6, token: 5 };
 /** What the picker says for each kind of target. */
 const WORDING = {
   class: { title: "Class", list: "Most probable classes", field: "Any class by name or index", note: "" },
@@ -31,7 +31,15 @@ const WORDING = {
     field: "Another label for this region",
     note: "Click a point of the large image, or brush over patches. On the keyboard: arrow keys, Enter for a patch, Space for more.",
   },
+  token: {
+    title: "Next word",
+    list: "Likeliest words here",
+    field: "Ask about the image, then press Enter",
+    note: "What the model may write at the chosen place. Choose another word to see what speaks for it.",
+  },
 };
+/** Kinds of targets that are typed in full instead of being found in a list. */
+const TYPED = ["prompt", "token"];
 let count = 0;
 
 export class ClassPicker {
@@ -81,10 +89,11 @@ export class ClassPicker {
       "aria-autocomplete": "list",
     };
     for (const [name, value] of Object.entries(combobox))
-      if (this.kind === "prompt") this.input.removeAttribute(name);
+      if (TYPED.includes(this.kind)) this.input.removeAttribute(name);
       else this.input.setAttribute(name, value);
     this.input.placeholder = field;
     this.input.setAttribute("aria-label", field);
+    this.field.hidden = this.kind === "token" && model.kind === "text"; // the prompt is typed elsewhere
   }
 
   name(index) {
@@ -105,8 +114,13 @@ export class ClassPicker {
     return this.kind === "box" && same ? `${name} (box ${fieldsOf(key).query})` : name;
   }
 
+  /** What is known of a target: {index, name, probability, corners}. */
+  entry(index) {
+    return [...this.top, ...this.asked].find((one) => one.index === index);
+  }
+
   probability(index) {
-    return [...this.top, ...this.asked].find((one) => one.index === index)?.probability;
+    return this.entry(index)?.probability;
   }
 
   /**
@@ -251,7 +265,7 @@ export class ClassPicker {
   }
 
   #openPopup() {
-    if (!this.model || this.kind === "prompt") return;
+    if (!this.model || TYPED.includes(this.kind)) return;
     const typed = this.input.value.trim().toLowerCase();
     const names = this.model.classes ?? Array.from({ length: this.model.class_count }, (_, i) => `class ${i}`);
     const matches = [];
@@ -297,9 +311,10 @@ export class ClassPicker {
       const step = event.key === "ArrowDown" ? 1 : -1;
       if (options.length) this.active = (this.active + step + options.length) % options.length;
       this.#markActive();
-    } else if (event.key === "Enter" && this.kind === "prompt") {
+    } else if (event.key === "Enter" && TYPED.includes(this.kind)) {
       const text = this.input.value.trim();
-      if (text) this.#choose(keyOf({ kind: "prompt", text }));
+      if (text && this.kind === "token") this.#select([keyOf({ kind: "token", text })]);
+      else if (text) this.#choose(keyOf({ kind: this.kind, text }));
       this.input.value = "";
     } else if (event.key === "Enter" && options[this.active]) {
       event.preventDefault();
@@ -319,7 +334,7 @@ export class ClassPicker {
 
   #closePopup() {
     this.popup.hidden = true;
-    if (this.kind === "prompt") return;
+    if (TYPED.includes(this.kind)) return;
     this.input.setAttribute("aria-expanded", "false");
     this.input.removeAttribute("aria-activedescendant");
   }

@@ -5,6 +5,7 @@ import { methodTitle } from "./captions.js";
 import { LINES } from "./colour.js";
 import { el, errorMessage, setText, showAlert, svg } from "./dom.js";
 import { formatSeconds } from "./maps.js";
+import { fieldsOf } from "./targets.js";
 
 const SIZE = { width: 420, height: 250, left: 38, right: 10, top: 12, bottom: 34 };
 const RANDOM = "random";
@@ -26,6 +27,15 @@ export class Curves {
     this.stop.addEventListener("click", () => this.clear("Stopped."));
     this.items = [];
     this.session = 0;
+    this.unit = "pixels";
+  }
+
+  /** Say what is removed: pixels of the image of a classifier, otherwise patches. */
+  setModel(model) {
+    this.unit = model.media === "image" && model.targets === "class" ? "pixels" : "patches";
+    const patches = this.unit === "patches";
+    document.getElementById("curves-pixels").hidden = patches;
+    document.getElementById("curves-patches").hidden = !patches;
   }
 
   /** Whether curves are shown. */
@@ -55,14 +65,15 @@ export class Curves {
     }
   }
 
-  async measure(input, methods, target) {
+  /** Measure the curves of some methods for a target; a prompt has its share among others. */
+  async measure(input, methods, target, among = []) {
     this.clear();
     const session = this.session;
     this.start.disabled = true;
     setText(this.status, "Starting …");
     let job;
     try {
-      job = await api.curves({ ...input, methods, target, steps: 20 });
+      job = await api.curves({ ...input, methods, target: fieldsOf(target), among: among.map(fieldsOf), steps: 20 });
     } catch (error) {
       if (session !== this.session) return;
       this.clear();
@@ -136,8 +147,8 @@ export class Curves {
       el(
         "div",
         { class: "charts" },
-        this.#chart("Deletion", "deletion", "pixels removed", shown),
-        this.#chart("Insertion", "insertion", "pixels inserted", shown),
+        this.#chart("Deletion", "deletion", `${this.unit} removed`, shown),
+        this.#chart("Insertion", "insertion", `${this.unit} inserted`, shown),
       ),
       this.#table(shown),
       files,

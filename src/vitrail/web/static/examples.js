@@ -14,6 +14,12 @@ const OTHER_KINDS = [
   ],
   ["Boxes", "why a detector sees each object", (model) => model.targets === "box", [["sample", "colours-1"]]],
   ["A region", "why pixels have their label", (model) => model.targets === "region", [["sample", "colours-1"]]],
+  [
+    "A question",
+    "which object, and which words, an answer comes from",
+    (model) => model.targets === "token",
+    [["sample", "colours-1"], ["question", "What is in the image?"]],
+  ],
   ["A video", "which object, and when", (model) => model.media === "video", [["sample", "motion-1"]]],
   ["A sound", "which time and frequency", (model) => model.media === "sound", [["sample", "tones-1"]]],
 ];
@@ -60,7 +66,14 @@ export function examplesFor(model, samples, models) {
     const search = new URLSearchParams([["model", other.id], ...(known ? state : [])]).toString();
     examples.push({ title, about, search });
   }
-  const text = models.find((one) => one.kind === "text");
+  const writer = models.find((one) => one.kind === "text" && one.targets === "token");
+  if (writer)
+    examples.push({
+      title: "Generated text",
+      about: "which words of the prompt each written word comes from",
+      search: `model=${encodeURIComponent(writer.id)}`,
+    });
+  const text = models.find((one) => one.kind === "text" && one.targets === "class");
   if (text)
     examples.push({ title: "A text", about: "a score for each word", search: `model=${encodeURIComponent(text.id)}` });
   return examples;

@@ -1,12 +1,12 @@
 /** The headline: what the maps explain, and what the model says. */
 
-import { el } from "./dom.js";
+import { el, setText } from "./dom.js";
 import { formatPercent } from "./maps.js";
 
 const name = (classes, index) => el("em", {}, classes.name(index));
 
 /** What the best candidate is called. */
-const BEST = { class: "the model’s prediction", prompt: "the best of these prompts", box: "detected", region: "found" };
+const BEST = { class: "the model’s prediction", prompt: "the best of these prompts", box: "detected", region: "found", token: "what the model writes" };
 
 /** The probability of a class as text, or "" while it is unknown. */
 const percent = (classes, index) => formatPercent(classes.probability(index));
@@ -16,7 +16,7 @@ function prediction(classes, index) {
   const best = classes.predicted;
   if (!best) return "";
   const own = percent(classes, index);
-  if (classes.kind !== "class" && classes.kind !== "prompt") return own;
+  if (["box", "region"].includes(classes.kind)) return own;
   if (index === best.index) return own ? `${own}, ${BEST[classes.kind]}` : "";
   if (classes.kind === "prompt") return `${own}; ${classes.name(best.index)} ${formatPercent(best.probability)}`;
   const says = `the model says ${classes.name(best.index)}, ${formatPercent(best.probability)}`;
@@ -35,7 +35,12 @@ export function headline(classes, targets, contrast) {
   let question;
   let note;
   if (second === undefined) {
-    question = ["What speaks for ", name(classes, first), "?"];
+    question =
+      classes.kind === "token"
+        ? ["Why does the model write ", name(classes, first), "?"]
+        : ["What speaks for ", name(classes, first), "?"];
+    if (classes.kind === "token" && first !== classes.predicted?.index)
+      question = ["What speaks for ", name(classes, first), " here?"];
     note = prediction(classes, first);
   } else {
     question = contrast
@@ -51,9 +56,17 @@ export function headline(classes, targets, contrast) {
   return { nodes: [...question, note ? el("small", {}, `(${note})`) : ""].filter(Boolean), text };
 }
 
+/** Say in the introduction what is explained: an image, a video, a sound or a text. */
+export function setIntroduction(media, classes) {
+  for (const element of document.querySelectorAll(".intro-media")) setText(element, media);
+  setText(document.getElementById("intro-says"), classes.kind === "token" ? "write" : "say");
+  const best = classes.predicted;
+  setText(document.getElementById("intro-class"), best ? classes.name(best.index) : "its class");
+}
+
 /** The headline of a table of several classes. */
 export function tableHeadline(classes) {
-  const each = { class: "class", prompt: "prompt", box: "box", region: "region" }[classes.kind];
+  const each = { class: "class", prompt: "prompt", box: "box", region: "region", token: "word" }[classes.kind];
   const text = `What speaks for each ${each}?`;
   const best = classes.predicted;
   const says = best && classes.kind === "class" ? `(the model says ${classes.name(best.index)}, ${formatPercent(best.probability)})` : "";

@@ -14,7 +14,7 @@ import { examplesFor, showExamples } from "./examples.js";
 import { Downloads } from "./downloads.js";
 import { closeDrawer } from "./drawer.js";
 import { FrameSlider } from "./frames.js";
-import { headline, tableHeadline } from "./headline.js";
+import { headline, setIntroduction, tableHeadline } from "./headline.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { setTime, timeOf } from "./maps.js";
@@ -29,6 +29,7 @@ import { contrastKey, fieldsOf, isNamed, keyOf } from "./targets.js";
 import { findFile, keepFile } from "./uploads.js";
 import { TableViews } from "./views.js";
 import { paragraph } from "./words.js";
+import { WrittenWords } from "./written.js";
 
 const find = (id) => document.getElementById(id);
 const NO_MAP = {
@@ -74,6 +75,7 @@ export class ImagePanel {
       choose: (key) => this.classes.choose(key),
       patch: () => this.comparison.patch,
     });
+    this.written = new WrittenWords(find("answer"), (key) => this.#setTargets([key], false));
     this.frames = new FrameSlider((_, settled) => {
       this.draw();
       if (settled) this.onState(false);
@@ -158,6 +160,7 @@ export class ImagePanel {
     if (!known) this.classes.setModel(model);
     this.rejected = this.methods.setModel(model, state.methods?.length ? state.methods : undefined);
     this.views.setModels(models, model, state);
+    this.curves.setModel(model);
     let loadThumbnails = () => {};
     if (!known) {
       loadThumbnails = await this.#addSamples();
@@ -265,7 +268,9 @@ export class ImagePanel {
     const input = { model: this.model.id, picture: stored.picture };
     let valid = (classes ?? []).filter((key) => this.#isValid(key)).slice(0, 2);
     const suggested = this.samples?.find((one) => one.id === source.sample)?.prompts ?? [];
-    const prompts = (suggested.length ? suggested : (this.model.prompts ?? [])).map((text) => ({ kind: "prompt", text }));
+    const texts = suggested.length ? suggested : (this.model.prompts ?? []);
+    const prompts = texts.map((text) => ({ kind: this.model.targets, text }));
+    this.questions = this.model.targets === "token" ? texts : [];
     const isSame = this.image?.id === stored.picture && this.image.model === this.model.id;
     const [image, prediction] = await Promise.all([
       isSame ? this.image : this.#loadImages(stored),
@@ -291,7 +296,9 @@ export class ImagePanel {
     } else if (valid[0] !== this.targets[0]) this.curves.clear();
     this.shownModel = this.model;
     this.frames.setCount(image.frames?.length ?? 1, time ?? 0);
+    if (valid.some((key) => isNamed(key) && fieldsOf(key).kind === "token" && fieldsOf(key).token === undefined)) valid = [];
     this.targets = valid.length ? valid : [prediction.top[0]?.index ?? this.#middle()];
+    this.answer = prediction.written;
     this.contrast = contrast && this.targets.length === 2;
     this.classes.show(prediction, this.targets, this.contrast);
     if (job?.kind === "explain") this.jobs.load(job);
@@ -324,6 +331,7 @@ export class ImagePanel {
   /** Predict; prompts are compared with all others that are listed. */
   #predict(input, keys, prompts = []) {
     if (this.model.targets === "class") return api.predict({ ...input, classes: keys });
+    if (this.model.targets === "token" && !keys.length) return api.predict({ ...input, targets: prompts.slice(0, 1).map(fieldsOf) });
     const asked = this.model.targets === "prompt" ? [...new Set([...prompts, ...keys])] : keys;
     return api.predict({ ...input, targets: asked.map(fieldsOf) });
   }
@@ -363,9 +371,15 @@ export class ImagePanel {
     const unknown = targets.filter((index) => this.classes.probability(index) === undefined);
     const predicted = unknown.length ? this.#predict(this.input, unknown, this.classes.top.map((one) => one.index)) : null;
     if (unknown.some(isNamed) && !(await this.#exists(predicted))) return;
+    if (predicted && this.model.targets === "token") {
+      const found = await predicted;
+      this.answer = found.written;
+      if (fieldsOf(targets[0]).token === undefined) targets = [found.top[0].index];
+      this.classes.show(found, targets, contrast);
+    }
     Object.assign(this, { targets, contrast });
     predicted?.then((found) => {
-      if (this.model.targets === "prompt") this.classes.setTop(found);
+      if (["prompt", "token"].includes(this.model.targets)) this.classes.setTop(found);
       else this.classes.addProbabilities(found.asked);
       this.draw();
     }, showAlert);
@@ -397,7 +411,12 @@ export class ImagePanel {
     if (!this.methods.specs.includes(this.focus)) [this.focus] = this.methods.specs;
     this.jobs.request(this.methods.selected, this.keys);
     if (this.views.name === "models")
-      this.views.other.request(this.image.id, this.methods.selected, this.classes.name(this.targets[0]));
+      this.views.other.request(this.image.id, this.methods.selected, {
+        key: this.targets[0],
+        name: this.classes.name(this.targets[0]),
+        listed: this.classes.top.map((one) => one.index),
+        corners: this.classes.entry(this.targets[0])?.corners,
+      });
     this.draw();
   }
 
@@ -409,7 +428,8 @@ export class ImagePanel {
 
   #measure() {
     const methods = this.jobs.finished(this.methods.specs, this.targets.slice(0, 1));
-    if (methods.length) this.curves.measure(this.input, methods, this.targets[0]);
+    const among = this.model.targets === "prompt" ? this.classes.top.map((one) => one.index) : [];
+    if (methods.length) this.curves.measure(this.input, methods, this.targets[0], among);
     else showAlert(NO_MAP);
   }
 
@@ -423,6 +443,8 @@ export class ImagePanel {
       image: frames ? { ...this.image, ...frames[this.frames.frame] } : this.image,
       inputName: { image: "Image", video: "Frame", sound: "Spectrogram" }[this.model.media],
       axes: this.model.axes,
+      time: frames ? this.frames.frame / frames.length : 0,
+      times: this.model.times ?? 1,
       canAttend: this.model.attention,
       kind: this.model.targets,
       original: this.style.original ? this.image.original : null,
@@ -485,6 +507,7 @@ export class ImagePanel {
     });
     this.frames.showRelevance(timeOf(this.jobs.item(method.spec, keys[0])));
     this.#drawWords(method, keys[0]);
+    this.#drawAnswer();
     const failed = keys.some((key) => this.checks.item(method.spec, key)?.check?.passed === false);
     const passes = (m) => keys.every((key) => this.checks.item(m.spec, key)?.check?.passed);
     this.about.show({
@@ -519,25 +542,43 @@ export class ImagePanel {
     }
   }
 
+  /** The question, other questions to choose, and the words of the answer. */
+  #drawAnswer() {
+    const { text } = this.model.targets === "token" ? fieldsOf(this.targets[0]) : {};
+    this.written.show(`“${text}” The model answers:`, text ? (this.answer ?? []) : null, this.targets[0]);
+    const list = find("questions");
+    list.hidden = !this.questions?.length;
+    if (list.shown === this.questions) return;
+    list.shown = this.questions;
+    list.replaceChildren(
+      ...(this.questions ?? []).map((question) => {
+        const button = el("button", { type: "button", class: "link" }, question);
+        button.addEventListener("click", () => this.#setTargets([keyOf({ kind: "token", text: question })], false));
+        return el("li", {}, button);
+      }),
+    );
+  }
+
   /** The words of the prompt for the image, coloured by the method that is shown. */
   #drawWords(method, key) {
     const root = find("prompt-words");
-    const words = this.model.targets === "prompt" ? this.jobs.item(method.spec, key)?.words : null;
+    const isQuestion = this.model.targets === "token";
+    const words = isQuestion || this.model.targets === "prompt" ? this.jobs.item(method.spec, key)?.words : null;
     root.hidden = !words?.length;
     if (root.hidden || root.shown === words) return;
     root.shown = words;
     let at = 0;
     const placed = words.map((word) => ({ ...word, start: at, end: (at += word.text.length + 1) - 1 }));
     const text = words.map((word) => word.text).join(" ");
-    const line = paragraph(text, placed, `Words of the prompt by ${methodTitle(method)}`, !method.class_specific);
-    root.replaceChildren(el("span", {}, "Words of the prompt, for this image: "), line);
+    const what = isQuestion ? "question and the answer so far" : "prompt";
+    const line = paragraph(text, placed, `Words of the ${what} by ${methodTitle(method)}`, !method.class_specific);
+    root.replaceChildren(el("span", {}, isQuestion ? "Words that it read: " : "Words of the prompt, for this image: "), line);
   }
 
   #drawStatus(methods, heading) {
     find("question").replaceChildren(...heading.nodes);
     document.title = `${heading.text} Vitrail`;
-    for (const element of document.querySelectorAll(".intro-media")) setText(element, this.model.media);
-    setText(find("intro-class"), this.classes.predicted ? this.classes.name(this.classes.predicted.index) : "its class");
+    if (!this.root.hidden) setIntroduction(this.model.media, this.classes);
     const itemsOf = (method) => this.keys.map((t) => this.jobs.item(method.spec, t)).filter(Boolean);
     const states = methods.map((method) => combinedState(itemsOf(method)));
     const open = states.filter((state) => state === "running" || state === "queued").length;

@@ -68,6 +68,30 @@ export function mapOf(item) {
   return frameOf(item.decoded);
 }
 
+/** The whole map of an item, all frames of a video. */
+export function wholeMapOf(item) {
+  return item?.map ? (item.decoded ??= decodeMap(item.map)) : null;
+}
+
+/** The ranks of the patches of a map over a grid, of a video over all of its times; rank 1 is the most relevant. */
+export function patchRanks(map, grid, times = 1) {
+  if (map.frames === null) return patchValues(map, grid).ranks;
+  if (map.allRanks?.grid === `${times} ${grid}`) return map.allRanks.ranks;
+  const [rows, columns] = grid;
+  const size = map.rows * map.columns;
+  const means = new Float32Array(times * rows * columns);
+  for (let frame = 0; frame < map.frames; frame++) {
+    const values = map.values.subarray(frame * size, (frame + 1) * size);
+    const found = patchValues({ ...map, frames: null, values, unit: values }, grid).means;
+    const at = Math.floor((frame * times) / map.frames) * rows * columns;
+    found.forEach((value, i) => {
+      means[at + i] += (value * times) / map.frames;
+    });
+  }
+  map.allRanks = { grid: `${times} ${grid}`, ranks: ranksOf(means) };
+  return map.allRanks.ranks;
+}
+
 /** The mean value of each patch, row by row, and its rank; rank 1 is the most relevant. */
 export function patchValues(map, grid) {
   if (map.patches?.grid === String(grid)) return map.patches;

@@ -6,8 +6,18 @@ import { el, showAlert } from "./dom.js";
 import { loadImage } from "./images.js";
 import { JobManager } from "./jobs.js";
 import { formatPercent } from "./maps.js";
+import { fieldsOf, isNamed, plainName } from "./targets.js";
 
 const plain = (name) => name.split(",")[0].trim().toLowerCase();
+
+/** Intersection over union of two boxes: left, top, right and bottom each. */
+function overlap(a, b) {
+  if (!a || !b) return 0;
+  const side = (i) => Math.max(0, Math.min(a[i + 2], b[i + 2]) - Math.max(a[i], b[i]));
+  const area = ([x0, y0, x1, y1]) => (x1 - x0) * (y1 - y0);
+  const both = side(0) * side(1);
+  return both / Math.max(1e-12, area(a) + area(b) - both);
+}
 
 export class OtherModel {
   /**
@@ -28,10 +38,11 @@ export class OtherModel {
     });
   }
 
-  /** Offer all classifiers of images but the first one; none beside a model of another kind. */
+  /** Offer the models that take and explain the same as the first one. */
   setModels(models, first) {
-    const isClassifier = (model) => model.kind === "image" && model.media === "image" && model.targets === "class";
-    const others = isClassifier(first) ? models.filter((model) => isClassifier(model) && model.id !== first.id) : [];
+    const isAlike = (model) =>
+      ["kind", "media", "targets"].every((name) => model[name] === first[name]) && model.frames === first.frames;
+    const others = models.filter((model) => isAlike(model) && model.id !== first.id);
     this.models = others;
     this.select.replaceChildren(...others.map((model) => el("option", { value: model.id }, model.title)));
     if (!others.some((model) => model.id === this.wanted)) {
@@ -41,38 +52,69 @@ export class OtherModel {
     if (this.wanted) this.select.value = this.wanted;
   }
 
-  /** The class of this model that corresponds to a class name of the first: the same name, or its own prediction. */
-  #matching(name) {
-    const at = this.model.classes?.findIndex((one) => plain(one) === plain(name)) ?? -1;
-    return at >= 0 ? at : this.prediction.top[0].index;
+  /**
+   * What of this model corresponds to the target of the first: the class with the same name, or its own prediction; the
+   * same prompt; the box or region that overlaps most; its own first word to the same question.
+   */
+  #matching({ key, name, corners }) {
+    const { top } = this.prediction;
+    if (this.model.targets === "prompt") return key;
+    if (["box", "region"].includes(this.model.targets)) {
+      const best = [...top].sort((a, b) => overlap(b.corners, corners) - overlap(a.corners, corners))[0];
+      return best?.index ?? key;
+    }
+    const at = this.model.targets === "class" ? this.model.classes?.findIndex((one) => plain(one) === plain(name)) : -1;
+    return at >= 0 ? at : top[0].index;
   }
 
   className(index) {
+    if (isNamed(index)) return this.#known(index)?.name ?? plainName(index);
     return (this.model?.classes?.[index] ?? `class ${index}`).split(",")[0];
   }
 
-  /** Request the maps of some methods for the class with a name; the image is opened first if it is another one. */
-  async request(imageId, methods, name) {
+  /** The image, of a video its frame at a share of the time. */
+  imageAt(time) {
+    return this.images?.[Math.min(this.images.length - 1, Math.floor(time * this.images.length + 1e-9))] ?? null;
+  }
+
+  /** Predict; prompts are compared with those that are listed, and a question is asked again. */
+  #predict(input, { key, listed }) {
+    if (this.model.targets === "class") return api.predict(input);
+    if (this.model.targets === "prompt")
+      return api.predict({ ...input, targets: [...new Set([...listed, key])].map(fieldsOf) });
+    if (this.model.targets === "token")
+      return api.predict({ ...input, targets: [{ kind: "token", text: fieldsOf(key).text }] });
+    return api.predict({ ...input, targets: [] });
+  }
+
+  /**
+   * Request the maps of some methods for the target that corresponds to that of the first model; the image is opened
+   * first if it is another one.
+   *
+   * @param target {key, name, listed, corners} of the first model
+   */
+  async request(imageId, methods, target) {
     const model = this.models?.find((one) => one.id === this.wanted);
     if (!model) return;
-    const key = `${model.id} ${imageId}`;
+    const context = model.targets === "class" ? "" : JSON.stringify([target.key, target.listed]);
+    const key = `${model.id} ${imageId} ${context}`;
     try {
       if (key !== this.key) {
         this.key = key;
-        this.model = this.target = null;
+        this.target = null;
+        this.model = model;
         const input = { model: model.id, picture: imageId };
-        const [element, prediction] = await Promise.all([
-          loadImage(api.imageUrl(model.id, imageId)),
-          api.predict(input),
-        ]);
+        const frames = Array.from({ length: model.frames ?? 1 }, (_, i) => loadImage(api.imageUrl(model.id, imageId, i)));
+        const [elements, prediction] = await Promise.all([Promise.all(frames), this.#predict(input, target)]);
         if (key !== this.key) return;
         this.jobs.setInput(input);
         this.checks.setInput(input);
-        Object.assign(this, { model, prediction, image: { id: `${imageId} ${model.id}`, element } });
+        const images = elements.map((element, i) => ({ id: `${imageId} ${model.id} ${i}`, element }));
+        Object.assign(this, { prediction, images, ready: key });
       }
-      if (!this.model) return;
-      this.target = this.#matching(name);
-      if (!this.#known(this.target)) {
+      if (this.ready !== key) return;
+      this.target = this.#matching(target);
+      if (!isNamed(this.target) && !this.#known(this.target)) {
         const found = await api.predict({ model: model.id, picture: imageId, classes: [this.target] });
         if (key !== this.key) return;
         this.prediction = { ...this.prediction, asked: found.asked };
@@ -102,7 +144,7 @@ export class OtherModel {
 
   /** The class that is explained with its probability, and what the model says if that is another one. */
   get note() {
-    if (!this.model) return "";
+    if (this.target == null) return "";
     const [best] = this.prediction.top;
     const own = `${this.className(this.target)} ${formatPercent(this.#known(this.target)?.probability)}`;
     return best.index === this.target ? own : `${own}; says ${best.name} ${formatPercent(best.probability)}`;

@@ -46,7 +46,10 @@ function showTab(name) {
   select.replaceChildren(...modelsFor(name).map((model) => el("option", { value: model.id }, model.title)));
   select.disabled = select.options.length < 2;
   select.closest("label").hidden = !select.options.length;
-  if (panels[name].model) select.value = panels[name].model.id;
+  if (panels[name].model) {
+    select.value = panels[name].model.id;
+    panels[name].draw();
+  }
 }
 
 /** Open a tab by its button: as it was left, or with its first model. */

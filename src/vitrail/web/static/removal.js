@@ -2,7 +2,8 @@
 
 import * as api from "./api.js";
 import { el, oncePerFrame, setText } from "./dom.js";
-import { formatPercent, mapOf, patchValues } from "./maps.js";
+import { formatPercent, patchRanks, wholeMapOf } from "./maps.js";
+import { fieldsOf, isContrast } from "./targets.js";
 
 const find = (id) => document.getElementById(id);
 /** Milliseconds without a change after which the model is evaluated. */
@@ -43,13 +44,20 @@ export class PatchRemoval {
    * @param classes {top, name(index), probability(index)}
    */
   show(scene, input, method, classes) {
-    const map = mapOf(scene.item(method.spec, scene.targets[0]));
+    const item = scene.item(method.spec, scene.targets[0]);
+    const map = wholeMapOf(item);
     const root = find("removal");
-    root.hidden = !map || typeof scene.targets[0] === "string" || Boolean(scene.axes) || Boolean(scene.image.frames);
-    if (root.hidden) return;
+    root.hidden = isContrast(scene.targets[0]) || ["failed", "cancelled"].includes(item?.state);
+    if (!map) setText(this.result, "Waiting for the map …");
+    if (root.hidden || !map) return;
+    setText(find("removal-whole"), scene.inputName);
     const key = JSON.stringify([input, method.spec, scene.targets]);
+    const moved = this.scene?.time !== scene.time;
     Object.assign(this, { scene, input, classes, map });
-    if (this.key === key && this.shownMap === map) return;
+    if (this.key === key && this.shownMap === map) {
+      if (moved) this.draw(); // another frame of the same video
+      return;
+    }
     if (this.key !== key) this.chosen = null;
     Object.assign(this, { key, shownMap: map, found: null });
     setText(find("removal-method"), method.title);
@@ -61,11 +69,25 @@ export class PatchRemoval {
   /** The patches that are removed: those chosen by hand, or the most relevant ones. */
   get removed() {
     if (this.chosen) return [...this.chosen].sort((a, b) => a - b);
-    const { ranks } = patchValues(this.map, this.scene.grid);
+    const ranks = patchRanks(this.map, this.scene.grid, this.scene.times);
     const count = Math.min(ranks.length - 1, Math.round((Number(this.slider.value) / 100) * ranks.length));
     return Array.from(ranks.keys())
       .sort((a, b) => ranks[a] - ranks[b])
       .slice(0, count);
+  }
+
+  /** Number of patches of a frame, and of the whole input. */
+  get #size() {
+    return this.scene.grid[0] * this.scene.grid[1];
+  }
+
+  get #total() {
+    return this.#size * this.scene.times;
+  }
+
+  /** The first patch of the frame that is shown. */
+  get #offset() {
+    return this.#size * Math.min(this.scene.times - 1, Math.floor(this.scene.time * this.scene.times));
   }
 
   /** The classes that are listed: the explained ones, then the most probable. */
@@ -76,7 +98,7 @@ export class PatchRemoval {
 
   #update() {
     const count = this.removed.length;
-    const total = this.scene.grid[0] * this.scene.grid[1];
+    const total = this.#total;
     setText(this.output, `${Math.round((100 * count) / total)}\u00a0% (${count} of ${total} patches)`);
     this.slider.setAttribute("aria-valuetext", `${Math.round((100 * count) / total)} percent`);
     this.reset.hidden = !this.chosen && Number(this.slider.value) === SHARE;
@@ -91,7 +113,7 @@ export class PatchRemoval {
     this.abort?.abort();
     const { removed, input } = this;
     const classes = this.#listed;
-    if (!removed.length || removed.length === this.scene.grid[0] * this.scene.grid[1]) {
+    if (!removed.length || removed.length === this.#total) {
       this.found = null;
       this.draw();
       return;
@@ -99,7 +121,7 @@ export class PatchRemoval {
     const abort = (this.abort = new AbortController());
     this.result.dataset.state = "running";
     try {
-      const found = await api.remove({ ...input, removed, classes }, abort.signal);
+      const found = await api.remove({ ...input, removed, classes: classes.map(fieldsOf) }, abort.signal);
       if (abort.signal.aborted) return;
       this.found = { ...found, classes, removed };
       this.result.dataset.state = "done";
@@ -116,7 +138,9 @@ export class PatchRemoval {
   #draw() {
     const { removed, found } = this;
     const others = found?.example ?? [];
-    [[], removed, others].forEach((patches, i) => this.#drawImage(this.canvases[i], patches));
+    const [first, end] = [this.#offset, this.#offset + this.#size];
+    const shown = (patches) => patches.filter((one) => one >= first && one < end).map((one) => one - first);
+    [[], removed, others].forEach((patches, i) => this.#drawImage(this.canvases[i], shown(patches)));
     const target = this.scene.targets[0];
     const whole = this.classes.probability(target);
     if (!found) {
@@ -177,7 +201,7 @@ export class PatchRemoval {
       const [rows, columns] = this.scene.grid;
       const cell = (v, n) => Math.min(n - 1, Math.max(0, Math.floor(v * n)));
       const row = cell((event.clientY - bounds.top) / bounds.height, rows);
-      return row * columns + cell((event.clientX - bounds.left) / bounds.width, columns);
+      return this.#offset + row * columns + cell((event.clientX - bounds.left) / bounds.width, columns);
     };
     const brush = (patch) => {
       this.chosen ??= new Set(this.removed);
@@ -218,8 +242,8 @@ export class PatchRemoval {
         const [down, right] = steps[event.key];
         const row = Math.min(rows - 1, Math.max(0, Math.floor(this.cursor / columns) + down));
         this.cursor = row * columns + Math.min(columns - 1, Math.max(0, (this.cursor % columns) + right));
-      } else toggle(this.cursor);
-      const removed = new Set(this.removed).has(this.cursor) ? "removed" : "kept";
+      } else toggle(this.#offset + this.cursor);
+      const removed = new Set(this.removed).has(this.#offset + this.cursor) ? "removed" : "kept";
       setText(
         find("removal-live"),
         `Row ${Math.floor(this.cursor / columns) + 1}, column ${(this.cursor % columns) + 1}: ${removed}`,
@@ -231,20 +255,22 @@ export class PatchRemoval {
   async #noteBorder() {
     const { key, map, scene, input } = this;
     const [rows, columns] = scene.grid;
-    const { ranks } = patchValues(map, scene.grid);
+    this.note.hidden = true;
+    if (scene.times > 1 || scene.axes) return; // frames and spectrograms have other borders
+    const ranks = patchRanks(map, scene.grid);
     const isBorder = (patch) =>
       [0, rows - 1].includes(Math.floor(patch / columns)) || [0, columns - 1].includes(patch % columns);
     const isCorner = (patch) =>
       [0, rows - 1].includes(Math.floor(patch / columns)) && [0, columns - 1].includes(patch % columns);
     const best = ranks.indexOf(1);
-    this.note.hidden = true;
     if (Math.min(rows, columns) < 4 || !isBorder(best)) return;
     const limit = Math.max(1, Math.round(0.1 * ranks.length));
     const marked = Array.from(ranks.keys()).filter((patch) => ranks[patch] <= limit && isBorder(patch));
     const target = scene.targets[0];
+    const at = this.#listed.indexOf(target);
     let found;
     try {
-      found = await api.remove({ ...input, removed: marked, classes: [target] });
+      found = await api.remove({ ...input, removed: marked, classes: this.#listed.map(fieldsOf) });
     } catch {
       return;
     }
@@ -254,7 +280,7 @@ export class PatchRemoval {
       this.note,
       `The maximum lies ${where}. Attention often collects there without a reason in the image (attention sinks). ` +
         `Removing the ${marked.length} marked border patches alone: ` +
-        `${formatPercent(this.classes.probability(target))} → ${formatPercent(found.without[0])}.`,
+        `${formatPercent(this.classes.probability(target))} → ${formatPercent(found.without[at])}.`,
     );
     this.note.hidden = false;
   }

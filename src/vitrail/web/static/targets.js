@@ -1,6 +1,6 @@
-/** What is explained, as keys: a class index; the JSON of a prompt, box or region; or the difference of two of these. */
+/** What is explained, as keys: a class index; the JSON of a prompt, box, region or token; or the difference of two of these. */
 
-const FIELDS = ["kind", "text", "query", "label", "point", "patches"];
+const FIELDS = ["kind", "text", "query", "label", "point", "patches", "token", "written"];
 
 /** The key of a target as the server gives it: a class index, or the fields of a prompt, box or region. */
 export function keyOf(target) {
@@ -27,8 +27,9 @@ export const fieldsOf = (key) => (isNamed(key) ? JSON.parse(key) : key);
 
 /** A name for a target whose label is not known yet. */
 export function plainName(key) {
-  const { kind, text, query, point, patches } = fieldsOf(key);
+  const { kind, text, query, point, patches, token } = fieldsOf(key);
   if (kind === "prompt") return text;
+  if (kind === "token") return token === undefined ? "the answer" : `token ${token}`;
   if (kind === "box") return `box ${query}`;
   return point ? `pixel ${point.join(", ")}` : `${patches.length} patches`;
 }
@@ -71,9 +72,20 @@ const PARAMETERS = {
   },
 };
 
+/** Tokens of an address: the tokens before the explained one, then this one, "46.19"; the question, if there is one. */
+function parseTokens(parameters) {
+  const text = (parameters.get("question") ?? "").trim().slice(0, 500) || undefined;
+  const named = parameters.getAll("token").filter((value) => /^\d{1,7}(\.\d{1,7}){0,64}$/.test(value));
+  const tokens = named.map((value) => {
+    const numbers = value.split(".").map(Number);
+    return keyOf({ kind: "token", text, token: numbers.at(-1), written: numbers.slice(0, -1) });
+  });
+  return tokens.length || !text ? tokens : [keyOf({ kind: "token", text })];
+}
+
 /** The targets that parameters of an address name, as keys in their order. */
 export function parseTargets(parameters) {
-  const found = [];
+  const found = parseTokens(parameters);
   for (const [name, value] of parameters) {
     const kind = Object.hasOwn(PARAMETERS, name) && PARAMETERS[name];
     if (!kind) continue;
@@ -84,9 +96,10 @@ export function parseTargets(parameters) {
   return [...new Set(found)];
 }
 
-/** A target as a parameter of the address: [name, value]. */
+/** A target as a parameter of the address: [name, value]; the question of a token is a parameter of its own. */
 export function formatTarget(key) {
-  const { kind, text, query, label, point, patches } = fieldsOf(key);
+  const { kind, text, query, label, point, patches, token, written } = fieldsOf(key);
+  if (kind === "token") return ["token", token === undefined ? null : [...(written ?? []), token].join(".")];
   if (kind === "prompt") return ["prompt", text];
   const suffix = label == null ? "" : `:${label}`;
   if (kind === "box") return ["box", `${query}${suffix}`];

@@ -7,13 +7,17 @@ import { MapChecks } from "./checks.js";
 import { ClassPicker } from "./classes.js";
 import { el, errorMessage, hideAlert, iconButton, minus, oncePerFrame, sentence, setText, showAlert } from "./dom.js";
 import { Downloads } from "./downloads.js";
-import { headline } from "./headline.js";
+import { headline, setIntroduction } from "./headline.js";
 import { JobManager } from "./jobs.js";
 import { formatNumber, ordinal, ranksOf } from "./maps.js";
 import { MethodPicker } from "./methods.js";
+import { fieldsOf, isNamed } from "./targets.js";
 import { paragraph } from "./words.js";
+import { WrittenWords } from "./written.js";
 
 const find = (id) => document.getElementById(id);
+/** In front of the words that a language model writes. */
+const WRITES = "The model continues (choose a word):";
 
 export class TextPanel {
   /**
@@ -28,10 +32,12 @@ export class TextPanel {
       part("classes"),
       (targets) => {
         this.targets = targets;
+        this.written.show(WRITES, this.answer, targets[0]);
         this.#change();
       },
       false,
     );
+    this.written = new WrittenWords(find("continuation"), (key) => this.explain(this.text, { classes: [key], push: true }));
     this.methods = new MethodPicker(part("methods"), () => this.#change());
     this.draw = oncePerFrame(() => this.#draw());
     this.jobs = new JobManager(this.draw);
@@ -98,7 +104,9 @@ export class TextPanel {
     setText(find("text-status"), "Loading …");
     const input = { model: this.model.id, text };
     try {
-      const prediction = await api.predict(input);
+      const writes = this.model.targets === "token";
+      const named = (classes ?? []).filter(isNamed).slice(0, 1);
+      const prediction = await api.predict(writes ? { ...input, targets: named.map(fieldsOf) } : input);
       if (session !== this.session) return;
       const isSame = text === this.text && input.model === this.input?.model;
       Object.assign(this, { text, input });
@@ -106,9 +114,12 @@ export class TextPanel {
         this.jobs.setInput(input);
         this.checks.setInput(input);
       }
-      const valid = (classes ?? []).filter((index) => index < this.model.class_count).slice(0, 1);
+      const valid = writes ? named : (classes ?? []).filter((index) => index < this.model.class_count).slice(0, 1);
+      Object.assign(this, { read: prediction.before ?? text, answer: prediction.written });
       this.targets = valid.length ? valid : [prediction.top[0].index];
       this.classes.show(prediction, this.targets);
+      this.written.show(WRITES, this.answer, this.targets[0]);
+      this.#showLegend(writes);
       if (job) this.jobs.load(job);
       this.#request(false);
       this.onState(push);
@@ -118,6 +129,16 @@ export class TextPanel {
       setText(find("text-status"), "");
       showAlert(error);
     }
+  }
+
+  /** What the colours mean: for a class, or for the next word. */
+  #showLegend(writes) {
+    const what = writes ? "word" : "class";
+    const [support, against, agnostic] = find("text-legend").children;
+    setText(support, `for the ${what}`);
+    setText(against, `against the ${what}`);
+    setText(agnostic, `relevant, for no ${what} (${writes ? "methods without a target" : "class-agnostic methods"})`);
+    setText(find("explain-text"), writes ? "Let the model continue" : "Explain this text");
   }
 
   /** Compute what is missing after a choice of the user, and add the choice to the history. */
@@ -138,7 +159,10 @@ export class TextPanel {
     const [target] = this.targets;
     const heading = headline(this.classes, this.targets, false);
     find("text-question").replaceChildren(...heading.nodes);
-    if (!this.root.hidden) document.title = `${heading.text} Vitrail`;
+    if (!this.root.hidden) {
+      document.title = `${heading.text} Vitrail`;
+      setIntroduction("text", this.classes);
+    }
     const methods = this.methods.specs.map((spec) => this.methods.info(spec));
     for (const [spec, card] of this.cards) {
       if (this.methods.specs.includes(spec)) continue;
@@ -181,15 +205,15 @@ export class TextPanel {
   #drawCard(card, method, item) {
     const state = combinedState(item ? [item] : []);
     card.root.dataset.state = state;
-    if (card.item === item && card.text === this.text) return;
-    Object.assign(card, { item, text: this.text });
+    if (card.item === item && card.text === this.read) return;
+    Object.assign(card, { item, text: this.read });
     setText(card.meta, mapProperties(method, item).join(" · "));
     const title = methodTitle(method);
     if (state === "done") {
       card.words = item.words ?? [];
       card.ranks = ranksOf(card.words.map((word) => word.score ?? 0));
       const label = `Word scores by ${title}: arrow keys read them, Enter shows the attention`;
-      card.body.replaceChildren(paragraph(this.text, card.words, label, !method.class_specific));
+      card.body.replaceChildren(paragraph(this.read, card.words, label, !method.class_specific));
       if (item.flat) card.body.append(el("span", { class: "warning" }, "Constant: all words have the same score"));
     } else if (state === "failed" || state === "cancelled") {
       const retry = el("button", { type: "button", class: "secondary" }, "Try again");
@@ -262,6 +286,7 @@ export class TextPanel {
   }
 
   #openAttention(word, spec) {
+    if (!this.model.attention) return;
     const { words } = this.cards.get(spec);
     this.attention.open(this.input, word, null, words);
   }

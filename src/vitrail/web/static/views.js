@@ -28,8 +28,7 @@ export class TableViews {
   /** Set the models that can be compared, and the view of a state. */
   setModels(models, model, state) {
     if (state.other) this.other.wanted = state.other;
-    this.hasCurves = model.targets === "class" && model.media === "image";
-    const each = { class: "classes", prompt: "prompts", box: "boxes", region: "regions" }[model.targets];
+    const each = { class: "classes", prompt: "prompts", box: "boxes", region: "regions", token: "words" }[model.targets];
     setText(find("views").querySelector("[value=matrix] + span"), `Methods × ${each}`);
     this.other.setModels(models, model);
     const several = this.other.models.length > 0;
@@ -41,7 +40,7 @@ export class TableViews {
     this.name = name;
     for (const radio of find("views").querySelectorAll("input")) radio.checked = radio.value === name;
     for (const other of NAMES) find(`${other}-view`).hidden = other !== name;
-    find("faithfulness").hidden = name !== "maps" || !this.hasCurves;
+    find("faithfulness").hidden = name !== "maps";
   }
 
   show(scene, given) {
@@ -90,10 +89,10 @@ export class TableViews {
             ...this.#cell(scene.image, scene.size, scene.item(row.key, target)),
             check: scene.check(row.key, target),
           };
-        if (!other.model) return { state: "loading" };
+        if (other.target == null) return { state: "loading" };
         const item = other.jobs.item(row.key, other.target);
         const entry = other.model.methods.find((method) => method.name === row.key.split(":")[0]);
-        const cell = this.#cell(other.image, other.model.input, item);
+        const cell = this.#cell(other.imageAt(scene.time), other.model.input, item);
         cell.check = other.checks.item(row.key, other.target);
         return entry?.works ? cell : { ...cell, note: "does not apply" };
       },
