@@ -48,6 +48,7 @@ OTHER_TESTS = {
 OTHER_TEST_FILES = {
     "bench/report/test_report.py": "the report of a run as a whole",
     "bench/test_failures.py": "failures in any part of a run",
+    "bench/test_sources.py": "explaining and scoring images of any source",
     "bench/test_interruption.py": "interrupted and resumed runs",
     "capture/test_refusals.py": "error messages of all modules",
     "cli/test_failures.py": "errors of all commands",
