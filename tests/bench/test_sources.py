@@ -16,7 +16,7 @@ from vitrail.bench import parts
 from vitrail.bench.engines import LostTasksError, run_task
 from vitrail.bench.folder import explain_folder, read_map
 from vitrail.bench.folder_overlays import draw_folder
-from vitrail.bench.plan import PlanOverrides
+from vitrail.bench.plan_file import PlanOverrides
 from vitrail.bench.validate import read_plan
 from vitrail.cli import app as cli
 from vitrail.errors import OutputError

@@ -14,9 +14,10 @@ from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen, lock_of, unwrap
-from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype
 from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds, stream_width
 from vitrail.capture.layout import Layout
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
