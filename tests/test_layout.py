@@ -32,6 +32,7 @@ REPEATED_FILES = {
     "explain.py": "a command and the module that it runs",
     "figure.py": "a command and the module that it runs",
     "gradtoken.py": "a method and the figures of its paper",
+    "ray.py": "Ray Data, and the engine of the benchmark that uses Ray",
     "registry.py": "the registry of methods and the registry of figures",
     "vtranm.py": "a method and the figures of its paper",
 }

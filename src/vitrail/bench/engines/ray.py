@@ -128,8 +128,10 @@ class _ActorPool:
                 actor, task = self.idle.pop(), self.todo.pop()
                 self.busy[actor.run.remote(task)] = (actor, task)
             (ready,), _ = self.ray.wait([*self.busy, *self.starting], num_returns=1)
-            task_of: tuple[Any, BenchTask | None] = self.busy.pop(ready, None) or (self.starting.pop(ready), None)
-            self._receive(ready, *task_of)
+            if ready in self.busy:
+                self._receive(ready, *self.busy.pop(ready))
+            else:
+                self._receive(ready, self.starting.pop(ready), None)
         self.failed.check()
 
     def _start(self) -> None:
