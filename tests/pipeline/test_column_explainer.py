@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 from importlib.util import find_spec
 
 import numpy as np
@@ -95,9 +96,10 @@ def test_spark_function_explains_frames():
 
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("pyspark") is None, reason="pyspark is not installed")
-def test_spark_job_explains_a_table(tmp_path):
+def test_spark_job_explains_a_table(monkeypatch):
     from pyspark.sql import SparkSession
 
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         table = session.createDataFrame([(k, png(k)) for k in range(2)], "id int, image binary")
