@@ -19,7 +19,7 @@ from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds
 from vitrail.capture.layout import Layout
 from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.output_tensors import any_output
+from vitrail.capture.output_tensors import any_output, target_values
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
 from vitrail.capture.stream_search import find_streams
 from vitrail.capture.structure_checks import (
@@ -195,7 +195,7 @@ def _reached_by(
     )
     with mode:
         output = run_model(model, model_inputs)
-    scores = target(output)
+    scores = target_values(target, output)
     if not isinstance(scores, Tensor):
         raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
     if len(mode.calls) != calls:
