@@ -64,10 +64,9 @@ def explain_rows(
         patch_grid: Rows and columns of patches; finer maps are averaged over each patch.
         check: Whether to check each map.
     """
-    device = next(iter(loaded.module.parameters())).device
 
     def explain_images(specs: Sequence[str], names: Sequence[str]) -> Explanations:
-        inputs = torch.stack([images[name] for name in names]).to(device)
+        inputs = torch.stack([images[name] for name in names])
         return shrink_batch_to_fit(
             limit,
             lambda size: explain(loaded, inputs, methods=specs, target=target, batch_size=size, check=check),
