@@ -7,8 +7,8 @@ Files in the output folder::
     parts/part-00000.safetensors its maps: for each method a tensor (rows, grid rows, grid columns), float16
     index.parquet                all rows in one table, once every part exists
 
-Parts of shards and tables are called ``part-00002-001`` (third file, second chunk), so that a file that is added,
-repaired or removed leaves the parts of the other files valid.
+Parts of shards and tables are called after the first image of the file, ``part-1f3a09c2be17-001`` for its second chunk, so
+that a file that is added, repaired or removed leaves the parts of the other files valid.
 
 Columns of the index: ``image`` (path below the explained folder, or id in the source), ``method``, ``class`` (index, −1
 without a map), ``name`` (of the class, if known), ``probability``, ``flat`` (whether the map is constant), ``part``
@@ -193,7 +193,7 @@ def split_items(
     Example:
         >>> rows = [SourceItem(f"t/{i}", "t", (i // 3, i % 3)) for i in range(6)] + [SourceItem("u/0", "u", (0, 0))]
         >>> [(name, len(images)) for name, images in split_items(rows, 2, whole_groups=True)]
-        [('part-00000-000', 3), ('part-00000-001', 3), ('part-00001-000', 1)]
+        [('part-9735c3deaf6b-000', 3), ('part-9735c3deaf6b-001', 3), ('part-620b78dfef90-000', 1)]
         >>> [(name, len(images)) for name, images in split_items([SourceItem(x, x) for x in "abc"], 2)]
         [('part-00000', 2), ('part-00001', 1)]
     """
@@ -201,15 +201,17 @@ def split_items(
         for number, start in enumerate(range(0, len(items), chunk)):
             yield f"part-{number:05d}", tuple(items[start : start + chunk])
         return
-    for file, (_, of_file) in enumerate(groupby(items, key=lambda item: item.file)):
-        number, collected = 0, list[SourceItem]()
+    for _, of_file in groupby(items, key=lambda item: item.file if item.place or item.error else ""):
+        number, collected, name = 0, list[SourceItem](), ""
         for item in of_file:
+            # A name that does not depend on the other files.
+            name = name or f"part-{hashlib.sha256(item.id.encode()).hexdigest()[:12]}"
             same_group = whole_groups and bool(collected) and collected[-1].place[:1] == item.place[:1] != ()
             if len(collected) >= chunk and not same_group:
-                yield f"part-{file:05d}-{number:03d}", tuple(collected)
+                yield f"{name}-{number:03d}", tuple(collected)
                 number, collected = number + 1, []
             collected.append(item)
-        yield f"part-{file:05d}-{number:03d}", tuple(collected)
+        yield f"{name}-{number:03d}", tuple(collected)
 
 
 def explain_folder(
