@@ -217,3 +217,13 @@ def test_address_of_a_plan_may_be_given_on_the_command_line(tmp_path):
     (tmp_path / "plan.toml").write_text(PLAN, encoding="utf-8")
     overrides = PlanOverrides(data={"images": "memory://shards/{a,b}.tar"})
     assert read_plan(tmp_path / "plan.toml", overrides=overrides)[0].dataset[0].root == "memory://shards/{a,b}.tar"
+
+
+def test_other_images_of_the_same_names_are_not_taken_for_finished_ones(tmp_path):
+    for folder, seed in (("a", 0), ("b", 1)):
+        write(f"memory://{folder}/x.png", png(seed))
+    first, second = (
+        pl.read_parquet(explain_folder(f"memory://{folder}", tmp_path / "out", methods=["rollout"]))["probability"][0]
+        for folder in "ab"
+    )
+    assert first != second

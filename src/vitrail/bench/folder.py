@@ -7,8 +7,8 @@ Files in the output folder::
     parts/part-00000.safetensors its maps: for each method a tensor (rows, grid rows, grid columns), float16
     index.parquet                all rows in one table, once every part exists
 
-Parts of shards and tables are called after the first image of the file, ``part-1f3a09c2be17-001`` for its second chunk, so
-that a file that is added, repaired or removed leaves the parts of the other files valid.
+Parts of shards and tables are called after the first image of the file, ``part-1f3a09c2be17-001`` for its second chunk,
+so that a file that is added, repaired or removed leaves the parts of the other files valid.
 
 Columns of the index: ``image`` (path below the explained folder, or id in the source), ``method``, ``class`` (index, −1
 without a map), ``name`` (of the class, if known), ``probability``, ``flat`` (whether the map is constant), ``part``
@@ -69,7 +69,7 @@ class FolderChunk:
     Attributes:
         source: The source, without its list.
         out: Folder of the results.
-        key: Hash of everything that decides the maps, except the images.
+        key: Hash of the source's address and of everything else that decides the maps, except the list of images.
         settings: Model, weights, methods, target and batch, as JSON.
         weights_hash: SHA-256 of the model's weights.
         name: Name of its files, without suffix.
@@ -105,7 +105,7 @@ class FolderChunk:
         """Begin to read the images, while another chunk is computed, where that does not take cores from the model."""
         if self._reads_ahead(device):
             size = json.loads(self.settings)["batch"]
-            _image_reader().start(f"{self.key} {self.name}", self._reader(device), range(len(self.images)), size)
+            _image_reader().start(self._reading, self._reader(device), range(len(self.images)), size)
 
     def perform(self, device: str) -> Path:
         """Explain the images; write the maps, then the rows."""
@@ -149,13 +149,18 @@ class FolderChunk:
 
         return write
 
+    @property
+    def _reading(self) -> str:
+        """Name of what is read: the same settings may be used for other images in the same process."""
+        return f"{self.key} {hash(self.images)}"
+
     def _reads_ahead(self, device: str) -> bool:
         return device != "cpu" or "://" in self.images[0].file
 
     def _batches(self, device: str, size: int) -> Iterator[list[Tensor | VitrailError]]:
         read_one, indices = self._reader(device), range(len(self.images))
         if self._reads_ahead(device):
-            yield from _image_reader().batches(f"{self.key} {self.name}", read_one, indices, size)
+            yield from _image_reader().batches(self._reading, read_one, indices, size)
             return
         for start in indices[::size]:
             yield [read_one(index) for index in indices[start : start + size]]
@@ -277,7 +282,8 @@ def explain_folder(
     opened = open_folder_context(settings, device).model(0)
     if opened.classes and not has_named_target(target):  # reject an unknown class now, not in every worker
         resolve_target(target, torch.zeros(1, opened.classes), 1, opened.loaded.classes)
-    hashed = chosen | {"weights": opened.weights_hash, "chunk": chunk, "versions": library_versions()}
+    source_of = {name: value for name, value in listed.items() if name != "recursive"}
+    hashed = chosen | source_of | {"weights": opened.weights_hash, "chunk": chunk, "versions": library_versions()}
     key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     tasks = [
         FolderChunk(source.emptied(), str(out), key, settings, opened.weights_hash, name, images)
