@@ -32,7 +32,7 @@ seconds            float64       in rows of ``explain`` the time of the map, in 
                                  image's share, equal in all rows of one image, method, target and protocol
 forwards           float64       images the model evaluated for that, shared in the same way
 memory             float64       in rows of ``explain``: peak memory in bytes while the image's batch was explained, see
-                                 `vitrail.bench.memory`; methods that share a pass share it; else null
+                                 `vitrail.pipeline.memory`; methods that share a pass share it; else null
 removed            list<int32>   perturbation curves: pixels (or patches) removed at each level, else null
 logp_predicted     list<float>   log-probability of the predicted class at each level
 logp_label         list<float>   log-probability of the label, NaN where there is none
@@ -272,6 +272,14 @@ def count_failures(table: pl.DataFrame) -> pl.DataFrame:
 
     counts = table.filter(pl.col("error").is_not_null()).group_by("model", "method", "error").len("rows")
     return counts.sort(["rows", "model", "method", "error"], descending=[True, False, False, False])
+
+
+def count_failed_images(table: pl.DataFrame) -> tuple[int, int]:
+    """Count the images of which no method has a result, such as unreadable ones, and all images."""
+    import polars as pl
+
+    rows = table.filter(pl.col("image") != "").group_by("dataset", "image").agg(pl.col("error").is_null().any())
+    return int((~rows["error"]).sum()), len(rows)
 
 
 def collect_scores(table: pl.DataFrame, kind: type[T] = SampleScores, **where: str) -> T:  # type: ignore[assignment]

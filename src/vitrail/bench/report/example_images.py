@@ -64,7 +64,7 @@ def render_examples(
 
 
 def _render(run: Run, context: BenchContext, example: SelectedExample) -> ExampleImages:
-    from vitrail.bench.explainer import Explainer
+    from vitrail.bench.explainer import ChunkExplainer
     from vitrail.bench.ground_truth import prepare_ground_truth
 
     plan = run.plan
@@ -85,7 +85,7 @@ def _render(run: Run, context: BenchContext, example: SelectedExample) -> Exampl
     maps = {name: _stored_map(run, example, name, pixels.shape[:2]) for name in example.scores}
     missing = [name for name, relevance in maps.items() if relevance is None]
     if missing:
-        explain = Explainer(context, model, run.manifest["key"])
+        explain = ChunkExplainer(context, model, run.manifest["key"])
         image = truth.image[None].to(context.device)
         explanations, _ = explain([example.image], image, torch.tensor([[label]]), missing)
         maps |= {name: one.maps[0, 0].float().cpu() for name, one in explanations.items()}
