@@ -26,6 +26,7 @@ from vitrail.data.world_pairs import CONTRAST
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "language-model-truth.md"
 NEEDLES = HERE.parent / "studies" / "results" / "needles.csv"
+STUDIES = HERE.parent / "studies" / "README.md"
 #: Scores of the CSV by protocol.
 SCORES = {
     "source": ("source", "source_mass", "sentence"), "discrimination": ("share",),
@@ -41,8 +42,8 @@ TABLES = {
 POSITIONS = ("last words first", "first words first")
 #: Scores of real models, and their names in the table.
 NEEDLE_SCORES = (
-    ("answer", "word", "top word"), ("answer", "sentence", "top sentence"), ("answer", "source", "discrimination"),
-    ("contrast", "word", "top word, contrast"), ("contrast", "source", "discrimination, contrast"),
+    ("odds", "word", "top word"), ("odds", "sentence", "top sentence"), ("odds", "source", "discrimination"),
+    ("answer", "word", "top word, logit"), ("contrast", "word", "top word, contrast"),
 )  # fmt: skip
 Row = dict[str, Any]
 
@@ -158,6 +159,20 @@ def needle_table(rows: Sequence[Row], model: str) -> str:
     return markdown([name for _, _, name in NEEDLE_SCORES], found, controls)
 
 
+def needle_finding(rows: Sequence[Row], model: str, count: int = 3) -> str:
+    """How often the best methods find the source, and how often they did for the logit."""
+    shares = {(row["method"], row["target"]): row for row in rows if row["model"] == model and row["score"] == "word"}
+    named = [method for method, target in shares if target == "odds" and shares[method, target]["control"] != "True"]
+    best = sorted(named, key=lambda method: -float(shares[method, "odds"]["mean"]))[:count]
+    texts = [
+        f"`{method}` in {float(shares[method, 'odds']['mean']):.0%} "
+        f"(logit: {float(shares[method, 'answer']['mean']):.0%})"
+        for method in best
+    ]
+    prompts = max(int(shares[method, "odds"]["prompts"]) for method in best)
+    return f"{', '.join(texts)} of {prompts} prompts".replace("%", " %")
+
+
 def tables(rows: Sequence[Row], needles: Sequence[Row]) -> dict[str, str]:
     """All tables of the page by marker."""
     found = {name: recall_table(rows, score, kind) for name, (score, kind) in TABLES.items()}
@@ -172,16 +187,23 @@ def read_rows(path: Path) -> list[Row]:
         return list(csv.DictReader(stream))
 
 
-def update_page(rows: Sequence[Row], needles: Sequence[Row]) -> None:
-    """Replace the tables between their markers."""
+def replaced(text: str, marker: str, content: str) -> str:
+    """A text with other content between two markers."""
+    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    if start not in text:
+        raise SystemExit(f"there is no place for {marker}: add {start} and {end}")
+    before, _, rest = text.partition(start)
+    return f"{before}{start}{content}{end}{rest.partition(end)[2]}"
+
+
+def update_pages(rows: Sequence[Row], needles: Sequence[Row]) -> None:
+    """Replace tables and findings between their markers."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables(rows, needles).items():
-        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if start not in text:
-            raise SystemExit(f"{PAGE.name} has no place for the table {name}: add {start} and {end}")
-        before, _, rest = text.partition(start)
-        text = f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+        text = replaced(text, name, f"\n{table}\n")
+    finding = needle_finding(needles, "smollm2")
+    PAGE.write_text(replaced(text, "needles-finding", finding), encoding="utf-8")
+    STUDIES.write_text(replaced(STUDIES.read_text(encoding="utf-8"), "needles-finding", finding), encoding="utf-8")
 
 
 def main() -> None:
@@ -205,7 +227,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     about.write_text(json.dumps(manifests, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    update_page(read_rows(file), read_rows(NEEDLES))
+    update_pages(read_rows(file), read_rows(NEEDLES))
 
 
 if __name__ == "__main__":
