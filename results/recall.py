@@ -43,7 +43,7 @@ POSITIONS = ("last words first", "first words first")
 #: Scores of real models, and their names in the table.
 NEEDLE_SCORES = (
     ("odds", "word", "top word"), ("odds", "sentence", "top sentence"), ("odds", "source", "discrimination"),
-    ("answer", "word", "top word, logit"), ("contrast", "word", "top word, contrast"),
+    ("others", "word", "top word, next candidates"), ("answer", "word", "top word, logit"),
 )  # fmt: skip
 Row = dict[str, Any]
 
