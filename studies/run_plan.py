@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 
 from vitrail.bench.chunk import Chunk
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.plan import PlanOverrides, find_plan
+from vitrail.bench.plan_file import PlanOverrides, find_plan
 from vitrail.bench.results_store import ResultsStore
 from vitrail.bench.run import open_run
 

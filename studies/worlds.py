@@ -36,7 +36,7 @@ from torch import Tensor
 
 import vitrail
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.plan import PlanOverrides, find_plan
+from vitrail.bench.plan_file import PlanOverrides, find_plan
 from vitrail.bench.run import open_run, run_missing
 from vitrail.bench.world_tasks import WORLD_TASKS
 from vitrail.errors import GuessWarning, MapWarning

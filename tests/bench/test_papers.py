@@ -12,7 +12,7 @@ pytest.importorskip("pydantic")
 pytest.importorskip("pyarrow")
 
 from vitrail.bench.papers import find_table, paper_tables  # noqa: E402
-from vitrail.bench.plan import parse_plan, plans  # noqa: E402
+from vitrail.bench.plan_file import parse_plan, plans  # noqa: E402
 from vitrail.bench.report.metric import metric_info  # noqa: E402
 from vitrail.bench.report.paper_comparison import compare_with_paper  # noqa: E402
 from vitrail.bench.report.paper_match import match_datasets, match_models  # noqa: E402

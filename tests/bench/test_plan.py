@@ -16,7 +16,8 @@ from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.shard import parse_shard, select_shard
 from vitrail.bench.method_groups import group_methods, single_pass_methods
 from vitrail.bench.papers import paper_tables
-from vitrail.bench.plan import CONTROLS, DatasetSpec, PlanError, PlanOverrides, find_plan, parse_plan, plans
+from vitrail.bench.plan import CONTROLS, DatasetSpec, PlanError
+from vitrail.bench.plan_file import PlanOverrides, find_plan, parse_plan, plans
 from vitrail.bench.validate import _check_methods, _check_protocols, read_plan
 from vitrail.errors import NotApplicableError
 from vitrail.methods import METHODS, Method, find

@@ -15,8 +15,9 @@ from vitrail.capture.explicit_attention import causal_mask, merge_masks
 from vitrail.capture.feature_order import _spread
 from vitrail.capture.finite import check_finite
 from vitrail.capture.frozen import unwrap
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import measured_layout
+from vitrail.capture.model_call import run_model
 from vitrail.capture.output_tensors import any_output, fields_of, logits_of
 from vitrail.capture.outputs import as_logits, maker
 from vitrail.capture.tensor_difference import norm_difference

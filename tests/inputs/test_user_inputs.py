@@ -78,6 +78,9 @@ INVALID = {
     "ragged": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=[[0], [1, 2]]), TargetError, "same number"),
     "name": (lambda: vitrail.explain(tiny_vit(), IMAGES, target="cat"), TargetError, "class names are unknown"),
     "function": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: o.sum()), TargetError, "one number per"),
+    "failing": (
+        lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: o.logits), TargetError, "logits'.*tensor of shape"
+    ),
     "no tensor": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: 3), TargetError, "not a tensor"),
     "detached": (lambda: vitrail.explain(tiny_vit(), IMAGES, target=lambda o: o[:, 0].detach()), TargetError, "detach"),
     "nan weights": (lambda: vitrail.explain(nan_model(), IMAGES), ModelError, "blocks.1.mlp.0.weight"),

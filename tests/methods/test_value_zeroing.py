@@ -14,6 +14,7 @@ from vitrail.capture.block_modules import block_modules
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.errors import NotApplicableError
+from vitrail.models.plain_vit import PlainViT
 from vitrail.testing import tiny_vit
 
 pytest.importorskip("transformers")
@@ -89,3 +90,26 @@ def test_a_model_whose_blocks_are_no_list_is_refused():
     unnamed = replace(structure, layers=tuple(replace(layer, projection=None) for layer in structure.layers))
     with pytest.raises(NotApplicableError, match="was not found"):
         block_modules(model, unnamed)
+
+
+class BlocksWithoutCalls(PlainViT):
+    """A vision transformer that calls the layers of its blocks and never the blocks."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.embed_tokens(images)
+        for block in self.blocks:
+            q, k, v = block.qkv(block.norm1(x)).unflatten(-1, (3, block.heads, -1)).permute(2, 0, 3, 1, 4)
+            x = x + block.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            x = x + block.mlp(block.norm2(x))
+        return self.head(self.norm(x)[:, 0])
+
+
+def test_blocks_that_are_not_called_have_the_map_of_blocks_that_are():
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    plain, inline = PlainViT().double().eval(), BlocksWithoutCalls().double().eval()
+    inline.load_state_dict(plain.state_dict())
+    for method in ("value_zeroing", "value_zeroing:last"):
+        expected = vitrail.explain(plain, images, method, target=0).grid
+        assert float(expected.max()) > 0
+        assert torch.allclose(vitrail.explain(inline, images, method, target=0).grid, expected, rtol=1e-9)

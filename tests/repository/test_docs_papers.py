@@ -12,7 +12,7 @@ import pytest
 
 from tests.repository.test_docs_methods import DOCS, ROOT, hook
 from vitrail.bench.papers import find_table, paper_tables
-from vitrail.bench.plan import PlanOverrides, parse_plan, plans
+from vitrail.bench.plan_file import PlanOverrides, parse_plan, plans
 from vitrail.scores import PRESETS
 from vitrail.tools.figures.registry import FIGURES
 

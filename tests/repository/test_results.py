@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from vitrail.bench.plan import CONTROLS, PlanOverrides, parse_plan, plans
+from vitrail.bench.plan import CONTROLS
+from vitrail.bench.plan_file import PlanOverrides, parse_plan, plans
 from vitrail.errors import DataError
 
 pl = pytest.importorskip("polars")

@@ -16,10 +16,10 @@ TABLE = ROOT / "studies" / "results" / "sweep-families.csv"
 def sweep():
     sys.path.insert(0, str(ROOT / "studies"))
     try:
-        import sweep_families
+        import sweep_counts
     finally:
         sys.path.pop(0)
-    return sweep_families
+    return sweep_counts
 
 
 def family(**columns):

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from vitrail.bench.folder_overlays import draw_folder
     from vitrail.bench.folder_page import FolderSummary, write_folder_page
     from vitrail.bench.multiclass_protocols import PresentClassScores
-    from vitrail.bench.plan import Plan, PlanError, PlanOverrides, plans
+    from vitrail.bench.plan import Plan, PlanError
+    from vitrail.bench.plan_file import PlanOverrides, plans
     from vitrail.bench.protocols import PROTOCOLS
     from vitrail.bench.results_store import ResultsStore, collect_scores, count_failures, read_results
     from vitrail.bench.run import open_run, run_plan
@@ -52,7 +53,8 @@ _MODULES = {
     "folder": ("explain_folder", "read_map"),
     "folder_overlays": ("draw_folder",),
     "folder_page": ("FolderSummary", "write_folder_page"),
-    "plan": ("Plan", "PlanError", "PlanOverrides", "plans"),
+    "plan": ("Plan", "PlanError"),
+    "plan_file": ("PlanOverrides", "plans"),
     "multiclass_protocols": ("PresentClassScores",),
     "protocols": ("PROTOCOLS",),
     "results_store": ("ResultsStore", "collect_scores", "count_failures", "read_results"),

@@ -19,7 +19,8 @@ from vitrail.bench.cost import (
     measure_model,
     text_cost,
 )
-from vitrail.bench.plan import Plan, PlanOverrides, PlanProblem, parse_plan, plans
+from vitrail.bench.plan import Plan, PlanProblem
+from vitrail.bench.plan_file import PlanOverrides, parse_plan, plans
 from vitrail.bench.validate import inspect_plan
 from vitrail.errors import VitrailError
 

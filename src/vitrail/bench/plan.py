@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import sys
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from vitrail.bench.toml_lines import TomlLines
 from vitrail.errors import VitrailError
 from vitrail.models.catalogue import full_name
 
@@ -109,13 +104,14 @@ class DatasetSpec(BaseModel):
         return self.label or self.name
 
 
-def _as_list(given: Any) -> Any:
+def as_list(given: Any) -> Any:
+    """A value of a plan as a list; one that is not a list is its only element."""
     return given if isinstance(given, list | tuple) else [given]
 
 
-def _parse_models(given: Any) -> Any:
+def parse_models(given: Any) -> Any:
     """Accept a model given by name only, a single model without a list, and short names of the papers' models."""
-    tables = [{"name": one} if isinstance(one, str) else one for one in _as_list(given)]
+    tables = [{"name": one} if isinstance(one, str) else one for one in as_list(given)]
     return [
         one | {"name": full_name(one["name"])} if isinstance(one, dict) and isinstance(one.get("name"), str) else one
         for one in tables
@@ -123,7 +119,7 @@ def _parse_models(given: Any) -> Any:
 
 
 def _parse_targets(given: Any) -> Any:
-    return ["predicted", "label"] if given == "both" else _as_list(given)
+    return ["predicted", "label"] if given == "both" else as_list(given)
 
 
 def _parse_paper(given: Any) -> Any:
@@ -166,12 +162,12 @@ class Plan(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     name: str
-    models: Annotated[tuple[ModelSpec, ...], BeforeValidator(_parse_models), Field(min_length=1)]
-    dataset: Annotated[tuple[DatasetSpec, ...], BeforeValidator(_as_list), Field(min_length=1)]
-    methods: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    models: Annotated[tuple[ModelSpec, ...], BeforeValidator(parse_models), Field(min_length=1)]
+    dataset: Annotated[tuple[DatasetSpec, ...], BeforeValidator(as_list), Field(min_length=1)]
+    methods: Annotated[tuple[str, ...], BeforeValidator(as_list), Field(min_length=1)]
     controls: bool = True
     targets: Annotated[tuple[TargetKind, ...], BeforeValidator(_parse_targets), Field(min_length=1)] = ("predicted",)
-    protocols: Annotated[tuple[str, ...], BeforeValidator(_as_list), Field(min_length=1)]
+    protocols: Annotated[tuple[str, ...], BeforeValidator(as_list), Field(min_length=1)]
     precision: Literal["float32", "bfloat16"] = "float32"
     matmul: Literal["float32", "tf32"] = "float32"
     view: Literal["model", "squash"] = "model"
@@ -182,7 +178,7 @@ class Plan(BaseModel):
     threads: int = Field(default=1, ge=1)
     seed: int = Field(default=0, ge=0, lt=1 << 32)
     keep_maps: bool = False
-    imports: Annotated[tuple[str, ...], BeforeValidator(_as_list)] = ()
+    imports: Annotated[tuple[str, ...], BeforeValidator(as_list)] = ()
     paper: Annotated[str | None, BeforeValidator(_parse_paper)] = None
 
     def specs(self) -> tuple[str, ...]:
@@ -274,155 +270,3 @@ def library_versions() -> dict[str, str]:
         except PackageNotFoundError:
             versions[name] = "absent"
     return versions
-
-
-def plans() -> dict[str, Path]:
-    """Return the plans of the package: file by name.
-
-    Example:
-        >>> "smoke" in plans()
-        True
-    """
-    folder = files("vitrail.bench").joinpath("plans")
-    return {Path(str(file)).stem: Path(str(file)) for file in sorted(folder.iterdir(), key=str)}
-
-
-def find_plan(source: str | Path) -> Path:
-    """Return the file of a plan given by path or by name; former names of plans still work.
-
-    Example:
-        >>> find_plan("003_table2").name
-        'gradtoken_table2.toml'
-    """
-    from vitrail.bench.papers import current_name
-
-    path, name = Path(source), current_name(str(source))
-    if name in plans():
-        return plans()[name]
-    if not path.is_file():
-        raise PlanError(f"{source} is neither a file nor a plan of the package; the plans are {', '.join(plans())}")
-    return path
-
-
-@dataclass(frozen=True)
-class PlanOverrides:
-    """Settings that differ between machines and are given in addition to a plan.
-
-    Attributes:
-        data: Folders of data sets, by the data set's label or name in the plan.
-        weights: Weights files, by the model's label, short name or full name.
-        limit: Maximum number of images of each data set.
-        imports: Modules to import in addition to the plan's.
-        home: A folder with one subfolder per data set, named by label or name. Used for data sets without a folder.
-    """
-
-    data: Mapping[str, str] = field(default_factory=dict)
-    weights: Mapping[str, str] = field(default_factory=dict)
-    limit: int | None = None
-    imports: tuple[str, ...] = ()
-    home: str | None = field(default_factory=lambda: os.environ.get("VITRAIL_DATA"))
-
-    def apply_to(self, raw: dict[str, Any]) -> list[PlanProblem]:
-        """Change a plan's raw content in place; return a problem for each name the plan does not have."""
-        raw["models"] = _parse_models(raw["models"]) if "models" in raw else []
-        if self.imports:
-            raw["imports"] = list(dict.fromkeys([*_as_list(raw.get("imports", [])), *self.imports]))
-        datasets = [table for table in _as_list(raw.get("dataset", [])) if isinstance(table, dict)]
-        models = [table for table in raw["models"] if isinstance(table, dict)]
-        used_data = {name for table in datasets if (name := self._apply_to_dataset(table)) is not None}
-        used_weights = set()
-        for table in models:
-            for name, given in self.weights.items():
-                if full_name(name) == table.get("name") or name == table.get("label"):
-                    used_weights.add(name)
-                    table["weights"] = given if given == "random" else str(Path(given).expanduser().resolve())
-        if not raw["models"]:
-            del raw["models"]
-        problems = []
-        for option, unused, tables in (
-            ("--data", set(self.data) - used_data, datasets),
-            ("--weights", set(self.weights) - used_weights, models),
-        ):
-            known = ", ".join(str(table.get("label", table.get("name"))) for table in tables)
-            problems += [
-                PlanProblem(path=(), text=f"{option} {name}=…: the plan has no such name, only {known}")
-                for name in sorted(unused)
-            ]
-        return problems
-
-    def _apply_to_dataset(self, table: dict[str, Any]) -> str | None:
-        """Set the root and limit of a data set; return the name in ``data`` that was used."""
-        names = [str(table[key]) for key in ("label", "name") if key in table]
-        used = next((name for name in names if name in self.data), None)
-        in_home = [Path(self.home, name) for name in names if self.home and Path(self.home, name).exists()]
-        if used is not None:
-            table["root"] = str(Path(self.data[used]).expanduser().resolve())
-        elif "root" not in table and in_home and table.get("name") != "scenes":
-            table["root"] = str(in_home[0].resolve())
-        if self.limit is not None:
-            table["limit"] = min(self.limit, table.get("limit") or self.limit)
-        return used
-
-
-def parse_plan(
-    text: str, folder: Path, overrides: PlanOverrides | None = None
-) -> tuple[Plan | None, dict[str, Any], list[PlanProblem]]:
-    """Parse a plan and check its form.
-
-    Args:
-        text: TOML content.
-        folder: Folder that relative paths in the plan refer to.
-        overrides: Settings given in addition to the plan.
-
-    Returns:
-        The plan, or None if it is not well formed; its raw content; the problems.
-
-    Raises:
-        PlanError: The text is not TOML.
-    """
-    try:
-        raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PlanError(f"the plan is not valid TOML: {error}") from error
-    _make_paths_absolute(raw, folder)
-    problems = [] if overrides is None else overrides.apply_to(raw)
-    try:
-        return Plan.model_validate(raw), raw, problems
-    except ValidationError as error:
-        for one in error.errors():
-            # Names of the union members that pydantic tried do not help the reader.
-            path = tuple(p for p in one["loc"] if not (isinstance(p, str) and ("[" in p or p in ("str", "tuple"))))
-            problems.append(PlanProblem(path=path, text=_describe(one["type"], one["msg"], path, one["input"])))
-        return None, raw, list({(p.path, p.text): p for p in problems}.values())
-
-
-def plan_error(problems: Sequence[PlanProblem], text: str, source: str | Path) -> PlanError:
-    """Return one error that lists all problems, each with its line."""
-    lines = TomlLines(text)
-    placed = sorted(((lines.of(*problem.path) or 0, problem) for problem in problems), key=lambda pair: pair[0])
-    rows = [f"  line {line}: {problem.text}" if line else f"  {problem.text}" for line, problem in placed]
-    count = f"{len(rows)} problems" if len(rows) > 1 else "1 problem"
-    return PlanError("\n".join([f"{source} cannot be run, {count}:", *rows]))
-
-
-def _describe(kind: str, message: str, path: tuple[str | int, ...], given: Any) -> str:
-    """Turn an error of pydantic into a sentence."""
-    where = ".".join(map(str, path))
-    if kind == "extra_forbidden":
-        owners: dict[str, type[BaseModel]] = {"models": ModelSpec, "dataset": DatasetSpec}
-        owner = owners.get(str(path[0]), Plan) if len(path) > 1 else Plan
-        return f"unknown key {where!r}: choose one of {', '.join(owner.model_fields)}"
-    if kind == "missing":
-        return f"{where} is missing: add {where} = …"
-    message = message.removeprefix("Value error, ")
-    return f"{where} = {given!r}: {message[0].lower()}{message[1:]}"
-
-
-def _make_paths_absolute(raw: dict[str, Any], folder: Path) -> None:
-    """Make the paths of a plan absolute, because workers may run in another folder."""
-    tables = [t for key in ("dataset", "models") for t in _as_list(raw.get(key, [])) if isinstance(t, dict)]
-    for table in tables:
-        for key in ("root", "weights", "ids"):
-            value = table.get(key)
-            if isinstance(value, str) and value != "random":
-                table[key] = str((folder / Path(value).expanduser()).resolve())

@@ -10,7 +10,7 @@ from vitrail.bench.engines import BenchTask, Engine, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.ray import RayEngine
 from vitrail.bench.engines.shard import select_shard
-from vitrail.bench.plan import PlanOverrides
+from vitrail.bench.plan_file import PlanOverrides
 from vitrail.bench.results_store import ResultsStore
 from vitrail.bench.validate import read_plan
 from vitrail.errors import OptionError

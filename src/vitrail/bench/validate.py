@@ -10,16 +10,8 @@ from typing import Any
 from vitrail.bench.context import AnyBenchModel, BenchContext, BenchImages, BenchModel, open_context
 from vitrail.bench.ground_truth import read_ground_truth
 from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL, class_outputs
-from vitrail.bench.plan import (
-    TEXT_DATASETS,
-    WORLD_DATASETS,
-    Plan,
-    PlanOverrides,
-    PlanProblem,
-    find_plan,
-    parse_plan,
-    plan_error,
-)
+from vitrail.bench.plan import TEXT_DATASETS, WORLD_DATASETS, Plan, PlanProblem
+from vitrail.bench.plan_file import PlanOverrides, find_plan, parse_plan, plan_error
 from vitrail.bench.protocols import PROTOCOLS
 from vitrail.data import DATASETS, ImageGrids, Sample
 from vitrail.data.datasets import RENDERED

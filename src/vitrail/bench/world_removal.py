@@ -10,7 +10,7 @@ from torch import Tensor
 
 from vitrail.bench.world_batch import WorldBatch
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import run_model
+from vitrail.capture.model_call import run_model
 from vitrail.data.captions import encode_captions
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models.loaded import LoadedModel

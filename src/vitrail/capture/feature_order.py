@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from vitrail import fast
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.verify import direction, gradients
 from vitrail.errors import GuessWarning, NotApplicableError

@@ -17,8 +17,9 @@ from vitrail.capture.attention_recorder import Edit
 from vitrail.capture.attention_storage import resolve_products, some_weight
 from vitrail.capture.features import FeatureMode
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype
 from vitrail.capture.kept_pass import ForwardPass, TruncatedOutputs, tokens_in_a_row
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import UNCHAINED_KINDS, AttentionLayer, ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.pass_evidence import PassEvidence

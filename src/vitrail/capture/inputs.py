@@ -1,10 +1,8 @@
-"""The arguments of one call of a model, and the call."""
+"""The arguments of one call of a model."""
 
 from __future__ import annotations
 
-import inspect
 import itertools
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,7 +16,7 @@ from vitrail.capture.input_roles import SIGNALS, InputTensor, describe_tensors, 
 from vitrail.capture.output_tensors import OutputReading
 from vitrail.capture.signal_axes import SignalAxes
 from vitrail.capture.tensor_tree import map_tensors, named_tensors
-from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailError
+from vitrail.errors import InputError, NotApplicableError
 
 #: The output of tokenizers that says which tokens they have added.
 SPECIAL_TOKENS = "special_tokens_mask"
@@ -347,112 +345,3 @@ def method_dtype(model: nn.Module) -> torch.dtype:
     """The precision methods compute in: the model's own, but at least single."""
     weight = next((p for p in model.parameters() if p.is_floating_point()), torch.zeros(()))
     return torch.promote_types(weight.dtype, torch.float32)
-
-
-#: Words by which libraries complain about the size of an image.
-_SIZE_WORDS = re.compile(
-    r"size of tensor|must match|doesn't match model|match the model|input (image )?(height|width|size)|"
-    r"shape|img_size|image_size|mat1 and mat2|expected .*channels|divisible",
-    re.IGNORECASE,
-)
-
-
-def run_model(model: nn.Module, model_inputs: ModelInputs) -> Any:
-    """Call the model; an error of its own becomes one line that says what failed and, where known, how to fix it."""
-    try:
-        return model_inputs.into(model)
-    except (VitrailError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise _failure(model, model_inputs, error) from error
-
-
-#: Names by which configs state the size of an axis.
-_STATED = {
-    "time": ("num_frames", "max_length", "context_length"), "frequency": ("num_mel_bins",),
-    "height": ("image_size",), "width": ("image_size",), "variables": ("num_input_channels",),
-}  # fmt: skip
-
-
-def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> dict[str, int]:
-    """The sizes of the axes that a model's ``axis_sizes`` or its config states."""
-    known = getattr(model, "axis_sizes", None)
-    if isinstance(known, dict):
-        return known
-    config = getattr(model, "config", None)
-    config = getattr(config, "vision_config", config)
-    found: dict[str, int] = {}
-    for axis in axes:
-        stated = [getattr(config, name, None) for name in _STATED.get(axis, ())]
-        size = next((one for one in stated if isinstance(one, int)), None)
-        found |= {} if size is None else {axis: size}
-    return found
-
-
-def _further_inputs(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> str:
-    """What else forward takes, where it failed on something that is None."""
-    if "NoneType" not in str(error):
-        return ""
-    parameters = list(inspect.signature(model.forward).parameters.values())
-    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-    rest = [p for p in named[len(model_inputs.args) :] if p not in model_inputs.kwargs]
-    if not rest:
-        return ""
-    listed = ", ".join(rest[:6]) + (", …" if len(rest) > 6 else "")
-    given = f"the first argument was passed as {named[0]}, and " if model_inputs.args else ""
-    return f"; {given}forward() also takes {listed}: pass a dict with what the model needs by name"
-
-
-def _failure(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> VitrailError:
-    name = type(model).__name__
-    lines = str(error).strip().splitlines()
-    reason = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    if "nference tensor" in reason:
-        return ModelError(
-            "the model's weights were made under torch.inference_mode(), so nothing can be differentiated through "
-            "them: load the model outside of it"
-        )
-    if "meta" in reason and isinstance(error, NotImplementedError | RuntimeError):
-        return ModelError(f"{name} has weights on the meta device: load them into memory first ({reason})")
-    if isinstance(error, TypeError) and "argument" in reason:
-        return InputError(
-            f"{name}.forward() does not accept these inputs ({reason}): pass a dict with the arguments by name"
-        )
-    image = model_inputs.image
-    if image is None and model_inputs.axes is not None:
-        expected = _stated_sizes(model, model_inputs.axes.names)
-        sizes = dict(zip(model_inputs.axes.names, model_inputs.map_size or (), strict=True))
-        if any(sizes[axis] != size for axis, size in expected.items()):
-            given, takes = (", ".join(f"{axis} {size}" for axis, size in one.items()) for one in (sizes, expected))
-            return InputError(f"{name} does not accept an input of {given} ({reason}): it takes {takes}")
-    sized = isinstance(error, RuntimeError | ValueError | AssertionError) and _SIZE_WORDS.search(str(error))
-    if image is None or not sized:
-        hint = _spectrogram_hint(model, model_inputs)
-        if hint:
-            assert image is not None
-            return InputError(f"{name} does not accept an image of shape {tuple(image.shape[1:])} ({reason}){hint}")
-        further = _further_inputs(model, model_inputs, error)
-        return ModelError(f"{name} failed in its own forward pass: {reason}{further}")
-    weight = next((m.weight for m in model.modules() if isinstance(m, nn.Conv2d)), None)
-    channels, height, width = image.shape[1:]
-    if weight is not None and weight.shape[1] != channels and weight.dim() == 4:
-        return InputError(
-            f"the images have {channels} channels, {name} takes {weight.shape[1]}: "
-            "convert them first (paths and PIL images are converted for you)" + _spectrogram_hint(model, model_inputs)
-        )
-    return InputError(
-        f"{name} does not accept images of {height}×{width} pixels ({reason}): resize them to the model's own "
-        "size, or pass paths or PIL images, which are resized for you" + _spectrogram_hint(model, model_inputs)
-    )
-
-
-def _spectrogram_hint(model: nn.Module, model_inputs: ModelInputs) -> str:
-    """How to pass a spectrogram or series, where one tensor without a name can be one."""
-    image = model_inputs.image
-    if image is None or len(model_inputs.args) != 1 or image.shape[:2] != (1, 1):
-        return ""
-    parameter = next(iter(inspect.signature(model.forward).parameters), "x")
-    return (
-        f". If the tensor is a spectrogram, pass {{'{parameter}': tensor}} with "
-        f"roles={{'{parameter}': 'spectrogram'}}, or 'series' for a series"
-    )

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.output_tensors import any_output
 from vitrail.capture.verify import direction, owners
 from vitrail.errors import InputError, ModelError, NotApplicableError, VitrailError

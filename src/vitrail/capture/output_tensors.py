@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from vitrail.capture.tensor_tree import named_tensors
-from vitrail.errors import OptionError, TargetError
+from vitrail.errors import OptionError, TargetError, VitrailError
 
 #: Where the scores of classes stand in the output objects of common libraries, best first.
 LOGITS = ("logits", "logits_per_image")
@@ -195,3 +195,20 @@ def fields_of(output: Any) -> str:
         named = [(f"[{i}]", v) for i, v in enumerate(output)]
     tensors = ", ".join(f"{name} {tuple(v.shape)}" for name, v in named if isinstance(v, torch.Tensor))
     return f"a {type(output).__name__}" + (f" with {tensors}" if tensors else "")
+
+
+def target_values(target: Callable[[Any], Any], output: Any) -> Any:
+    """What a target function returns for an output.
+
+    Raises:
+        TargetError: The function raised an error.
+    """
+    try:
+        return target(output)
+    except (VitrailError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise TargetError(
+            f"the target function failed ({type(error).__name__}: {error}) on the model's output, {fields_of(output)}: "
+            "it is given what the model returns, and must return one number for each input"
+        ) from error

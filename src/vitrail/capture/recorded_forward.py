@@ -15,8 +15,9 @@ from vitrail import fast
 from vitrail.capture.forward import forward_only, forward_pass
 from vitrail.capture.frozen import frozen
 from vitrail.capture.gradient_graph import Moves, graph_moves
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.kept_pass import ForwardPass
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import logits_of
 from vitrail.capture.outputs import class_logits, output_count, stated_count

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
-from vitrail.capture.output_tensors import any_output
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
+from vitrail.capture.output_tensors import any_output, target_values
 from vitrail.capture.streams import StreamLayer, Streams
 from vitrail.capture.verify import direction, gradients, random_half
 
@@ -62,7 +63,7 @@ def find_streams(
     )  # fmt: skip
     with frozen(model), mode:
         output = run_model(model, given)
-    scores = any_output(output) if target is None else target(output)
+    scores = any_output(output) if target is None else target_values(target, output)
     if leaf is None and mode.embeddings:
         leaf = mode.embeddings[0][1]
     if leaf is None or not isinstance(scores, Tensor):

@@ -14,11 +14,12 @@ from vitrail import fast
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.frozen import frozen, lock_of, unwrap
-from vitrail.capture.inputs import ModelInputs, method_dtype, run_model
+from vitrail.capture.inputs import ModelInputs, method_dtype
 from vitrail.capture.layer_chain import attention_layers, chain_kind, mask_kinds, stream_width
 from vitrail.capture.layout import Layout
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.capture.output_tensors import any_output
+from vitrail.capture.output_tensors import any_output, target_values
 from vitrail.capture.outputs import keep_kind, output_kind, recall_kind
 from vitrail.capture.stream_search import find_streams
 from vitrail.capture.structure_checks import (
@@ -194,7 +195,7 @@ def _reached_by(
     )
     with mode:
         output = run_model(model, model_inputs)
-    scores = target(output)
+    scores = target_values(target, output)
     if not isinstance(scores, Tensor):
         raise TargetError(f"the target function returned {type(scores).__name__}, not a tensor")
     if len(mode.calls) != calls:

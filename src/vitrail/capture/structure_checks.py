@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.verify import TOLERANCE, Check
 

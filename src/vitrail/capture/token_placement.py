@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from vitrail.capture import verify
 from vitrail.capture.attention import AttentionMode
 from vitrail.capture.attention_call import Call
-from vitrail.capture.inputs import run_model
 from vitrail.capture.layout import Layout, by, count_layout, measured_layout, read_readout
+from vitrail.capture.model_call import run_model
 from vitrail.capture.structure_checks import StructurePass
 from vitrail.capture.token_centres import layout_by_centres
 from vitrail.capture.verify import Check

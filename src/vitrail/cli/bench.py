@@ -84,7 +84,8 @@ def bench(
     require_bench()
     from vitrail.bench.dry_run import dry_run_all, dry_run_plan
     from vitrail.bench.engines.shard import parse_shard
-    from vitrail.bench.plan import PlanError, PlanOverrides
+    from vitrail.bench.plan import PlanError
+    from vitrail.bench.plan_file import PlanOverrides
     from vitrail.bench.progress import show_progress
     from vitrail.bench.report import write_report
     from vitrail.bench.run import make_engine, open_run, run_missing

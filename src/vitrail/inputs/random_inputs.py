@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.inputs.signal_inputs import signal_arguments
 from vitrail.models.loaded import LoadedModel

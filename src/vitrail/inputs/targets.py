@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from vitrail.capture.output_tensors import fields_of, missing_scores
+from vitrail.capture.output_tensors import fields_of, missing_scores, target_values
 from vitrail.capture.score_function import as_probabilities
 from vitrail.errors import OptionError, TargetError
 from vitrail.models.class_group import SEPARATOR, ClassGroup, append_groups, membership, target_rows
@@ -162,7 +162,7 @@ def resolve_target(
     """
     output = logits if output is None else output
     if callable(target):
-        return ResolvedTarget(None, _values(target(output), batch), logits, scores=scores)
+        return ResolvedTarget(None, _values(target_values(target, output), batch), logits, scores=scores)
     if logits is None:
         raise TargetError(missing_scores(output))
     if logits.shape[0] != batch:

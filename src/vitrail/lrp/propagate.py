@@ -15,7 +15,8 @@ from torch.func import functional_call
 
 from vitrail import fast
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import any_output, logits_of
 from vitrail.capture.pass_evidence import PassEvidence

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from vitrail import fast
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.removal import (
     REMOVALS,
     TokenDropper,

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.kept_pass import ForwardPass
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import fields_of
 from vitrail.capture.recorded_forward import recorded_scores

@@ -18,6 +18,7 @@ from vitrail.capture.forward import forward_only, forward_pass, input_graph_pass
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.kept_pass import ForwardPass
 from vitrail.capture.model_structure import ModelStructure
+from vitrail.capture.output_tensors import target_values
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.recorded_forward import recorded_pass
 from vitrail.capture.trace import Needs, Trace
@@ -322,7 +323,7 @@ def _scorer(model: nn.Module, resolved: ResolvedTarget, target: Target) -> Score
 
     def score(output: Any, owner: Tensor, kind: str) -> Tensor:
         if callable(target):
-            values = target(output, owner) if isinstance(target, PinnedTargets) else target(output)
+            values = target(output, owner) if isinstance(target, PinnedTargets) else target_values(target, output)
             return values[:, None] if values.dim() == 1 else values
         assert resolved.classes is not None
         logits = class_logits(model, output)

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.errors import TargetError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models.image_geometry import ImageGeometry

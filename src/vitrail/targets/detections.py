@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import run_model
+from vitrail.capture.model_call import run_model
 from vitrail.errors import TargetError
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models.image_geometry import ImageGeometry

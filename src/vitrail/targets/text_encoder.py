@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.errors import NotApplicableError
 from vitrail.targets.output_reader import CallContext, OutputReader
 from vitrail.targets.text_call import SharedTexts

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.errors import OptionError, TargetError
 from vitrail.targets.contrasts import Contrast
 from vitrail.targets.language_targets import TargetTerm, read_positions, target_terms

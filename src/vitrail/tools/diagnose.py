@@ -13,7 +13,8 @@ from torch import nn
 
 from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.output_tensors import OutputReading, any_output
 from vitrail.capture.structure import read_structure

@@ -13,7 +13,8 @@ import torch
 from torch import nn
 
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.output_tensors import any_output
 from vitrail.errors import VitrailError
 from vitrail.inputs.random_inputs import output_target, random_inputs

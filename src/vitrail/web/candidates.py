@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.capture.frozen import frozen
-from vitrail.capture.inputs import run_model
+from vitrail.capture.model_call import run_model
 from vitrail.targets import prompt
 from vitrail.targets.binding import bind_targets
 from vitrail.targets.detections import read_detections

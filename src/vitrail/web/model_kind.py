@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.capture.frozen import frozen, unwrap
-from vitrail.capture.inputs import ModelInputs, run_model
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.model_call import run_model
 from vitrail.capture.outputs import class_logits
 from vitrail.data import SCENE_CLASSES
 from vitrail.errors import ModelError, TargetError

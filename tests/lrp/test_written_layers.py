@@ -1,0 +1,110 @@
+"""Relevance does not depend on how a layer is written: other functions, constants without axes, sigmoids and gates."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import vitrail
+from vitrail.models.plain_vit import PlainViT
+
+
+class AddmmHead(nn.Module):
+    """A linear layer written with another function."""
+
+    def __init__(self, head: nn.Linear) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(self, x):
+        return torch.addmm(self.head.bias, x, self.head.weight.T)
+
+
+@pytest.mark.parametrize("method", ["lrp", "transformer_attribution", "conservative_lrp", "attnlrp", "abslrp"])
+def test_the_way_a_layer_is_written_does_not_matter(method):
+    model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    expected = vitrail.explain(model, images, method, target=1).grid
+    model.embed.padding = "valid"
+    model.head = AddmmHead(model.head)
+    assert torch.allclose(vitrail.explain(model, images, method, target=1).grid, expected, rtol=1e-8)
+
+
+class Scaled(nn.Module):
+    """A module whose result is changed by a single number, a tensor without axes."""
+
+    def __init__(self, inner: nn.Module, change) -> None:
+        super().__init__()
+        self.inner, self.change = inner, change
+
+    def forward(self, x, *args, **kwargs):
+        return self.change(self.inner(x, *args, **kwargs))
+
+
+#: A scalar that is no parameter of the model, so that it is not frozen.
+SCALAR = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.mark.parametrize("method", ["lrp", "attnlrp", "transformer_attribution", "abslrp", "conservative_lrp"])
+@pytest.mark.parametrize(
+    ("change", "fixed"),
+    [(lambda y: y * SCALAR, lambda y: y * 0.7), (lambda y: SCALAR * y, lambda y: 0.7 * y),
+     (lambda y: y - SCALAR, lambda y: y - 0.7), (lambda y: y + SCALAR, lambda y: y + 0.7),
+     (lambda y: y / SCALAR, lambda y: y / 0.7)],
+    ids=["mul", "rmul", "sub", "add", "div"],
+)  # fmt: skip
+def test_a_scalar_without_axes_is_a_constant(method, change, fixed):
+    torch.manual_seed(0)
+    model, images = PlainViT().double().eval(), torch.randn(2, 3, 32, 32, dtype=torch.float64)
+    mlp = model.blocks[1].mlp
+    maps = []
+    for one in (change, fixed):
+        model.blocks[1].mlp = Scaled(mlp, one)
+        maps.append(vitrail.explain(model, images, method, target=1).grid)
+    assert torch.allclose(*maps, rtol=1e-10)
+    model.blocks[1].mlp = Scaled(mlp, lambda y: y - y.mean())  # a statistic of the batch
+    assert torch.isfinite(vitrail.explain(model, images, method, target=1).grid).all()
+
+
+class SigmoidHead(nn.Module):
+    """A classifier that ends in a sigmoid, as heads of several labels and of box coordinates do."""
+
+    def __init__(self, vit: nn.Module) -> None:
+        super().__init__()
+        self.vit = vit
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return self.vit(images).sigmoid()
+
+
+@pytest.mark.parametrize("method", ["attnlrp", "attnlrp:released", "transformer_attribution", "lrp", "abslrp"])
+def test_a_sigmoid_at_the_end_passes_relevance(method):
+    torch.manual_seed(0)
+    vit, images = PlainViT().eval(), torch.randn(2, 3, 32, 32)
+    expected = vitrail.explain(vit, images, method, target=2, scores="sigmoid")
+    assert float(expected.grid.abs().max()) > 0
+    with pytest.warns(vitrail.errors.GuessWarning, match="sigmoids of single classes"):
+        found = vitrail.explain(SigmoidHead(vit), images, method, target=2)
+    torch.testing.assert_close(found.grid, expected.grid, rtol=1e-3, atol=1e-3 * float(expected.grid.abs().max()))
+
+
+class Gated(PlainViT):
+    """The result of the embedding times a gate, written as a product or as one function."""
+
+    written = True
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        x = self.embed(images).flatten(2).transpose(1, 2)
+        x = x * x.unsqueeze(-1).sigmoid().squeeze(-1) if self.written else F.silu(x)
+        x = torch.cat([self.prefix.expand(len(x), -1, -1), x], 1) + self.position
+        return self.head(self.norm(self.blocks(x))[:, 0])
+
+
+def test_a_gate_is_a_constant_factor():
+    torch.manual_seed(0)
+    model, images = Gated().eval(), torch.randn(2, 3, 32, 32)
+    found = vitrail.explain(model, images, "attnlrp", target=1)
+    model.written = False
+    expected = vitrail.explain(model, images, "attnlrp", target=1)
+    torch.testing.assert_close(found.grid, expected.grid, rtol=1e-3, atol=1e-4)
