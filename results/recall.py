@@ -116,7 +116,11 @@ def cell(row: Mapping[str, Any] | None) -> str:
 
 
 def markdown(
-    heads: Sequence[str], rows: Mapping[str, Sequence[Row | None]], controls: set[str], lower: bool = False
+    heads: Sequence[str],
+    rows: Mapping[str, Sequence[Row | None]],
+    controls: set[str],
+    lower: bool = False,
+    counts: Mapping[str, int] | None = None,
 ) -> str:
     """A table with one row for each method, best mean first, controls last.
 
@@ -125,6 +129,7 @@ def markdown(
         rows: Cells of each method.
         controls: Methods that are controls.
         lower: Whether lower values are better.
+        counts: Number of prompts of each method, for a column of its own.
     """
 
     def mean(method: str) -> float:
@@ -132,10 +137,15 @@ def markdown(
         return (-1 if lower else 1) * sum(known) / max(1, len(known))
 
     arrow = "↓" if lower else "↑"
-    lines = [f"| method | {' | '.join(f'{head} {arrow}' for head in heads)} |", f"|---|{'---|' * len(heads)}"]
+    more, rule = ("prompts | ", "---:|") if counts else ("", "")
+    lines = [
+        f"| method | {more}{' | '.join(f'{head} {arrow}' for head in heads)} |",
+        f"|---|{rule}{'---|' * len(heads)}",
+    ]
     for method in sorted(rows, key=lambda m: (m in controls, -mean(m), m)):
         name = f"{method} (control)" if method in controls else f"`{method}`"
-        lines.append(f"| {name} | {' | '.join(map(cell, rows[method]))} |")
+        shown = f"{counts[method]} | " if counts else ""
+        lines.append(f"| {name} | {shown}{' | '.join(map(cell, rows[method]))} |")
     return "\n".join(lines)
 
 
@@ -156,7 +166,8 @@ def needle_table(rows: Sequence[Row], model: str) -> str:
     methods = list(dict.fromkeys(row["method"] for row in own))
     found = {m: [values.get((m, target, score)) for target, score, _ in NEEDLE_SCORES] for m in methods}
     controls = {row["method"] for row in own if str(row["control"]) == "True"}
-    return markdown([name for _, _, name in NEEDLE_SCORES], found, controls)
+    counts = {row["method"]: int(row["prompts"]) for row in own}
+    return markdown([name for _, _, name in NEEDLE_SCORES], found, controls, counts=counts)
 
 
 def needle_finding(rows: Sequence[Row], model: str, count: int = 3) -> str:
