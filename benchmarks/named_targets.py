@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,7 +119,7 @@ def video_memory(
         results[method] = {}
         for count in frames[: 1 if run.tiny else None]:
             command = [sys.executable, "-c", MEMORY, str(count), method]
-            done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603
+            done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)  # noqa: S603
             results[method][str(count)] = json.loads(done.stdout.splitlines()[-1])
             run.save(results)
     return results

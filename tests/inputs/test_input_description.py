@@ -1,5 +1,6 @@
 """Inputs of several tensors: which are per example, which are shared, and which one is explained."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,6 +11,7 @@ from torch import nn
 import vitrail
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import GuessWarning, InputError, NotApplicableError
+from vitrail.fast import cached_per_call
 from vitrail.inputs.input_description import describe_inputs
 from vitrail.testing import tiny_vit
 
@@ -203,3 +205,29 @@ def test_methods_on_pixels_name_what_is_explained():
 
     with pytest.raises(NotApplicableError, match=r"defined on images.*time, height, width"):
         vitrail.explain(OfVideo().eval(), torch.randn(1, 2, 3, 32, 32), "scorecam", target=1)
+
+
+class GatedSimilarity(nn.Module):
+    """Similarities of images and texts, unless all texts are zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.calls = nn.Parameter(torch.eye(4)), 0
+
+    def forward(self, image, text):
+        self.calls += 1
+        return image.flatten(1)[:, :4] @ self.weight @ (text * (text[0] != 0).any()).T
+
+
+def test_effects_are_measured_once_while_a_model_is_promised_not_to_change():
+    model = GatedSimilarity()
+    silent = ModelInputs((), {"image": torch.rand(2, 3, 8, 8), "text": torch.zeros(2, 4)})
+    heard = ModelInputs((), {"image": torch.rand(2, 3, 8, 8), "text": torch.rand(2, 4)})
+    describe = cached_per_call(lambda call: describe_inputs(model, call).description[1].per_example)
+    expected, counts = [True, False, False], []
+    for promise in (nullcontext(), vitrail.unchanged(model)):
+        model.calls = 0
+        with promise:
+            assert [describe(call) for call in (silent, heard, heard)] == expected
+        counts.append(model.calls)
+    assert counts == [6, 4]  # the texts without effect are no answer to remember

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
+from vitrail import fast
 from vitrail.capture.input_roles import EXPLAINED, MASK, ROLES, SHARED, InputTensor, axes_of, describe_tensors
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import InputError
@@ -56,11 +57,22 @@ def describe_inputs(
     model_inputs = replace(model_inputs, described=tuple(described))
     questions = open_questions(model_inputs, given)
     if questions:
-        effects = measure_effects(model, model_inputs, questions)
-        for i, effect in effects.items():
+        for i, effect in _effects(model, model_inputs, questions).items():
             _apply(described, model_inputs.tensors, i, effect)
         model_inputs = replace(model_inputs, described=tuple(described))
     return model_inputs
+
+
+def _effects(model: nn.Module, model_inputs: ModelInputs, questions: list[int]) -> dict[int, str]:
+    """The effects of the tensors in question; while the model is promised not to change, each is measured once."""
+    known: dict[object, dict[int, str]] = fast.call_cache("input effects", model, lambda _: {})
+    key = model_inputs.signature, model_inputs.shape, tuple(questions)
+    if key in known:
+        return known[key]
+    effects = measure_effects(model, model_inputs, questions)
+    if len(effects) == len(questions):  # another input may show the effect that this one does not show
+        known[key] = effects
+    return effects
 
 
 def open_questions(model_inputs: ModelInputs, given: Mapping[str, str] = {}) -> list[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from importlib.resources import files
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.model_structure import ModelStructure
-from vitrail.errors import NotApplicableError, WeightsError
+from vitrail.errors import NotApplicableError, OptionError, WeightsError
 from vitrail.methods.shapley_explainer.explainer_network import ShapleyExplainer
 from vitrail.methods.shapley_explainer.surrogate import trainable_copy
 from vitrail.methods.shapley_explainer.training_state import read_safetensors, write_safetensors
@@ -144,7 +145,10 @@ def find_explainer(model: nn.Module, weights: str = "") -> Path:
     Raises:
         WeightsError: The file is missing or damaged, or was trained for another model.
         NotApplicableError: No file was given and the package has none for this model.
+        OptionError: What was given is not a path.
     """
+    if not isinstance(weights, str | PathLike):
+        raise OptionError(f"weights={weights!r} must be the path of a file that vitrail train-explainer wrote")
     digest = float_hash(model)
     if weights:
         path = Path(weights)
