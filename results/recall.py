@@ -44,6 +44,7 @@ POSITIONS = ("last words first", "first words first")
 NEEDLE_SCORES = (
     ("odds", "word", "top word"), ("odds", "sentence", "top sentence"), ("odds", "source", "discrimination"),
     ("others", "word", "top word, next candidates"), ("answer", "word", "top word, logit"),
+    ("contrast", "word", "top word, contrast"),
 )  # fmt: skip
 Row = dict[str, Any]
 
@@ -164,10 +165,11 @@ def needle_table(rows: Sequence[Row], model: str) -> str:
     own = [row for row in rows if row["model"] == model]
     values = {(row["method"], row["target"], row["score"]): row for row in own}
     methods = list(dict.fromkeys(row["method"] for row in own))
-    found = {m: [values.get((m, target, score)) for target, score, _ in NEEDLE_SCORES] for m in methods}
+    shown = [one for one in NEEDLE_SCORES if any((m, *one[:2]) in values for m in methods)]
+    found = {m: [values.get((m, target, score)) for target, score, _ in shown] for m in methods}
     controls = {row["method"] for row in own if str(row["control"]) == "True"}
     counts = {row["method"]: int(row["prompts"]) for row in own}
-    return markdown([name for _, _, name in NEEDLE_SCORES], found, controls, counts=counts)
+    return markdown([name for _, _, name in shown], found, controls, counts=counts)
 
 
 def needle_finding(rows: Sequence[Row], model: str, count: int = 3) -> str:
