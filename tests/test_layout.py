@@ -55,6 +55,7 @@ OTHER_TEST_FILES = {
     "fast/test_recorded_texts.py": "recordings of text models",
     "inputs/test_library_models.py": "models of libraries with several inputs or outputs",
     "lrp/test_half_precision.py": "all rules in half precision",
+    "lrp/test_written_layers.py": "one layer written in several ways",
     "methods/test_perturbation.py": "all perturbation methods",
     "models/test_embedded.py": "the weights in the package",
     "scores/test_localisation.py": "segmentation, pointing and selectivity",

@@ -27,6 +27,7 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.pipeline.generation import GenerationExplanation, explain_generation
+from vitrail.pipeline.token_activation import token_activation
 from vitrail.targets import contrast
 from vitrail.tools.compare import MethodComparison, compare
 from vitrail.tools.moved_modules import keep_documented_paths
@@ -58,6 +59,7 @@ __all__ = [
     "methods",
     "serve",
     "similarity",
+    "token_activation",
     "unchanged",
 ]  # fmt: skip
 

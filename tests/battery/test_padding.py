@@ -22,11 +22,7 @@ def next_word(output: Any) -> Tensor:
     return best
 
 
-#: LRP shares relevance by totals, which are up to 1 % others where a mask of attention is written.
-METHODS = [name for name in ONE_PASS if name != "lrp"]
-
-
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", ONE_PASS)
 def test_padding_changes_nothing(method: str) -> None:
     # In double precision, as sums cancel in relevance rules; rotary positions are computed in single precision.
     model, tokenizer = vitrail.load("lm-recall").module.double(), recall_tokenizer()

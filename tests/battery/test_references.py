@@ -1,4 +1,7 @@
-"""Agreement with LXT 2.1 and Captum on small decoders, by stored values (`studies/decoder_references.py`)."""
+"""Agreement with LXT 2.1, Captum and inseq on small decoders, by stored values.
+
+`studies/decoder_references.py` and `studies/inseq_references.py` write them.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from studies import inseq_references
 from studies.decoder_references import FAMILIES, IDS, contrast, reference_model
 
 import vitrail
+from tests.text.language import word_tokens
+from vitrail.targets import token
 
 pytest.importorskip("transformers")
-STORED = json.loads((Path(__file__).parent / "data" / "decoder_references.json").read_text(encoding="utf-8"))["values"]
+DATA = Path(__file__).parent / "data"
+STORED, INSEQ = (
+    json.loads((DATA / f"{name}_references.json").read_text(encoding="utf-8"))["values"]
+    for name in ("decoder", "inseq")
+)
 
 
 @pytest.mark.parametrize("method", ["attnlrp", "gradient_x_input", "integrated_gradients:steps=32"])
@@ -28,3 +38,15 @@ def test_relevance_is_that_of_the_reference(family, method):
     found = vitrail.explain(model, {"input_ids": ids}, method, target=target).grid[:, 0].double()
     expected = torch.tensor(stored[method.partition(":")[0]], dtype=torch.float64)
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-6
+
+
+@pytest.mark.parametrize("family", inseq_references.FAMILIES)
+def test_gradients_are_those_of_inseq(family):
+    model, tokenizer = reference_model(family), word_tokens(bos=False)
+    unknown = model.get_input_embeddings().weight[tokenizer.unk_token_id].detach()  # inseq's baseline
+    methods = {"gradient_x_input": {}, "integrated_gradients": {"steps": 64, "baseline": unknown.expand(1, 5, -1)}}
+    target = token(inseq_references.NEXT, score="logit")
+    found = vitrail.explain(model, inseq_references.PROMPT, methods=methods, tokenizer=tokenizer, target=target)
+    for e, name in zip(found.values(), inseq_references.METHODS, strict=True):
+        expected = torch.tensor(INSEQ[family][name])
+        assert float((e.grid[0, 0] - expected).abs().max() / expected.abs().max()) < 1e-5, name

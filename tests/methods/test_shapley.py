@@ -375,3 +375,28 @@ def test_tokens_of_a_text(removal):
         words = vitrail.explain(model, text, "shapley", tokenizer=tokenizer, target=1).text[0]
         assert torch.allclose(words.scores[0], given.grid[0, 0, 1:6])
         assert not given.grid[0, 0, 6]
+
+
+def test_sentences_of_a_prompt_have_the_values_of_the_definition():
+    """A fact alone, with the others hidden, is a prompt that the model cannot answer: its value is low, and exact."""
+    from vitrail.targets import token
+    from vitrail.text import load_tokenizer
+    from vitrail.text.prompt_scorer import PromptScorer
+
+    model, tokenizer = vitrail.load("lm-recall"), load_tokenizer("lm-recall")
+    facts = ["Anna has the key .", "Ben has the lamp .", "Cleo has the coin ."]
+    given = {"tokenizer": tokenizer, "units": facts, "target": token("key")}
+    e = vitrail.explain(model, " ".join(facts) + " Anna has the", "shapley:forwards=64", **given)
+    pinned = e.named_targets[0][0].pinned
+    score = PromptScorer(model.module, e.source.prompts[0], pinned, tokenizer, "mask")
+
+    def value(present):
+        kept = torch.ones(1, 19, dtype=torch.bool)
+        for i in {0, 1, 2} - set(present):
+            kept[0, 1 + 5 * i : 6 + 5 * i] = False
+        return float(score(kept)[0])
+
+    orders = list(permutations(range(3)))
+    expected = [sum(value(o[: o.index(i) + 1]) - value(o[: o.index(i)]) for o in orders) / 6 for i in range(3)]
+    assert e.text[0].scores[0].tolist() == pytest.approx(expected, abs=1e-3)
+    assert value([0]) < -5 < value([0, 1])

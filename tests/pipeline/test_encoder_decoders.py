@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import vitrail
-from tests.zoo.written_words import CASES, Numbers
+from tests.zoo.number_words import NumberWords
+from tests.zoo.written_words import CASES
 from vitrail.errors import InputError, NotApplicableError, TargetError
 from vitrail.targets import answer, token
 
@@ -39,7 +40,7 @@ def test_a_token_is_the_score_at_the_end_of_the_decoder(name):
     case = case_of(name)
     written = torch.tensor([[case.start, 9, 12], [case.start, 4, 33]])
     given = case.inputs | {"decoder_input_ids": written}
-    by_name = explain(case.model, given, token("w7"), tokenizer=Numbers())
+    by_name = explain(case.model, given, token("w7", score="logit"), tokenizer=NumberWords())
     by_function = explain(case.model, given, lambda output: output.logits[:, -1, 7])
     for method in METHODS:
         expected = by_function[method].grid
@@ -53,7 +54,7 @@ def test_a_token_is_the_score_at_the_end_of_the_decoder(name):
 def test_an_answer_is_written_by_the_decoder(name):
     """The sum of log-probabilities after the start token, which the config states."""
     case = case_of(name)
-    found = explain(case.model, case.inputs, answer("w7 w9"), ["gradient_x_input"], tokenizer=Numbers())
+    found = explain(case.model, case.inputs, answer("w7 w9"), ["gradient_x_input"], tokenizer=NumberWords())
     written = torch.tensor([[case.start, 7]] * 2)
 
     def score(output):
@@ -68,9 +69,9 @@ def test_an_answer_is_written_by_the_decoder(name):
 def test_texts_are_tokenized_and_padded():
     case = case_of("bart")
     texts = ["w5 w6 w7 w8", "w9 w10"]
-    found = explain(case.model, texts, token("w7"), ["attnlrp"], tokenizer=Numbers())["attnlrp"]
+    found = explain(case.model, texts, token("w7"), ["attnlrp"], tokenizer=NumberWords())["attnlrp"]
     assert [one.words for one in found.text] == [("w5", "w6", "w7", "w8"), ("w9", "w10")]
-    alone = explain(case.model, texts[1], token("w7"), ["attnlrp"], tokenizer=Numbers())["attnlrp"]
+    alone = explain(case.model, texts[1], token("w7"), ["attnlrp"], tokenizer=NumberWords())["attnlrp"]
     assert torch.allclose(found.text[1].scores, alone.text[0].scores, atol=1e-9)
 
 
@@ -94,5 +95,5 @@ def test_what_does_not_fit_is_named():
         vitrail.explain(case.model, ["w5 w6"], "attnlrp", target=token(7))
     with pytest.raises(TargetError, match="append different answers"):
         vitrail.explain(
-            case.model, case.inputs, "attnlrp", target=[[answer("w5 w6"), answer("w7 w8")]], tokenizer=Numbers()
+            case.model, case.inputs, "attnlrp", target=[[answer("w5 w6"), answer("w7 w8")]], tokenizer=NumberWords()
         )

@@ -75,6 +75,29 @@ def test_one_forward_pass_serves_all_tokens():
     assert passes("Ben has Rome") <= 2
 
 
+@pytest.mark.parametrize("method", ["gradient_x_input", "transformer_mm", "attnlrp"])
+def test_several_prompts_give_what_each_gives_alone(method):
+    model, tokenizer = language_model()
+    prompts, words = [PROMPT, "Anna has the red key and Ben has the"], ["Rome and Ben", "blue door"]
+    vitrail.explain_generation(model, prompts, method, tokenizer=tokenizer, continuation=words)  # reads the structure
+    rows = []
+    handle = model.register_forward_hook(lambda _, args, kwargs, out: rows.append(len(out.logits)), with_kwargs=True)
+    both = vitrail.explain_generation(model, prompts, method, tokenizer=tokenizer, continuation=words)
+    handle.remove()
+    assert set(rows) <= {2, 4, 6}, "both prompts in each pass"
+    assert [len(g) for g in both] == [3, 2]
+    for prompt, own, g in zip(prompts, words, both, strict=True):
+        alone = vitrail.explain_generation(model, prompt, method, tokenizer=tokenizer, continuation=own)
+        assert g.matrix.shape == alone.matrix.shape
+        scale = float(alone.matrix.abs().max())
+        assert torch.allclose(g.matrix, alone.matrix, rtol=0, atol=1e-6 * scale)
+        assert (g.text, g.words, g.units) == (alone.text, alone.words, alone.units)
+        assert g.log_probabilities == pytest.approx(alone.log_probabilities)
+        assert g.explanation.source.prompts[0].encoded.text.startswith(prompt)
+    written = vitrail.explain_generation(model, prompts, method, tokenizer=tokenizer, max_new_tokens=2)
+    assert [g.prompt for g in written] == prompts
+
+
 def test_the_source_of_a_copied_word_is_found():
     g = vitrail.explain_generation(MarkedCopy(), "Anna has the red key", tokenizer=word_tokens(), max_new_tokens=2)
     assert g.words == ("red", "red")
@@ -134,8 +157,8 @@ def test_errors_say_what_to_do():
     model, tokenizer = language_model()
     with pytest.raises(OptionError, match="max_new_tokens=0"):
         vitrail.explain_generation(model, PROMPT, tokenizer=tokenizer, max_new_tokens=0)
-    with pytest.raises(InputError, match="takes one prompt"):
-        vitrail.explain_generation(model, [PROMPT, PROMPT], tokenizer=tokenizer)
+    with pytest.raises(InputError, match="2 prompts need a list of as many continuations"):
+        vitrail.explain_generation(model, [PROMPT, PROMPT], tokenizer=tokenizer, continuation="Ben has")
     with pytest.raises(InputError, match="has 36 tokens, and the model takes 32"):
         vitrail.explain_generation(model, "Anna " * 29, tokenizer=tokenizer, continuation="Ben " * 7)
     g = vitrail.explain_generation(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, continuation="Ben has")

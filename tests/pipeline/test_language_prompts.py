@@ -329,3 +329,23 @@ def test_special_tokens_of_a_template_are_no_part_of_words():
     e = vitrail.explain(model, chat, "gradient_x_input", tokenizer=tokenizer)
     assert e.text[0].text == "<s>user says who has the key</s>"
     assert e.text[0].words == ("user", "says", "who", "has", "the", "key")
+
+
+def test_what_is_missing_or_too_long_is_named():
+    model, tokenizer = language_model()
+    ids = {"input_ids": torch.tensor([[1, 5, 6]])}
+    for prompt in (PROMPT, [PROMPT], [{"role": "user", "content": "Hello"}]):
+        with pytest.raises(InputError, match=r"LlamaForCausalLM is a language model.*tokenizer=transformers"):
+            vitrail.explain(model, prompt, "attnlrp")
+    for target in (None, "Paris"):
+        with pytest.raises(InputError, match=r"or target=vitrail\.targets\.token\(id\)"):
+            vitrail.explain(model, ids, "attnlrp", target=target)
+    with pytest.raises(InputError, match=r"tokenizer='gpt2' is no tokenizer: pass .*from_pretrained\('gpt2'\)"):
+        vitrail.explain(model, PROMPT, "attnlrp", tokenizer="gpt2")
+    with pytest.raises(TargetError, match=r"'Rome Ben' is 2 tokens: 'Rome' \(id 10\), 'Ben' \(id 12\)"):
+        vitrail.explain(model, PROMPT, "attnlrp", tokenizer=tokenizer, target=token("Paris", against="Rome Ben"))
+    with pytest.raises(InputError, match="prompt 0 has 61 tokens, and the model takes 32: shorten it by 29"):
+        vitrail.explain(model, "Anna " * 60, "attnlrp", tokenizer=tokenizer)
+    long = {"input_ids": torch.full((1, 60), 5)}
+    with pytest.raises(InputError, match="the text has 60 tokens, and GPT2LMHeadModel takes 32"):
+        vitrail.explain(language_model("GPT2")[0], long, "attnlrp", target=token(5))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import vitrail
 from tests.text.language import MarkedCopy, language_model, word_tokens
+from tests.zoo.vision_language import CASES, LABEL, TOKENIZER
 from vitrail.errors import InputError
 from vitrail.targets import token
 from vitrail.tools.prompt_curves import prompt_faithfulness
+from vitrail.trust.question_check import QuestionRemoval
 
 pytestmark = pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 PROMPTS = [
@@ -44,3 +47,27 @@ def test_too_many_prompts_and_encoders_are_refused():
     model, tokenizer = language_model()
     with pytest.raises(InputError, match="65 prompts are too many"):
         vitrail.compare(model, ["Anna has"] * 65, ["random"], tokenizer=tokenizer)
+
+
+def test_cells_of_images_are_removed_in_the_order_of_each_map():
+    """The curves of both methods by hand, from the scores of the model without some cells."""
+    pytest.importorskip("transformers")
+    case, target = CASES["llava"](), token(f"w{LABEL}")
+    compared = vitrail.compare(case.model, case.inputs, ["gradient_x_input"], tokenizer=TOKENIZER, target=target)
+    assert (compared.images, compared.removal) == (2, "mean")
+    given = {"tokenizer": TOKENIZER, "target": target}
+    found = vitrail.explain(case.model, case.inputs, methods=["gradient_x_input", "random"], **given)
+    expected = []
+    for b in range(2):
+        remove = QuestionRemoval(found["random"].source, found["random"], b, 0)
+        curves = {}
+        for name, e in found.items():
+            order = e.grid[b, 0].flatten().argsort(descending=True, stable=True)
+            rows = [(order[n:].sort().values, order[: 16 - n].sort().values) for n in (2, 4, 8, 12, 14)]
+            values = [[float(remove(kept[None], remove.score)[0]) for kept in row] for row in rows]
+            curves[name] = torch.tensor(values, dtype=torch.float64)
+        extent = max(float(c.max()) for c in curves.values()) - min(float(c.min()) for c in curves.values())
+        own = curves["gradient_x_input"]
+        expected.append(float((own[:, 1] - own[:, 0]).mean()) / extent)
+    row = next(row for row in compared.rows if row.method == "gradient_x_input")
+    assert row.ranked.value.value == pytest.approx(sum(expected) / 2, rel=1e-4)

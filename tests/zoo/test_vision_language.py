@@ -10,7 +10,7 @@ import torch
 
 import vitrail
 from tests.zoo import vision_language
-from tests.zoo.vision_language import CASES, LABEL, WORDS, ImageQuestion, Numbers
+from tests.zoo.vision_language import CASES, LABEL, TOKENIZER, WORDS, ImageQuestion
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.merged_stream import find_merged_stream
 from vitrail.errors import GuessWarning, InputError, MapWarning
@@ -43,7 +43,7 @@ def explain(name, model, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GuessWarning)
         warnings.simplefilter("ignore", MapWarning)
-        given = {"methods": METHODS, "target": target_of(name), "tokenizer": Numbers()} | options
+        given = {"methods": METHODS, "target": target_of(name), "tokenizer": TOKENIZER} | options
         return vitrail.explain(model, case_of(name).inputs, **given)
 
 
@@ -76,7 +76,7 @@ def test_an_answer_is_appended_to_the_question():
     case = case_of("llava")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        e = vitrail.explain(case.model, case.inputs, "gradient_x_input", tokenizer=Numbers(), target=answer("w7 w9"))
+        e = vitrail.explain(case.model, case.inputs, "gradient_x_input", tokenizer=TOKENIZER, target=answer("w7 w9"))
     ids = torch.cat([case.inputs["input_ids"], torch.tensor([[7, 9]] * 2)], 1)
     given = case.inputs | {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     stream = find_merged_stream(case.model, ModelInputs((), given, of="input_ids"))
@@ -97,7 +97,7 @@ def test_padding_on_the_left_changes_nothing():
     for given in (row, padded):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            found.append(vitrail.explain(case.model, given, "attnlrp", tokenizer=Numbers(), target=token("w7")))
+            found.append(vitrail.explain(case.model, given, "attnlrp", tokenizer=TOKENIZER, target=token("w7")))
     assert torch.allclose(found[0].grid, found[1].grid, atol=1e-5)
     assert found[0].text[0].words == found[1].text[0].words
     assert torch.allclose(found[0].text[0].scores, found[1].text[0].scores, atol=1e-5)
@@ -117,4 +117,4 @@ def test_what_is_missing_is_named():
 
 
 def explain_with(case, inputs):
-    return vitrail.explain(case.model, inputs, "transformer_mm", target=token("w7"), tokenizer=Numbers())
+    return vitrail.explain(case.model, inputs, "transformer_mm", target=token("w7"), tokenizer=TOKENIZER)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import vitrail
 from tests.zoo.entry import Entry, Subject
+from tests.zoo.number_words import NumberWords
 from tests.zoo.pairs import PIXELS, TEXT, VISION, WIDTH, pixels
 from tests.zoo.tiny import add_noise
 from vitrail.capture.merged_stream import MergedStream, find_merged_stream
@@ -26,29 +27,8 @@ from vitrail.targets import token
 #: Number of the image token, of the words around it, and of the word that is explained.
 IMAGE, START, STOP, LABEL = 55, 53, 54, 7
 WORDS = 6
+TOKENIZER = NumberWords((START, STOP, IMAGE))
 GROUPED = TEXT | {"num_key_value_heads": 2, "max_position_embeddings": 128}
-
-
-class Numbers:
-    """A tokenizer whose words are numbers."""
-
-    all_special_ids = (START, STOP, IMAGE)
-    unk_token_id = None
-
-    def __len__(self) -> int:
-        return 60
-
-    def convert_ids_to_tokens(self, ids: Any) -> Any:
-        return f"▁w{ids}" if isinstance(ids, int) else [f"▁w{i}" for i in ids]
-
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return " ".join(f"w{i}" for i in ids)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {f"▁w{i}": i for i in range(60)}
-
-    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
-        return {"input_ids": [int(word[1:]) for word in text.split()]}
 
 
 @dataclass(frozen=True)
@@ -70,7 +50,7 @@ def asked(
     model: nn.Module, inputs: dict[str, Tensor], tokens: int, grid: tuple[int, int] | None, tile: int | None = None
 ) -> ImageQuestion:
     target = token(f"w{LABEL}")
-    return ImageQuestion(model, inputs, target, grid=grid, options={"tokenizer": Numbers()}, tokens=tokens, tile=tile)
+    return ImageQuestion(model, inputs, target, grid=grid, options={"tokenizer": TOKENIZER}, tokens=tokens, tile=tile)
 
 
 def question(tokens: int, count: int = 2, image: int = IMAGE) -> dict[str, Tensor]:

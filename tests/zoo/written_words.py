@@ -13,38 +13,11 @@ from torch import Tensor, nn
 import vitrail
 from tests.zoo.encoder_decoders import LAYERS, build, ids
 from tests.zoo.entry import Entry, Subject
+from tests.zoo.number_words import NumberWords
 from tests.zoo.tiny import add_noise
 from vitrail.targets import token
 
 SPECIAL = {"pad_token_id": 1, "eos_token_id": 2, "bos_token_id": 0, "decoder_start_token_id": 2}
-
-
-class Numbers:
-    """A fast tokenizer whose words are numbers."""
-
-    is_fast = True
-    all_special_ids = (0, 1, 2)
-    unk_token_id = None
-    pad_token_id, eos_token_id = 1, 2
-
-    def __len__(self) -> int:
-        return 60
-
-    def convert_ids_to_tokens(self, ids: Any) -> Any:
-        return f"▁w{ids}" if isinstance(ids, int) else [f"▁w{i}" for i in ids]
-
-    def decode(self, ids: Sequence[int], **_: Any) -> str:
-        return " ".join(f"w{i}" for i in ids)
-
-    def get_vocab(self) -> dict[str, int]:
-        return {f"▁w{i}": i for i in range(60)}
-
-    def __call__(self, text: str, **_: Any) -> dict[str, Any]:
-        words = text.split()
-        ends = [sum(len(w) + 1 for w in words[: i + 1]) - 1 for i in range(len(words))]
-        spans = [(end - len(w), end) for w, end in zip(words, ends, strict=True)]
-        ids = [int(word[1:]) for word in words]
-        return {"input_ids": ids, "offset_mapping": spans, "special_tokens_mask": [0] * len(ids)}
 
 
 @dataclass(frozen=True)
@@ -61,7 +34,7 @@ class WrittenWords(Subject):
 
 
 def written(model: nn.Module, inputs: dict[str, Tensor], start: int = 2, tokens: bool = True) -> WrittenWords:
-    options: dict[str, Any] = {"tokenizer": Numbers()} if tokens else {}
+    options: dict[str, Any] = {"tokenizer": NumberWords()} if tokens else {}
     return WrittenWords(model, inputs, token(7), options=options, start=start, tokens=tokens)
 
 

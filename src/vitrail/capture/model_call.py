@@ -47,6 +47,9 @@ def _error_of_call(model: nn.Module, model_inputs: ModelInputs, error: Exception
         )
     if "meta" in reason and isinstance(error, NotImplementedError | RuntimeError):
         return ModelError(f"{name} has weights on the meta device: load them into memory first ({reason})")
+    words, limit = model_inputs.called("input_ids"), _stated_positions(model)
+    if isinstance(error, IndexError) and words is not None and limit is not None and words.shape[-1] > limit:
+        return InputError(f"the text has {words.shape[-1]} tokens, and {name} takes {limit}: shorten it")
     if isinstance(error, TypeError) and "argument" in reason:
         return InputError(
             f"{name}.forward() does not accept these inputs ({reason}): pass a dict with the arguments by name"
@@ -92,6 +95,13 @@ def _stated_sizes(model: nn.Module, axes: tuple[str, ...]) -> dict[str, int]:
         size = next((one for one in stated if isinstance(one, int)), None)
         found |= {} if size is None else {axis: size}
     return found
+
+
+def _stated_positions(model: nn.Module) -> int | None:
+    """Most tokens of a text by the model's config, where it adds vectors of positions."""
+    config = getattr(model, "config", None)
+    found = (getattr(config, name, None) for name in ("max_position_embeddings", "n_positions"))
+    return next((one for one in found if isinstance(one, int)), None)
 
 
 def _further_inputs(model: nn.Module, model_inputs: ModelInputs, error: Exception) -> str:

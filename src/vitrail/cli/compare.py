@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -19,6 +19,14 @@ from vitrail.cli.common import (
     out,
     plain_table,
 )
+from vitrail.cli.explain_texts import (
+    AnswerOption,
+    LanguageOptions,
+    TextOption,
+    TokenOption,
+    UnitsOption,
+    load_text_model,
+)
 from vitrail.cli.named_targets import NamedTargetOptions, with_named_targets
 from vitrail.errors import InputError, OutputError
 
@@ -28,8 +36,8 @@ SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff"}
 @with_named_targets
 def compare(
     images: Annotated[
-        list[Path], typer.Argument(help="Image files or folders, at most 64 images.", show_default=False)
-    ],
+        list[Path] | None, typer.Argument(help="Image files or folders, at most 64 images.", show_default=False)
+    ] = None,
     model: ModelOption = "scenes",
     weights: WeightsOption = "pretrained",
     method: Annotated[
@@ -37,14 +45,19 @@ def compare(
         typer.Option("--method", help="A method to compare. Repeat it. Default: all that apply and cost little."),
     ] = None,
     named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
+    text: TextOption = None,
+    token: TokenOption = None,
+    answer: AnswerOption = None,
+    units: UnitsOption = None,
     to: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="JSON file for the numbers.")] = None,
     device: DeviceOption = "cpu",
     scores: ScoresOption = None,
 ) -> None:
-    """Compare methods on your own model and images.
+    """Compare methods on your own model and images or texts.
 
     Patches are removed in the order of each map; faithfulness is the area between the curves of the least and the most
-    relevant patches first. `vitrail explain --method auto` then uses the recommended method.
+    relevant patches first. Of prompts, words are removed. `vitrail explain --method auto` then uses the recommended
+    method.
 
     For example: `vitrail compare photos/ -m timm:vit_base_patch16_224`
     """
@@ -52,14 +65,25 @@ def compare(
     from vitrail.tools.compare import MOST_IMAGES
     from vitrail.tools.compare import compare as compare_methods
 
-    files = [file for path in images for file in (_images_in(path) if path.is_dir() else [path])]
-    if not files:
-        raise InputError(f"no image files were found in {images[0]}: pass .jpg or .png files")
-    if len(files) > MOST_IMAGES:
-        out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
-    opened = [open_image(file) for file in files[:MOST_IMAGES]]
-    loaded = load_model(model, weights, device, scores)
-    comparison = compare_methods(loaded, opened, method, target=named.row())
+    options = LanguageOptions(token, answer, named.against if token or answer else None, None, units)
+    given = dict[str, Any]()
+    opened: Any
+    if text:
+        reader = load_text_model(text, images, model, weights, device, scores)
+        model, loaded, opened = reader.model, reader.loaded, list(text)
+        given = {"target": reader.targets(options, None), "tokenizer": reader.tokenizer, "units": units}
+    elif not images or options.given:
+        raise InputError("pass image files, or texts with --text; --token, --answer and --units are for texts")
+    else:
+        given = {"target": named.row()}
+        files = [file for path in images for file in (_images_in(path) if path.is_dir() else [path])]
+        if not files:
+            raise InputError(f"no image files were found in {images[0]}: pass .jpg or .png files")
+        if len(files) > MOST_IMAGES:
+            out.print(f"{len(files)} images were found; the first {MOST_IMAGES} are used.")
+        opened = [open_image(file) for file in files[:MOST_IMAGES]]
+        loaded = load_model(model, weights, device, scores)
+    comparison = compare_methods(loaded, opened, method, **given)
     headings = ("method", "faithfulness ↑", "tied", "class\nsimil-\narity ↓", "local-\nisation ↑", "forward\npasses ↓")
     table = plain_table(*headings, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table.columns:

@@ -31,10 +31,11 @@ from vitrail.cli.explain_texts import (
     AnswerOption,
     GenerateOption,
     LanguageOptions,
+    TextOption,
     TokenOption,
     UnitsOption,
-    check_texts,
     explain_texts,
+    load_text_model,
     save_figure,
     unlikely_targets,
 )
@@ -72,14 +73,7 @@ def explain(
     ] = None,
     target: TargetOption = None,
     named: NamedTargetOptions = NamedTargetOptions(),  # noqa: B008 - it is frozen
-    text: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--text",
-            help="A text to explain instead of images, for hf: models; without --model the embedded language model "
-            "lm-recall. Repeat it for several.",
-        ),
-    ] = None,
+    text: TextOption = None,
     token: TokenOption = None,
     answer: AnswerOption = None,
     generate: GenerateOption = None,
@@ -141,16 +135,8 @@ def explain(
     if smooth is not None and (text or not images or folder is not None):
         raise InputError("--smooth is for image files: it does not go with a folder, texts or the embedded scenes")
     if text:
-        if images:
-            raise InputError("image files and --text were both given: pass one of them")
-        check_texts(text)
-        from vitrail.text.tokens import load_tokenizer
-
-        if model == "scenes":  # the default, which reads no texts
-            model = "lm-recall"
-            out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
-        tokenizer, loaded = load_tokenizer(model), load_model(model, weights, device, scores)
-        explain_texts(text, loaded, tokenizer, methods if method else None, target, language, to, check)
+        reader = load_text_model(text, images, model, weights, device, scores)
+        explain_texts(text, reader, methods if method else None, target, language, to, check)
     elif not images:
         run_demo(to, methods, model)
     elif folder is None:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from vitrail.cli.common import out, parse_targets, plain_table, progress_bar
+from vitrail.cli.common import load_model, model_sentence, out, parse_targets, plain_table, progress_bar
 from vitrail.errors import InputError, OutputError
 
 #: An explained class with a lower probability than this is reported as one that the model does not predict.
@@ -19,6 +19,11 @@ MIN_PROBABILITY = 0.001
 #: Generated words whose sources are printed.
 MAX_WORDS = 40
 
+TextOption = Annotated[
+    list[str] | None,
+    typer.Option("--text", help="A text instead of images, for hf: models; without --model the embedded language model "
+                 "lm-recall. Repeat it for several.", show_default=False),
+]  # fmt: skip
 TokenOption = Annotated[
     list[str] | None,
     typer.Option("--token", metavar="TEXT", help="Explain this token after the --text, for language models; with the "
@@ -85,23 +90,71 @@ class LanguageOptions:
         return [row]
 
 
-def check_texts(texts: Sequence[str]) -> None:
-    """Report an empty text before a model is loaded."""
+@dataclass(frozen=True)
+class TextModel:
+    """A model that reads texts, as the command line names it.
+
+    Attributes:
+        model: Its name.
+        loaded: The model.
+        tokenizer: Its tokenizer.
+    """
+
+    model: str
+    loaded: Any
+    tokenizer: Any
+
+    @property
+    def language(self) -> bool:
+        """Whether it is a language model; otherwise it has classes."""
+        from vitrail.text.language_model import is_language_model
+
+        return is_language_model(self.loaded.module)
+
+    def targets(self, options: LanguageOptions, target: list[str] | None) -> Any:
+        """What is explained, as `vitrail.explain` takes it.
+
+        Args:
+            options: Options for language models.
+            target: Values of --target.
+        """
+        row = options.row(target)
+        if not self.language and row is not None:
+            raise InputError("--token and --answer are for language models, and this model has classes: use --target")
+        return row if row is not None else _tokens(target) if self.language else parse_targets(self.loaded, target)
+
+
+def load_text_model(
+    texts: Sequence[str], images: Sequence[Path] | None, model: str, weights: str, device: str, scores: str | None
+) -> TextModel:
+    """Load a model for texts; the embedded language model where none is named.
+
+    Raises:
+        InputError: A text is empty, or images were given too.
+    """
+    from vitrail.text.tokens import load_tokenizer
+
+    if images:
+        raise InputError("image files and --text were both given: pass one of them")
     empty = [i for i, text in enumerate(texts, 1) if not text.strip()]
     if empty:
         raise InputError(f"text {empty[0]} is empty: pass a text with at least one word")
+    if model == "scenes":  # the default, which reads no texts
+        model = "lm-recall"
+        out.print(model_sentence(model, weights), highlight=False, soft_wrap=True)
+    tokenizer = load_tokenizer(model)
+    return TextModel(model, load_model(model, weights, device, scores), tokenizer)
 
 
 def explain_texts(
-    texts: list[str], loaded: Any, tokenizer: Any, methods: list[str] | None, target: list[str] | None,
+    texts: list[str], reader: TextModel, methods: list[str] | None, target: list[str] | None,
     options: LanguageOptions, to: Path, check: bool,
 ) -> None:  # fmt: skip
     """Explain texts, print them in colour and write scores, a page and a figure.
 
     Args:
         texts: The texts.
-        loaded: The model.
-        tokenizer: Its tokenizer.
+        reader: The model.
         methods: Names of the methods; None for the default.
         target: Values of --target.
         options: Options for language models.
@@ -109,22 +162,17 @@ def explain_texts(
         check: Whether each map is checked.
     """
     from vitrail.pipeline.explain import explain as explain_inputs
-    from vitrail.text.language_model import is_language_model
     from vitrail.text.rendering import html, terminal
 
-    language = is_language_model(loaded.module)
-    row = options.row(target)
     if options.generate is not None:
-        _explain_generation(texts, loaded, tokenizer, methods, options, to)
+        options.row(target)  # raises where the options contradict each other
+        _explain_generation(texts, reader, methods, options, to)
         return
-    if not language and row is not None:
-        raise InputError("--token and --answer are for language models, and this model has classes: use --target")
-    targets: Any = row if row is not None else _tokens(target) if language else parse_targets(loaded, target)
-    named: Any = {"methods": methods} if methods else {"methods": [_default(language)]}
+    targets = reader.targets(options, target)
     with progress_bar("Explaining texts", 1) as advance:
         explanations = explain_inputs(
-            loaded, texts, **named, target=targets, tokenizer=tokenizer, check=check, units=options.units,
-            progress=advance.evaluations,
+            reader.loaded, texts, methods=methods or [default_method(reader.language)], target=targets,
+            tokenizer=reader.tokenizer, check=check, units=options.units, progress=advance.evaluations,
         )  # fmt: skip
     explanations.save(to)
     try:
@@ -147,7 +195,8 @@ def explain_texts(
     out.print(f"Word scores, page and manifests: [bold]{to}[/bold]", soft_wrap=True)
 
 
-def _default(language: bool) -> str:
+def default_method(language: bool) -> str:
+    """The method where none is named."""
     from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT
 
     return LANGUAGE_DEFAULT if language else DEFAULT
@@ -161,16 +210,17 @@ def _tokens(target: list[str] | None) -> Any:
 
 
 def _explain_generation(
-    texts: list[str], loaded: Any, tokenizer: Any, methods: list[str] | None, options: LanguageOptions, to: Path
+    texts: list[str], reader: TextModel, methods: list[str] | None, options: LanguageOptions, to: Path
 ) -> None:
     """Explain what a model writes after each text."""
     from vitrail.pipeline.generation import explain_generation
 
-    for i, text in enumerate(texts):
-        for name in methods or [_default(True)]:
-            found = explain_generation(
-                loaded, text, name, tokenizer=tokenizer, max_new_tokens=int(options.generate or 1), units=options.units
-            )
+    for name in methods or [default_method(True)]:
+        written: Any = explain_generation(
+            reader.loaded, texts, name, tokenizer=reader.tokenizer, max_new_tokens=int(options.generate or 1),
+            units=options.units,
+        )  # fmt: skip
+        for i, found in enumerate(written):
             found.save(to / f"text-{i}" / name.replace(":", "-") if len(texts) > 1 or methods else to)
             out.print(f"[dim]{escape(name)}[/dim]", found.terminal())
             table = plain_table("generated", "sources")

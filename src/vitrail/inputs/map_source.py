@@ -72,3 +72,31 @@ class PromptSource:
     structure: ModelStructure
     explain: Callable[..., Mapping[str, Any]]
     target: None = None
+
+
+@dataclass(frozen=True)
+class QuestionSource:
+    """The vision-language model and questions that scores were computed from, needed for checks.
+
+    Attributes:
+        loaded: The model.
+        questions: What it was called with, one example each.
+        streams: For each example, the source of the explanation of its stream, and its row there.
+        covers: For each example, the share of each position of its stream in each unit, shape (units, positions): the
+            cells of the image first, then the words.
+        structure: What was found in the model.
+        target: The target of the streams if it was a function or is named, otherwise None.
+        explain: From calls, methods with options and targets to explanations, as `vitrail.explain` gives them.
+    """
+
+    loaded: LoadedModel
+    questions: tuple[ModelInputs, ...]
+    streams: tuple[tuple[MapSource, int], ...]
+    covers: tuple[Tensor, ...]
+    structure: ModelStructure
+    target: Callable[[Any], Tensor] | None
+    explain: Callable[..., Mapping[str, Any]]
+
+
+CheckSource = MapSource | TextSource | PromptSource | QuestionSource
+"""What an explanation is checked on."""

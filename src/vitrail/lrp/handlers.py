@@ -241,9 +241,15 @@ def sub(state: RelevanceState, func: Any, left: Any, right: Any, *, alpha: float
         if depends(left):
             return plain(state, "shift", lambda x: x - right, left)
         return plain(state, "shift", lambda x: left - x, right)
-    if id(left) in state.rotations and id(right) in state.rotations:
-        return _sum(state, torch.sub, left, right)
-    return _sum(state, torch.add, left, plain(state, "scale", torch.neg, right))
+    return _sum(state, torch.add, left, neg(state, torch.neg, right))
+
+
+def neg(state: RelevanceState, func: Any, input: Tensor) -> Tensor:
+    """A change of sign: a scale."""
+    out = plain(state, "scale", func, input)
+    if id(input) in state.rotations:
+        state.rotations[id(out)] = out
+    return out
 
 
 def _sum(state: RelevanceState, run: Callable[..., Tensor], left: Any, right: Any) -> Tensor:
@@ -390,6 +396,7 @@ HANDLERS: dict[Any, Callable[..., Any]] = {
     Tensor.sigmoid: sigmoid, F.sigmoid: sigmoid,
     torch.index_add: index_add, Tensor.index_add: index_add, Tensor.index_add_: index_add,
     **dict.fromkeys(GROUPED_LINEAR, grouped_linear),
+    **dict.fromkeys((torch.neg, torch.negative, Tensor.neg, Tensor.negative, Tensor.__neg__), neg),
     **dict.fromkeys(ADD, add), **dict.fromkeys(SUB, sub), **dict.fromkeys(MUL, mul), **dict.fromkeys(DIV, div),
     **dict.fromkeys(ACTIVATION, activate),
 }  # fmt: skip

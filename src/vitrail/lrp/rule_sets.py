@@ -69,7 +69,7 @@ _PASSED: dict[str, Rule] = {
 
 _CHEFER: dict[str, Rule] = _PASSED | {
     "conv": linear_split, "pixels": pixels_bounded, "matmul": product_halved, "gate": product_halved,
-    "mean": mean_positive,
+    "mean": mean_positive, "turn": add_plain,
 }  # fmt: skip
 
 #: The rules of Transformer Attribution: totals stay.

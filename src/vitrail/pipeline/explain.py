@@ -164,6 +164,8 @@ def explain(
     loaded = unwrapped_model(model, preprocess)
     reading = OutputReading(output, loaded.scores if scores is None else scores)
     tokenizer = processor if tokenizer is None else tokenizer
+    if tokenizer is None and of is None and output is None:
+        _refuse_without_tokenizer(loaded, inputs, target)
     question = of is None and _is_image_question(inputs, tokenizer, target)
     language = tokenizer is not None and _is_language_call(loaded, target)
     named = requested_methods(method, methods, options, LANGUAGE_DEFAULT if language else DEFAULT)
@@ -241,6 +243,12 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     return complete(results, inputs, source, request)
 
 
+def _refuse_without_tokenizer(loaded: LoadedModel, inputs: Inputs, target: Target) -> None:
+    from vitrail.text.language_model import refuse_without_tokenizer
+
+    refuse_without_tokenizer(loaded.module, inputs, target)
+
+
 def _is_language_call(loaded: LoadedModel, target: Target) -> bool:
     """Whether a call with a tokenizer is one of a language model: by the model, or by a target of such models."""
     from vitrail.targets.language_targets import has_language_target
@@ -285,7 +293,11 @@ def _explain_questions(loaded: LoadedModel, inputs: Any, request: Request, langu
     """Explain questions about images."""
     from vitrail.pipeline.image_questions import explain_image_questions
 
-    return explain_image_questions(loaded, inputs, request, language, _explain_images)
+    def again(call: ModelInputs, methods: Mapping[str, Mapping[str, Any]], target: Target) -> Explanations:
+        given = {name: value for name, value in call.kwargs.items() if value is not None}
+        return _explain_again(loaded, request, None, given, methods, target)
+
+    return explain_image_questions(loaded, inputs, request, language, _explain_images, again)
 
 
 def _is_written(loaded: LoadedModel, tokenizer: Any, target: Target) -> bool:

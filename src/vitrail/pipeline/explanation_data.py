@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from vitrail.inputs.map_axis import MapAxis
-from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
+from vitrail.inputs.map_source import CheckSource
 from vitrail.inputs.targets import class_scores
 from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import Preprocess, rescale_to_bytes
@@ -49,7 +49,7 @@ class ExplanationData:
     text: Sequence[WordRelevance] | None = field(default=None, repr=False)
     provenance: Provenance | None = field(default=None, repr=False)
     groups: tuple[ClassGroup, ...] = ()
-    source: MapSource | TextSource | PromptSource | None = field(default=None, repr=False)
+    source: CheckSource | None = field(default=None, repr=False)
     checks: Mapping[tuple[int, int], MapCheck] = field(default_factory=dict, repr=False)
     smoothing: Smoothing | None = None
     target_labels: tuple[str, ...] | None = None

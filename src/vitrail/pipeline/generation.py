@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.errors import InputError, OptionError
+from vitrail.inputs.map_source import PromptSource
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
@@ -24,7 +25,7 @@ from vitrail.targets.token_target import TokenTarget
 from vitrail.text.generation_view import GenerationRows, generation_figure, generation_html, generation_terminal
 from vitrail.text.greedy_decoding import greedy_tokens
 from vitrail.text.language_model import check_length, context_limit
-from vitrail.text.prompt_tokens import encode_prompts, is_chat, with_continuation
+from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts, is_chat, with_continuation
 from vitrail.text.result import WordRelevance
 from vitrail.text.tokens import Span, TokenizerSettings, word_scores, word_spans
 
@@ -236,70 +237,106 @@ def explain_generation(
     *,
     tokenizer: Any,
     max_new_tokens: int = 40,
-    continuation: str | Sequence[int] | None = None,
+    continuation: str | Sequence[Any] | None = None,
     score: str | None = None,
     units: Any = None,
     batch_size: int | None = None,
     **options: Any,
-) -> GenerationExplanation:
+) -> GenerationExplanation | list[GenerationExplanation]:
     """Explain every token that a language model writes after a prompt.
 
     One forward pass over the prompt and the continuation serves all tokens; methods with gradients take a backward pass
-    for each, and methods that remove parts of the text evaluate all tokens at once.
+    for each, and methods that remove parts of the text evaluate all tokens at once. Several prompts run in one batch.
 
     Args:
         model: The model, or what ``load`` returned.
-        prompt: A text, or a chat as a list of messages.
+        prompt: A text, or a chat as a list of messages; or a list of these.
         method: A method's name, as for `vitrail.explain`.
         tokenizer: The model's fast tokenizer, or `vitrail.text.TokenizerSettings`.
         max_new_tokens: Most tokens that are generated, greedily: the likeliest token at each step.
-        continuation: A text, or token ids, that is explained instead of what the model would generate.
+        continuation: A text, or token ids, that is explained instead of what the model would generate; one for each of
+            several prompts.
         score: What is explained of each token: its log-odds, "logodds", its "logit" or its log-probability, "logprob",
             see `vitrail.targets.token`.
         units: Sources of the words, see `vitrail.explain`; words by default.
-        batch_size: Most texts in a forward pass of methods that evaluate many.
+        batch_size: Most texts in a forward pass.
         **options: Options of the method.
 
+    Returns:
+        The explanation, or a list of them for a list of prompts.
+
     Raises:
-        InputError: The prompt is empty or too long, or nothing was generated.
+        InputError: A prompt is empty or too long, or nothing was generated.
     """
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise OptionError(f"max_new_tokens={max_new_tokens!r} must be an integer of at least 1")
     loaded = unwrapped_model(model, None)
     settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
-    if not isinstance(prompt, str) and not is_chat(prompt):
-        raise InputError(
-            f"explain_generation takes one prompt, a text or a chat, not a {type(prompt).__name__}: call it for each"
-        )
-    encoded = encode_prompts(prompt, settings)[0]
-    limit = context_limit(loaded.module, settings.window)
-    check_length(len(encoded.ids), limit, "the prompt")
-    inner = settings.tokenizer
+    single = isinstance(prompt, str) or is_chat(prompt)
+    encoded = encode_prompts(prompt, settings)
+    given = [continuation] if single else [None] * len(encoded) if continuation is None else list(continuation)
+    if len(given) != len(encoded) or (not single and isinstance(continuation, str)):
+        raise InputError(f"{len(encoded)} prompts need a list of as many continuations, or continuation=None")
+    texts = [
+        _continued(loaded.module, one, text, settings, max_new_tokens) for one, text in zip(encoded, given, strict=True)
+    ]
+    most = max(len(ids) for ids, *_ in texts)
+    targets = [
+        # Every prompt has as many targets: the last one is repeated, and left out of the result.
+        [TokenTarget(ids[min(t, len(ids) - 1)], start + min(t, len(ids) - 1) - 1, score) for t in range(most)]
+        for (ids, *_), start in zip(texts, (len(one.ids) for one in encoded), strict=True)
+    ]
+    found = explain(
+        loaded, [read for _, _, read in texts], method, tokenizer=settings, target=targets, batch_size=batch_size,
+        units=units, **options,
+    )  # fmt: skip
+    results = [
+        _of_prompt(found, b, encoded[b], ids, whole, units is not None, loaded.name)
+        for b, (ids, whole, _) in enumerate(texts)
+    ]
+    return results[0] if single else results
+
+
+def _continued(
+    model: nn.Module, prompt: EncodedPrompt, continuation: Any, settings: TokenizerSettings, most: int
+) -> tuple[tuple[int, ...], EncodedPrompt, EncodedPrompt]:
+    """Tokens after a prompt, the prompt with them, and with all but the last, which no score depends on."""
+    limit, inner = context_limit(model, settings.window), settings.tokenizer
+    check_length(len(prompt.ids), limit, "the prompt")
     if continuation is None:
-        room = max_new_tokens if limit is None else min(max_new_tokens, limit - len(encoded.ids) + 1)
-        ids = greedy_tokens(loaded.module, encoded.ids, room, getattr(inner, "eos_token_id", None))
+        room = most if limit is None else min(most, limit - len(prompt.ids) + 1)
+        ids = greedy_tokens(model, prompt.ids, room, getattr(inner, "eos_token_id", None))
     else:
         ids = encoded_answer(continuation, inner) if isinstance(continuation, str) else tuple(map(int, continuation))
     if not ids:
         raise InputError("the model wrote nothing after the prompt: it ends the text at once; pass continuation=…")
-    check_length(len(encoded.ids) + len(ids) - 1, limit, "the prompt with its continuation")
-    whole, read = with_continuation(encoded, ids, inner), with_continuation(encoded, ids[:-1], inner)
-    start = len(encoded.ids)
-    targets = [TokenTarget(index, start + t - 1, score) for t, index in enumerate(ids)]
-    found = explain(
-        loaded, [read], method, tokenizer=settings, target=[targets], batch_size=batch_size,
-        units=units, **options,
-    )  # fmt: skip
-    matrix = torch.nn.functional.pad(found.grid[0].float(), (0, len(whole.ids) - found.grid.shape[2]))
+    check_length(len(prompt.ids) + len(ids) - 1, limit, "the prompt with its continuation")
+    return ids, with_continuation(prompt, ids, inner), with_continuation(prompt, ids[:-1], inner)
+
+
+def _of_prompt(
+    found: Explanation, b: int, prompt: EncodedPrompt, ids: Sequence[int], whole: EncodedPrompt, units: bool, name: str
+) -> GenerationExplanation:
+    """The part of one prompt."""
+    assert found.text is not None
+    assert found.named_targets is not None
+    count, here = len(ids), slice(b, b + 1)
+    matrix = found.grid.new_zeros(count, len(whole.ids), dtype=torch.float32)
+    matrix[:, : len(whole.ids) - 1] = found.grid[b, :count, : len(whole.ids) - 1]
     spans = tuple(
         s if content else (0, 0) for s, content in zip(whole.encoded.spans, whole.encoded.content, strict=True)
     )
-    assert found.text is not None
-    assert found.named_targets is not None
-    sources = found.text[0].spans if units is not None else spans_of(whole.encoded, None)
-    probabilities = [getattr(record.pinned, "probability", 0.0) for record in found.named_targets[0]]
+    sources = found.text[b].spans if units else spans_of(whole.encoded, None)
+    probabilities = [getattr(record.pinned, "probability", 0.0) for record in found.named_targets[b][:count]]
     log_probabilities = tuple(torch.tensor(probabilities, dtype=torch.float64).log().tolist())
+    source = found.source
+    if isinstance(source, PromptSource):
+        source = replace(source, prompts=source.prompts[here])
+    own = replace(
+        found, source=source, maps=found.maps[here, :count], grid=found.grid[here, :count], text=found.text[here],
+        constant=found.constant[here, :count], named_targets=(found.named_targets[b][:count],),
+    )  # fmt: skip
     return GenerationExplanation(
-        found, found.method, whole.encoded.text, len(encoded.encoded.text), whole.encoded.tokens, spans, start,
-        matrix.cpu(), log_probabilities, tuple(sources), found.signed, loaded.name,
+        own, found.method, whole.encoded.text, len(prompt.encoded.text), whole.encoded.tokens, spans, len(prompt.ids),
+        matrix.cpu(), log_probabilities, tuple(sources), found.signed, name,
     )  # fmt: skip

@@ -25,6 +25,7 @@ from vitrail.capture.merged_stream import (
     stream_call,
 )
 from vitrail.errors import InputError, MapWarning, NotApplicableError
+from vitrail.inputs.map_source import MapSource, QuestionSource
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods.postprocess import is_constant, normalise
 from vitrail.models.loaded import LoadedModel
@@ -32,14 +33,18 @@ from vitrail.models.preprocess import Preprocess
 from vitrail.pipeline.explanation import Explanation
 from vitrail.pipeline.image_placement import PlacedTokens, place_tokens
 from vitrail.pipeline.request import Request
+from vitrail.pipeline.results import with_checks
 from vitrail.targets.bound_targets import Rows, has_named_target
 from vitrail.targets.language_targets import language_rows, target_terms
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts
 from vitrail.text.result import WordRelevance, word_relevance
+from vitrail.text.text_units import unit_of_tokens
 from vitrail.text.tokens import EncodedText, TokenWindow
 
 Explain = Callable[[LoadedModel, Any, Request], dict[str, Explanation]]
 """`vitrail.explain` of a model, inputs and a request, as results by method."""
+Again = Callable[..., Mapping[str, Explanation]]
+"""Function from a call, methods with options and targets to explanations."""
 
 #: Tensors with one number for each word, and the number for words that are appended.
 _BY_WORD = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0, "image_embeds_position_mask": 0}
@@ -53,6 +58,17 @@ class _StreamResult:
     stream: MergedStream
     model_inputs: ModelInputs
     continued: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class _AskedCall:
+    """What was asked."""
+
+    loaded: LoadedModel
+    model_inputs: ModelInputs
+    prompts: Sequence[EncodedPrompt]
+    request: Request
+    again: Again
 
 
 def is_image_question(inputs: Any) -> bool:
@@ -70,7 +86,7 @@ def is_image_question(inputs: Any) -> bool:
 
 
 def explain_image_questions(
-    loaded: LoadedModel, inputs: Mapping[str, Any], request: Request, language: bool, explain: Explain
+    loaded: LoadedModel, inputs: Mapping[str, Any], request: Request, language: bool, explain: Explain, again: Again
 ) -> dict[str, Explanation]:
     """Explain questions about images.
 
@@ -80,6 +96,7 @@ def explain_image_questions(
         request: What is asked for.
         language: Whether targets are tokens; otherwise they are classes.
         explain: Function that explains tensors.
+        again: Function that explains other questions, for checks.
 
     Returns:
         Explanations by method: maps on the images, and the words of each text.
@@ -91,8 +108,9 @@ def explain_image_questions(
             "a question about an image has words, which need a tokenizer: pass processor=… or tokenizer=… of the model"
         )
     prompts = encode_prompts({k: model_inputs.kwargs.get(k) for k in ("input_ids", "attention_mask")}, tokenizer)
+    call = _AskedCall(loaded, model_inputs, prompts, request, again)
     if not language or (callable(request.target) and not has_named_target(request.target)):
-        return _assembled([_explained(loaded, model_inputs, request, explain)], None, prompts, request, loaded)
+        return _assembled([_explained(loaded, model_inputs, request, explain)], None, call)
     asked = language_rows(request.target, len(prompts), tokenizer)
     terms = [[target_terms(one, len(prompt.ids)) for one in row] for row, prompt in zip(asked, prompts, strict=True)]
     if any(len(one) > 1 for row in terms for one in row):
@@ -103,7 +121,7 @@ def explain_image_questions(
     if not any(one[0].forced for row in terms for one in row):
         rows = [[one[0].target for one in row] for row in terms]
         found = [_explained(loaded, model_inputs, replace(request, target=rows), explain)]
-        return _assembled(found, asked, prompts, request, loaded)
+        return _assembled(found, asked, call)
     found = []
     for i, (row, prompt) in enumerate(zip(terms, prompts, strict=True)):
         if len({one[0].forced for one in row}) > 1:
@@ -113,7 +131,7 @@ def explain_image_questions(
         longer = _continued(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
         one_row = replace(request, target=[[one[0].target for one in row]])
         found.append(replace(_explained(loaded, longer, one_row, explain), continued=True))
-    return _assembled(found, asked, prompts, request, loaded)
+    return _assembled(found, asked, call)
 
 
 def _continued(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
@@ -166,14 +184,9 @@ def _with_pixels(
 _PIXELS = "pixels"
 
 
-def _assembled(
-    parts: Sequence[_StreamResult],
-    asked: Rows | None,
-    prompts: Sequence[EncodedPrompt],
-    request: Request,
-    loaded: LoadedModel,
-) -> dict[str, Explanation]:
+def _assembled(parts: Sequence[_StreamResult], asked: Rows | None, call: _AskedCall) -> dict[str, Explanation]:
     """Results over the images and words of all examples."""
+    loaded, prompts, request = call.loaded, call.prompts, call.request
     placed = [one for part in parts for one in _places(part)]
     found = {}
     for label in parts[0].results:
@@ -202,7 +215,39 @@ def _assembled(
             intermediates={k: v for k, v in first.intermediates.items() if k != _PIXELS},
             structure={**first.structure, **_facts(parts[0])}, axes=(), signal=None,
         )  # fmt: skip
-    return found
+    source = _source(parts, placed, next(iter(found.values())).text, call)
+    found = {label: replace(e, source=source) for label, e in found.items()}
+    return with_checks(found, source, request) if request.check else found
+
+
+def _source(
+    parts: Sequence[_StreamResult], placed: Sequence[PlacedTokens | Tensor], texts: Any, call: _AskedCall
+) -> QuestionSource:
+    """What checks need: where the cells of the images and the words stand in the stream."""
+    streams, covers = list[tuple[MapSource, int]](), list[Tensor]()
+    for part in parts:
+        inner = next(iter(part.results.values())).source
+        assert isinstance(inner, MapSource)
+        for i in range(len(part.stream.image)):
+            place, example = placed[len(streams)], len(streams)
+            words, positions = texts[example], _positions(call.prompts[example], part, i)[1]
+            image = part.stream.image[i]
+            cover = image.new_zeros(len(words.words), len(image), dtype=torch.float32)
+            for position, unit in zip(positions.tolist(), unit_of_tokens(words.token_spans, words.spans), strict=True):
+                if unit >= 0:
+                    cover[unit, position] = 1.0
+            if isinstance(place, PlacedTokens):
+                tokens = torch.eye(int(image.sum()), device=image.device)
+                cells = cover.new_zeros(place.grid(tokens)[0].numel(), len(image))
+                cells[:, image] = place.grid(tokens).flatten(1).T
+                cover = torch.cat([cells, cover])
+            streams.append((inner, i))
+            covers.append(cover)
+    questions = tuple(call.model_inputs.select(slice(i, i + 1)) for i in range(len(streams)))
+    first = streams[0][0]
+    return QuestionSource(
+        call.loaded, questions, tuple(streams), tuple(covers), first.structure, first.target, call.again
+    )
 
 
 def _joined_records(pieces: Sequence[Explanation]) -> Any:
@@ -233,21 +278,27 @@ def _image_side(piece: Explanation, place: PlacedTokens | Tensor, scores: Tensor
     return pixels.grid[row], pixels.maps[row]
 
 
+def _positions(prompt: EncodedPrompt, part: _StreamResult, row: int) -> tuple[list[int], Tensor]:
+    """Tokens of one text that are words, and their positions in the stream."""
+    stream, places = part.stream, torch.tensor(prompt.columns, device=part.stream.image.device)
+    if part.continued:  # padding was left out
+        places = torch.arange(len(places), device=places.device)
+    if stream.vectors.shape[1] > part.model_inputs.kwargs["input_ids"].shape[1]:  # image tokens beside the words
+        places = stream.words[row].nonzero()[:, 0][places]
+    image = stream.image[row][places].tolist()
+    kept = [
+        i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there
+    ]
+    return kept, places[torch.tensor(kept, dtype=torch.long, device=places.device)]
+
+
 def _words(
     prompt: EncodedPrompt, part: _StreamResult, row: int, scores: Tensor, signed: bool, request: Request
 ) -> WordRelevance:
     """The words of one text."""
-    stream, places = part.stream, torch.tensor(prompt.columns, device=scores.device)
-    if part.continued:  # padding was left out
-        places = torch.arange(len(places), device=scores.device)
-    if stream.vectors.shape[1] > part.model_inputs.kwargs["input_ids"].shape[1]:  # image tokens beside the words
-        places = stream.words[row].nonzero()[:, 0].to(scores.device)[places]
-    image = stream.image[row].to(scores.device)[places].tolist()
-    kept = [
-        i for i, (content, there) in enumerate(zip(prompt.encoded.content, image, strict=True)) if content and not there
-    ]
-    own = scores[:, places[torch.tensor(kept, dtype=torch.long, device=scores.device)]]
+    kept, positions = _positions(prompt, part, row)
     reduction = getattr(request.tokenizer, "reduction", "sum")
+    own = scores[:, positions.to(scores.device)]
     return word_relevance(_question(prompt, kept), own, [True] * len(kept), signed, reduction)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from vitrail.capture.score_function import doubt_about_scores, score_function
 from vitrail.errors import GuessWarning, MapWarning
-from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
+from vitrail.inputs.map_source import CheckSource, MapSource, PromptSource, TextSource
 from vitrail.inputs.user_inputs import Inputs, input_names, needs_preprocess
 from vitrail.models import LoadedModel
 from vitrail.models.checkpoint import WeightsHash
@@ -55,7 +55,7 @@ def complete(
         _warn_about_constant_maps(completed)
     if isinstance(source, MapSource) and not callable(request.target):
         _warn_about_scores(source, next(iter(completed.values())).logits)
-    return _with_checks(completed, source, request) if request.check else completed
+    return with_checks(completed, source, request) if request.check else completed
 
 
 _looked_at: WeakSet[nn.Module] = WeakSet()
@@ -74,7 +74,8 @@ def _warn_about_scores(source: MapSource, logits: Tensor | None) -> None:
         warnings.warn(doubt, GuessWarning, stacklevel=6)
 
 
-def _with_checks(results: Results, source: MapSource | TextSource | PromptSource, request: Request) -> Results:
+def with_checks(results: Results, source: CheckSource, request: Request) -> Results:
+    """The explanations with the check of every map."""
     from vitrail.trust.checker import check_maps
 
     budget = "quick" if request.check is True else request.check

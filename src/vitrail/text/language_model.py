@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,6 +40,38 @@ def is_language_model(model: nn.Module) -> bool:
     if isinstance(output, Mapping):
         found = output.get("logits")
     return isinstance(found, Tensor) and found.dim() == 3 and found.shape[:2] == (1, 2)
+
+
+def refuse_without_tokenizer(model: nn.Module, inputs: Any, target: Any) -> None:
+    """Refuse a call of a language model whose words cannot be read, or whose targets are unknown, without a tokenizer.
+
+    Args:
+        model: The model.
+        inputs: A prompt, a chat or several, or a dict of tensors; other inputs pass.
+        target: The target of the call; a function, or one of `vitrail.targets`, passes with tensors.
+
+    Raises:
+        InputError: The tokenizer is missing.
+    """
+    first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
+    written = (isinstance(first, str) and not _is_file(first)) or (isinstance(first, Mapping) and "content" in first)
+    unnamed = isinstance(inputs, Mapping) and "input_ids" in inputs and (target is None or isinstance(target, str))
+    if not (written or unnamed) or "input_ids" not in _parameters(unwrap(model)) or not is_language_model(model):
+        return
+    images = isinstance(inputs, Mapping) and any(name.startswith("pixel_values") for name in inputs)
+    ids = "" if written or images else ", or target=vitrail.targets.token(id)"
+    needed = "processor=transformers.AutoProcessor" if images else "tokenizer=transformers.AutoTokenizer"
+    raise InputError(
+        f"{type(unwrap(model)).__name__} is a language model, whose words are read by its tokenizer: pass "
+        f"{needed}.from_pretrained(…){ids}"
+    )
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long for a name
+        return False
 
 
 def context_limit(model: nn.Module, window: int | None = None) -> int | None:

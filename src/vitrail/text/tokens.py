@@ -45,6 +45,11 @@ class TokenizerSettings:
     def __post_init__(self) -> None:
         if self.reduction not in REDUCTIONS:
             raise OptionError(f"reduction={self.reduction!r} is not one of {', '.join(map(repr, REDUCTIONS))}")
+        if self.tokenizer is None or isinstance(self.tokenizer, str):
+            name = "…" if self.tokenizer is None else repr(self.tokenizer)
+            raise InputError(
+                f"tokenizer={self.tokenizer!r} is no tokenizer: pass transformers.AutoTokenizer.from_pretrained({name})"
+            )
         if not getattr(self.tokenizer, "is_fast", False):
             kind = type(self.tokenizer).__name__
             raise InputError(

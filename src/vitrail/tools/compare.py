@@ -18,7 +18,7 @@ from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.removal import TokenDropper
 from vitrail.capture.structure import read_structure
 from vitrail.errors import InputError, MapWarning, NotApplicableError
-from vitrail.inputs.map_source import MapSource, PromptSource
+from vitrail.inputs.map_source import MapSource, PromptSource, QuestionSource
 from vitrail.inputs.targets import Target
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.methods import find
@@ -148,7 +148,8 @@ def compare(
 
     Args:
         model: Your model object, or what ``load`` returned.
-        images: At most 64 images, or with ``tokenizer`` prompts of a language model, as for `vitrail.explain`.
+        images: At most 64 images, or with ``tokenizer`` prompts of a language model, or what the processor of a
+            vision-language model returned, as for `vitrail.explain`.
         methods: Methods to compare; by default all that apply and cost little. The controls are always added.
         target: A prompt, box, region or contrast of `vitrail.targets`, one for all images or one for each; None for the
             predicted class. Faithfulness is then a share of the range of the target's values on each image.
@@ -156,8 +157,9 @@ def compare(
         batch_size: Most images in one pass of the methods.
         seed: Of the intervals and tests.
         advance: Called with the number of images evaluated, for progress.
-        tokenizer: For prompts: the tokenizer of a language model. Words are then removed instead of patches, and the
-            target is the predicted token, or a token, an answer or a contrast of them.
+        tokenizer: For prompts: the tokenizer of a language model, or the processor of a vision-language model. Words
+            are then removed instead of patches, or both, and the target is the predicted token, or a token, an answer
+            or a contrast of them.
         units: For prompts: what is removed, see `vitrail.explain`.
 
     Example:
@@ -277,7 +279,7 @@ def compare_prompts(
     seed: int,
     advance: Callable[[int], None],
 ) -> MethodComparison:
-    """The same for prompts of a language model, whose words are removed.
+    """The same for prompts of a language model, whose words are removed, and for questions about images.
 
     Args:
         loaded: The model.
@@ -293,9 +295,9 @@ def compare_prompts(
     with warnings.catch_warnings(), fast.unchanged(loaded.module):
         warnings.simplefilter("ignore", MapWarning)
         source = explain(loaded, prompts, "random", **given).source
-        if not isinstance(source, PromptSource):
+        if not isinstance(source, PromptSource | QuestionSource):
             raise InputError("compare takes prompts of language models, or images: texts of encoders are not supported")
-        count = len(source.prompts)
+        count = len(source.prompts if isinstance(source, PromptSource) else source.questions)
         if count > MOST_IMAGES:
             raise InputError(f"{count} prompts are too many for a comparison: pass at most {MOST_IMAGES}")
         chosen, refused = _applicable(source.structure, source.loaded.module, methods)

@@ -1,4 +1,4 @@
-"""Faithfulness of scores of prompts: the target's value while words or other units are removed."""
+"""Faithfulness of scores of prompts and questions: the target's value while words, units or cells are removed."""
 
 from __future__ import annotations
 
@@ -9,19 +9,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from vitrail.inputs.map_source import PromptSource
+from vitrail.inputs.map_source import PromptSource, QuestionSource
 from vitrail.trust.prompt_check import UnitRemoval
+from vitrail.trust.question_check import QuestionRemoval
 
 
 def prompt_faithfulness(
-    source: PromptSource, explanations: Mapping[str, Any], levels: Sequence[float], advance: Callable[[int], None]
+    source: PromptSource | QuestionSource,
+    explanations: Mapping[str, Any],
+    levels: Sequence[float],
+    advance: Callable[[int], None],
 ) -> tuple[dict[str, NDArray[np.float64]], str]:
     """Mean difference of the target's value with the least and the most relevant units removed.
 
     It is a share of the range of all values on the prompt, so that 1 is the best and a random order has 0 on average.
 
     Args:
-        source: The model and its prompts.
+        source: The model and its prompts, or questions about images.
         explanations: Explanations with one target for each prompt, by method.
         levels: Shares of the units that are removed.
         advance: Called with the number of copies of prompts evaluated.
@@ -32,15 +36,19 @@ def prompt_faithfulness(
     first = next(iter(explanations.values()))
     columns: dict[str, list[float]] = {name: [] for name in explanations}
     removal = ""
-    for b in range(len(source.prompts)):
-        remove = UnitRemoval(source, first, b, 0, advance=advance)
+    for b in range(len(first.maps)):
+        remove: UnitRemoval | QuestionRemoval = (
+            UnitRemoval(source, first, b, 0, advance=advance)
+            if isinstance(source, PromptSource)
+            else QuestionRemoval(source, first, b, 0, advance=advance)
+        )
         removal, count = remove.by, remove.count
         removed = [min(max(1, round(level * count)), max(1, count - 1)) for level in levels]
         values = {}
         for name, explanation in explanations.items():
-            order = explanation.text[b].scores[0].double().argsort(descending=True, stable=True).cpu()
+            order = remove.relevance(explanation, b, 0).argsort(descending=True, stable=True).to(remove.device)
             both = [
-                remove(torch.stack([order[n:], order[: count - n]]).sort(1).values, lambda output: output)
+                remove(torch.stack([order[n:], order[: count - n]]).sort(1).values, remove.score)
                 for n in dict.fromkeys(removed)
             ]
             values[name] = torch.stack(both, 1)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vitrail.capture.inputs import ModelInputs
 from vitrail.errors import VitrailError
-from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
+from vitrail.inputs.map_source import CheckSource
 from vitrail.methods import find
 from vitrail.methods.cost import ModelSize
 from vitrail.scores.agreement import spearman
@@ -90,9 +90,7 @@ class CheckRun(ABC):
     #: What is removed.
     unit = "patches"
 
-    def __init__(
-        self, source: MapSource | TextSource | PromptSource, first: Any, settings: CheckSettings, remove: InputRemoval
-    ) -> None:
+    def __init__(self, source: CheckSource, first: Any, settings: CheckSettings, remove: InputRemoval) -> None:
         self.source, self.remove = source, remove
         self.image, self.k, self.budget = settings.image, settings.k, settings.budget
         self.seed, self.tests = settings.seed, settings.tests

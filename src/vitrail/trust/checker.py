@@ -7,19 +7,20 @@ from typing import Any
 
 from vitrail import fast
 from vitrail.errors import InputError, OptionError
-from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
+from vitrail.inputs.map_source import CheckSource, PromptSource, QuestionSource, TextSource
 from vitrail.trust.check_run import BUDGETS, TESTS, Budget, CheckRun, CheckSettings
 from vitrail.trust.image_check import ImageCheckRun
 from vitrail.trust.input_removal import DEFAULT_GRID, PatchRemoval, WordRemoval
 from vitrail.trust.map_check import MapChecks
 from vitrail.trust.prompt_check import PromptCheckRun, UnitRemoval
+from vitrail.trust.question_check import QuestionCheckRun, QuestionRemoval
 from vitrail.trust.signal_check import SignalCheckRun
 from vitrail.trust.signal_removal import SignalRemoval, default_cells
 from vitrail.trust.text_check import TextCheckRun
 
 
 def check_maps(
-    source: MapSource | TextSource | PromptSource,
+    source: CheckSource,
     explanations: Mapping[str, Any],
     image: int,
     k: int,
@@ -49,6 +50,9 @@ def check_maps(
     if isinstance(source, PromptSource):
         unit_removal = UnitRemoval(source, first, image, k, removal, advance=advance)
         run = PromptCheckRun(source, first, settings, unit_removal)
+    elif isinstance(source, QuestionSource):
+        question_removal = QuestionRemoval(source, first, image, k, removal, advance=advance)
+        run = QuestionCheckRun(source, first, settings, question_removal)
     elif isinstance(source, TextSource):
         words = first.text[image].words
         run = TextCheckRun(source, first, settings, WordRemoval(source, words, removal, advance=advance))

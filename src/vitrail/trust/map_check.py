@@ -60,7 +60,7 @@ class MapCheck:
         forwards: Cost of the check in forward passes of one image; a backward pass counts as two.
         skipped: Tests that were not run, with the reasons.
         is_probability: Whether the values are probabilities.
-        unit: What was removed: "patches" of an image or "words" of a text.
+        unit: What was removed: "patches" of an image, "words" of a text, or "patches and words".
     """
 
     method: str
@@ -97,7 +97,7 @@ class MapCheck:
     @property
     def meaning(self) -> str:
         """What the verdict means, for an image or a text."""
-        return (VERDICTS if self.unit == "patches" else TEXT_VERDICTS)[self.verdict]
+        return (TEXT_VERDICTS if self.unit == "words" else VERDICTS)[self.verdict]
 
     @property
     def sentences(self) -> tuple[str, str, str]:
@@ -109,7 +109,11 @@ class MapCheck:
         verb = "lowers" if self.removed[0] <= self.probability else "raises"
         moved = "lower" if self.null_removed[0] <= self.probability else "raise"
         elsewhere = (
-            "regions of the same shape elsewhere" if self.unit == "patches" else "as many words in shifted orders"
+            "as many words in shifted orders"
+            if self.unit == "words"
+            else "regions of the same shape elsewhere"
+            if self.unit == "patches"
+            else f"as many {self.unit} elsewhere"
         )
         sentence = (
             f"Removing the {level} most relevant {self.unit} {verb} {self.label} from {show(self.probability)} to "

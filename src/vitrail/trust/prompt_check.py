@@ -15,10 +15,9 @@ from vitrail.methods.cost import ModelSize, size_of
 from vitrail.targets.named_target import NamedTarget
 from vitrail.text.prompt_scorer import PromptScorer
 from vitrail.text.text_units import unit_of_tokens
-from vitrail.trust.check_run import CheckRun, CheckSettings
+from vitrail.trust.check_run import CheckSettings
 from vitrail.trust.input_removal import InputRemoval
-from vitrail.trust.null import shifted_orders
-from vitrail.trust.text_check import MIN_WORDS
+from vitrail.trust.text_check import MIN_WORDS, WordCheckRun
 
 
 class UnitRemoval(InputRemoval):
@@ -57,6 +56,15 @@ class UnitRemoval(InputRemoval):
         # Special tokens stay, as they do in the methods that remove words.
         self.owner[~torch.tensor(prompt.encoded.content)] = -1
 
+    def relevance(self, explanation: Any, image: int, k: int) -> Tensor:
+        """Scores of the units in an explanation, shape (units,)."""
+        scores: Tensor = explanation.text[image].scores[k]
+        return scores.double().cpu()
+
+    def score(self, output: Tensor) -> Tensor:
+        """The values themselves."""
+        return output
+
     def output(self, keep: Tensor) -> Tensor:
         """Values of the target with some units kept, shape (n,)."""
         kept = torch.zeros(len(keep), self.count + 1, dtype=torch.bool)
@@ -65,10 +73,8 @@ class UnitRemoval(InputRemoval):
         return self.scorer(kept[:, self.owner])
 
 
-class PromptCheckRun(CheckRun):
+class PromptCheckRun(WordCheckRun):
     """Checks the scores of one prompt and target."""
-
-    unit = "words"
 
     def __init__(self, source: PromptSource, first: Any, settings: CheckSettings, remove: UnitRemoval) -> None:
         if remove.count < MIN_WORDS:
@@ -85,14 +91,6 @@ class PromptCheckRun(CheckRun):
         """The prompt, as a list of one."""
         return [self.prompt_source.prompts[self.image]]
 
-    def _values(self, explanation: Any, image: int | None = None, k: int | None = None) -> Tensor:
-        text = explanation.text[self.image if image is None else image]
-        scores: Tensor = text.scores[self.k if k is None else k]
-        return scores.double().nan_to_num(0.0, 0.0, 0.0)
-
-    def _copies(self, values: Tensor) -> Tensor:
-        return shifted_orders(values, self.budget.copies, self.seed)
-
     def _control_maps(self) -> dict[str, Tensor]:
         position = torch.arange(self.units.count, dtype=torch.float64)
         return {"length of words": torch.tensor([float(len(w)) for w in self.units.words]).double(), "last": position}
@@ -105,9 +103,6 @@ class PromptCheckRun(CheckRun):
 
     def _other_class(self, first: Any) -> int | NamedTarget | None:  # noqa: ARG002
         return self.units.scorer.other()
-
-    def _noisy(self) -> None:
-        return None
 
     def _sample(self) -> Tensor:
         return torch.tensor([self.prompt_source.prompts[self.image].ids[:16]])

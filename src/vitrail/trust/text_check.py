@@ -20,10 +20,25 @@ from vitrail.trust.null import shifted_orders
 MIN_WORDS = round(1 / SIGNIFICANT)
 
 
-class TextCheckRun(CheckRun):
-    """Checks the word scores of one text and target."""
+class WordCheckRun(CheckRun):
+    """Checks scores of words: of a text or of a prompt."""
 
     unit = "words"
+
+    def _values(self, explanation: Any, image: int | None = None, k: int | None = None) -> Tensor:
+        text = explanation.text[self.image if image is None else image]
+        scores: Tensor = text.scores[self.k if k is None else k]
+        return scores.double().nan_to_num(0.0, 0.0, 0.0)
+
+    def _copies(self, values: Tensor) -> Tensor:
+        return shifted_orders(values, self.budget.copies, self.seed)
+
+    def _noisy(self) -> None:
+        return None
+
+
+class TextCheckRun(WordCheckRun):
+    """Checks the word scores of one text and target."""
 
     def __init__(self, source: TextSource, first: Any, settings: CheckSettings, remove: WordRemoval) -> None:
         if first.targets is None:
@@ -46,23 +61,12 @@ class TextCheckRun(CheckRun):
         """The text, as a list of one."""
         return [self.text]
 
-    def _values(self, explanation: Any, image: int | None = None, k: int | None = None) -> Tensor:
-        text = explanation.text[self.image if image is None else image]
-        scores: Tensor = text.scores[self.k if k is None else k]
-        return scores.double().nan_to_num(0.0, 0.0, 0.0)
-
-    def _copies(self, values: Tensor) -> Tensor:
-        return shifted_orders(values, self.budget.copies, self.seed)
-
     def _control_maps(self) -> dict[str, Tensor]:
         return {"length of words": torch.tensor([float(len(word)) for word in self.words], dtype=torch.float64)}
 
     def _score(self, output: Tensor) -> Tensor:
         scores = class_scores(output.double(), "logprob", self.groups, self.scores)
         return log_odds(scores[:, self.targets[self.image, self.k].to(scores.device)])
-
-    def _noisy(self) -> None:
-        return None
 
     def _sample(self) -> Tensor:
         ids = self.text_source.settings.tokenizer(self.text, truncation=True, max_length=16)["input_ids"]
