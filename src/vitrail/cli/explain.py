@@ -69,7 +69,7 @@ def explain(
         typer.Option(
             "--method",
             help="A method: NAME, NAME:VARIANT or NAME:OPTION=VALUE,… Repeat it to compare several. "
-            "See `vitrail methods`. Default: leadlight, and attnlrp for language models.",
+            "See `vitrail methods`. Default: leadlight, and attnlrp:released for language models.",
             show_default=False,
         ),
     ] = None,
