@@ -5,21 +5,25 @@ from __future__ import annotations
 import errno
 import os
 from collections import Counter
+from io import BytesIO
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from PIL import Image
 from typer.testing import CliRunner
 
 from tests.data.source_files import png, write, write_tar
 from vitrail.bench import parts
+from vitrail.bench.audit.images import AuditImages
 from vitrail.bench.engines import LostTasksError, run_task
 from vitrail.bench.folder import explain_folder, read_map
 from vitrail.bench.folder_overlays import draw_folder
+from vitrail.bench.map_store import open_maps
 from vitrail.bench.plan_file import PlanOverrides
 from vitrail.bench.validate import read_plan
 from vitrail.cli import app as cli
-from vitrail.errors import OutputError
+from vitrail.errors import DataError, OutputError
 
 pl = pytest.importorskip("polars")
 pa = pytest.importorskip("pyarrow")
@@ -227,3 +231,14 @@ def test_other_images_of_the_same_names_are_not_taken_for_finished_ones(tmp_path
         for folder in "ab"
     )
     assert first != second
+
+
+def test_audit_reads_the_images_of_a_source(tmp_path):
+    write_tar("memory://shards/a.tar", range(2))
+    explain_folder("memory://shards/a.tar", tmp_path / "out", methods=["rollout"])
+    images = AuditImages(open_maps(tmp_path / "out"))
+    image = images.read({"image": "a.tar/001.png", "model": None}).image
+    expected = images.model({"model": None}).preprocess(Image.open(BytesIO(png(1))))
+    assert image.equal(expected)
+    with pytest.raises(DataError, match="b.tar/0.png is no longer in memory://shards/a.tar"):
+        images.read({"image": "b.tar/0.png", "model": None})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.bench.context import BenchContext, BenchModel, open_context
-from vitrail.bench.folder import folder_settings, open_folder_context
+from vitrail.bench.folder import folder_settings, open_folder_context, open_listed
 from vitrail.bench.ground_truth import IGNORE, GroundTruth, prepare_ground_truth
 from vitrail.bench.map_store import MapStore
 from vitrail.bench.plan import Plan
-from vitrail.errors import VitrailError
+from vitrail.data.source import Source, SourceItem
+from vitrail.errors import DataError, VitrailError
 from vitrail.methods import find
 from vitrail.methods.postprocess import normalise, upsample
 from vitrail.models.preprocess import open_image
@@ -54,6 +54,12 @@ class AuditImages:
             return open_folder_context(folder_settings(self.store.manifest), self.device)
         return open_context(self.plan.model_dump_json(), self.device)
 
+    @cached_property
+    def _source(self) -> tuple[Source, dict[str, SourceItem]]:
+        """Source of an explained folder, and where each image is."""
+        source = open_listed(self.store.manifest, self.store.folder)
+        return source, {item.id: item for item in source.items}
+
     def model(self, row: Row) -> BenchModel:
         """The model whose map a row describes."""
         titles = [] if self.plan is None else [spec.title for spec in self.plan.models]
@@ -63,7 +69,10 @@ class AuditImages:
         """The image of a row, preprocessed for its model, with its objects where the data set has masks."""
         model = self.model(row)
         if self.plan is None:
-            image = model.preprocess(open_image(Path(self.store.manifest["folder"]) / row["image"]))
+            source, items = self._source
+            if row["image"] not in items:
+                raise DataError(f"{row['image']} is no longer in {self.store.manifest['folder']}")
+            image = model.preprocess(open_image(row["image"], source.open(items[row["image"]])))
             return GroundTruth(row["image"], image)
         number = [spec.title for spec in self.plan.dataset].index(row["dataset"])
         images = self._context.images(number)
