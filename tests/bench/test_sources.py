@@ -240,5 +240,5 @@ def test_audit_reads_the_images_of_a_source(tmp_path):
     image = images.read({"image": "a.tar/001.png", "model": None}).image
     expected = images.model({"model": None}).preprocess(Image.open(BytesIO(png(1))))
     assert image.equal(expected)
-    with pytest.raises(DataError, match="b.tar/0.png is no longer in memory://shards/a.tar"):
+    with pytest.raises(DataError, match=r"b.tar/0.png is no longer in memory://shards/a.tar"):
         images.read({"image": "b.tar/0.png", "model": None})
