@@ -87,10 +87,10 @@ def bench(
     from vitrail.bench.engines.shard import parse_shard
     from vitrail.bench.plan import PlanError
     from vitrail.bench.plan_file import PlanOverrides
-    from vitrail.bench.progress import show_progress
     from vitrail.bench.report import write_report
     from vitrail.bench.results_store import count_failed_images
     from vitrail.bench.run import make_engine, open_run, run_missing
+    from vitrail.bench.run_progress import show_progress
 
     own_shard = parse_shard(shard) if shard else None
     if own_shard is not None and not resume:

@@ -42,8 +42,8 @@ def explain_directory(
     from vitrail.bench.folder import explain_folder
     from vitrail.bench.folder_overlays import draw_folder
     from vitrail.bench.folder_page import summarise_folder, write_folder_page
-    from vitrail.bench.progress import show_progress
     from vitrail.bench.run import make_engine
+    from vitrail.bench.run_progress import show_progress
 
     runner = make_engine(engine, workers, device, 1, address)
     warn_shared_gpu(runner)
