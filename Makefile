@@ -50,7 +50,7 @@ bench: .venv/.dev  ## speed and memory as ratios to the bare model
 	@touch $@
 
 .venv/.dev: .venv/bin/python pyproject.toml
-	$(PY) -m pip install --quiet -e ".[timm,hf,clip,plot,data,bench,ray,web]" --group dev
+	$(PY) -m pip install --quiet -e ".[timm,hf,clip,plot,data,bench,ray,sources,web]" --group dev
 	@touch $@ .venv/.plot
 
 .venv/.docs: .venv/.dev

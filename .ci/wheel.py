@@ -18,6 +18,8 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
+#: Largest wheel, in bytes.
+LIMIT = 28_000_000
 
 
 def run(*command: str | Path, cwd: Path) -> str:
@@ -60,6 +62,8 @@ def main() -> None:
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", tmp / "dist", ROOT, cwd=tmp)
         (wheel,), (sdist,) = tmp.glob("dist/*.whl"), tmp.glob("dist/*.tar.gz")
         print(f"{sdist.name} {sdist.stat().st_size / 1e6:.1f} MB, {wheel.name} {wheel.stat().st_size / 1e6:.1f} MB")
+        if wheel.stat().st_size > LIMIT:
+            sys.exit(f"{wheel.name} has {wheel.stat().st_size / 1e6:.1f} MB, more than {LIMIT / 1e6:.0f} MB")
         run(sys.executable, "-m", "venv", "--without-pip", tmp / "env", cwd=tmp)
         python = tmp / "env" / "bin" / "python"
         site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=tmp).strip())

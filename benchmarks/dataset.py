@@ -37,7 +37,7 @@ from vitrail.bench import chunk as chunk_module
 from vitrail.bench.chunk import Chunk
 from vitrail.bench.context import BenchContext, open_context
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.explainer import Explainer
+from vitrail.bench.explainer import ChunkExplainer
 from vitrail.bench.parts import ScoreRows
 from vitrail.bench.results_store import ResultsStore
 from vitrail.bench.run import open_run
@@ -52,7 +52,7 @@ PLANS: dict[str, tuple[list[str], str]] = {
 #: Functions of the run whose time is added up, by the name of the phase.
 PHASES: list[tuple[str, type, str]] = [
     ("predict", chunk_module._ChunkRunner, "_predict"),  # noqa: SLF001 - phases are private to the run
-    ("explain", Explainer, "__call__"),
+    ("explain", ChunkExplainer, "__call__"),
     ("score", Evaluator, "__call__"),
     ("explanation rows", ScoreRows, "add_explanations"),
     ("score rows", ScoreRows, "add_scores"),
@@ -224,7 +224,7 @@ def bounds(store: ResultsStore, name: str, args: SimpleNamespace, timer: Timer) 
             for _ in range(8):
                 evaluate.log_probs(full)
 
-    explain = Explainer(context, model, context.key)
+    explain = ChunkExplainer(context, model, context.key)
     methods, both = list(one.methods), PLANS[name][1] == "both"
     ids = tuple(truth.id for truth in batch.truths)
     labels = torch.tensor([truth.label for truth in batch.truths])

@@ -35,7 +35,8 @@ FUNCTIONS = {
     "dataset": "dataset", "linear_maps": "kernels", "row_tiles": "kernels", "overhead": "two_versions",
     "named_targets": "named_targets", "video_memory": "named_targets",
     "serve": "server", "serve_flood": "server", "serve_abuse": "server_abuse", "ray_cluster": "cluster",
-    "decoders": "decoders", "decoders_long": "decoders",
+    "source_rates": "source_rates",
+    "decoders": "decoders", "decoders_long": "decoders", "map_store": "map_store",
 }  # fmt: skip
 
 

@@ -37,8 +37,8 @@ COMPARED = {
     "srg": ("imagenet", "srg(tokens)", True),
     "objects": ("pets", "miou", True),
 }
-#: Methods that were measured with fewer forward passes than by default.
-STAND_INS = {"rise": "rise:masks=1000"}
+#: Methods of which another form than the default was measured: fewer forward passes, or a former default.
+STAND_INS = {"rise": "rise:masks=1000", "leadlight": "leadlight:object"}
 #: Variants that are rough on purpose: they do not count as sensitivity to options.
 ROUGH_VARIANTS = ("quick",)
 Lines = dict[str, dict[str, dict[str, Any]]]
@@ -72,6 +72,11 @@ def model_lines(row: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {key: found for key, found in lines.items() if found is not None}
 
 
+def labelled(found: dict[str, Any], form: str, name: str) -> dict[str, Any]:
+    """A measurement, with the form that was measured where it is not the method's default."""
+    return found if form == name else {**found, "form": form}
+
+
 def table_lines(path: Path) -> dict[str, Lines]:
     """Measurements by method from a table of scores on three models."""
     wanted = {(dataset, score): (key, up) for key, (dataset, score, up) in COMPARED.items()}
@@ -86,7 +91,7 @@ def table_lines(path: Path) -> dict[str, Lines]:
             found: dict[str, Any] = {"value": float(row["value"]), "images": int(row["images"])}
             if row["p_to_control"] and float(row["p_to_control"]) < ALPHA:
                 found["detail"] = "better" if (float(row["to_control"]) > 0) == up else "worse"
-            lines.setdefault(name, {}).setdefault(key, {})[row["model"]] = found
+            lines.setdefault(name, {}).setdefault(key, {})[row["model"]] = labelled(found, row["method"], name)
     return lines
 
 
@@ -166,13 +171,15 @@ def collect(root: Path = ROOT) -> dict[str, Any]:
     measured, pairs, movies = (json.loads((root / f).read_text(encoding="utf-8")) for f in (MEASURED, PAIRS, TEXTS))
     methods: dict[str, Lines] = {name: {} for name in METHODS}
     for model, rows in measured["rows"].items():
-        for name, row in ((name, row) for name, row in rows.items() if name in METHODS):
-            for key, found in model_lines(row).items():
-                methods[name].setdefault(key, {})[model] = found
+        forms = {name if name in rows else STAND_INS.get(name, name): name for name in METHODS}
+        forms = {form: name for form, name in forms.items() if form in rows}
+        for form, name in forms.items():
+            for key, found in model_lines(rows[form]).items():
+                methods[name].setdefault(key, {})[model] = labelled(found, form, name)
         for key in COMPARED:
-            names = [name for name in rows if name in METHODS and model not in table.get(name, {}).get(key, {})]
-            for name, found in compared_lines(rows, key, names).items():
-                methods[name].setdefault(key, {})[model] = found
+            left = [form for form, name in forms.items() if model not in table.get(name, {}).get(key, {})]
+            for form, found in compared_lines(rows, key, left).items():
+                methods[forms[form]].setdefault(key, {})[model] = labelled(found, form, forms[form])
     for name, lines in table.items():
         for key, by_model in lines.items():
             methods[name].setdefault(key, {}).update({m: f for m, f in by_model.items() if m in PHOTOGRAPH_MODELS})

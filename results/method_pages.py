@@ -9,11 +9,13 @@ from vitrail.methods.card import (
     MODELS,
     NEEDS,
     PASS,
+    PHOTOGRAPH_MODELS,
     RATINGS,
     RULES,
     UNRATED,
     CardLine,
     MethodCard,
+    measurements,
     method_card,
     shown_number,
 )
@@ -155,15 +157,34 @@ def recommendations() -> str:
     for situation in SITUATIONS:
         fitting = sorted((card for card in cards if situation.fits(card)), key=situation.best)[:MOST]
         used = "; ".join(
-            f"[`{card.method.name}`]({card.method.name}.md) ({_numbers(card, situation.keys)})" for card in fitting
+            f"[`{_form(card, situation.keys[0])}`]({card.method.name}.md) ({_numbers(card, situation.keys)})"
+            for card in fitting
         )
         rows.append(f"| {situation.title} | {used or UNRATED} | {situation.why} |")
     return "\n".join(rows)
 
 
+def _form(card: MethodCard, key: str) -> str:
+    """The form whose numbers are shown: the method's default, or the one that was measured."""
+    measured = measurements()[card.method.name].get(key, {}).values()
+    return next((one.form for one in measured if one.form), card.method.name)
+
+
 def _numbers(card: MethodCard, keys: Iterable[str]) -> str:
     values = ((key, card.mean(key)) for key in keys)
-    return ", ".join(f"{SHORT[key]} {_number(key, value)}" for key, value in values if value is not None)
+    return ", ".join(
+        f"{SHORT[key]} {_number(key, value)}{_fewer(card, key)}" for key, value in values if value is not None
+    )
+
+
+def _fewer(card: MethodCard, key: str) -> str:
+    """How many images a score is the mean of, where most methods have more."""
+    images = {
+        name: min((one.images for model, one in lines.get(key, {}).items() if model in PHOTOGRAPH_MODELS), default=0)
+        for name, lines in measurements().items()
+    }
+    own = images[card.method.name]
+    return f" on {own} images" if key in ("srg", "objects") and own < max(images.values()) else ""
 
 
 def rules_table() -> str:

@@ -26,6 +26,7 @@ from vitrail.data.world_pairs import CONTRAST
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / "docs" / "language-model-truth.md"
 NEEDLES = HERE.parent / "studies" / "results" / "needles.csv"
+STUDIES = HERE.parent / "studies" / "README.md"
 #: Scores of the CSV by protocol.
 SCORES = {
     "source": ("source", "source_mass", "sentence"), "discrimination": ("share",),
@@ -41,8 +42,9 @@ TABLES = {
 POSITIONS = ("last words first", "first words first")
 #: Scores of real models, and their names in the table.
 NEEDLE_SCORES = (
-    ("answer", "word", "top word"), ("answer", "sentence", "top sentence"), ("answer", "source", "discrimination"),
-    ("contrast", "word", "top word, contrast"), ("contrast", "source", "discrimination, contrast"),
+    ("odds", "word", "top word"), ("odds", "sentence", "top sentence"), ("odds", "source", "discrimination"),
+    ("others", "word", "top word, next candidates"), ("answer", "word", "top word, logit"),
+    ("contrast", "word", "top word, contrast"),
 )  # fmt: skip
 Row = dict[str, Any]
 
@@ -115,7 +117,11 @@ def cell(row: Mapping[str, Any] | None) -> str:
 
 
 def markdown(
-    heads: Sequence[str], rows: Mapping[str, Sequence[Row | None]], controls: set[str], lower: bool = False
+    heads: Sequence[str],
+    rows: Mapping[str, Sequence[Row | None]],
+    controls: set[str],
+    lower: bool = False,
+    counts: Mapping[str, int] | None = None,
 ) -> str:
     """A table with one row for each method, best mean first, controls last.
 
@@ -124,6 +130,7 @@ def markdown(
         rows: Cells of each method.
         controls: Methods that are controls.
         lower: Whether lower values are better.
+        counts: Number of prompts of each method, for a column of its own.
     """
 
     def mean(method: str) -> float:
@@ -131,10 +138,15 @@ def markdown(
         return (-1 if lower else 1) * sum(known) / max(1, len(known))
 
     arrow = "↓" if lower else "↑"
-    lines = [f"| method | {' | '.join(f'{head} {arrow}' for head in heads)} |", f"|---|{'---|' * len(heads)}"]
+    more, rule = ("prompts | ", "---:|") if counts else ("", "")
+    lines = [
+        f"| method | {more}{' | '.join(f'{head} {arrow}' for head in heads)} |",
+        f"|---|{rule}{'---|' * len(heads)}",
+    ]
     for method in sorted(rows, key=lambda m: (m in controls, -mean(m), m)):
         name = f"{method} (control)" if method in controls else f"`{method}`"
-        lines.append(f"| {name} | {' | '.join(map(cell, rows[method]))} |")
+        shown = f"{counts[method]} | " if counts else ""
+        lines.append(f"| {name} | {shown}{' | '.join(map(cell, rows[method]))} |")
     return "\n".join(lines)
 
 
@@ -153,9 +165,25 @@ def needle_table(rows: Sequence[Row], model: str) -> str:
     own = [row for row in rows if row["model"] == model]
     values = {(row["method"], row["target"], row["score"]): row for row in own}
     methods = list(dict.fromkeys(row["method"] for row in own))
-    found = {m: [values.get((m, target, score)) for target, score, _ in NEEDLE_SCORES] for m in methods}
+    shown = [one for one in NEEDLE_SCORES if any((m, *one[:2]) in values for m in methods)]
+    found = {m: [values.get((m, target, score)) for target, score, _ in shown] for m in methods}
     controls = {row["method"] for row in own if str(row["control"]) == "True"}
-    return markdown([name for _, _, name in NEEDLE_SCORES], found, controls)
+    counts = {row["method"]: int(row["prompts"]) for row in own}
+    return markdown([name for _, _, name in shown], found, controls, counts=counts)
+
+
+def needle_finding(rows: Sequence[Row], model: str, count: int = 3) -> str:
+    """How often the best methods find the source, and how often they did for the logit."""
+    shares = {(row["method"], row["target"]): row for row in rows if row["model"] == model and row["score"] == "word"}
+    named = [method for method, target in shares if target == "odds" and shares[method, target]["control"] != "True"]
+    best = sorted(named, key=lambda method: -float(shares[method, "odds"]["mean"]))[:count]
+    texts = [
+        f"`{method}` in {float(shares[method, 'odds']['mean']):.0%} "
+        f"(logit: {float(shares[method, 'answer']['mean']):.0%})"
+        for method in best
+    ]
+    prompts = max(int(shares[method, "odds"]["prompts"]) for method in best)
+    return f"{', '.join(texts)} of {prompts} prompts".replace("%", " %")
 
 
 def tables(rows: Sequence[Row], needles: Sequence[Row]) -> dict[str, str]:
@@ -172,16 +200,23 @@ def read_rows(path: Path) -> list[Row]:
         return list(csv.DictReader(stream))
 
 
-def update_page(rows: Sequence[Row], needles: Sequence[Row]) -> None:
-    """Replace the tables between their markers."""
+def replaced(text: str, marker: str, content: str) -> str:
+    """A text with other content between two markers."""
+    start, end = f"<!-- {marker} -->", f"<!-- /{marker} -->"
+    if start not in text:
+        raise SystemExit(f"there is no place for {marker}: add {start} and {end}")
+    before, _, rest = text.partition(start)
+    return f"{before}{start}{content}{end}{rest.partition(end)[2]}"
+
+
+def update_pages(rows: Sequence[Row], needles: Sequence[Row]) -> None:
+    """Replace tables and findings between their markers."""
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables(rows, needles).items():
-        start, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if start not in text:
-            raise SystemExit(f"{PAGE.name} has no place for the table {name}: add {start} and {end}")
-        before, _, rest = text.partition(start)
-        text = f"{before}{start}\n{table}\n{end}{rest.partition(end)[2]}"
-    PAGE.write_text(text, encoding="utf-8")
+        text = replaced(text, name, f"\n{table}\n")
+    finding = needle_finding(needles, "smollm2")
+    PAGE.write_text(replaced(text, "needles-finding", finding), encoding="utf-8")
+    STUDIES.write_text(replaced(STUDIES.read_text(encoding="utf-8"), "needles-finding", finding), encoding="utf-8")
 
 
 def main() -> None:
@@ -205,7 +240,7 @@ def main() -> None:
         writer.writeheader()
         writer.writerows(rows)
     about.write_text(json.dumps(manifests, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    update_page(read_rows(file), read_rows(NEEDLES))
+    update_pages(read_rows(file), read_rows(NEEDLES))
 
 
 if __name__ == "__main__":

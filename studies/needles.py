@@ -1,13 +1,16 @@
 """Methods on language models that recall one of several facts: is the most relevant word the fact that was asked for?
 
     python studies/needles.py --model FOLDER --name smollm2 --raw needles-smollm2.jsonl --minutes 60
-    python studies/needles.py --name smollm2 --raw needles-smollm2.jsonl --summary studies/results/needles.csv
+    python studies/needles.py --model FOLDER --name smollm2 --raw needles-smollm2.jsonl --summary needles.csv
 
-FOLDER holds a Hugging Face causal language model and its tokenizer. 300 prompts with two to six facts are drawn
-(`vitrail.data.draw_needle`); only those that the model answers right are explained, the first 100 of them. Two targets:
-the logit of the answer, and the difference to the logit of a second candidate. Relevance of every token is appended to
-the raw file as it is computed, and a further run continues there; ``--again`` computes the named methods anew. The
-summary has means and 95 % intervals (percentile bootstrap over prompts).
+FOLDER holds a Hugging Face causal language model and its tokenizer. Prompts with two to six facts are drawn
+(`vitrail.data.draw_needle`); only those that the model answers right are explained, the first ``--answered`` of them.
+Three targets: the log-odds of the answer, which `vitrail.explain` uses by default; its logit minus the log-sum-exp of
+those of the model's five next candidates; and its logit. Relevance of every token is appended to the raw file as it is
+computed, and a further run continues there; ``--again`` computes the named methods anew. The summary has means and 95 %
+intervals (percentile bootstrap over prompts).
+
+Seed 0 is for choices, of targets or rules; the published table has seed 1, whose prompts served no choice.
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ import argparse
 import csv
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +31,7 @@ from study import Clock, options
 import vitrail
 from vitrail.bench.method_groups import single_pass_methods
 from vitrail.data.needles import NeedlePrompt, draw_needle
+from vitrail.targets import token
 from vitrail.text.tokens import word_scores, word_spans
 
 EXTRA_METHODS = ("gradient_x_input",)
@@ -35,7 +39,9 @@ SCORES = {
     "word": "source is the top word", "token": "source has the top token", "sentence": "source is in the top sentence",
     "source": "source above the second candidate",
 }  # fmt: skip
-TARGETS = ("answer", "contrast")
+TARGETS = ("odds", "others", "answer")
+#: Prompts that are explained in one call.
+BATCH = 12
 COLUMNS = ("model", "method", "control", "target", "score", "prompts", "mean", "low", "high")
 
 
@@ -70,49 +76,64 @@ def encode(prompt: NeedlePrompt, tokenizer: Any) -> EncodedNeedle:
     return EncodedNeedle(own[0], own[1], own[2], other[2])
 
 
-def targets_of(one: EncodedNeedle) -> Callable[[Any], torch.Tensor]:
-    """The logit of the answer, and its difference to that of the second candidate, shape (b, 2)."""
-
-    def target(output: Any) -> torch.Tensor:
-        scores = output.logits[:, -1]
-        own, other = scores[:, one.answer], scores[:, one.other]
-        return torch.stack([own, own - other], 1)
-
-    return target
+def targets_of(one: EncodedNeedle) -> list[Any]:
+    """One target for each of ``TARGETS``."""
+    return [token(one.answer, score="logodds"), token(one.answer, "others"), token(one.answer, score="logit")]
 
 
-def relevance(model: Any, one: EncodedNeedle, methods: Sequence[str], seed: int) -> dict[str, Any]:
-    """Relevance of each token for both targets, by method, shape (2, n)."""
-    inputs = {"input_ids": torch.tensor([one.ids], device=model.device)}
-    settings: dict[str, dict[str, Any]] = {m: {"seed": seed} if m == "random" else {} for m in methods}
+def relevance(
+    model: Any, tokenizer: Any, prompts: Mapping[int, NeedlePrompt], method: str, seed: int = 0
+) -> dict[int, Any]:
+    """Relevance of each token for all targets, by number of the prompt, shape (3, n)."""
+    texts, encoded = [], [encode(prompt, tokenizer) for prompt in prompts.values()]
+    for prompt, one in zip(prompts.values(), encoded, strict=True):
+        candidates = [prompt.text, prompt.text + " "]
+        texts.append(next(text for text in candidates if tuple(tokenizer(text)["input_ids"]) == one.ids))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = vitrail.explain(model, inputs, methods=settings, target=targets_of(one))
-    return {name: found[name].grid[0].detach().double().cpu().numpy() for name in methods}
+        found = vitrail.explain(
+            model, texts, method, tokenizer=tokenizer, target=[targets_of(one) for one in encoded],
+            **({"seed": seed} if method == "random" else {}),
+        )  # fmt: skip
+    grid = found.grid.detach().double().cpu().numpy()
+    return {number: grid[j, :, : len(one.ids)] for j, (number, one) in enumerate(zip(prompts, encoded, strict=True))}
 
 
-def applicable(model: Any, one: EncodedNeedle, methods: Sequence[str]) -> list[str]:
+def applicable(model: Any, tokenizer: Any, prompt: NeedlePrompt, methods: Sequence[str]) -> list[str]:
     """Methods that explain a prompt; the others are named with the reason."""
     kept = []
     for method in methods:
         try:
-            relevance(model, one, [method], 0)
+            relevance(model, tokenizer, {0: prompt}, method)
             kept.append(method)
         except Exception as error:  # noqa: BLE001 - a method that does not apply is left out and named
             print(f"{method}: {str(error).splitlines()[0][:160]}", flush=True)
     return kept
 
 
-def read_raw(path: Path) -> tuple[dict[int, bool], dict[tuple[int, str], Any]]:
+def read_raw(path: Path, seed: int) -> tuple[dict[int, bool], dict[tuple[int, str], Any]]:
     """Which prompts were answered right, and the relevance by prompt and method; later lines replace earlier ones."""
     answered, found = {}, {}
     for line in path.read_text().splitlines() if path.is_file() else ():
         row = json.loads(line)
+        if row["seed"] != seed:
+            continue
         if "right" in row:
             answered[row["prompt"]] = row["right"]
         else:
             found[row["prompt"], row["method"]] = np.array(row["relevance"])
     return answered, found
+
+
+def are_right(model: Any, encoded: Sequence[EncodedNeedle]) -> list[bool]:
+    """Whether the likeliest next token of each prompt begins the answer."""
+    longest = max(len(one.ids) for one in encoded)
+    rows = torch.tensor([[*[0] * (longest - len(one.ids)), *one.ids] for one in encoded])
+    mask = torch.tensor([[0] * (longest - len(one.ids)) + [1] * len(one.ids) for one in encoded])
+    with torch.no_grad():
+        output = model(input_ids=rows.to(model.device), attention_mask=mask.to(model.device), logits_to_keep=1)
+    best = output.logits[:, -1].argmax(-1).tolist()
+    return [number == one.answer for number, one in zip(best, encoded, strict=True)]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -124,34 +145,42 @@ def run(args: argparse.Namespace) -> None:
     source = {} if args.gguf is None else {"gguf_file": args.gguf}
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, **source).to(args.device).eval()
     model.requires_grad_(False)
-    answered, found = read_raw(args.raw)
+    answered, found = read_raw(args.raw, args.seed)
     methods = list(args.methods or (*single_pass_methods(), *EXTRA_METHODS, "random"))
     known = None if args.methods is None else methods
     with args.raw.open("a") as file:
 
         def write(**row: Any) -> None:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps({"seed": args.seed, **row}) + "\n")
             file.flush()
 
         explained = 0
-        for index in range(args.prompts):
-            if clock.is_over(f"prompt {index}"):
+        for start in range(0, args.prompts, 3 * BATCH):
+            prompts = {i: draw_needle(args.seed, i) for i in range(start, min(start + 3 * BATCH, args.prompts))}
+            unknown = [i for i in prompts if i not in answered]
+            if clock.is_over(f"prompt {start}"):
                 break
-            one = encode(draw_needle(0, index), tokenizer)
-            if index not in answered:
-                with torch.no_grad():
-                    logits = model(input_ids=torch.tensor([one.ids], device=args.device)).logits[0, -1]
-                answered[index] = int(logits.argmax()) == one.answer
-                write(prompt=index, right=answered[index])
-            if not answered[index] or explained >= args.answered:
-                continue
-            explained += 1
-            known = applicable(model, one, methods) if known is None else known
-            missing = [m for m in known if args.again or (index, m) not in found]
-            if missing:
-                for name, values in relevance(model, one, missing, index).items():
-                    write(prompt=index, method=name, relevance=[[float(f"{v:.6g}") for v in row] for row in values])
-                print(f"prompt {index}: {len(missing)} methods, {clock}", flush=True)
+            if unknown:
+                right = are_right(model, [encode(prompts[i], tokenizer) for i in unknown])
+                for i, one in zip(unknown, right, strict=True):
+                    answered[i] = one
+                    write(prompt=i, right=one)
+            chosen = [i for i in prompts if answered[i]][: args.answered - explained]
+            explained += len(chosen)
+            if chosen:
+                known = applicable(model, tokenizer, prompts[chosen[0]], methods) if known is None else known
+            for first in range(0, len(chosen), BATCH):
+                for method in known or ():
+                    batch = chosen[first : first + BATCH]
+                    missing = {i: prompts[i] for i in batch if args.again or (i, method) not in found}
+                    if not missing or clock.is_over(f"{method} on prompts {batch}"):
+                        continue
+                    for i, values in relevance(model, tokenizer, missing, method, batch[0]).items():
+                        rounded = [[float(f"{v:.6g}") for v in row] for row in values]
+                        write(prompt=i, method=method, relevance=rounded)
+                    print(f"prompts {batch}: {method}, {clock}", flush=True)
+            if explained >= args.answered:
+                break
 
 
 def score(prompt: NeedlePrompt, one: EncodedNeedle, values: np.ndarray[Any, Any]) -> dict[str, float]:
@@ -194,14 +223,15 @@ def summarise(args: argparse.Namespace) -> None:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(args.model)
-    answered, found = read_raw(args.raw)
+    answered, found = read_raw(args.raw, args.seed)
     collected: dict[tuple[str, bool, str, str], list[float]] = {}
-    encoded = {index: encode(draw_needle(0, index), tokenizer) for index in {i for i, _ in found}}
+    encoded = {index: encode(draw_needle(args.seed, index), tokenizer) for index in {i for i, _ in found}}
     rows: list[tuple[int, str, bool, Any]] = [(i, m, m == "random", v) for (i, m), v in sorted(found.items())]
-    rows += [(i, m, True, np.stack([v, v])) for i, one in sorted(encoded.items()) for m, v in controls(one).items()]
+    for index, one in sorted(encoded.items()):
+        rows += [(index, m, True, np.stack([v] * len(TARGETS))) for m, v in controls(one).items()]
     for index, method, control, values in rows:
         for target, own in zip(TARGETS, values, strict=True):
-            for name, value in score(draw_needle(0, index), encoded[index], own).items():
+            for name, value in score(draw_needle(args.seed, index), encoded[index], own).items():
                 collected.setdefault((method, control, target, name), []).append(value)
     previous = []
     if args.summary.is_file():
@@ -225,6 +255,7 @@ def main() -> None:
     parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
     parser.add_argument("--name", default="smollm2", help="name of the model in the summary (%(default)s)")
     parser.add_argument("--raw", type=Path, required=True, help="file of the relevance of every prompt, JSON lines")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the prompts (%(default)s)")
     parser.add_argument("--prompts", type=int, default=300, help="prompts that are drawn (%(default)s)")
     parser.add_argument("--answered", type=int, default=100, help="answered prompts that are explained (%(default)s)")
     parser.add_argument("--again", action="store_true", help="compute the methods anew")

@@ -22,6 +22,8 @@ REPEATED_FILES = {
     "run.py": "a benchmark run: running it (bench) and reading it (report)",
     "cost.py": "cost: of a method (methods) and of a plan (bench)",
     "attention.py": "attention layers: how they are recognised (capture) and their relevance rules (lrp)",
+    "audit.py": "a command and the module that it runs",
+    "leaderboard.py": "a command and the module that it runs",
     "app.py": "the typer application of cli and the FastAPI application of web",
     "curves.py": "perturbation curves: their computation (scores) and their drawing (report)",
     "demo.py": "a command and the module that it runs",
@@ -32,6 +34,7 @@ REPEATED_FILES = {
     "explain.py": "a command and the module that it runs",
     "figure.py": "a command and the module that it runs",
     "gradtoken.py": "a method and the figures of its paper",
+    "ray.py": "Ray Data, and the engine of the benchmark that uses Ray",
     "registry.py": "the registry of methods and the registry of figures",
     "vtranm.py": "a method and the figures of its paper",
 }
@@ -48,6 +51,7 @@ OTHER_TESTS = {
 OTHER_TEST_FILES = {
     "bench/report/test_report.py": "the report of a run as a whole",
     "bench/test_failures.py": "failures in any part of a run",
+    "bench/test_sources.py": "explaining and scoring images of any source",
     "bench/test_interruption.py": "interrupted and resumed runs",
     "capture/test_refusals.py": "error messages of all modules",
     "cli/test_failures.py": "errors of all commands",

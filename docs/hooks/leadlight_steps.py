@@ -2,8 +2,8 @@
 
     python docs/hooks/leadlight_steps.py
 
-Panels: the image with one patch marked, the source R, the affinity of the marked patch to all patches, the spread
-relevance R', and the result. The scene is that of the example images.
+Panels: the image with one patch marked, the relevance R, the affinity of the marked patch to all patches, the spread
+relevance R'', and the result. The scene is that of the example images.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL
 from vitrail.data import Scenes
 from vitrail.methods import METHODS
-from vitrail.methods.leadlight import _affinity
+from vitrail.methods.leadlight import _by_keys
 from vitrail.methods.postprocess import upsample
 from vitrail.viz.colormap import overlay
 
@@ -41,13 +41,14 @@ def main() -> None:
     inputs = ModelInputs((images,))
     structure = read_structure(model.module, inputs)
     with forward_pass(model.module, inputs, structure, [{"K": ALL}]) as one:
-        affinity = _affinity(one.trace(), METHODS["leadlight"].options["power"])[0, marked]
+        spread_once = _by_keys(one.trace(), METHODS["leadlight"].options["power"])
+        affinity = spread_once(torch.eye(rows * columns))[:, marked]  # the row of W of this patch
     image = Image.fromarray(picture)
     height, width = size[0] // rows, size[1] // columns
     top, left = marked // columns * height, marked % columns * width
     ImageDraw.Draw(image).rectangle((left, top, left + width - 1, top + height - 1), outline=(255, 255, 255))
     panels = [panel(image, "image, one patch")]
-    maps = {"source R": source, "affinity of the patch": affinity.reshape(rows, columns), "spread R'": spread}
+    maps = {"relevance R": source, "affinity of the patch": affinity.reshape(rows, columns), "spread R''": spread}
     for text, grid in {**maps, "result": e.grid[0, 0]}.items():
         relevance = upsample(grid.float() / grid.max(), size)
         panels.append(panel(Image.fromarray(overlay(picture, torch.as_tensor(relevance).numpy(), signed=False)), text))

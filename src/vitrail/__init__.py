@@ -10,6 +10,7 @@ torch.Size([1, 1, 32, 32])
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -33,9 +34,10 @@ from vitrail.tools.compare import MethodComparison, compare
 from vitrail.tools.moved_modules import keep_documented_paths
 
 if TYPE_CHECKING:
+    from vitrail.bench.map_store import MapStore
     from vitrail.web.running_page import RunningPage
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 keep_documented_paths()
 
@@ -57,6 +59,7 @@ __all__ = [
     "forget",
     "load",
     "methods",
+    "open_maps",
     "serve",
     "similarity",
     "token_activation",
@@ -112,3 +115,20 @@ def methods() -> dict[str, Method]:
     """
     load_plugins("vitrail.methods")
     return dict(METHODS)
+
+
+def open_maps(path: str | Path) -> MapStore:
+    """Open the maps of a data set: what `vitrail explain FOLDER` wrote, or a finished run that kept its maps.
+
+    Args:
+        path: The ``--out`` folder of `vitrail explain`, or the folder of a run whose plan has ``keep_maps = true``.
+
+    Returns:
+        The maps, which are read from disk one by one: `vitrail.bench.map_store.MapStore`.
+
+    Raises:
+        DataError: There is no index of maps, or it is damaged.
+    """
+    from vitrail.bench.map_store import open_maps as open_store
+
+    return open_store(path)

@@ -42,6 +42,10 @@ class DataError(VitrailError, ValueError):
     """A data set is missing, incomplete, damaged, or has an unexpected layout."""
 
 
+class UnreachableError(DataError):
+    """A store of files does not answer; the same request may succeed later."""
+
+
 class OutputError(VitrailError, OSError):
     """Results could not be written."""
 
@@ -91,3 +95,10 @@ def require(module: str, extra: str, purpose: str) -> ModuleType:
         if error.name is not None and error.name.partition(".")[0] not in (module.partition(".")[0], "torchvision"):
             raise
         raise MissingExtraError(f'{module} is needed to {purpose}: pip install "vitrail[{extra}]"') from error
+
+
+def error_line(error: BaseException) -> str:
+    """Return an error as one line for a table."""
+    text = str(error).strip()
+    line = text.splitlines()[0] if text else ""
+    return line if isinstance(error, VitrailError) and line else f"{type(error).__name__}: {line}".removesuffix(": ")

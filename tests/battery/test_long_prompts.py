@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 import vitrail
 from tests.battery.decoders import WORDS, decoder
 from vitrail.capture import attention_recorder, attention_storage, row_products
-from vitrail.lrp import attention as relevance_attention
+from vitrail.lrp import attention_operations as relevance_attention
 
 pytest.importorskip("transformers")
 LENGTH = 200

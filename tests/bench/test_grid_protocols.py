@@ -12,7 +12,7 @@ from vitrail.data import SCENE_CLASSES, Scenes
 PLAN = """
 name = "grids"
 models = ["scenes"]
-methods = ["rollout", "leadlight:class"]
+methods = ["rollout", "leadlight"]
 controls = false
 protocols = ["grid_pointing", "road", "saco", "monotonicity", "infidelity"]
 view = "squash"
@@ -57,8 +57,8 @@ def test_plan_of_all_protocols(images: Path) -> None:
     assert table["error"].drop_nulls().to_list() == []
     value = {(row["method"], row["score"]): row["value"] for row in table.iter_rows(named=True)}
     assert value["rollout", "cell_share"] == pytest.approx(0.25)  # the same map for the class of every cell
-    assert value["leadlight:class", "cell_share"] != pytest.approx(0.25, abs=1e-6)
-    for method in ("rollout", "leadlight:class"):
+    assert value["leadlight", "cell_share"] != pytest.approx(0.25, abs=1e-6)
+    for method in ("rollout", "leadlight"):
         combined = (value[method, "road_lerf"] - value[method, "road_morf"]) / 2
         assert value[method, "road"] == pytest.approx(combined)
         assert -1 <= value[method, "saco"] <= 1

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from tests.bench.bench_helpers import TINY, assert_same, open_store, table_bytes
-from vitrail.bench.engines import WorkerError
+from vitrail.bench.engines import LostTasksError
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.shard import select_shard
 from vitrail.errors import DataError, InputError
@@ -161,7 +161,7 @@ def test_cluster_that_cannot_be_reached_is_named(monkeypatch):
         RayEngine(address="127.0.0.1:1")._connect(ray)
 
 
-def test_task_that_kills_every_worker_is_an_error(monkeypatch):
+def test_task_that_kills_every_worker_is_given_up(monkeypatch):
     from vitrail.bench.engines.local import _WorkerPool
 
     class FatalTask:
@@ -180,11 +180,38 @@ def test_task_that_kills_every_worker_is_an_error(monkeypatch):
         def close(self):
             pass
 
-    for attempt in (1, 2, 3):
+    for _ in range(3):
         pipe = Pipe()
         pool.workers[pipe] = (Process(), "cpu")
-        if attempt < 3:
-            pool._replace_dead(pipe, FatalTask())
-        else:
-            with pytest.raises(WorkerError, match=r"3 workers died on part-x .exit code -9"):
-                pool._replace_dead(pipe, FatalTask())
+        assert not pool.failed.reasons
+        pool._replace_dead(pipe, FatalTask())
+    assert "3 workers died on it (exit code -9)" in pool.failed.reasons["part-x"]
+    with pytest.raises(LostTasksError, match="1 of 0 parts could not be computed, part-x: 3 workers died"):
+        pool.failed.check()
+
+
+def test_other_tasks_go_on_when_one_fails():
+    class Task:
+        maps = 1
+
+        def __init__(self, name):
+            self.name = name
+
+        def prepare(self, device):
+            pass
+
+        def compute(self, _):
+            if self.name in failing:
+                raise RuntimeError("no such thing\nand more")
+            return lambda: computed.append(self.name)
+
+    computed, failing, names = [], {"b"}, "abcd"
+    with pytest.raises(
+        LostTasksError, match=r"1 of 4 parts could not be computed, b: RuntimeError: no such thing"
+    ) as e:
+        LocalEngine(1).run([Task(name) for name in names])
+    assert computed == ["a", "c", "d"]
+    assert e.value.reasons == {"b": "RuntimeError: no such thing"}
+    computed, failing = [], set(names)
+    with pytest.raises(LostTasksError, match="3 of 4 parts"):  # it stops: nothing works
+        LocalEngine(1).run([Task(name) for name in names])

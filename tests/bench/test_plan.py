@@ -10,13 +10,13 @@ from PIL import Image
 
 from tests.bench.bench_helpers import ONE, TINY, open_store
 from vitrail.bench.context import _select_indices, open_context
-from vitrail.bench.cost import estimate_run, measure_model, scoring_cost
 from vitrail.bench.dry_run import dry_run_all, dry_run_plan, plan_summary
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.engines.shard import parse_shard, select_shard
 from vitrail.bench.method_groups import group_methods, single_pass_methods
 from vitrail.bench.papers import paper_tables
 from vitrail.bench.plan import CONTROLS, DatasetSpec, PlanError
+from vitrail.bench.plan_cost import estimate_run, measure_model, scoring_cost
 from vitrail.bench.plan_file import PlanOverrides, find_plan, parse_plan, plans
 from vitrail.bench.validate import _check_methods, _check_protocols, read_plan
 from vitrail.errors import NotApplicableError

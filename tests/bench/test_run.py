@@ -20,13 +20,13 @@ from vitrail.bench import explainer as explainer_module
 from vitrail.bench.chunk import matmul_precision
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.ground_truth import prepare_ground_truth
-from vitrail.bench.memory import PeakMemory
 from vitrail.bench.multiclass_protocols import PresentClassScores
 from vitrail.bench.plan import PlanError
 from vitrail.bench.results_store import collect_scores, read_results
 from vitrail.bench.run import run_plan
 from vitrail.errors import DataError
 from vitrail.pipeline.explain import explain
+from vitrail.pipeline.memory import PeakMemory
 from vitrail.scores.pointing import box_masks, score_box_pointing
 from vitrail.scores.segmentation import SegmentationScores
 from vitrail.scores.wsol import WsolScores, score_wsol
@@ -88,7 +88,7 @@ def test_unknown_memory_is_nan(tiny_run, monkeypatch):
             self.bytes = next(measured)
 
     monkeypatch.setattr(explainer_module, "PeakMemory", FakePeakMemory)
-    explainer = explainer_module.Explainer(store.context, store.context.model(0), "key")
+    explainer = explainer_module.ChunkExplainer(store.context, store.context.model(0), "key")
     images, classes = torch.randn(1, 3, 128, 128), torch.tensor([[1, 2]])
     memory = [explainer("a", images, classes, ["rollout"])[0]["rollout"].memory[0] for _ in range(2)]
     assert memory[0] == 5, "the maximum of the passes whose memory is known"
@@ -273,7 +273,7 @@ def test_repeated_class_is_explained_once(tiny_run, monkeypatch):
         return explain(model, images, **rest)
 
     monkeypatch.setattr(explainer_module, "explain", recorded)
-    explanations, failures = explainer_module.Explainer(store.context, model, "key")(
+    explanations, failures = explainer_module.ChunkExplainer(store.context, model, "key")(
         ["a", "b", "c"], images, classes, ["gradtoken", occlusion, "rollout"]
     )
     assert not failures

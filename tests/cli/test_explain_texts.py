@@ -76,7 +76,7 @@ def test_texts_without_a_model_are_explained_on_the_embedded_one(tmp_path):
     done = CliRunner().invoke(app, ["explain", "--text", text, "-o", str(tmp_path)])
     assert done.exit_code == 0, done.output
     assert "lm-recall, the embedded toy language model" in done.output
-    words = json.loads((tmp_path / "attnlrp/words.json").read_text())[0]["words"]
+    words = json.loads((tmp_path / "attnlrp-released/words.json").read_text())[0]["words"]
     assert max(words, key=lambda w: w["scores"][0])["word"] == "key."
     done = CliRunner().invoke(app, ["explain", "--text", "The capital of France is", "-o", str(tmp_path)])
     assert done.exit_code != 0

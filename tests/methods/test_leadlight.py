@@ -1,12 +1,14 @@
-"""Leadlight compared with other classes: which classes are read, and what depends on them."""
+"""Leadlight: what depends on the class, what is read of the pass, and what is refused."""
 
 import pytest
 import torch
 
 import vitrail
+from vitrail.capture.forward import forward_pass
+from vitrail.capture.inputs import ModelInputs
+from vitrail.capture.structure import read_structure
+from vitrail.capture.trace import ALL
 from vitrail.errors import OptionError
-from vitrail.methods import find
-from vitrail.methods.cost import ModelSize
 from vitrail.testing import tiny_vit
 
 IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -14,42 +16,48 @@ IMAGES = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
 
 def test_a_map_depends_neither_on_other_targets_nor_on_other_images() -> None:
     model = tiny_vit()
-    alone = vitrail.explain(model, IMAGES[:1], "leadlight:class", target=1).grid[0, 0]
-    together = vitrail.explain(model, IMAGES, "leadlight:class", target=[[3, 1], [0, 2]]).grid[0, 1]
+    alone = vitrail.explain(model, IMAGES[:1], "leadlight", target=1).grid[0, 0]
+    together = vitrail.explain(model, IMAGES, "leadlight", target=[[3, 1], [0, 2]]).grid[0, 1]
     torch.testing.assert_close(alone, together, rtol=1e-4, atol=1e-6)
 
 
-def test_without_other_classes_the_source_is_not_changed() -> None:
-    model = tiny_vit()
-    methods = ["leadlight:object", "leadlight:class,shift=false,contrast=0", "leadlight:class,others=0,shift=false"]
-    found = vitrail.explain(model, IMAGES, methods=methods, target=1)
-    for method in methods[1:]:
-        torch.testing.assert_close(found[method].grid, found["leadlight:object"].grid)
-    one = vitrail.explain(model, IMAGES, methods=methods, target=lambda output: output[:, 1])  # one value, no others
-    torch.testing.assert_close(one[methods[1]].grid, one[methods[0]].grid)
+def test_what_counts_against_a_class_matters_as_far_as_the_class_is_uncertain() -> None:
+    """A function has no probability and counts as uncertain; where the class is certain, the source is not changed."""
+    model = tiny_vit().double()
+    source, images = "leadlight:object,mix=0", IMAGES.double()
+    methods = ["leadlight:mix=0", source]
+    certain = tiny_vit().double()
+    with torch.no_grad():
+        certain.head.bias[1] = 80.0
+    for one, differ in ((model, True), (certain, False)):
+        # The logit, since the gradient of a probability of one is zero.
+        found = vitrail.explain(one, images, methods=[f"{m},score=logit" for m in methods], target=1)
+        ours, plain = (e.grid for e in found.values())
+        assert (float((ours - plain).abs().max()) > 1e-3) == differ
+    found = vitrail.explain(certain, images, methods=methods, target=lambda output: output[:, 1])
+    assert (found[methods[0]].grid - found[source].grid).abs().max() > 1e-3
 
 
-def test_values_of_a_function_are_compared_with_each_other() -> None:
-    model = tiny_vit()
-    two = vitrail.explain(model, IMAGES, "leadlight:class,score=logit", target=lambda output: output[:, [1, 2]])
-    one = vitrail.explain(model, IMAGES, "leadlight:class,score=logit", target=lambda output: output[:, 1])
-    assert (two.grid[:, 0] - one.grid[:, 0]).abs().max() > 1e-3
+def test_of_two_classes_one_is_the_opposite_of_the_other() -> None:
+    """The probabilities of two classes have opposite gradients, so r⁺ and r⁻ change places, and p and 1 − p too."""
+    model = tiny_vit(classes=2).double()
+    given = ModelInputs((IMAGES.double(),))
+    with forward_pass(model, given, read_structure(model, given), [{"A": ALL, "dA": ALL}]) as one:
+        p = one.output.softmax(-1)
+        first = one.trace(p[:, 0], keep_graph=True)
+        second = one.trace(p[:, 1])
+    for ours, theirs in zip(first.opposed().blocks, second.blocks, strict=True):
+        torch.testing.assert_close(ours.dA, theirs.dA)
+        assert ours.A is theirs.A or torch.equal(ours.A, theirs.A)
+    torch.testing.assert_close(first.blocks[0].dA, -second.blocks[0].dA)  # the first pass is not changed
 
 
 def test_shifted_averages_have_a_minimum_of_zero() -> None:
-    e = vitrail.explain(tiny_vit(), IMAGES, "leadlight:class,mix=1", target=1)
+    e = vitrail.explain(tiny_vit(), IMAGES, "leadlight:mix=1", target=1)
     assert e.grid.amin((2, 3)).tolist() == [[0.0], [0.0]]
     assert (vitrail.explain(tiny_vit(), IMAGES, "leadlight:object,mix=1", target=1).grid > 0).all()
 
 
-def test_cost_and_refusals() -> None:
-    _, method, options = find("leadlight:class")
-    assert method.others(options) == 8
-    assert method.cost(options, ModelSize(), 2).forwards == 2 * 8 * 2
-    assert find("leadlight:object")[1].others(find("leadlight:object")[2]) == 0
-    with pytest.raises(OptionError, match="others=-1 must be a whole number of at least 0"):
-        vitrail.explain(tiny_vit(), IMAGES, "leadlight", others=-1)
+def test_refusals() -> None:
     with pytest.raises(OptionError, match="contrast ≥ 0"):
         vitrail.explain(tiny_vit(), IMAGES, "leadlight", contrast=-1.0)
-    with pytest.raises(OptionError, match="gradients of several classes"):
-        vitrail.explain(tiny_vit(), IMAGES, "shapley", prior="leadlight:class")

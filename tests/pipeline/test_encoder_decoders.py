@@ -40,7 +40,7 @@ def test_a_token_is_the_score_at_the_end_of_the_decoder(name):
     case = case_of(name)
     written = torch.tensor([[case.start, 9, 12], [case.start, 4, 33]])
     given = case.inputs | {"decoder_input_ids": written}
-    by_name = explain(case.model, given, token("w7"), tokenizer=NumberWords())
+    by_name = explain(case.model, given, token("w7", score="logit"), tokenizer=NumberWords())
     by_function = explain(case.model, given, lambda output: output.logits[:, -1, 7])
     for method in METHODS:
         expected = by_function[method].grid

@@ -103,12 +103,31 @@ def test_a_contrast_of_tokens_is_the_difference_of_their_logits():
     model, tokenizer = language_model()
     one, other, both = (
         vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target=target).grid
-        for target in ("Paris", "Rome", token("Paris", against="Rome"))
+        for target in (
+            token("Paris", score="logit"),
+            token("Rome", score="logit"),
+            contrast(token("Paris"), token("Rome")),
+        )
     )
     assert close(both, one - other, 1e-5)
     e = vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target="top3")
     ranked = logits(model, tokenizer, PROMPT)[-1].topk(3).indices.tolist()
     assert [record.pinned.index for record in e.named_targets[0]] == ranked
+
+
+def test_a_token_is_explained_by_its_log_odds():
+    model, tokenizer = language_model()
+    ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
+    number = tokenizer.convert_tokens_to_ids("Paris")
+
+    def log_odds(output):
+        return output.logits[:, -1].softmax(-1)[:, number].logit()
+
+    found = vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target="Paris").grid
+    expected = vitrail.explain(model, {"input_ids": ids}, "gradient_x_input", target=log_odds).grid
+    assert close(found[..., 1:], expected[..., 1:], 1e-5)  # the first token is special, and has no relevance here
+    named = token("Paris", score="logodds")
+    assert close(found, vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer, target=named).grid, 0)
 
 
 def test_an_answer_is_the_sum_of_the_log_probabilities_of_its_tokens():

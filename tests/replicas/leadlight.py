@@ -54,13 +54,16 @@ def attention(pass_: Pass, image: int) -> Tensor:
     return mean[pass_.prefix :, pass_.prefix :]
 
 
-def likeliest_others(pass_: Pass, classes: Classes, count: int) -> list[list[int]]:
-    """By rank among the other classes of each image, the class of every image."""
-    places = []
-    for logits, own in zip(pass_.logits.tolist(), list(classes), strict=True):
-        order = sorted(range(len(logits)), key=lambda c: -logits[c])
-        places.append([c for c in order if c != int(own)][:count])
-    return [list(place) for place in zip(*places, strict=True)]
+def distinction(own: Tensor, against: Tensor, p: float) -> Tensor:
+    """Share of relevance for a class over the expected share: of what speaks for it with its probability, or against.
+
+    Args:
+        own: Relevance of the patches for the class, shape S.
+        against: Relevance from the negative gradient, shape S.
+        p: Probability of the class.
+    """
+    mine, other = own / own.sum(), against / against.sum()
+    return torch.stack([a / (p * a + (1 - p) * b) for a, b in zip(mine, other, strict=True)])
 
 
 def replica(
@@ -71,9 +74,8 @@ def replica(
     rounds: int = 2,
     mix: float = 0.75,
     score: str = "prob",
-    others: int = 0,
     contrast: float = 1.0,
-    shift: bool = False,
+    shift: bool = True,
 ) -> Tensor:
     """Mix a map and its spread version, each over its maximum.
 
@@ -85,28 +87,23 @@ def replica(
         rounds: How often the map is spread.
         mix: Share of the spread map.
         score: What the maps differentiate, "prob" or "logit".
-        others: Number of likeliest other classes that each map is compared with.
-        contrast: Exponent of the comparison.
+        contrast: Exponent of the comparison with what speaks against the class; 0 for none.
         shift: Subtract the smallest value of the spread map.
 
     Returns:
         Patch relevance, shape b, S.
     """
     found = {
-        "vtranm": lambda of_classes: vtranm.replica(pass_, of_classes, variant="af+l", score=score),
-        "transformer_mm": lambda of_classes: transformer_mm.replica(pass_, of_classes, score=score),
-        "last": lambda of_classes: last_block(pass_, of_classes, score),
+        "vtranm": lambda of_score: vtranm.replica(pass_, classes, variant="af+l", score=of_score),
+        "transformer_mm": lambda of_score: transformer_mm.replica(pass_, classes, score=of_score),
+        "last": lambda of_score: last_block(pass_, classes, of_score),
     }
-    starts = found[of](classes)
-    compared = [starts] + [found[of](place) for place in likeliest_others(pass_, classes, others)]
+    starts, opposed = found[of](score), found[of](f"-{score}")
     maps = []
     for image, start in enumerate(starts):
-        if others:
-            among = [classes, *likeliest_others(pass_, classes, others)]
-            probabilities = [float(pass_.logits[image].detach().softmax(-1)[int(place[image])]) for place in among]
-            shares = [one[image] / one[image].sum() for one in compared]
-            weighted = [share * p / sum(probabilities) for share, p in zip(shares, probabilities, strict=True)]
-            start = start * (shares[0] / sum(weighted)) ** contrast  # noqa: PLW2901
+        if contrast:
+            p = float(pass_.logits[image].detach().softmax(-1)[int(list(classes)[image])])
+            start = start * distinction(start, opposed[image], p) ** contrast  # noqa: PLW2901
         R = over_max(start)
         W = attention(pass_, image) if power is None else affinity(pass_, image, power)
         spread = R

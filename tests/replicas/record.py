@@ -91,7 +91,12 @@ def softmax_rows(x: Tensor) -> Tensor:
 
 
 def score_of(logits: Tensor, classes: Classes, score: str) -> Tensor:
-    """Sum over the batch of the score of one class per image; images do not mix, so one backward serves them all."""
+    """Sum over the batch of the score of one class per image; images do not mix, so one backward serves them all.
+
+    A minus in front of the score's name gives its negative.
+    """
+    if score.startswith("-"):
+        return -score_of(logits, classes, score[1:])
     total = torch.zeros((), dtype=torch.float64)
     for i, c in enumerate(classes):
         z = logits[i]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from .leadlight import distinction
+
 #: An attention layer: names of the streams of its queries and of its keys.
 Layer = tuple[str, str]
 #: Layers that read the same state, one tuple after the other.
@@ -149,20 +151,29 @@ def keys_of(model: nn.Module, inputs: dict[str, Tensor], layers: Sequence[str]) 
 
 
 def leadlight(
-    relevance: Tensor, keys: Sequence[Tensor], power: float = 4.0, rounds: int = 2, mix: float = 0.75
+    relevance: Tensor,
+    against: Tensor,
+    keys: Sequence[Tensor],
+    p: Sequence[float],
+    power: float = 4.0,
+    rounds: int = 2,
+    mix: float = 0.75,
 ) -> Tensor:
     """Relevance mixed with its average over tokens of similar keys, each over its maximum, shape b, n.
 
     Args:
         relevance: Of the tokens of one stream, shape b, n.
+        against: The same from the negative gradient.
         keys: Of the upper half of the attention layers inside this stream, shape b, n, d each.
+        p: Probability of each input's target.
         power: Exponent of the cosine.
         rounds: How often the relevance is averaged.
         mix: Share of the averaged relevance.
     """
     maps = []
     for image, start in enumerate(relevance):
-        R = start / start.max()
+        R = start * distinction(start, against[image], p[image])
+        R = R / R.max()
         count = len(R)
         W = torch.zeros(count, count, dtype=torch.float64)
         for i in range(count):
@@ -173,5 +184,6 @@ def leadlight(
         spread = R
         for _ in range(rounds):
             spread = W @ spread
+        spread = spread - spread.min()
         maps.append((1 - mix) * R + mix * spread / spread.max())
     return torch.stack(maps)

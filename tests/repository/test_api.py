@@ -19,6 +19,7 @@ MODULES = (
     "vitrail.integrations",
     "vitrail.methods",
     "vitrail.models",
+    "vitrail.ray",
     "vitrail.scores",
     "vitrail.shapley_explainer",
     "vitrail.text",

@@ -5,7 +5,6 @@ Tutorials are run as notebooks (test_tutorials.py), other snippets in test_docs_
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import warnings
@@ -65,40 +64,13 @@ def test_links_between_pages_resolve():
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
-#: Columns of the README's table in results/imagenet1000.csv; the last column is from studies/results.
-README_SCORES = (
-    ("imagenet", "srg-tokens", "srg(tokens)"),
-    ("imagenet", "srg", "srg(black)"),
-    ("imagenet", "pointing", "hit@0"),
-    ("pets", "segmentation", "miou"),
-)
+def test_tables_of_the_readme_and_of_the_default_are_those_of_the_measurements(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "results"))
+    import readme
 
-
-def test_readme_results_agree_with_the_measurements():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    with (ROOT / "results" / "imagenet1000.csv").open(encoding="utf-8", newline="") as file:
-        cells = {
-            (row["dataset"], row["protocol"], row["score"], row["method"]): row
-            for row in csv.DictReader(file)
-            if row["target"] == "predicted"
-        }
-    scenes = json.loads((ROOT / "studies" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
-    (pairs,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
-    best = {score: max(float(cells[key]["value"]) for key in cells if key[:3] == score) for score in README_SCORES}
-    section = text.partition("<!-- results -->")[2].partition("<!-- /results -->")[0]
-    _, _, *rows = section.strip().splitlines()
-    for row in rows:
-        name, *printed, discrimination = (cell.strip() for cell in row.strip("|").split("|"))
-        method = name.removesuffix(" (control)").strip("`*")
-        for score, shown in zip(README_SCORES, printed, strict=True):
-            cell = cells[(*score, {"rise": "rise:masks=1000"}.get(method, method))]
-            value = float(cell["value"])
-            expected = f"{value:.1f}" if cell["unit"] else f"{value:.3f}"
-            expected = f"**{expected}**" if value == best[score] else expected
-            better = cell["control"] == "True" or (float(cell["to_control"]) > 0 and float(cell["p_to_control"]) < 0.05)
-            assert shown == (expected if better else f"{expected} ○"), (method, score)
-        assert discrimination.strip("*") == f"{100 * pairs[method]['wins'][0]:.1f}", method
-    assert len(rows) == 13
+    for path, mark, content in readme.TABLES:
+        text = path.read_text(encoding="utf-8")
+        assert text == readme.replaced(text, mark, content()), "run python results/readme.py"
 
 
 def test_class_discrimination_counts_agree_with_the_measurements():

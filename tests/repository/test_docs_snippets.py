@@ -121,10 +121,10 @@ def test_compared_models_agree_with_the_page():
         rows = {row["method"]: row for row in found["rows"]}
         own = [row for row in rows.values() if not row["control"]]
         assert f"`{found['recommended']}` for" in text
-        assert max(own, key=lambda row: row["localisation"])["method"] == "leadlight"
-        behind = found["rows"][0]["faithfulness"][0] - rows["leadlight"]["faithfulness"][0]
+        assert max(own, key=lambda row: row["localisation"])["method"] == "leadlight:object"
+        behind = found["rows"][0]["faithfulness"][0] - rows["leadlight:object"]["faithfulness"][0]
         assert f"{100 * behind:.1f}" in text
-        assert not rows["leadlight"]["tied_with_best"]
+        assert not rows["leadlight:object"]["tied_with_best"]
         centre = rows["centre"]["faithfulness"][0]
         below.append({row["method"] for row in own if row["faithfulness"][0] < centre})
         tied.append({row["method"] for row in own if row["tied_with_best"]})

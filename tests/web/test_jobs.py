@@ -8,7 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from tests.web.web_case import LONG_METHODS, error_text, small_app, tiny_model, upload_id, wait_until
-from vitrail.web.errors import ApiError
+from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.validation import check_methods
 

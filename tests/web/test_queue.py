@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 
 import vitrail
 from tests.web.web_case import LONG_METHODS, image_file, running_server, small_app, upload, upload_id, wait_until
+from vitrail.web.api_errors import ApiError
 from vitrail.web.cache import BoundedStore
-from vitrail.web.errors import ApiError
 from vitrail.web.queue import Queue, QueuedTask, Step
 
 

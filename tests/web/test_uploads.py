@@ -16,7 +16,7 @@ from tests.text.texts import text_model
 from tests.web.web_case import error_text, image_file, small_app, tiny_model, upload
 from vitrail.cli.serve import load_models
 from vitrail.models.preprocess import to_rgb
-from vitrail.web.errors import ApiError
+from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.uploads import read_upload
 

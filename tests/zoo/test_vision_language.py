@@ -36,7 +36,7 @@ def stream_of(name):
 
 
 def target_of(name):
-    return 1 if name == "vilt" else token(f"w{LABEL}")
+    return 1 if name == "vilt" else token(f"w{LABEL}", score="logit")
 
 
 def explain(name, model, **options):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from vitrail.bench.folder import explain_folder, read_map
     from vitrail.bench.folder_overlays import draw_folder
     from vitrail.bench.folder_page import FolderSummary, write_folder_page
+    from vitrail.bench.map_store import MapStore, open_maps
     from vitrail.bench.multiclass_protocols import PresentClassScores
     from vitrail.bench.plan import Plan, PlanError
     from vitrail.bench.plan_file import PlanOverrides, plans
@@ -27,6 +28,7 @@ __all__ = [
     "PROTOCOLS",
     "FolderSummary",
     "LocalEngine",
+    "MapStore",
     "Plan",
     "PlanError",
     "PlanOverrides",
@@ -37,6 +39,7 @@ __all__ = [
     "count_failures",
     "draw_folder",
     "explain_folder",
+    "open_maps",
     "open_run",
     "plans",
     "read_map",
@@ -53,6 +56,7 @@ _MODULES = {
     "folder": ("explain_folder", "read_map"),
     "folder_overlays": ("draw_folder",),
     "folder_page": ("FolderSummary", "write_folder_page"),
+    "map_store": ("MapStore", "open_maps"),
     "plan": ("Plan", "PlanError"),
     "plan_file": ("PlanOverrides", "plans"),
     "multiclass_protocols": ("PresentClassScores",),

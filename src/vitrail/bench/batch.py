@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from vitrail.bench.context import BenchTextModel
-from vitrail.bench.explainer import ExplainedBatch, Explainer, Reasons
+from vitrail.bench.explainer import ChunkExplainer, ExplainedBatch, Reasons
 from vitrail.bench.ground_truth import GroundTruth
 from vitrail.scores.infidelity import PatchEffects
 from vitrail.scores.statistics import Array
@@ -106,7 +106,7 @@ class ScoreBatch(TargetColumns):
     columns: dict[str, list[int | None]]
     explanations: dict[str, ExplainedBatch]
     failures: Reasons
-    explainer: Explainer
+    explainer: ChunkExplainer
     dataset: int = 0
     object_maps: dict[str, tuple[list[list[int]], dict[tuple[int, int], Tensor], dict[int, str]]] = field(
         default_factory=dict

@@ -16,10 +16,10 @@ from torch import Tensor
 from vitrail import fast
 from vitrail.bench.batch import ProtocolScores, ScoreBatch, distinct_classes
 from vitrail.bench.context import BenchContext, open_context
-from vitrail.bench.explainer import Explainer, error_line, to_half
+from vitrail.bench.explainer import ChunkExplainer
 from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images, prepare_ground_truth
-from vitrail.bench.memory import shrink_batch_to_fit
-from vitrail.bench.parts import EXPLAIN, ScoreRows, write_file, write_table
+from vitrail.bench.map_store import tensor_name, write_shard
+from vitrail.bench.parts import EXPLAIN, ScoreRows, write_table
 from vitrail.bench.perturbation_scores import score_perturbation
 from vitrail.bench.protocols import PROTOCOLS, needs_objects
 from vitrail.bench.text_chunk import TextChunkRunner
@@ -27,7 +27,9 @@ from vitrail.bench.world_chunk import WorldChunkRunner
 from vitrail.capture.attention_storage import some_weight
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.score_function import class_probabilities
-from vitrail.errors import OutputError, TargetError, WeightsError
+from vitrail.errors import OutputError, TargetError, WeightsError, error_line
+from vitrail.pipeline.map_rows import to_half
+from vitrail.pipeline.memory import shrink_batch_to_fit
 from vitrail.scores.presets import find_presets
 
 
@@ -169,7 +171,7 @@ class _ChunkRunner:
         names = self.plan.protocols_of(self.images.spec)
         self.protocols = [PROTOCOLS[name] for name in names if name in PROTOCOLS]
         self.presets = find_presets([name for name in names if name not in PROTOCOLS])
-        self.explainer = Explainer(context, self.model, chunk.key)
+        self.explainer = ChunkExplainer(context, self.model, chunk.key)
         self.rows = ScoreRows(self.plan.models[chunk.model].title, self.images.spec.title, chunk.methods)
         self.saved_maps: dict[str, list[Tensor]] = {}
         self.saved_ids: list[str] = []
@@ -291,12 +293,10 @@ class _ChunkRunner:
                         half[row] = torch.nan
                 else:
                     half = torch.full((len(columns), *(grid or (1, 1))), torch.nan, dtype=torch.float16)
-                self.saved_maps.setdefault(f"{method}/{target}", []).append(half)
+                self.saved_maps.setdefault(tensor_name(method, target), []).append(half)
 
     def _write_maps(self) -> None:
         """Write the maps of all images. This comes before the part, so that a part that exists has its maps."""
-        from safetensors.torch import save
-
-        tensors = {name: torch.cat(pieces).contiguous() for name, pieces in sorted(self.saved_maps.items())}
-        data = save(tensors, {"images": json.dumps(self.saved_ids), **self.chunk.footer})
-        write_file(self.chunk.path.with_suffix(".safetensors"), lambda file: file.write(data))
+        tensors = {name: torch.cat(pieces) for name, pieces in sorted(self.saved_maps.items())}
+        footer = {"images": json.dumps(self.saved_ids), **self.chunk.footer}
+        write_shard(self.chunk.path.with_suffix(".safetensors"), tensors, footer)

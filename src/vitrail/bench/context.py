@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from vitrail.bench.ground_truth import GroundTruth, LoadedImages, join_images
-from vitrail.bench.memory import BatchLimit, HasBatchSize
 from vitrail.bench.method_groups import group_methods
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan
 from vitrail.bench.read_ahead import ReadAhead
@@ -30,6 +29,7 @@ from vitrail.methods.plugins import import_modules
 from vitrail.models import load
 from vitrail.models.loaded import LoadedModel, class_count
 from vitrail.models.preprocess import Preprocess
+from vitrail.pipeline.memory import BatchLimit, HasBatchSize
 from vitrail.scores import sanity
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import Preset

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from vitrail.bench.chunk import make_chunks
 from vitrail.bench.context import BenchContext, open_context
-from vitrail.bench.cost import (
+from vitrail.bench.plan import Plan, PlanProblem
+from vitrail.bench.plan_cost import (
     Estimate,
     ModelCost,
     catalogue_cost,
@@ -19,7 +20,6 @@ from vitrail.bench.cost import (
     measure_model,
     text_cost,
 )
-from vitrail.bench.plan import Plan, PlanProblem
 from vitrail.bench.plan_file import PlanOverrides, parse_plan, plans
 from vitrail.bench.validate import inspect_plan
 from vitrail.errors import VitrailError

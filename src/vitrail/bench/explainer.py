@@ -10,20 +10,19 @@ from time import perf_counter
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.bench.context import BenchContext, BenchModel
-from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
 from vitrail.bench.method_groups import serves_all_targets
 from vitrail.capture.inputs import ModelInputs
-from vitrail.errors import ModelError, OutputError, VitrailError
+from vitrail.errors import ModelError, OutputError, error_line
 from vitrail.methods import find
-from vitrail.methods.postprocess import normalise, to_maps
+from vitrail.methods.postprocess import to_maps
 from vitrail.methods.probe import Probe
 from vitrail.models.class_group import ClassGroup
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
+from vitrail.pipeline.memory import PeakMemory, shrink_batch_to_fit
 
 #: Name of the control whose maps are noise.
 NOISE = "random"
@@ -55,20 +54,6 @@ class ExplainedBatch:
     memory: list[float]
 
 
-def to_half(grid: Tensor, signed: bool, patch_grid: tuple[int, int] | None) -> Tensor:
-    """Maps in half precision on the patch grid, each scaled to [0, 1], or [-1, 1] if signed; on the CPU.
-
-    Args:
-        grid: Maps as the method returned them, shape (B, K, rows, columns); finer ones are averaged over each patch.
-        signed: Whether negative relevance has a meaning.
-        patch_grid: Rows and columns of patches, or None to keep the size.
-    """
-    scaled = normalise(grid.float(), signed)
-    if patch_grid is not None and scaled.shape[-2] > patch_grid[0]:
-        scaled = F.adaptive_avg_pool2d(scaled.flatten(0, 1), patch_grid).reshape(*scaled.shape[:2], *patch_grid)
-    return scaled.half().cpu()
-
-
 class _PartialExplanation(NamedTuple):
     """Maps of some rows of the batch, for all of their classes or for one column of them."""
 
@@ -91,7 +76,7 @@ class _ExplainRequest(NamedTuple):
 
 
 @dataclass
-class Explainer:
+class ChunkExplainer:
     """Compute maps with one model.
 
     Attributes:
@@ -230,13 +215,6 @@ def map_seed(key: str, image: str, method: str) -> int:
         True
     """
     return int.from_bytes(hashlib.sha256(f"{key}\0{image}\0{method}".encode()).digest()[:4], "big") & 0x7FFFFFFF
-
-
-def error_line(error: BaseException) -> str:
-    """Return an error as one line for a table."""
-    text = str(error).strip()
-    line = text.splitlines()[0] if text else ""
-    return line if isinstance(error, VitrailError) and line else f"{type(error).__name__}: {line}".removesuffix(": ")
 
 
 def _first_positions(targets: list[list[int | ClassGroup]]) -> list[list[int]]:

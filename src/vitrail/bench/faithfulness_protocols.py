@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.batch import BenchProtocol, ScoreBatch, ScoresAndReasons
-from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.score_function import class_probabilities
+from vitrail.pipeline.memory import shrink_batch_to_fit
 from vitrail.scores.infidelity import patch_effects, score_infidelity
 from vitrail.scores.monotonicity import score_monotonicity
 from vitrail.scores.road import Predict, score_road

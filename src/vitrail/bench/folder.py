@@ -1,15 +1,9 @@
-"""Explain every image of a folder, with the engines of the benchmark: resumable, maps in half precision.
+"""Explain every image of a source, with the engines of the benchmark: resumable, maps in half precision.
 
-Files in the output folder::
-
-    manifest.json                model, methods, target, versions
-    parts/part-00000.parquet     rows of the first chunk of images
-    parts/part-00000.safetensors its maps: for each method a tensor (rows, grid rows, grid columns), float16
-    index.parquet                all rows in one table, once every part exists
-
-Columns of the index: ``image`` (path below the explained folder), ``method``, ``class`` (index, −1 without a map),
-``name`` (of the class, if known), ``probability``, ``flat`` (whether the map is constant), ``part`` (file name),
-``offset`` (row of the method's tensor in that file, −1 without a map), ``error`` (why there is no map, else null).
+The output folder is a store of maps; see `vitrail.bench.map_store`. Beside each file of maps,
+``parts/part-00000.parquet`` has the rows of its chunk of images. The index is written once every part exists.
+Parts of shards and tables are called after the first image of the file, ``part-1f3a09c2be17-001`` for its second chunk,
+so that a file that is added, repaired or removed leaves the parts of the other files valid.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import product
+from itertools import count, groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +21,9 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.context import BenchContext
-from vitrail.bench.engines import BenchTask, Engine, TaskCallback
+from vitrail.bench.engines import BenchTask, Engine, LostTasksError, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.explainer import error_line, to_half
-from vitrail.bench.memory import shrink_batch_to_fit
+from vitrail.bench.map_store import has_maps, index_schema, open_maps, write_index, write_shard
 from vitrail.bench.parts import (
     read_footer,
     remove_stale_files,
@@ -40,49 +33,47 @@ from vitrail.bench.parts import (
     write_table,
 )
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, library_versions
+from vitrail.bench.read_ahead import ReadAhead
 from vitrail.capture.output_tensors import OutputReading
-from vitrail.errors import DataError, InputError, WeightsError, require
+from vitrail.data.addresses import full_address, open_source
+from vitrail.data.source import Source, SourceItem
+from vitrail.data.table_rows import TableSource
+from vitrail.errors import DataError, InputError, UnreachableError, VitrailError, WeightsError, error_line, require
 from vitrail.inputs.targets import resolve_target
 from vitrail.methods import find
 from vitrail.methods.plugins import import_modules
 from vitrail.models.class_group import ClassGroup
 from vitrail.models.preprocess import open_image
-from vitrail.pipeline.explain import DEFAULT, explain
-from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.pipeline.explain import DEFAULT
+from vitrail.pipeline.map_rows import MapRow, explain_rows
 from vitrail.targets import NamedTarget, from_dict
 from vitrail.targets.bound_targets import has_named_target
 
 #: Settings in the manifest that decide the maps, in the order of `FolderChunk.settings`.
 _SETTINGS = ("model", "weights", "methods", "target", "batch")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 
 
 @dataclass(frozen=True)
 class FolderChunk:
-    """Some images of a folder, all methods.
+    """Some images of a source, all methods.
 
     Attributes:
-        root: Folder of the images.
+        source: The source, without its list.
         out: Folder of the results.
-        key: Hash of everything that decides the maps.
+        key: Hash of the source's address and of everything else that decides the maps, except the list of images.
         settings: Model, weights, methods, target and batch, as JSON.
         weights_hash: SHA-256 of the model's weights.
-        number: Number of the chunk.
-        images: Paths below the root.
+        name: Name of its files, without suffix.
+        images: The images.
     """
 
-    root: str
+    source: Source
     out: str
     key: str
     settings: str = field(repr=False)
     weights_hash: str
-    number: int
-    images: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        """Name of its files, without suffix."""
-        return f"part-{self.number:05d}"
+    name: str
+    images: tuple[SourceItem, ...]
 
     @property
     def maps(self) -> int:
@@ -97,10 +88,15 @@ class FolderChunk:
     @property
     def footer(self) -> dict[str, str]:
         """Footer of its part."""
-        return {"key": self.key, "part": self.name}
+        listed = "\0".join(f"{item.id} {item.place} {item.error}" for item in self.images)
+        images = hashlib.sha256(listed.encode()).hexdigest()
+        return {"key": self.key, "part": self.name, "images": images}
 
     def prepare(self, device: str) -> None:
-        """Nothing is read ahead: these images are read with their batch."""
+        """Begin to read the images, while another chunk is computed, where that does not take cores from the model."""
+        if self._reads_ahead(device):
+            size = json.loads(self.settings)["batch"]
+            _image_reader().start(self._reading, self._reader(device), range(len(self.images)), size)
 
     def perform(self, device: str) -> Path:
         """Explain the images; write the maps, then the rows."""
@@ -108,101 +104,107 @@ class FolderChunk:
 
     def compute(self, device: str) -> Callable[[], Path]:
         """Explain the images; return the function that writes the maps, then the rows."""
-        from safetensors.torch import save
-
         settings = json.loads(self.settings)
         context = open_folder_context(self.settings, device)
         if context.model(0).weights_hash != self.weights_hash:
             raise WeightsError(
                 f"{settings['model']} has other weights on this machine than on the one that started the run"
             )
-        rows: dict[str, list[Any]] = {name: [] for name in _index_schema().names}
+        rows: dict[str, list[Any]] = {name: [] for name in index_schema().names}
         maps: dict[str, list[Tensor]] = {method: [] for method in settings["methods"]}
-        for start in range(0, len(self.images), settings["batch"]):
-            self._explain_batch(context, settings, self.images[start : start + settings["batch"]], rows, maps)
-        tensors = {method: torch.cat(half).contiguous() for method, half in maps.items() if half}
+        unreachable = False
+        for start, batch in zip(count(0, settings["batch"]), self._batches(device, settings["batch"]), strict=False):
+            names = [item.id for item in self.images[start : start + len(batch)]]
+            failed = {n: one for n, one in zip(names, batch, strict=True) if isinstance(one, VitrailError)}
+            read = {n: one for n, one in zip(names, batch, strict=True) if isinstance(one, Tensor)}
+            unreachable |= any(isinstance(error, UnreachableError) for error in failed.values())
+            found = [MapRow(n, m, error=error_line(error)) for n, error in failed.items() for m in settings["methods"]]
+            model, target = context.model(0), _from_json(settings["target"])
+            found += explain_rows(
+                model.loaded, read, settings["methods"], target, context, model.structure.layout.plane
+            )
+            for row in found:
+                _add_row(rows, row, self.name, len(maps[row.method]))
+                if row.relevance is not None:
+                    maps[row.method].append(row.relevance)
+        tensors = {method: torch.stack(half).contiguous() for method, half in maps.items() if half}
+        # Where a store did not answer, the part counts as missing in the next run, which tries again.
+        footer = self.footer | ({"unreachable": "yes"} if unreachable else {})
 
         def write() -> Path:
-            data = save(tensors, self.footer)
-            write_file(self.path.with_suffix(".safetensors"), lambda file: file.write(data))
-            return write_table(self.path, rows, self.footer, _index_schema())
+            write_shard(self.path.with_suffix(".safetensors"), tensors, self.footer)
+            return write_table(self.path, rows, footer, index_schema())
 
         return write
 
-    def _explain_batch(
-        self,
-        context: BenchContext,
-        settings: dict[str, Any],
-        names: Sequence[str],
-        rows: dict[str, list[Any]],
-        maps: dict[str, list[Tensor]],
-    ) -> None:
-        model, methods = context.model(0), settings["methods"]
+    @property
+    def _reading(self) -> str:
+        """Name of what is read: the same settings may be used for other images in the same process."""
+        return f"{self.key} {hash(self.images)}"
 
-        def add_row(image: str, method: str, label: int = -1, offset: int = -1, **columns: Any) -> None:
-            row = {"image": image, "method": method, "class": label, "part": self.name, "offset": offset, **columns}
-            for name, column in rows.items():
-                column.append(row.get(name))
+    def _reads_ahead(self, device: str) -> bool:
+        return device != "cpu" or "://" in self.images[0].file
 
-        prepared: dict[str, Tensor] = {}
-        for image in names:
-            try:
-                prepared[image] = model.preprocess(open_image(Path(self.root) / image))
-            except InputError as error:
-                for method in methods:
-                    add_row(image, method, error=str(error))
-
-        def explain_images(specs: Sequence[str], images: Sequence[str]) -> Explanations:
-            inputs = torch.stack([prepared[image] for image in images]).to(context.device)
-            target = _from_json(settings["target"])
-            return shrink_batch_to_fit(
-                context, lambda n: explain(model.loaded, inputs, methods=specs, target=target, batch_size=n)
-            )
-
-        for method, images, e in _explain_or_errors(explain_images, methods, tuple(prepared)):
-            if isinstance(e, str):
-                add_row(images[0], method, error=e)
-                continue
-            offset, count = sum(map(len, maps[method])), e.maps.shape[1]
-            maps[method].append(to_half(e.grid, e.signed, model.structure.layout.plane).flatten(0, 1))
-            for i, k in product(range(len(images)), range(count)):
-                add_row(
-                    images[i], method, -1 if e.targets is None else int(e.targets[i, k]), offset + i * count + k,
-                    name=_class_name(e, i, k),
-                    probability=None if e.probabilities is None else float(e.probabilities[i, k]),
-                    flat=bool(e.constant[i, k]),
-                )  # fmt: skip
-
-
-def _explain_or_errors(
-    explain_images: Callable[[Sequence[str], Sequence[str]], Explanations],
-    methods: Sequence[str],
-    images: Sequence[str],
-) -> Iterator[tuple[str, Sequence[str], Explanation | str]]:
-    """Explain images; if that fails, try methods and then images one by one, and give the error of one image."""
-    if not images:
-        return
-    try:
-        explanations = explain_images(methods, images)
-    except Exception as error:  # noqa: BLE001 - a failure of one image becomes a row of the results
-        if len(methods) == len(images) == 1:
-            yield methods[0], images, error_line(error)
+    def _batches(self, device: str, size: int) -> Iterator[list[Tensor | VitrailError]]:
+        read_one, indices = self._reader(device), range(len(self.images))
+        if self._reads_ahead(device):
+            yield from _image_reader().batches(self._reading, read_one, indices, size)
             return
-        singles = [([m], images) for m in methods] if len(methods) > 1 else [(methods, [image]) for image in images]
-        for some_methods, some_images in singles:
-            yield from _explain_or_errors(explain_images, some_methods, some_images)
-    else:
-        yield from ((method, images, e) for method, e in explanations.items())
+        for start in indices[::size]:
+            yield [read_one(index) for index in indices[start : start + size]]
+
+    def _reader(self, device: str) -> Callable[[int], Tensor | VitrailError]:
+        """A function that reads an image of the chunk; one that cannot be read gives the error."""
+        preprocess = open_folder_context(self.settings, device).model(0).preprocess
+
+        def read_one(index: int) -> Tensor | VitrailError:
+            item = self.images[index]
+            try:
+                return preprocess(open_image(item.file if not item.place else item.id, self.source.open(item)))
+            except VitrailError as error:
+                return error
+
+        return read_one
 
 
-def _class_name(e: Explanation, image: int, k: int) -> str | None:
-    """Name of a class with all its synonyms, of a group of classes, a prompt or a box; None if it is unknown."""
-    if e.named_targets is not None:
-        return e.target_name(image, k)
-    index = -1 if e.targets is None else int(e.targets[image, k])
-    if e.classes is None or not 0 <= index < len(e.classes):
-        return e.target_name(image, k) if e.groups else None
-    return e.classes[index]
+@lru_cache(maxsize=1)
+def _image_reader() -> ReadAhead[Tensor | VitrailError, list[Tensor | VitrailError]]:
+    return ReadAhead(list)
+
+
+def _add_row(rows: dict[str, list[Any]], row: MapRow, part: str, offset: int) -> None:
+    columns = row._asdict() | {"class": row.label, "part": part, "offset": -1 if row.relevance is None else offset}
+    for name, column in rows.items():
+        column.append(columns.get(name))
+
+
+def split_items(
+    items: Sequence[SourceItem], chunk: int, whole_groups: bool = False
+) -> Iterator[tuple[str, tuple[SourceItem, ...]]]:
+    """Yield the name and images of each part: at most ``chunk`` images, or whole groups of rows of a table.
+
+    Example:
+        >>> rows = [SourceItem(f"t/{i}", "t", (i // 3, i % 3)) for i in range(6)] + [SourceItem("u/0", "u", (0, 0))]
+        >>> [(name, len(images)) for name, images in split_items(rows, 2, whole_groups=True)]
+        [('part-9735c3deaf6b-000', 3), ('part-9735c3deaf6b-001', 3), ('part-620b78dfef90-000', 1)]
+        >>> [(name, len(images)) for name, images in split_items([SourceItem(x, x) for x in "abc"], 2)]
+        [('part-00000', 2), ('part-00001', 1)]
+    """
+    if not any(item.place or item.error for item in items):  # whole files
+        for number, start in enumerate(range(0, len(items), chunk)):
+            yield f"part-{number:05d}", tuple(items[start : start + chunk])
+        return
+    for _, of_file in groupby(items, key=lambda item: item.file if item.place or item.error else ""):
+        number, collected, name = 0, list[SourceItem](), ""
+        for item in of_file:
+            # A name that does not depend on the other files.
+            name = name or f"part-{hashlib.sha256(item.id.encode()).hexdigest()[:12]}"
+            same_group = whole_groups and bool(collected) and collected[-1].place[:1] == item.place[:1] != ()
+            if len(collected) >= chunk and not same_group:
+                yield f"{name}-{number:03d}", tuple(collected)
+                number, collected = number + 1, []
+            collected.append(item)
+        yield f"{name}-{number:03d}", tuple(collected)
 
 
 def explain_folder(
@@ -210,6 +212,8 @@ def explain_folder(
     out: str | Path,
     *,
     recursive: bool = False,
+    column: str = "",
+    split: str = "",
     model: str = "scenes",
     weights: str | None = None,
     methods: Sequence[str] = (DEFAULT,),
@@ -223,19 +227,21 @@ def explain_folder(
     begin: Callable[[Sequence[BenchTask], int], None] = lambda _, __: None,
     done: TaskCallback = lambda _: None,
 ) -> Path:
-    """Explain every image of a folder; images explained earlier are skipped.
+    """Explain every image of a folder or another source; images explained earlier are skipped and not read.
 
     Args:
-        directory: Folder of the images.
+        directory: Folder of the images, or any address that `vitrail.data.open_source` takes.
         out: Folder of the results.
         recursive: Whether to include images in subfolders.
+        column: Column of the images in tables.
+        split: Split of a Hugging Face data set.
         model: As `vitrail.load` takes it.
         weights: A weights file, or "random".
         methods: Method specs.
         target: As `vitrail.explain` takes it, the same for all images: None, "top3", a class, a group of classes such
             as "tabby|tiger cat", a prompt, a box of a query, or a row of these.
         scores: What turns the model's class scores into probabilities; by default what the model states.
-        chunk: Images in one part.
+        chunk: Images in one part; a part of a Parquet file holds whole row groups.
         batch: Images in one forward pass.
         imports: Modules that register further methods.
         device: Device of the model.
@@ -244,13 +250,15 @@ def explain_folder(
         done: Called with every part that is finished.
 
     Returns:
-        Path of the index.
+        Path of the index. Images of parts that could not be computed have the reason as error; the next call tries
+        them again.
 
     Raises:
         DataError: There are no images.
     """
-    root, out = Path(directory).resolve(), Path(out).resolve()
-    images = _list_images(root, recursive, out)
+    out = Path(out).resolve()
+    listed = {"folder": full_address(directory), "recursive": recursive, "column": column, "split": split}
+    source = open_listed(listed, out)
     import_modules(imports)
     specs = [find(spec)[0] for spec in dict.fromkeys(methods)]
     named: dict[str, Any] = {"imports": list(imports)} if imports else {}
@@ -262,15 +270,17 @@ def explain_folder(
     opened = open_folder_context(settings, device).model(0)
     if opened.classes and not has_named_target(target):  # reject an unknown class now, not in every worker
         resolve_target(target, torch.zeros(1, opened.classes), 1, opened.loaded.classes)
-    hashed = chosen | {
-        "weights": opened.weights_hash, "images": images, "chunk": chunk, "versions": library_versions(),
-    }  # fmt: skip
+    source_of = {name: value for name, value in listed.items() if name != "recursive"}
+    hashed = chosen | source_of | {"weights": opened.weights_hash, "chunk": chunk, "versions": library_versions()}
     key = hashlib.sha256(json.dumps(hashed, sort_keys=True).encode()).hexdigest()[:16]
     tasks = [
-        FolderChunk(str(root), str(out), key, settings, opened.weights_hash, i, tuple(images[start : start + chunk]))
-        for i, start in enumerate(range(0, len(images), chunk))
+        FolderChunk(source.emptied(), str(out), key, settings, opened.weights_hash, name, images)
+        for name, images in split_items(source.items, chunk, isinstance(source, TableSource))
     ]
-    recorded = {"key": key, "folder": str(root), **chosen, "images": len(images), "versions": library_versions()}
+    recorded = {
+        "key": key, **listed, **chosen, "weights_hash": opened.weights_hash, "grid": opened.structure.layout.plane,
+        "images": len(source.items), "versions": library_versions(),
+    }  # fmt: skip
     manifest = json.dumps(recorded, indent=2)
     write_file(out / "manifest.json", lambda file: file.write(f"{manifest}\n".encode()))
     try:
@@ -278,12 +288,31 @@ def explain_folder(
         remove_stale_files(out / "parts")
     except OSError as error:
         raise write_error(error, out) from error
-    missing = [task for task in tasks if not (task.path.is_file() and read_footer(task.path) == task.footer)]
+    missing = [task for task in tasks if not (read_footer(task.path) == task.footer and has_maps(task.path))]
     begin(missing, len(tasks) - len(missing))
-    (engine or LocalEngine(1, device)).run(missing, done)
+    lost: Mapping[str, str] = {}
+    try:
+        (engine or LocalEngine(1, device)).run(missing, done)
+    except LostTasksError as error:
+        lost = error.reasons
     pa, pq = require_pyarrow(), require("pyarrow.parquet", "bench", "read tables")
-    table = pa.concat_tables([pq.read_table(task.path) for task in tasks]).replace_schema_metadata(None)
-    return write_file(out / "index.parquet", lambda file: pq.write_table(table, file, compression="zstd"))
+    tables = [_lost_rows(task, lost[task.name]) if task.name in lost else pq.read_table(task.path) for task in tasks]
+    return write_index(out, pa.concat_tables(tables).replace_schema_metadata(None), recorded)
+
+
+def _lost_rows(task: FolderChunk, reason: str) -> Any:
+    """Rows of a part that could not be computed."""
+    rows: dict[str, list[Any]] = {name: [] for name in index_schema().names}
+    for item, method in product(task.images, json.loads(task.settings)["methods"]):
+        _add_row(rows, MapRow(item.id, method, error=reason), task.name, -1)
+    return require_pyarrow().table(rows, index_schema())
+
+
+def open_listed(manifest: Mapping[str, Any], out: Path) -> Source:
+    """Open the source that a manifest names."""
+    options = {name: manifest.get(name, default) for name, default in (("column", ""), ("split", ""))}
+    recursive = bool(manifest.get("recursive", True))
+    return open_source(manifest["folder"], recursive=recursive, exclude=str(out), **options)
 
 
 def read_map(out: str | Path, row: dict[str, Any]) -> Tensor:
@@ -293,13 +322,7 @@ def read_map(out: str | Path, row: dict[str, Any]) -> Tensor:
         out: Folder of the results.
         row: As ``polars.read_parquet("index.parquet").row(0, named=True)`` returns it.
     """
-    from safetensors import safe_open
-
-    if row["offset"] < 0:
-        raise InputError(f"{row['image']} has no map by {row['method']}: {row['error']}")
-    with safe_open(str(Path(out) / "parts" / f"{row['part']}.safetensors"), framework="pt") as file:
-        relevance: Tensor = file.get_slice(row["method"])[row["offset"]]
-    return relevance
+    return open_maps(out).read({"target": None} | row)
 
 
 def read_manifest(out: str | Path) -> dict[str, Any]:
@@ -339,20 +362,6 @@ def _from_json(target: Any) -> Any:
     return from_dict(target) if isinstance(target, dict) else target
 
 
-def _list_images(root: Path, recursive: bool, out: Path) -> list[str]:
-    if not root.is_dir():
-        raise DataError(f"{root} is not a folder")
-    paths = root.rglob("*") if recursive else root.iterdir()
-    images = sorted(
-        path.relative_to(root).as_posix() for path in paths
-        if path.suffix.lower() in SUFFIXES and path.is_file() and not path.is_relative_to(out)
-    )  # fmt: skip
-    if not images:
-        advice = "" if recursive else "; recursive=True (--recursive) includes subfolders"
-        raise DataError(f"there are no images in {root}{advice}")
-    return images
-
-
 @lru_cache(maxsize=2)
 def open_folder_context(settings: str, device: str) -> BenchContext:
     """Open the model and methods of a folder as a plan whose data set is not used."""
@@ -371,10 +380,3 @@ def open_folder_context(settings: str, device: str) -> BenchContext:
     if not_applicable:
         raise InputError(next(iter(not_applicable.values())))
     return context
-
-
-def _index_schema() -> Any:
-    pa = require_pyarrow()
-    types = {"class": pa.int32(), "offset": pa.int32(), "probability": pa.float64(), "flat": pa.bool_()}
-    names = ("image", "method", "class", "name", "probability", "flat", "part", "offset", "error")
-    return pa.schema([(name, types.get(name, pa.string())) for name in names])

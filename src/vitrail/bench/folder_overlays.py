@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -22,10 +22,11 @@ import numpy as np
 
 from vitrail.bench.engines import BenchTask, Engine, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.folder import folder_settings, open_folder_context, read_manifest, read_map
+from vitrail.bench.folder import folder_settings, open_folder_context, open_listed, read_manifest, read_map
 from vitrail.bench.parts import read_footer, write_error, write_file
 from vitrail.capture.layout import Area
-from vitrail.errors import InputError, require
+from vitrail.data.source import Source, SourceItem
+from vitrail.errors import VitrailError, require
 from vitrail.methods import find
 from vitrail.methods.postprocess import normalise, place, upsample
 from vitrail.models.preprocess import Preprocess, open_image
@@ -48,9 +49,10 @@ class OverlayChunk:
     """Overlays of one finished part.
 
     Attributes:
-        root: Folder of the images.
+        source: The source of the images, without its list.
+        items: The images of the part, by id.
         out: Folder of the results.
-        key: Key of the run.
+        key: Key of the run and of the part's images.
         name: Name of the part.
         preprocess: Preprocessing of the model.
         area: Part of the model's input that the patch grid covers, if it is not all of it.
@@ -58,7 +60,8 @@ class OverlayChunk:
         signed: Methods whose maps have a sign.
     """
 
-    root: str
+    source: Source
+    items: Mapping[str, SourceItem] = field(repr=False)
     out: str
     key: str
     name: str
@@ -108,8 +111,8 @@ class OverlayChunk:
     def _draw(self, name: str, rows: list[Row]) -> None:
         out = Path(self.out)
         try:
-            image = open_image(Path(self.root) / name)
-        except InputError:  # deleted since it was explained: its maps remain
+            image = open_image(name, self.source.open(self.items[name]))
+        except VitrailError:  # deleted since it was explained: its maps remain
             return
         pixels = self.preprocess.denormalise(self.preprocess(image)[None])[0]
         geometry = self.preprocess.geometry(image.height, image.width)
@@ -139,7 +142,7 @@ def overlay_names(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         method = str(row["method"])
         counts[method] = counts.get(method, -1) + 1
-        yield f"{FOLDER}/{row['image']}.{slug(method)}-{counts[method]}.jpg"
+        yield f"{FOLDER}/{_below(row['image'])}.{slug(method)}-{counts[method]}.jpg"
 
 
 def original_name(overlay_path: str) -> str:
@@ -149,7 +152,17 @@ def original_name(overlay_path: str) -> str:
 
 def thumbnail_name(image: str) -> str:
     """Path of an image's thumbnail, below the output folder."""
-    return f"{FOLDER}/{image}.thumbnail.jpg"
+    return f"{FOLDER}/{_below(image)}.thumbnail.jpg"
+
+
+def _below(image: str) -> str:
+    """The id of an image as a path that stays below a folder.
+
+    Example:
+        >>> _below("cats/a.png"), _below("s3://bucket/../a.png"), _below("/data/a.png")
+        ('cats/a.png', 's3:/_/bucket/_/a.png', '_/data/a.png')
+    """
+    return "/".join("_" if name in ("", ".", "..") else name for name in image.split("/"))
 
 
 def draw_folder(
@@ -179,12 +192,19 @@ def draw_folder(
     model = open_folder_context(folder_settings(manifest), device).model(0)
     methods = {spec: find(spec) for spec in manifest["methods"]}
     signed = frozenset(spec for spec, (_, method, options) in methods.items() if method.is_signed(options))
-    parts = sorted((out / "parts").glob("part-*.parquet"))
-    tasks = [
-        OverlayChunk(manifest["folder"], str(out), manifest["key"], path.stem, model.preprocess,
-                     model.structure.layout.area, original, signed)
-        for path in parts if (read_footer(path) or {}).get("key") == manifest["key"]
-    ]  # fmt: skip
+    source = open_listed(manifest, out)
+    items = {item.id: item for item in source.items}
+    pq: Any = require("pyarrow.parquet", "bench", "read tables")
+    index = pq.read_table(out / "index.parquet", columns=["part", "image"]).to_pylist()
+    tasks = []
+    for part, rows in groupby(index, key=lambda row: row["part"]):
+        footer = read_footer(out / "parts" / f"{part}.parquet")
+        if footer is not None and footer.get("key") == manifest["key"]:
+            own = {row["image"]: items[row["image"]] for row in rows if row["image"] in items}
+            tasks.append(
+                OverlayChunk(source.emptied(), own, str(out), f"{manifest['key']} {footer.get('images')}", part,
+                             model.preprocess, model.structure.layout.area, original, signed)
+            )  # fmt: skip
     missing = [task for task in tasks if not task.done]
     begin(missing, len(tasks) - len(missing))
     (engine or LocalEngine(1, device)).run(missing, done)

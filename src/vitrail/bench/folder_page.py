@@ -25,7 +25,7 @@ class FolderSummary:
     """What became of the images of a folder.
 
     Attributes:
-        page: The first page of the index.
+        page: The first page of the index, or the table where there are no pages.
         images: Number of images.
         failures: For each image without a map by some method, the reason.
     """
@@ -33,6 +33,16 @@ class FolderSummary:
     page: Path
     images: int
     failures: Mapping[str, str]
+
+
+def summarise_folder(out: str | Path) -> FolderSummary:
+    """Count the images of an explained folder and name those that failed; its ``page`` is the table of all maps."""
+    path = Path(out).resolve() / "index.parquet"
+    pc: Any = require("pyarrow.compute", "bench", "read tables")
+    table = require("pyarrow.parquet", "bench", "read tables").read_table(path, columns=["image", "error"])
+    failed = table.filter(pc.is_valid(table["error"])).to_pylist()
+    count = int(pc.count_distinct(table["image"]).as_py())
+    return FolderSummary(path, count, {row["image"]: row["error"] for row in reversed(failed)})
 
 
 def write_folder_page(out: str | Path, notes: tuple[str, ...] = ()) -> FolderSummary:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from vitrail.bench.batch import ProtocolScores, ScoreBatch
-from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.methods import find
+from vitrail.pipeline.memory import shrink_batch_to_fit
 from vitrail.scores.perturbation import RecordedCurve
 from vitrail.scores.presets import Curve, MapTarget, Preset
 

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from vitrail.bench.plan import DatasetSpec, ModelSpec, Plan, PlanError, PlanProblem, as_list, parse_models
 from vitrail.bench.toml_lines import TomlLines
+from vitrail.data.addresses import full_address
 from vitrail.models.catalogue import full_name
 
 
@@ -97,7 +98,7 @@ class PlanOverrides:
         used = next((name for name in names if name in self.data), None)
         in_home = [Path(self.home, name) for name in names if self.home and Path(self.home, name).exists()]
         if used is not None:
-            table["root"] = str(Path(self.data[used]).expanduser().resolve())
+            table["root"] = full_address(self.data[used])
         elif "root" not in table and in_home and table.get("name") != "scenes":
             table["root"] = str(in_home[0].resolve())
         if self.limit is not None:
@@ -166,4 +167,4 @@ def _make_paths_absolute(raw: dict[str, Any], folder: Path) -> None:
         for key in ("root", "weights", "ids"):
             value = table.get(key)
             if isinstance(value, str) and value != "random":
-                table[key] = str((folder / Path(value).expanduser()).resolve())
+                table[key] = full_address(value, folder)

@@ -106,7 +106,7 @@ def as_pairs(rows: Tensor) -> Tensor:
 
 def answer_targets(batch: QuestionBatch) -> list[Any]:
     """The right answer of each row as a target."""
-    return [token(number) for number in batch.answers.T.flatten().tolist()]
+    return [token(number, score="logit") for number in batch.answers.T.flatten().tolist()]
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ A run is the folder ``runs/<key>/``. The key is a hash of everything that decide
     parts/part-m0-d0-c00000-g00.parquet       model 0, data set 0, chunk 0, group 0
     parts/part-m0-d0-c00000-g00.safetensors   maps, if the plan sets ``keep_maps``
     results.parquet, results.csv, costs.parquet   written by `ResultsStore.export` once all parts exist
+    index.parquet                             index of the maps, if the plan sets ``keep_maps``; written with them
 
 A part is done when its file exists under its final name and its footer (metadata key ``vitrail``, JSON) has the run's
 key. To resume a run, list the folder; there is no other record of finished work.
@@ -31,7 +32,7 @@ seconds            float64       in rows of ``explain`` the time of the map, in 
                                  image's share, equal in all rows of one image, method, target and protocol
 forwards           float64       images the model evaluated for that, shared in the same way
 memory             float64       in rows of ``explain``: peak memory in bytes while the image's batch was explained, see
-                                 `vitrail.bench.memory`; methods that share a pass share it; else null
+                                 `vitrail.pipeline.memory`; methods that share a pass share it; else null
 removed            list<int32>   perturbation curves: pixels (or patches) removed at each level, else null
 logp_predicted     list<float>   log-probability of the predicted class at each level
 logp_label         list<float>   log-probability of the label, NaN where there is none
@@ -46,9 +47,10 @@ number of workers and the number of interruptions. (Exception: a batch that was 
 last bits.) ``results.csv`` also leaves out the curves. ``costs.parquet`` has the identifying columns without ``score``,
 and the three cost columns.
 
-**Maps.** A safetensors file holds, for each ``method/target``, a tensor of shape (images, rows, columns) in half
-precision, each map scaled to [0, 1] or [-1, 1]. Its metadata holds the ids of the images, as JSON under ``images``.
-Unreadable images are not among them; a map that could not be computed is NaN.
+**Maps.** A run with ``keep_maps`` is a store of maps, which `vitrail.open_maps` opens once the run is finished: see
+`vitrail.bench.map_store`. A safetensors file holds, for each ``method/target``, a tensor of shape (images, rows,
+columns) in half precision, each map scaled to [0, 1] or [-1, 1]. Its metadata holds the ids of the images, as JSON
+under ``images``. Unreadable images are not among them; a map that could not be computed is NaN.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ import torch
 
 from vitrail.bench.chunk import Chunk, make_chunks
 from vitrail.bench.context import BenchContext
+from vitrail.bench.map_store import has_maps, open_shard, write_index
 from vitrail.bench.parts import (
     COSTS,
     CURVES,
@@ -144,8 +147,9 @@ class ResultsStore:
         }
 
     def done(self, chunk: Chunk) -> bool:
-        """Whether a chunk's part exists and belongs to this run."""
-        return chunk.path.is_file() and read_footer(chunk.path) == chunk.footer
+        """Whether a chunk's part exists and belongs to this run, with its maps if the plan keeps them."""
+        complete = read_footer(chunk.path) == chunk.footer
+        return complete and (not self.context.plan.keep_maps or has_maps(chunk.path))
 
     def missing(self) -> list[Chunk]:
         """Return the chunks that are not done."""
@@ -211,7 +215,34 @@ class ResultsStore:
         write_file(paths[0], lambda file: results.write_parquet(file, compression="zstd"))
         write_file(paths[1], lambda file: results.drop(CURVES).write_csv(file))
         write_file(paths[2], lambda file: costs.write_parquet(file, compression="zstd"))
+        if self.context.plan.keep_maps:
+            write_index(self.folder, self._map_rows(table).to_arrow(), self.manifest())
         return paths[0], paths[1], paths[2]
+
+    def _map_rows(self, table: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows of the index of maps: class, probability and errors of the table, and where each map is."""
+        import polars as pl
+
+        plan, keys = self.context.plan, list(KEYS[:5])
+        score = {name: pl.col("value").filter(pl.col("score") == name).first() for name in ("probability", "flat")}
+        rows = table.filter(pl.col("protocol") == EXPLAIN, pl.col("image") != "").group_by(keys).agg(
+            pl.col("explained").first().alias("class"), pl.col("error").first(),
+            score["probability"].alias("probability"), (score["flat"] > 0).alias("flat"),
+        )  # fmt: skip
+        places = []
+        for chunk in self.chunks:
+            ids = json.loads(open_shard(chunk.path.with_suffix(".safetensors")).metadata()["images"])
+            owner = {"model": plan.models[chunk.model].title, "dataset": plan.dataset[chunk.dataset].title}
+            places += [
+                owner | {"image": image, "method": method, "part": chunk.name, "offset": offset}
+                for method in chunk.methods for offset, image in enumerate(ids)
+            ]  # fmt: skip
+        classes = {spec.title: self.context.any_model(k).loaded.classes or () for k, spec in enumerate(plan.models)}
+        names = [{"model": m, "class": i, "name": name} for m, own in classes.items() for i, name in enumerate(own)]
+        joined = rows.join(pl.DataFrame(places), on=keys[:4], how="left")
+        named = pl.DataFrame(names, schema={"model": pl.String, "class": pl.Int32, "name": pl.String})
+        offset = pl.when(pl.col("error").is_null()).then(pl.col("offset")).otherwise(None).fill_null(-1)
+        return joined.join(named, on=["model", "class"], how="left").with_columns(offset.alias("offset"))
 
 
 def read_results(folder: str | Path) -> pl.DataFrame:
@@ -241,6 +272,14 @@ def count_failures(table: pl.DataFrame) -> pl.DataFrame:
 
     counts = table.filter(pl.col("error").is_not_null()).group_by("model", "method", "error").len("rows")
     return counts.sort(["rows", "model", "method", "error"], descending=[True, False, False, False])
+
+
+def count_failed_images(table: pl.DataFrame) -> tuple[int, int]:
+    """Count the images of which no method has a result, such as unreadable ones, and all images."""
+    import polars as pl
+
+    rows = table.filter(pl.col("image") != "").group_by("dataset", "image").agg(pl.col("error").is_null().any())
+    return int((~rows["error"]).sum()), len(rows)
 
 
 def collect_scores(table: pl.DataFrame, kind: type[T] = SampleScores, **where: str) -> T:  # type: ignore[assignment]

@@ -13,13 +13,13 @@ from torch import Tensor
 from vitrail.bench.batch import ExplainedTexts, TextBatch, distinct_classes
 from vitrail.bench.chunk_runner import ChunkRunner
 from vitrail.bench.context import BenchContext
-from vitrail.bench.explainer import Reasons, error_line, map_seed, needs_seed
-from vitrail.bench.memory import PeakMemory, shrink_batch_to_fit
+from vitrail.bench.explainer import Reasons, map_seed, needs_seed
 from vitrail.bench.parts import EXPLAIN
 from vitrail.capture.score_function import class_probabilities
 from vitrail.data import Sample
-from vitrail.errors import DataError, OutputError
+from vitrail.errors import DataError, OutputError, error_line
 from vitrail.pipeline.explain import explain
+from vitrail.pipeline.memory import PeakMemory, shrink_batch_to_fit
 from vitrail.scores.rationale import span_mask
 from vitrail.text.prediction import predict_texts
 

@@ -206,8 +206,9 @@ def _check_kind(plan: Plan, index: int) -> Iterator[PlanProblem]:
         yield PlanProblem(path=("dataset", index, "name"), text="a plan has only pairs of the worlds or none: split it")
     if text != plan.reads_texts:
         yield PlanProblem(path=("dataset", index, "name"), text="a plan has either images or texts: split it in two")
-    elif text and plan.keep_maps:
-        yield PlanProblem(path=("keep_maps",), text="keep_maps saves maps of images: remove it from a plan of texts")
+    elif (text or plan.reads_worlds) and plan.keep_maps:
+        kind = "texts" if text else "pairs of the worlds"
+        yield PlanProblem(path=("keep_maps",), text=f"keep_maps saves maps of images: remove it from a plan of {kind}")
     for i, name in enumerate(plan.protocols):
         world = name in PROTOCOLS and PROTOCOLS[name].world
         if name in plan.protocols_of(data) and world != (data.name in WORLD_DATASETS):

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitrail.bench.batch import ProtocolScores
 from vitrail.bench.chunk_runner import ChunkRunner
 from vitrail.bench.context import BenchContext, BenchWorldModel
-from vitrail.bench.explainer import error_line, map_seed, needs_seed
+from vitrail.bench.explainer import map_seed, needs_seed
 from vitrail.bench.parts import EXPLAIN
 from vitrail.bench.world_batch import WorldBatch
 from vitrail.bench.world_protocols import MARKED, ExplainedPairs
@@ -24,7 +24,7 @@ from vitrail.bench.world_removal import CellRemoval, PromptWordRemoval
 from vitrail.bench.world_tasks import WORLD_TASKS, maps_of_pairs, scores_of_words
 from vitrail.capture.inputs import ModelInputs
 from vitrail.data.world_pairs import WorldPairs
-from vitrail.errors import MapWarning, OutputError
+from vitrail.errors import MapWarning, OutputError, error_line
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation

@@ -46,6 +46,10 @@ class AttentionProducts(ABC):
         """v·dA for each head: shape (b, m) to (b, H, n)."""
 
     @abstractmethod
+    def opposed(self) -> AttentionProducts:
+        """The same attention with the gradient of the negative target."""
+
+    @abstractmethod
     def weighted_rows(self, v: Tensor) -> Tensor:
         """v·(dA ⊙ A)⁺ for each head: shape (b, m) to (b, H, n)."""
 
@@ -106,6 +110,9 @@ class DenseProducts(AttentionProducts):
 
     def gradient_rows(self, v: Tensor) -> Tensor:  # noqa: D102
         return _rows(v, _kept(self._dA, "attention_gradient"))
+
+    def opposed(self) -> DenseProducts:  # noqa: D102
+        return DenseProducts(self._A, self._A_mean, None if self._dA is None else -self._dA, self._O)
 
     def weighted_rows(self, v: Tensor) -> Tensor:  # noqa: D102
         A, dA = _kept(self._A, "attention"), _kept(self._dA, "attention_gradient")

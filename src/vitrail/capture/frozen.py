@@ -15,6 +15,7 @@ from torch import nn
 from vitrail import fast
 from vitrail.capture.batch_norm import ContiguousBatchNorm
 from vitrail.capture.merged_adapters import merged_linears
+from vitrail.capture.offloaded import offloaded_to
 from vitrail.errors import ModelError
 
 _locks: WeakKeyDictionary[nn.Module, threading.RLock] = WeakKeyDictionary()
@@ -75,6 +76,8 @@ def _refuse_unreadable(model: nn.Module) -> None:
     devices: dict[str, str] = {}
     for name, parameter in model.named_parameters():
         devices.setdefault(str(parameter.device), name)
+    if "meta" in devices and offloaded_to(model) is not None:
+        return
     if "meta" in devices:
         raise ModelError(
             f"the weight {devices['meta']} is on the meta device (not loaded, or offloaded by accelerate): "

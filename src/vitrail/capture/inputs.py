@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from vitrail import fast
 from vitrail.capture.input_roles import SIGNALS, InputTensor, describe_tensors, explained_index
+from vitrail.capture.offloaded import offloaded_to
 from vitrail.capture.output_tensors import OutputReading
 from vitrail.capture.signal_axes import SignalAxes
 from vitrail.capture.tensor_tree import map_tensors, named_tensors
@@ -261,7 +262,10 @@ class ModelInputs:
     def onto(self, model: nn.Module) -> ModelInputs:
         """The same on the model's device, floats in its precision; the model itself is never moved."""
         parameter = next((p for p in model.parameters() if p.is_floating_point()), None)
-        return self if parameter is None else self.to(parameter.device, parameter.dtype)
+        if parameter is None:
+            return self
+        device = offloaded_to(model) if parameter.is_meta else None
+        return self.to(device or parameter.device, parameter.dtype)
 
     def to(self, device: torch.device, dtype: torch.dtype | None) -> ModelInputs:
         """The same on a device, floats in a precision."""

@@ -53,6 +53,10 @@ class RowwiseProducts(AttentionProducts):
         """The same attention with the gradient of a target at its output."""
         return replace(self, dZ=dZ)
 
+    def opposed(self) -> RowwiseProducts:
+        """The same attention with the gradient of the negative target."""
+        return replace(self, dZ=None if self.dZ is None else -self.dZ)
+
     def without_padding(self, valid: Tensor | None) -> RowwiseProducts:
         """The same attention between tokens that are no padding."""
         return replace(self, valid=valid)

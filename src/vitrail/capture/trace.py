@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -182,6 +182,12 @@ class Block:
             )
         raise AttributeError(f"{name} was not kept in this pass: the method must name it in its registry line's needs")
 
+    def opposed(self) -> Block:
+        """The same block with the gradients of the negative target."""
+        block = self.having(**({} if self.products is None else {"products": self.products.opposed()}))
+        block.change([name for name in TENSOR_KINDS if name.startswith("d")], torch.neg)
+        return block
+
     def having(self, **tensors: Tensor | AttentionProducts) -> Block:
         """The same block with more tensors set; what it had is shared, not copied."""
         block = copy(self)
@@ -206,11 +212,7 @@ class Trace:
         notes: Where a method puts intermediate results, or None where they are not kept.
         valid: Which tokens are no padding, shape (b, n), or None where all are. Attention and its gradient are zero
             from and to padding, so sums need no care; means do, see ``mean``.
-        class_logit: Logit of the explained class, shape (b,), detached, for methods that read other classes too; None
-            where the target is a function.
-        other_classes: From a number to as many traces of the same pass with the gradients of other classes, likeliest
-            first; fewer where there are not so many. Each costs a backward pass when it is reached. The method must
-            name the number in its registry line.
+        probability: Probability of the explained class, shape (b,), detached; None where the target is no class.
         streams: Streams of tokens that the blocks join, or None for one stream.
         readouts: With streams, for each of ``streams.read`` the weights over its queries, shape (b, m).
     """
@@ -222,8 +224,7 @@ class Trace:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     notes: dict[str, list[Tensor]] | None = None
     valid: Tensor | None = None
-    class_logit: Tensor | None = None
-    other_classes: Callable[[int], Iterator[Trace]] = lambda _: iter(())
+    probability: Tensor | None = None
     streams: Streams | None = None
     readouts: tuple[Tensor, ...] = ()
 
@@ -231,6 +232,10 @@ class Trace:
         """Keep an intermediate result; several results under one name are one entry for each block."""
         if self.notes is not None:
             self.notes.setdefault(name, []).append(tensor)
+
+    def opposed(self) -> Trace:
+        """The same pass with the gradients of the negative target, which is what counts against the class."""
+        return replace(self, blocks=tuple(block.opposed() for block in self.blocks))
 
     def reading(self, queries: int, tokens: int) -> Tensor:
         """The readout over the queries of any block, shape (queries,).

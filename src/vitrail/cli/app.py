@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from vitrail.cli.audit import audit
 from vitrail.cli.bench import bench
 from vitrail.cli.check import check
 from vitrail.cli.command import InterruptedCommandError, as_command
@@ -17,6 +18,7 @@ from vitrail.cli.demo import demo
 from vitrail.cli.doctor import doctor
 from vitrail.cli.explain import explain
 from vitrail.cli.figure import figure
+from vitrail.cli.leaderboard import leaderboard
 from vitrail.cli.methods import methods
 from vitrail.cli.models import models
 from vitrail.cli.report import report
@@ -38,7 +40,7 @@ EXAMPLES = """Examples:
 GROUPS = {
     "Explain a model's output": (demo, explain, check, figure, serve),
     "Inspect methods and models": (methods, models, doctor),
-    "Evaluate methods": (compare, bench, report),
+    "Evaluate methods": (compare, bench, report, audit, leaderboard),
     "Train": (train_explainer,),
 }
 

@@ -41,8 +41,8 @@ def bench(
         list[str] | None,
         typer.Option(
             "--data",
-            metavar="NAME=FOLDER",
-            help="Folder of a data set of the plan; repeat it for several. "
+            metavar="NAME=ADDRESS",
+            help="Folder or address of a data set of the plan; repeat it for several. "
             "Default: the subfolder of that name in the folder VITRAIL_DATA.",
         ),
     ] = None,
@@ -73,7 +73,8 @@ def bench(
 ) -> None:
     """Run a benchmark: models × methods × protocols.
 
-    It can be interrupted and resumed.
+    It can be interrupted and resumed. Images without any score are counted in the last line, and the exit status is
+    then 1.
 
     For example: `vitrail bench scenes --workers 2`, or `vitrail bench gradtoken_table2 --data imagenet=/data/imagenet`
     """
@@ -86,15 +87,16 @@ def bench(
     from vitrail.bench.engines.shard import parse_shard
     from vitrail.bench.plan import PlanError
     from vitrail.bench.plan_file import PlanOverrides
-    from vitrail.bench.progress import show_progress
     from vitrail.bench.report import write_report
+    from vitrail.bench.results_store import count_failed_images
     from vitrail.bench.run import make_engine, open_run, run_missing
+    from vitrail.bench.run_progress import show_progress
 
     own_shard = parse_shard(shard) if shard else None
     if own_shard is not None and not resume:
         raise OptionError("--fresh would delete the parts of other shards: delete the run's folder instead")
     overrides = PlanOverrides(
-        _parse_pairs("--data", data), _parse_pairs("--weights", weights), limit, tuple(imports or ())
+        parse_pairs("--data", data), parse_pairs("--weights", weights), limit, tuple(imports or ())
     )
     # A process that only distributes work needs no GPU; a single worker, or a dry run, is this process.
     devices = getattr(make_engine(engine, workers, device, 1, address), "devices", None)
@@ -127,6 +129,10 @@ def bench(
     common.out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     if show:
         common.open_in_browser(page)
+    failed, count = count_failed_images(store.merge())
+    if failed:
+        common.out.print(f"{count - failed} of {count} images scored, {failed} failed", highlight=False)
+        raise typer.Exit(1)
 
 
 def require_bench() -> None:
@@ -135,7 +141,7 @@ def require_bench() -> None:
         require(module, "bench", "run benchmarks")
 
 
-def _parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
+def parse_pairs(option: str, given: list[str] | None) -> dict[str, str]:
     """Parse ``NAME=VALUE`` arguments into values by name."""
     options = {}
     for text in given or ():

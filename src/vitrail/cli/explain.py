@@ -40,6 +40,7 @@ from vitrail.cli.explain_texts import (
     unlikely_targets,
 )
 from vitrail.cli.named_targets import NamedTargetOptions, detection_table, is_detector, with_named_targets
+from vitrail.data.addresses import is_address
 from vitrail.errors import InputError
 
 if TYPE_CHECKING:
@@ -54,9 +55,10 @@ MAX_SENTENCES = 8
 @with_named_targets
 def explain(
     images: Annotated[
-        list[Path] | None,
+        list[str] | None,
         typer.Argument(
-            help="Image, video or sound files, or one folder of images. Without any: the embedded scenes.",
+            help="Image, video or sound files, one folder of images, or one source of images: tar shards, Parquet, "
+            "Arrow or CSV files, hf:NAME, or an address such as s3://… Without any: the embedded scenes.",
             show_default=False,
         ),
     ] = None,
@@ -67,7 +69,7 @@ def explain(
         typer.Option(
             "--method",
             help="A method: NAME, NAME:VARIANT or NAME:OPTION=VALUE,… Repeat it to compare several. "
-            "See `vitrail methods`. Default: leadlight, and attnlrp for language models.",
+            "See `vitrail methods`. Default: leadlight, and attnlrp:released for language models.",
             show_default=False,
         ),
     ] = None,
@@ -82,6 +84,19 @@ def explain(
     device: DeviceOption = "cpu",
     scores: ScoresOption = None,
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Include subfolders of a folder.")] = False,
+    column: Annotated[
+        str, typer.Option("--column", help="Column of the images, or of their paths, in tables.", show_default=False)
+    ] = "",
+    split: Annotated[str, typer.Option("--split", help="Split of a Hugging Face data set.", show_default=False)] = "",
+    overlays: Annotated[
+        bool | None,
+        typer.Option(
+            "--overlays/--no-overlays",
+            help="Whether to draw overlays and an HTML page of a folder or source, which reads every image once more. "
+            "Default: yes for a local folder, no for other sources.",
+            show_default=False,
+        ),
+    ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="Also check each map, see `vitrail check`; maps that fail are marked.")
     ] = False,
@@ -111,15 +126,15 @@ def explain(
 
     Writes overlays, maps and a manifest for each image and method, and a figure that compares the methods.
 
-    A folder is explained by --workers processes or by a Ray cluster: maps in half precision, overlays, an HTML page and
-    a table of all maps. It can be interrupted and started again. Images that fail are counted in the last line, and
-    the exit status is then 1.
+    A folder or another source is explained by --workers processes or by a Ray cluster: maps in half precision,
+    overlays, an HTML page and a table of all maps. It can be interrupted and started again; nothing is read twice.
+    Images that fail are counted in the last line, and the exit status is then 1.
 
     For example: `vitrail explain cat.jpg -m timm:vit_base_patch16_224 --method vtranm --method gradtoken --target top2`
     """
     methods = list(dict.fromkeys(method or [DEFAULT]))
     _check_names(methods, imports)
-    folder = next((path for path in images or () if path.is_dir()), None)
+    folder = next((text for text in images or () if is_address(text) or Path(text).is_dir()), None)
     language = LanguageOptions(token, answer, named.against if token or answer else None, generate, units)
     if language.given and not text:
         raise InputError("--token, --answer, --generate and --units are for texts: pass one with --text")
@@ -141,15 +156,18 @@ def explain(
         run_demo(to, methods, model)
     elif folder is None:
         _explain_images(
-            images, model, weights, device, scores, methods, target, to, check, smooth, original is not False, named
-        )
+            [Path(text) for text in images], model, weights, device, scores, methods, target, to, check, smooth,
+            original is not False, named,
+        )  # fmt: skip
     elif len(images) > 1:
-        raise InputError(f"{folder} is a folder: pass one folder alone, or image files; --recursive adds subfolders")
+        kind = "a source" if is_address(folder) else "a folder"
+        raise InputError(f"{folder} is {kind}: pass one folder alone, or image files; --recursive adds subfolders")
     else:
         explain_directory(
-            folder, to, recursive=recursive, model=model, weights=weights, methods=methods, target=target,
-            scores=scores, original=bool(original), engine=engine, workers=workers, device=device, address=address,
-            imports=imports or [], row=named.row(target),
+            folder, to, recursive=recursive, column=column, split=split,
+            overlays=not is_address(folder) if overlays is None else overlays, model=model, weights=weights,
+            methods=methods, target=target, scores=scores, original=bool(original), engine=engine, workers=workers,
+            device=device, address=address, imports=imports or [], row=named.row(target),
         )  # fmt: skip
 
 

@@ -13,10 +13,13 @@ from vitrail.cli.common import err, model_sentence, out
 
 
 def explain_directory(
-    directory: Path,
+    directory: str,
     to: Path,
     *,
     recursive: bool,
+    column: str,
+    split: str,
+    overlays: bool,
     model: str,
     weights: str,
     methods: list[str],
@@ -30,7 +33,7 @@ def explain_directory(
     imports: list[str],
     row: list[list[Any]] | None = None,
 ) -> None:
-    """Explain every image of a folder, draw overlays and write an HTML index; images that fail are counted.
+    """Explain every image of a folder or another source, draw overlays and write an HTML index; count failed images.
 
     Raises:
         typer.Exit: With status 1 if an image failed.
@@ -38,9 +41,9 @@ def explain_directory(
     require_bench()
     from vitrail.bench.folder import explain_folder
     from vitrail.bench.folder_overlays import draw_folder
-    from vitrail.bench.folder_page import write_folder_page
-    from vitrail.bench.progress import show_progress
+    from vitrail.bench.folder_page import summarise_folder, write_folder_page
     from vitrail.bench.run import make_engine
+    from vitrail.bench.run_progress import show_progress
 
     runner = make_engine(engine, workers, device, 1, address)
     warn_shared_gpu(runner)
@@ -50,23 +53,26 @@ def explain_directory(
     own_device = "cuda:0" if device == "cuda" else device
     with show_progress(err) as progress:
         index = explain_folder(
-            directory, to, recursive=recursive, model=model, weights=None if weights == "pretrained" else weights,
-            methods=methods, target=classes, scores=scores, device=own_device, engine=runner, imports=imports,
-            begin=progress.begin, done=progress.done,
-        )  # fmt: skip
-    with show_progress(err, "Overlays") as progress:
-        draw_folder(
-            to, original=original, device=own_device, engine=runner, begin=progress.begin, done=progress.done
+            directory, to, recursive=recursive, column=column, split=split, model=model,
+            weights=None if weights == "pretrained" else weights, methods=methods, target=classes, scores=scores,
+            device=own_device, engine=runner, imports=imports, begin=progress.begin, done=progress.done,
         )  # fmt: skip
     sentence = model_sentence(model, weights)
-    summary = write_folder_page(to, (sentence,))
+    if overlays:
+        with show_progress(err, "Overlays") as progress:
+            draw_folder(
+                to, original=original, device=own_device, engine=runner, begin=progress.begin, done=progress.done
+            )  # fmt: skip
+        summary = write_folder_page(to, (sentence,))
+    else:
+        summary = summarise_folder(to)
     out.print(sentence, highlight=False, soft_wrap=True)
     out.print(f"Table of all maps: [bold]{escape(str(index))}[/bold]", soft_wrap=True)
     failed = len(summary.failures)
     for name, reason in list(summary.failures.items())[:5]:
         err.print(f"[red]failed:[/red] {escape(name)}: {escape(reason)}", highlight=False, soft_wrap=True)
     if failed > 5:
-        err.print(f"[red]failed:[/red] {failed - 5} more, listed on the page", highlight=False)
+        err.print(f"[red]failed:[/red] {failed - 5} more, listed in the results", highlight=False)
     counts = f"{summary.images - failed} of {summary.images} images explained, {failed} failed"
     out.print(f"{counts}: [bold]{escape(str(summary.page))}[/bold]", highlight=False, soft_wrap=True)
     if failed:

@@ -125,7 +125,7 @@ class TextModel:
 
 
 def load_text_model(
-    texts: Sequence[str], images: Sequence[Path] | None, model: str, weights: str, device: str, scores: str | None
+    texts: Sequence[str], images: Sequence[str | Path] | None, model: str, weights: str, device: str, scores: str | None
 ) -> TextModel:
     """Load a model for texts; the embedded language model where none is named.
 

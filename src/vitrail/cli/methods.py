@@ -29,13 +29,14 @@ def methods(
 def _list_methods() -> None:
     from vitrail.methods import METHODS
     from vitrail.methods.model_kinds import MODEL_KINDS
+    from vitrail.methods.registry import PATENT_NOTES
 
     kinds = [SHORT_KINDS.get(kind, kind) for kind in MODEL_KINDS]
     table = plain_table("method", "class-specific", *kinds, padding=(0, 1))
     for column in table.columns:
         column.no_wrap = True
     for family in dict.fromkeys(m.family for m in METHODS.values()):
-        table.add_row(f"[dim]{family}[/dim]")
+        table.add_row(f"[dim]{family}{' †' if family in PATENT_NOTES else ''}[/dim]")
         for method in (m for m in METHODS.values() if m.family == family):
             applies = ("–" if method.reason_against(kind) else "✓" for kind in MODEL_KINDS)
             table.add_row(f"  {method.name}", "yes" if method.class_specific else "no", *applies)
@@ -46,11 +47,14 @@ def _list_methods() -> None:
         "describes a method.",
         highlight=False,
     )
+    for note in PATENT_NOTES.values():
+        out.print(f"† {note}", highlight=False)
 
 
 def _describe(name: str) -> None:
     from vitrail.methods import find
     from vitrail.methods.model_kinds import MODEL_KINDS
+    from vitrail.methods.registry import PATENT_NOTES
 
     _, method, options = find(name)
     out.print(f"[bold]{method.name}[/bold]  {method.title}, {method.family}; cite {method.cite}")
@@ -64,6 +68,8 @@ def _describe(name: str) -> None:
         reason = method.reason_against(kind)
         if reason:
             out.print(f"Not on {kind}: {reason}.", markup=False)
+    if method.family in PATENT_NOTES:
+        out.print(PATENT_NOTES[method.family], markup=False, highlight=False, soft_wrap=True)
     _print_card(method.name)
 
 

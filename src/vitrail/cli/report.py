@@ -36,6 +36,15 @@ def report(
         ),
     ] = 1,
     device: Annotated[str, typer.Option("--device", help="Torch device for the maps of the example images.")] = "cpu",
+    leaderboard: Annotated[
+        Path | None,
+        typer.Option(
+            "--leaderboard",
+            metavar="DIR",
+            show_default=False,
+            help="Also write an entry of the leaderboard for each method into this folder.",
+        ),
+    ] = None,
     browse: Annotated[bool, typer.Option("--open", help="Open the report in a browser.")] = False,
 ) -> None:
     """Write a report of a run: tables, curves, example images.
@@ -50,6 +59,11 @@ def report(
         page = write_rationale_report(run, to)
     else:
         page = write_report(find_run(run, runs), to, examples=examples, device=device)
+    if leaderboard is not None:
+        from vitrail.bench.leaderboard import write_entries
+
+        entries = write_entries(find_run(run, runs), leaderboard)
+        out.print(f"Entries: {len(entries)} in [bold]{leaderboard}[/bold]", soft_wrap=True, highlight=False)
     out.print(f"Report: [bold]{page}[/bold]", soft_wrap=True)
     if browse:
         open_in_browser(page)

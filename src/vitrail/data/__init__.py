@@ -1,9 +1,11 @@
 """Data sets of images and texts with labels, masks, boxes or marked passages, and the scenes renderer."""
 
+from vitrail.data.addresses import open_source
 from vitrail.data.captions import Caption, describe_objects, encode_captions
 from vitrail.data.cifar import CIFAR10, CIFAR100
 from vitrail.data.datasets import DATASETS, open_dataset
 from vitrail.data.image_grids import ImageGrids, draw_grids
+from vitrail.data.image_source import ImageSource
 from vitrail.data.imagenet import ImageNet
 from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
@@ -17,6 +19,7 @@ from vitrail.data.sample import BaseDataset, Dataset, Sample
 from vitrail.data.scene_dataset import SceneDataset, scene_sample
 from vitrail.data.scenes import Scene, Scenes, render
 from vitrail.data.shapes import SCENE_CLASSES
+from vitrail.data.source import Source, SourceItem
 from vitrail.data.textures import SCENE_COLOURS
 from vitrail.data.tones import TONES, ToneScene, render_tones
 from vitrail.data.voc import VOC2012, VOC_CLASSES, VOC_TO_IMAGENET
@@ -40,6 +43,7 @@ __all__ = [
     "ImageGrids",
     "ImageNet",
     "ImageNetSegmentation",
+    "ImageSource",
     "MaskFolder",
     "MotionScene",
     "Movies",
@@ -51,6 +55,8 @@ __all__ = [
     "Scene",
     "SceneDataset",
     "Scenes",
+    "Source",
+    "SourceItem",
     "ToneScene",
     "WorldPairs",
     "ask_questions",
@@ -60,6 +66,7 @@ __all__ = [
     "draw_recall",
     "encode_captions",
     "open_dataset",
+    "open_source",
     "recall_tokenizer",
     "render",
     "render_motion",

@@ -9,6 +9,7 @@ from typing import Any
 
 from vitrail.data.cifar import CIFAR10, CIFAR100
 from vitrail.data.image_grids import ImageGrids
+from vitrail.data.image_source import ImageSource
 from vitrail.data.imagenet import ImageNet
 from vitrail.data.imagenet_segmentation import ImageNetSegmentation
 from vitrail.data.mask_folder import MaskFolder
@@ -29,6 +30,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
         ImageGrids,
         ImageNet,
         ImageNetSegmentation,
+        ImageSource,
         MaskFolder,
         Movies,
         SceneDataset,
@@ -46,8 +48,10 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
     """Open a data set by name.
 
     Args:
-        name: cifar10, cifar100, grids, imagenet, imagenet-segmentation, masks, movies, scenes, voc2012 or worlds.
-        root: Folder, archive or file of the data set; not used for scenes and worlds, which are rendered.
+        name: cifar10, cifar100, grids, images, imagenet, imagenet-segmentation, masks, movies, scenes, voc2012 or
+            worlds.
+        root: Folder, archive or file of the data set, or for ``images`` any address that `open_source` takes; not used
+            for scenes and worlds, which are rendered.
         **options: Further arguments of the data set's class, such as ``split``.
 
     Returns:
@@ -63,7 +67,7 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
         Traceback (most recent call last):
         ...
         vitrail.errors.DataError: unknown data set 'mnist': use one of cifar10, cifar100, grids,
-        imagenet, imagenet-segmentation, masks, movies, scenes, voc2012, worlds
+        imagenet, imagenet-segmentation, images, masks, movies, scenes, voc2012, worlds
     """
     if name not in DATASETS:
         raise DataError(f"unknown data set {name!r}: use one of {', '.join(DATASETS)}")

@@ -17,7 +17,7 @@ from torch import Tensor
 from vitrail.capture.output_tensors import fields_of, missing_scores, target_values
 from vitrail.capture.score_function import as_probabilities
 from vitrail.errors import OptionError, TargetError
-from vitrail.models.class_group import SEPARATOR, ClassGroup, append_groups, membership, target_rows
+from vitrail.models.class_group import SEPARATOR, ClassGroup, append_groups, target_rows
 
 SCORES = ("logit", "prob", "logprob")
 MAX_DIGITS = 18
@@ -68,29 +68,14 @@ class ResolvedTarget:
         assert self.classes is not None and self.logits is not None  # noqa: PT018
         return pick(class_scores(self.logits, score, self.groups, self.scores), self.classes[:, k])
 
-    def others(self, k: int, score: str, count: int) -> list[Tensor]:
-        """Scores of other classes than the k-th target of every image, likeliest first, shape (b,) each, in the graph.
-
-        Where a function was given, these are its other values.
-
-        Args:
-            k: Which target.
-            score: "logit", "prob" or "logprob".
-            count: Number of classes; fewer are returned where there are not so many.
+    def probability(self, k: int) -> Tensor | None:
+        """Probability of the k-th target of every image, shape (b,), detached; None where the target is no class.
 
         Example:
-            >>> resolve_target(1, torch.tensor([[0.5, 3.0, 2.0]]), batch=1).others(0, "logit", 8)
-            [tensor([2.]), tensor([0.5000])]
+            >>> resolve_target(1, torch.zeros(1, 4), batch=1).probability(0)
+            tensor([0.2500])
         """
-        if self.values is not None or not count:
-            return [] if self.values is None else [self.values[:, i] for i in range(self.count) if i != k][:count]
-        assert self.classes is not None and self.logits is not None  # noqa: PT018
-        classes = self.logits.shape[1]
-        largest = max((len(group.indices) for group in self.groups), default=1)
-        own = membership(self.classes[:, k], self.groups, classes)
-        order = self.logits.detach().masked_fill(own, -torch.inf).topk(max(0, min(count, classes - largest))).indices
-        scores = class_scores(self.logits, score)
-        return [pick(scores, column) for column in order.unbind(1)]
+        return None if self.values is not None or self.scores == "identity" else self.scalar(k, "prob").detach()
 
     def rows(self) -> list[list[int | ClassGroup]]:
         """The targets as one row of classes and groups for each image, in the form that `vitrail.explain` takes."""

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from vitrail.capture.attention import ATTRIBUTES
 from vitrail.capture.program import Program
 from vitrail.capture.recogniser import DIV
-from vitrail.lrp.attention import ATTENTION, STEPWISE, written_softmax
+from vitrail.lrp.attention_operations import ATTENTION, STEPWISE, written_softmax
 from vitrail.lrp.handlers import HANDLERS, IN_PLACE, depends
 from vitrail.lrp.ops import Samples
 from vitrail.lrp.relevance_state import RelevanceState

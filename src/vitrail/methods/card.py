@@ -42,12 +42,14 @@ class CardMeasurement:
         images: How many images it is the mean of.
         detail: The option of the lowest similarity; for a comparison with controls "better", "worse" or "".
         low: Lower end of its 95 % interval, where it has one.
+        form: The form of the method that was measured, where it is not the default.
     """
 
     value: float
     images: int
     detail: str = ""
     low: float | None = None
+    form: str = ""
 
 
 @dataclass(frozen=True)
@@ -300,6 +302,8 @@ def _line(rule: CardRule, by_model: Mapping[str, CardMeasurement], method: Metho
         names = dict.fromkeys(by_model[model].detail for model in counted)
         remark = "lowest: " + ", ".join(f"{method.name}:{name}" for name in names)
     rating = combined([rule.rate(by_model[model]) for model in counted])
+    if forms := dict.fromkeys(one.form for one in by_model.values() if one.form):
+        remark = "; ".join(filter(None, (remark, f"of {', '.join(forms)}")))
     if rule.key == "texts":
         remark = ", ".join(shown_number(rule, one.value) for one in by_model.values())
     cells = {model: shown_number(rule, one.value) for model, one in by_model.items()}

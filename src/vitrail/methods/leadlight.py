@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,19 +12,17 @@ from torch.nn.functional import normalize
 from vitrail.capture.trace import ALL, LAST, Needs, Trace
 from vitrail.errors import OptionError
 from vitrail.methods._propagate import sum_columns
-from vitrail.methods.cost import Cost, ModelSize, number
-from vitrail.methods.registry import METHODS, Applies, check_whole_numbers, choose, register
+from vitrail.methods.registry import METHODS, Applies, choose, register
 
 #: Where the relevance to be spread comes from: a method and its options, none for the last block alone.
 SOURCES: dict[str, dict[str, Any]] = {"vtranm": {"variant": "af+l"}, "transformer_mm": {"start": 0}, "last": {}}
 AT_ONCE = 2**24  # numbers of W, 64 MiB in single precision
-#: Settings of the form that shows the object more than the class.
-OBJECT = {"others": 0, "shift": False, "score": "prob"}
+#: The form without what counts against the class, which shows the object more than the class.
+OBJECT = {"contrast": 0.0, "shift": False}
 VARIANTS = {
     "object": OBJECT,
-    "class": {"others": 8, "shift": True},
-    "fast": {"source": "last", "score": "logit"},
-    "attention": {"spread": "attention", "rounds": 1},
+    "fast": {**OBJECT, "source": "last", "score": "logit"},
+    "attention": {**OBJECT, "spread": "attention", "rounds": 1},
 }
 
 
@@ -37,16 +35,6 @@ def _needs(source: str, spread: str, **_: object) -> Needs:
     return {**needs, **({"K": ALL} if spread == "keys" else {"attention_mean": slice(0, -1)})}
 
 
-def _others(others: int, **_: object) -> int:
-    check_whole_numbers(0, others=others)
-    return others
-
-
-def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
-    """A backward pass, which counts as two forward passes, for each other class."""
-    return Cost(0, 2.0 * number(options, "others") * targets)
-
-
 @register(
     "leadlight",
     "Leadlight",
@@ -54,30 +42,27 @@ def _cost(options: Mapping[str, Any], _: ModelSize, targets: int) -> Cost:
     cite="vitrail",
     needs=_needs,
     score="prob",
-    other_classes=_others,
     variants=VARIANTS,
     applies=Applies(streams=True),
     stream_needs={"attention": ALL, "attention_gradient": ALL, "K": ALL},
-    cost=_cost,
 )
 def leadlight(
     trace: Trace,
     *,
     source: str = "vtranm",
-    others: int = 0,
     contrast: float = 1.0,
     spread: str = "keys",
     power: float = 4,
     rounds: int = 2,
-    shift: bool = False,
+    shift: bool = True,
     mix: float = 0.75,
 ) -> Tensor:
     """Relevance of the patches, mixed with its average over patches with similar keys.
 
     R' = W·W·R, where W is the positive cosine between the keys of two patches to some power, with rows that sum to
-    one; R and R' are scaled to a maximum of one and mixed. R is the relevance r for the class; compared with other
-    classes it is r·(r̂ / mean of r̂ over the class and the others), where r̂ is r scaled to sum to one and the mean is
-    weighted by the classes' probabilities.
+    one; R and R' are scaled to a maximum of one and mixed. R is r⁺·(r⁺ / (p·r⁺ + (1 − p)·r⁻)) with r⁺ the relevance for
+    the class, r⁻ the relevance against it (the same from the negative gradient), both scaled to sum to one in the
+    ratio, and p the probability of the class, one half for targets that are no class.
 
     On models of several streams of tokens r is that of Transformer-MM, since the lengths of VTranM are defined in one
     stream, and the keys are those of the attention inside the stream that is explained.
@@ -86,9 +71,7 @@ def leadlight(
         trace: The pass, with gradients.
         source: Where the relevance r comes from: "vtranm" (with lengths, without cosines), "transformer_mm", or "last"
             for the last block alone, which needs a backward through one block only.
-        others: Number of other classes, likeliest first, that the class is compared with; each takes a further backward
-            pass. With 0, or for a model with a single output, R = r.
-        contrast: Exponent of the ratio.
+        contrast: Exponent of the ratio; with 0, R is r⁺.
         spread: What W is made of: "keys" of the upper half of the blocks, those of each block scaled to unit length; or
             "attention", its mean between patches over the blocks below the last, without the lower quarter.
         power: Exponent of the cosine; a higher one spreads over fewer patches.
@@ -111,7 +94,7 @@ def leadlight(
             )
         source = "transformer_mm"
     r = _source(trace, source)
-    R = averaged = _scaled(r * _distinction(trace, r, source, others) ** contrast if others else r)
+    R = averaged = _scaled(r * _distinction(trace, r, source) ** contrast if contrast else r)
     spread_once = _by_keys(trace, power) if spread == "keys" else _by_attention(trace)
     for _ in range(rounds):
         averaged = spread_once(averaged)
@@ -129,23 +112,16 @@ def _source(trace: Trace, source: str) -> Tensor:
     return METHODS[source].apply(trace, {**METHODS[source].options, **SOURCES[source]})
 
 
-def _distinction(trace: Trace, relevance: Tensor, source: str, others: int) -> Tensor:
-    """Ratio of a class's share of relevance at each patch to the mean share over it and other classes, shape (b, S).
+def _distinction(trace: Trace, relevance: Tensor, source: str) -> Tensor:
+    """Ratio of the share of relevance for the class at each patch to the mean of the shares for and against it, (b, S).
 
-    The mean is weighted by the probabilities of these classes. The ratio is 1 everywhere if all classes have the same
-    relevance up to scale, if the model is certain of the class, or if there are no other classes.
+    The mean is weighted by the probabilities that the class is right and that it is wrong. So the ratio is 1 where the
+    model is certain of the class, and where what speaks for and against it has the same shares.
     """
-    mean, logits = _shares(relevance), [trace.class_logit]
-    shares = [mean]
-    for other in trace.other_classes(others):
-        shares.append(_shares(_source(other, source)))
-        logits.append(other.class_logit)
-    known = [logit for logit in logits if logit is not None]
-    weights = torch.ones_like(torch.stack(shares)[..., :1]) / len(shares)
-    if len(known) == len(shares):
-        weights = torch.stack(known).to(mean).softmax(0)[..., None]
-    mean = (torch.stack(shares) * weights).sum(0)
-    return shares[0] / mean.clamp_min(torch.finfo(mean.dtype).tiny)
+    own, against = _shares(relevance), _shares(_source(trace.opposed(), source))
+    p = 0.5 if trace.probability is None else trace.probability.to(own)[:, None]
+    mean = p * own + (1 - p) * against
+    return own / mean.clamp_min(torch.finfo(mean.dtype).tiny)
 
 
 def _shares(relevance: Tensor) -> Tensor:

@@ -60,6 +60,13 @@ class Applies:
     norm_first_texts: bool = False
 
 
+#: By family, what is known of patents on its methods.
+PATENT_NOTES = {
+    "relevance": "The authors of LXT state that layer-wise relevance propagation is patented and free for personal and "
+    "scientific use only. Vitrail's licence grants no rights of others."
+}
+
+
 @dataclass(frozen=True)
 class Method:
     """A registry entry.
@@ -79,8 +86,6 @@ class Method:
         score: What is differentiated or evaluated unless the option ``score`` is set: "logit", "prob" or
             "logprob"; None for methods without such an option.
         stream_needs: The same on models of several streams of tokens, where it differs there.
-        other_classes: Of how many other classes, likeliest first, it reads gradients too, or a function from the
-            options to that; each takes a further backward pass.
         detach_attention: Whether its gradients do not pass through attention.
         signed: Whether negative relevance has a meaning, or a function from the options to that.
         variants: Named sets of options. "quick" is a rough result in a fraction of the time, "preview" one good enough
@@ -108,7 +113,6 @@ class Method:
     needs: Needs | Callable[..., Needs] = field(default_factory=dict)
     stream_needs: Needs | None = None
     score: str | None = None
-    other_classes: int | Callable[..., int] = 0
     detach_attention: bool = False
     signed: bool | Callable[..., bool] = False
     variants: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -163,11 +167,6 @@ class Method:
             return self.stream_needs
         without_score = {k: v for k, v in options.items() if k != "score"}
         return self.needs(**without_score) if callable(self.needs) else self.needs
-
-    def others(self, options: Mapping[str, Any]) -> int:
-        """Of how many other classes it reads gradients with these options."""
-        own = {k: v for k, v in options.items() if k != "score"}
-        return self.other_classes(**own) if callable(self.other_classes) else self.other_classes
 
     def rule_set(self, options: Mapping[str, Any]) -> RuleSet | None:
         """The rules by which relevance is propagated with these options; None for other methods."""

@@ -142,13 +142,8 @@ def _prior_maps(probe: Probe, prior: str | None) -> Tensor | None:
     if prior != UNIFORM:
         _, method, options = find(prior)
         if method.takes != "trace":
-            known = "a method that reads one pass, such as leadlight:object or transformer_mm"
+            known = "a method that reads one pass, such as leadlight or transformer_mm"
             raise OptionError(f"prior={prior!r} evaluates the model again: give {known}, 'uniform', or None")
-        if method.others(options):
-            raise OptionError(
-                f"prior={prior!r} reads gradients of several classes: give a method that reads those of one, such as "
-                "leadlight:object"
-            )
         try:
             method.check(probe.structure, options)
         except NotApplicableError:
@@ -184,6 +179,8 @@ def _one_pass(probe: Probe, method: Method, options: Mapping[str, Any]) -> Tenso
         for k in range(probe.count):
             target = values[:, k] if score else None
             trace = one.trace(target, keep_graph=k + 1 < probe.count, cut=method.detach_attention)
+            if probe.classes is not None:
+                trace = replace(trace, probability=probe.scorer(one.output, owner, "prob")[:, k].detach())
             target_probe = replace(probe, k=k, score=score or "prob", notes=None, advance=lambda _: None)
             relevance = method.apply(ProbedTrace.of(trace, target_probe, None), options)
             if relevance.dim() == 3:

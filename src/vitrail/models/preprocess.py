@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from io import BytesIO
 from math import floor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -122,8 +123,12 @@ def rescale_to_bytes(images: Tensor) -> np.ndarray[Any, Any]:
     return to_bytes((images.float() - low) / (high - low).clamp_min(1e-12))
 
 
-def open_image(path: str | Path) -> Image:
+def open_image(path: str | Path, content: bytes | None = None) -> Image:
     """Read an image file as RGB, with the EXIF orientation applied.
+
+    Args:
+        path: Path of the file.
+        content: Its content, if it was read already; the path is then only its name.
 
     Raises:
         InputError: The file is missing, not an image, damaged, or has more than ``MAX_PIXELS`` pixels. The size is
@@ -131,12 +136,12 @@ def open_image(path: str | Path) -> Image:
     """
     from PIL import Image, UnidentifiedImageError
 
-    path = Path(path)
+    path = Path(path) if content is None else path
     too_large = f"the limit is {MAX_PIXELS // 1_000_000} million: shrink the image first"
     try:
-        if path.is_dir():
+        if isinstance(path, Path) and path.is_dir():
             raise InputError(f"{path} is a folder: pass the paths of the image files in it")
-        with Image.open(path) as image:
+        with Image.open(path if content is None else BytesIO(content)) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise InputError(f"{path} has {image.width}×{image.height} pixels, {too_large}")
             image.load()

@@ -256,8 +256,8 @@ def explain_generation(
         max_new_tokens: Most tokens that are generated, greedily: the likeliest token at each step.
         continuation: A text, or token ids, that is explained instead of what the model would generate; one for each of
             several prompts.
-        score: What is explained of each token: its "logit" or its log-probability, "logprob", see
-            `vitrail.targets.token`.
+        score: What is explained of each token: its log-odds, "logodds", its "logit" or its log-probability, "logprob",
+            see `vitrail.targets.token`.
         units: Sources of the words, see `vitrail.explain`; words by default.
         batch_size: Most texts in a forward pass.
         **options: Options of the method.

@@ -20,8 +20,8 @@ from vitrail.pipeline.smoothing import Smoothing
 
 #: Default method; its page says why.
 DEFAULT = "leadlight"
-#: Default method for prompts of language models.
-LANGUAGE_DEFAULT = "attnlrp"
+#: Default method for prompts of language models; docs/language-model-truth.md says why.
+LANGUAGE_DEFAULT = "attnlrp:released"
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from time import perf_counter
@@ -176,10 +176,9 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
         rounds = [(k, r) for k in range(resolved.count) for r in dict.fromkeys(one.round for one in by_trace) if r]
         for k, (score, cut) in rounds:
             last = (k, (score, cut)) == rounds[-1]
-            others = max(one.method.others(one.options) for one in by_trace if one.round == (score, cut))
-            keep_graph = not last or shared.truncated is not None or others > 0
+            keep_graph = not last or shared.truncated is not None
             trace = job.stitched(shared.trace(resolved.scalar(k, score), keep_graph=keep_graph, cut=cut))
-            trace = _with_others(trace, shared, resolved, k, (score, cut), others, job)
+            trace = replace(trace, probability=resolved.probability(k))
             for one in by_trace:
                 if one.round == (score, cut):
                     relevance[one.label].append(timer.run(one, trace, probe.of(k)))
@@ -199,34 +198,6 @@ def compute_batch(job: BatchJob, classes: Tensor | None = None) -> ComputedBatch
     return ComputedBatch(
         maps, resolved.classes, resolved.groups, shared.logits, timer.seconds, timer.intermediates, records
     )
-
-
-def _with_others(
-    trace: Trace,
-    shared: ForwardPass,
-    resolved: ResolvedTarget,
-    k: int,
-    kind: tuple[str, bool],
-    count: int,
-    job: BatchJob,
-) -> Trace:
-    """A trace from which methods reach those of other classes than the k-th target."""
-    if not count:
-        return trace
-    score, cut = kind
-    scores = resolved.others(k, score, count)
-    logits: Sequence[Tensor | None] = [None] * len(scores)
-    if resolved.values is None:
-        logits = [logit.detach() for logit in resolved.others(k, "logit", count)]
-        trace = replace(trace, class_logit=resolved.scalar(k, "logit").detach())
-
-    def others(wanted: int) -> Iterator[Trace]:
-        for value, logit in list(zip(scores, logits, strict=True))[:wanted]:
-            with torch.enable_grad():  # methods run without
-                other = shared.trace(value, keep_graph=True, cut=cut)
-            yield replace(job.stitched(other), class_logit=logit)  # one at a time is in memory
-
-    return replace(trace, other_classes=others)
 
 
 def _traces_without_gradient(

@@ -64,13 +64,14 @@ class Contrast(NamedTarget):
 
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> Contrast:
         """Both sides pinned; "others" are the model's next candidates for this image."""
-        first = self.first.pin(output, image, geometry)
+        first = self.first.for_contrast().pin(output, image, geometry)
         if self.against is not None:
-            return replace(self, first=first, against=tuple(o.pin(output, image, geometry) for o in self.against))
-        others = first.others(output, image, self.candidates)
-        if not others:
+            others = tuple(o.for_contrast().pin(output, image, geometry) for o in self.against)
+            return replace(self, first=first, against=others)
+        candidates = first.others(output, image, self.candidates)
+        if not candidates:
             raise TargetError(f"{self.first} has no other candidates: write contrast(a, b) with a target of your own")
-        return replace(self, first=first, against=tuple(others))
+        return replace(self, first=first, against=tuple(candidates))
 
     def values(self, output: OutputReader) -> Tensor:
         """The first value minus that of the other, or the log-sum-exp of several others."""

@@ -51,6 +51,10 @@ class NamedTarget(ABC):
         """The pinned target as methods evaluate it that remove parts of the input."""
         return self
 
+    def for_contrast(self) -> NamedTarget:
+        """The target as one side of a contrast."""
+        return self
+
     @abstractmethod
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> NamedTarget:
         """The same target with everything decided that depends on the output for one image.

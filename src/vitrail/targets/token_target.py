@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from vitrail.errors import TargetError
@@ -15,7 +16,7 @@ from vitrail.targets.named_target import NamedTarget
 from vitrail.targets.output_reader import OutputReader
 from vitrail.targets.token_context import decoded_token, token_index, tokenizer_of
 
-TOKEN_SCORES = ("logit", "logprob")
+TOKEN_SCORES = ("logodds", "logit", "logprob")
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class TokenTarget(NamedTarget):
     Attributes:
         token: Text or number of the token; None for the predicted one.
         position: Token of the text after which it stands; negative numbers count from the end.
-        score: "logit" or "logprob"; None for the logit, and for the log-probability where parts of the text are
-            removed: a logit has no fixed zero, so that those of different texts cannot be compared.
+        score: "logodds", "logit" or "logprob"; None for the log-odds, for the log-probability where parts of the text
+            are removed, and for the logit inside a contrast.
         rank: Where no token is given: 0 for the likeliest, 1 for the next, and so on.
         index: Its number in the vocabulary, once known.
         name: Its characters, once known.
@@ -70,8 +71,12 @@ class TokenTarget(NamedTarget):
         return replace(self, index=index, name=decoded_token(tokenizer, index))
 
     def for_removal(self) -> TokenTarget:
-        """The log-probability, unless the logit was asked for."""
+        """The log-probability, unless a score was given: log-odds have no bound above, where a token is certain."""
         return replace(self, score="logprob") if self.score is None else self
+
+    def for_contrast(self) -> TokenTarget:
+        """The logit, unless a score was given: the difference of two is that of the log-probabilities."""
+        return replace(self, score="logit") if self.score is None else self
 
     def pin(self, output: OutputReader, image: int, geometry: ImageGeometry | None = None) -> TokenTarget:  # noqa: ARG002
         """The number of the token and where its score is."""
@@ -90,13 +95,17 @@ class TokenTarget(NamedTarget):
         return replace(known, index=index, name=name, column=column, probability=float(scores.softmax(-1)[index]))
 
     def values(self, output: OutputReader) -> Tensor:
-        """Its logit or log-probability."""
+        """Its log-odds, logit or log-probability."""
         assert self.column is not None and self.index is not None  # noqa: PT018
         scores = output.token_scores()[:, self.column]
-        if self.score != "logprob":
+        if self.score == "logit":
             return scores[:, self.index]
         scores = scores.float() if scores.dtype.itemsize < 4 else scores
-        return scores[:, self.index] - scores.logsumexp(-1)
+        compared = scores
+        if self.score != "logprob":
+            itself = torch.tensor([self.index], device=scores.device)
+            compared = scores.index_fill(-1, itself, -torch.inf)
+        return scores[:, self.index] - compared.logsumexp(-1)
 
     def others(self, output: OutputReader, image: int, count: int) -> Sequence[NamedTarget]:
         """The likeliest other tokens at the same position."""
@@ -138,8 +147,10 @@ def token(
         token: Its text, with the space before it where the vocabulary has one, or its id; None for the predicted one.
         against: A token or several that it is compared with, or "others" for the model's next candidates.
         position: Token of the text after which it stands: −1 for the end of the text, 0 for its first token.
-        score: "logit" or "logprob", the log-probability. By default the logit, and the log-probability for methods that
-            remove parts of the text.
+        score: What is explained: "logodds", the logit minus the log-sum-exp of all other tokens' logits; "logit";
+            "logprob", the log-probability. By default the log-odds, and the log-probability for methods that remove
+            parts of the text. A logit has no fixed zero: what raises the logits of all tokens alike, as the first token
+            of a text does, changes no probability, and has no part in log-odds.
         tokenizer: Where `vitrail.explain` is called without one.
 
     Raises:

@@ -20,7 +20,7 @@ from starlette.templating import Jinja2Templates
 from vitrail import fast
 from vitrail.viz.colormap import colour_tables
 from vitrail.web.access import AccessToken
-from vitrail.web.errors import ApiError, error_body, message_of
+from vitrail.web.api_errors import ApiError, error_body, message_of
 from vitrail.web.events import cancel_abandoned_jobs
 from vitrail.web.health import health_router
 from vitrail.web.help_page import help_page, method_page, not_found_page

@@ -14,9 +14,9 @@ from vitrail.methods import find
 from vitrail.pipeline.explanation import Explanations
 from vitrail.pipeline.provenance import versions
 from vitrail.pipeline.saved_files import slug
+from vitrail.web.api_errors import ApiError, not_found
 from vitrail.web.cache import CheckCache
 from vitrail.web.encoding import replace_non_finite
-from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
 from vitrail.web.map_figure import map_figure
 from vitrail.web.page_targets import target_json, target_name

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from vitrail.web.access import AccessToken
-from vitrail.web.errors import ApiError, error_body
+from vitrail.web.api_errors import ApiError, error_body
 from vitrail.web.hosts import host_name, is_allowed
 from vitrail.web.limits import Limits
 from vitrail.web.uploads import too_large

@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from vitrail.web.errors import ApiError
+from vitrail.web.api_errors import ApiError
 from vitrail.web.turns import Turns
 from vitrail.web.worker import set_worker_index
 

@@ -16,10 +16,10 @@ from PIL import Image
 
 from vitrail.errors import VitrailError
 from vitrail.web import schemas
+from vitrail.web.api_errors import ApiError, not_found, to_api_error
 from vitrail.web.candidates import candidates
 from vitrail.web.downloads import download_name, find_file
 from vitrail.web.encoding import replace_non_finite
-from vitrail.web.errors import ApiError, not_found, to_api_error
 from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
 from vitrail.web.middleware import COOKIE

@@ -15,10 +15,10 @@ from vitrail.pipeline.explanation import Explanation, Explanations
 from vitrail.scores.curves import deletion_area, insertion_area
 from vitrail.scores.evaluator import Evaluator
 from vitrail.trust.map_check import MapCheck
+from vitrail.web.api_errors import split_message
 from vitrail.web.cache import CheckCache, to_cpu
 from vitrail.web.curve_levels import curve_preset, level_passes, merge_levels
 from vitrail.web.encoding import map_json, words_json
-from vitrail.web.errors import split_message
 from vitrail.web.jobs import Job, JobItem
 from vitrail.web.limits import MIN_PARALLEL_PARAMETERS, Limits
 from vitrail.web.map_checks import check_evaluations, check_json, check_map, target_of

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from vitrail.web.api_errors import ApiError, not_found
 from vitrail.web.cache import BoundedStore, CheckCache, MapCache
-from vitrail.web.errors import ApiError, not_found
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from vitrail.errors import InputError
 from vitrail.models.preprocess import to_rgb
-from vitrail.web.errors import ApiError
+from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import MEGABYTE, Limits
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any
 from vitrail.errors import InputError, OptionError, TargetError, VitrailError
 from vitrail.methods import Method, find
 from vitrail.methods.cost import size_of
-from vitrail.web.errors import to_api_error
+from vitrail.web.api_errors import to_api_error
 from vitrail.web.limits import (
     MAX_INTERLEAVED_EVALUATIONS,
     MAX_OPTION_CHARACTERS,

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from vitrail.models.preprocess import to_rgb
-from vitrail.web.errors import ApiError
+from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel
 from vitrail.web.uploads import FORMATS, read_upload

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,9 +10,55 @@ import torch
 
 from vitrail.errors import VitrailError
 
+#: Failed tasks after which a run stops that has completed none.
+MAX_FAILURES_AT_START = 3
+
 
 class WorkerError(VitrailError, RuntimeError):
     """Workers died repeatedly, or one met an error that concerns more than a single image."""
+
+
+class LostTasksError(WorkerError):
+    """Some tasks could not be done; all others are complete.
+
+    Args:
+        reasons: Reason by name of the task.
+        total: Number of all tasks of the run.
+    """
+
+    def __init__(self, reasons: Mapping[str, str], total: int) -> None:
+        self.reasons = dict(reasons)
+        name, reason = next(iter(reasons.items()))
+        super().__init__(
+            f"{len(reasons)} of {total} parts could not be computed, {name}: {reason}. Other parts are complete; run "
+            "it again to resume"
+        )
+
+
+class FailedTasks:
+    """Failures of tasks, collected while the other tasks go on.
+
+    Args:
+        total: Number of all tasks of the run.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.total, self.completed, self.reasons = total, 0, dict[str, str]()
+
+    def add(self, name: str, reason: str) -> None:
+        """Add a failure.
+
+        Raises:
+            LostTasksError: Nothing was completed before several failures, so that the next tasks are likely to fail.
+        """
+        self.reasons[name] = reason
+        if not self.completed and len(self.reasons) >= MAX_FAILURES_AT_START:
+            self.check()
+
+    def check(self) -> None:
+        """Raise an error if there was a failure."""
+        if self.reasons:
+            raise LostTasksError(self.reasons, self.total)
 
 
 class BenchTask(Protocol):

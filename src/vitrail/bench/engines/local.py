@@ -20,9 +20,8 @@ from typing import Any
 
 import torch
 
-from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, compute_task, run_task
-from vitrail.bench.explainer import error_line
-from vitrail.errors import InputError, OutputError
+from vitrail.bench.engines import BenchTask, FailedTasks, TaskCallback, compute_task, run_task
+from vitrail.errors import InputError, OutputError, error_line
 
 #: Number of workers that may die on one task before the run stops.
 MAX_WORKER_DEATHS = 3
@@ -70,15 +69,23 @@ def _run_here(tasks: Sequence[BenchTask], device: str, done: TaskCallback) -> No
     """Run tasks in this process: files of the next one are read, and that of the last one written, meanwhile.
 
     A file that cannot be written raises its error after the next task at the latest. Whatever ends the run, the file of
-    a task that was computed is written first.
+    a task that was computed is written first. A task that fails does not stop the others.
     """
     writing: tuple[BenchTask, Future[Path]] | None = None
+    failed = FailedTasks(len(tasks))
     with ThreadPoolExecutor(1, thread_name_prefix="vitrail-write") as writer:
         try:
             for task, following in zip_longest(tasks, tasks[1:]):
                 for soon in filter(None, (task, following)):
                     soon.prepare(device)
-                write = compute_task(task, device)
+                try:
+                    write = compute_task(task, device)
+                except OutputError:
+                    raise
+                except Exception as error:  # noqa: BLE001 - raised at the end, for all tasks that failed
+                    failed.add(task.name, error_line(error))
+                    continue
+                failed.completed += 1
                 before, writing = writing, None
                 if before is not None:
                     before[1].result()
@@ -88,6 +95,7 @@ def _run_here(tasks: Sequence[BenchTask], device: str, done: TaskCallback) -> No
             if writing is not None:
                 writing[1].result()
                 done(writing[0])
+    failed.check()
 
 
 class _WorkerPool:
@@ -96,6 +104,7 @@ class _WorkerPool:
     def __init__(self, engine: LocalEngine, tasks: Sequence[BenchTask], done: TaskCallback) -> None:
         self.engine, self.done = engine, done
         self.todo = deque(tasks)
+        self.failed = FailedTasks(len(tasks))
         self.deaths: dict[str, int] = {}
         self.busy: dict[Connection, BenchTask] = {}
         self.workers: dict[Connection, tuple[BaseProcess, str]] = {}
@@ -110,6 +119,7 @@ class _WorkerPool:
                 for ready in wait(list(self.busy)):
                     assert isinstance(ready, Connection)
                     self._receive(ready)
+            self.failed.check()
         finally:
             for connection, (process, _) in self.workers.items():
                 with suppress(OSError):
@@ -151,9 +161,13 @@ class _WorkerPool:
         except (EOFError, OSError):
             self._replace_dead(worker, task)
             return
-        if failure is not None:
-            raise (OutputError if failure[0] == "output" else WorkerError)(failure[1])
-        self.done(task)
+        if failure is None:
+            self.failed.completed += 1
+            self.done(task)
+        elif failure[0] == "output":
+            raise OutputError(failure[1])
+        else:
+            self.failed.add(task.name, failure[1])
 
     def _replace_dead(self, worker: Connection, task: BenchTask) -> None:
         """Return a dead worker's task to the queue and start a new worker."""
@@ -162,12 +176,13 @@ class _WorkerPool:
         worker.close()
         self.deaths[task.name] = self.deaths.get(task.name, 0) + 1
         if self.deaths[task.name] >= MAX_WORKER_DEATHS:
-            raise WorkerError(
-                f"{MAX_WORKER_DEATHS} workers died on {task.name} (exit code {process.exitcode}), possibly for lack of "
-                "memory: use a smaller batch or fewer workers. In a script, start the run below if __name__ == "
-                "'__main__'. Run it again to resume"
+            self.failed.add(
+                task.name,
+                f"{MAX_WORKER_DEATHS} workers died on it (exit code {process.exitcode}), possibly for lack of memory: "
+                "use a smaller batch or fewer workers. In a script, start the run below if __name__ == '__main__'",
             )
-        self.todo.appendleft(task)
+        else:
+            self.todo.appendleft(task)
         self._start(device)
 
 
@@ -188,7 +203,7 @@ def _worker_loop(connection: Connection, device: str, threads: int) -> None:
         except OutputError as error:
             connection.send(("output", str(error)))
         except Exception as error:  # noqa: BLE001 - sent to the parent, which raises it
-            connection.send(("other", f"{task.name}: {error_line(error)}"))
+            connection.send(("other", error_line(error)))
 
 
 @contextmanager

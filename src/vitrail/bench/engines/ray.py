@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitrail.bench.engines import BenchTask, TaskCallback, WorkerError, run_task
-from vitrail.bench.explainer import error_line
-from vitrail.errors import InputError, OutputError, require
+from vitrail.bench.engines import BenchTask, FailedTasks, TaskCallback, WorkerError, run_task
+from vitrail.errors import InputError, OutputError, error_line, require
 
 #: Number of times that a task is repeated after its actor died.
 RETRIES = 3
@@ -32,7 +31,7 @@ class RayWorker:
         except OutputError as error:
             return "output", str(error)
         except Exception as error:  # noqa: BLE001 - sent to the driver, which raises it
-            return "other", f"{task.name}: {error_line(error)}"
+            return "other", error_line(error)
         return None
 
     def pid(self) -> int:
@@ -105,48 +104,69 @@ class RayEngine:
         actor_class = ray.remote(num_gpus=1 if gpu else 0, num_cpus=1 if gpu else self.threads)(RayWorker)
         # Ray shows an actor its own GPU only, which is then the first it sees.
         device = "cuda:0" if gpu else "cpu"
-        todo, idle, deaths = list(reversed(tasks)), list[Any](), Counter[str]()
-        busy: dict[Any, tuple[Any, BenchTask]] = {}
-        starting: dict[Any, Any] = {}
+        pool = _ActorPool(ray, lambda: actor_class.remote(device, self.threads), self.actors, tasks, done)
+        pool.run(min(count, len(tasks)))
 
-        def start() -> None:
-            # An actor is given no task before it answers: after a node died, there may be no core for a new one.
-            self.actors.append(actor_class.remote(device, self.threads))
-            starting[self.actors[-1].pid.remote()] = self.actors[-1]
 
-        def lose(actor: Any, name: str, error: Exception) -> None:
-            deaths[name] += 1
-            if deaths[name] > RETRIES:
-                raise WorkerError(
-                    f"{name} failed after {RETRIES} retries ({error_line(error)}). Run it again to resume"
-                ) from error
-            ray.kill(actor)
-            self.actors.remove(actor)
-            start()
+class _ActorPool:
+    """Actors and their current tasks."""
 
-        for _ in range(min(count, len(tasks))):
-            start()
-        while todo or busy:
-            while todo and idle:
-                actor, task = idle.pop(), todo.pop()
-                busy[actor.run.remote(task)] = (actor, task)
-            (ready,), _ = ray.wait([*busy, *starting], num_returns=1)
-            if ready in starting:
-                actor = starting.pop(ready)
-                try:
-                    ray.get(ready)
-                    idle.append(actor)
-                except ray.exceptions.RayError as error:
-                    lose(actor, "an actor", error)
-                continue
-            actor, task = busy.pop(ready)
-            try:
-                failure = ray.get(ready)
-            except ray.exceptions.RayError as error:
-                todo.append(task)
-                lose(actor, task.name, error)
-                continue
-            if failure is not None:
-                raise (OutputError if failure[0] == "output" else WorkerError)(failure[1])
-            done(task)
-            idle.append(actor)
+    def __init__(
+        self, ray: Any, create: Callable[[], Any], actors: list[Any], tasks: Sequence[BenchTask], done: TaskCallback
+    ) -> None:
+        self.ray, self.create, self.actors, self.done = ray, create, actors, done
+        self.todo, self.idle, self.deaths = list(reversed(tasks)), list[Any](), Counter[str]()
+        self.failed = FailedTasks(len(tasks))
+        self.busy: dict[Any, tuple[Any, BenchTask]] = {}
+        self.starting: dict[Any, Any] = {}
+
+    def run(self, count: int) -> None:
+        for _ in range(count):
+            self._start()
+        while self.todo or self.busy:
+            while self.todo and self.idle:
+                actor, task = self.idle.pop(), self.todo.pop()
+                self.busy[actor.run.remote(task)] = (actor, task)
+            (ready,), _ = self.ray.wait([*self.busy, *self.starting], num_returns=1)
+            if ready in self.busy:
+                self._receive(ready, *self.busy.pop(ready))
+            else:
+                self._receive(ready, self.starting.pop(ready), None)
+        self.failed.check()
+
+    def _start(self) -> None:
+        # An actor is given no task before it answers: after a node died, there may be no core for a new one.
+        self.actors.append(self.create())
+        self.starting[self.actors[-1].pid.remote()] = self.actors[-1]
+
+    def _receive(self, ready: Any, actor: Any, task: BenchTask | None) -> None:
+        try:
+            failure = self.ray.get(ready)
+        except self.ray.exceptions.RayError as error:
+            self._replace_dead(actor, task, error)
+            return
+        self.idle.append(actor)
+        if task is None:
+            return
+        if failure is None:
+            self.failed.completed += 1
+            self.done(task)
+        elif failure[0] == "output":
+            raise OutputError(failure[1])
+        else:
+            self.failed.add(task.name, failure[1])
+
+    def _replace_dead(self, actor: Any, task: BenchTask | None, error: Exception) -> None:
+        """Return a dead actor's task to the queue, unless it was tried too often, and start a new actor."""
+        name = "an actor" if task is None else task.name
+        self.deaths[name] += 1
+        reason = f"its actor died {self.deaths[name]} times ({error_line(error)})"
+        if self.deaths[name] <= RETRIES:
+            self.todo += [] if task is None else [task]
+        elif task is None:
+            raise WorkerError(f"no actor can be started: {reason}. Run it again to resume") from error
+        else:
+            self.failed.add(name, reason)
+        self.ray.kill(actor)
+        self.actors.remove(actor)
+        self._start()

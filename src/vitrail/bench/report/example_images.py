@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -14,6 +13,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from vitrail.bench.map_store import INDEX, open_maps
 from vitrail.bench.report.examples import SelectedExample
 from vitrail.bench.report.run import Run
 from vitrail.errors import VitrailError
@@ -64,7 +64,7 @@ def render_examples(
 
 
 def _render(run: Run, context: BenchContext, example: SelectedExample) -> ExampleImages:
-    from vitrail.bench.explainer import Explainer
+    from vitrail.bench.explainer import ChunkExplainer
     from vitrail.bench.ground_truth import prepare_ground_truth
 
     plan = run.plan
@@ -85,7 +85,7 @@ def _render(run: Run, context: BenchContext, example: SelectedExample) -> Exampl
     maps = {name: _stored_map(run, example, name, pixels.shape[:2]) for name in example.scores}
     missing = [name for name, relevance in maps.items() if relevance is None]
     if missing:
-        explain = Explainer(context, model, run.manifest["key"])
+        explain = ChunkExplainer(context, model, run.manifest["key"])
         image = truth.image[None].to(context.device)
         explanations, _ = explain([example.image], image, torch.tensor([[label]]), missing)
         maps |= {name: one.maps[0, 0].float().cpu() for name, one in explanations.items()}
@@ -113,26 +113,14 @@ def _explained_class(run: Run, example: SelectedExample) -> tuple[int, float]:
 
 def _stored_map(run: Run, example: SelectedExample, method: str, size: tuple[int, ...]) -> Tensor | None:
     """A map that the run saved, upsampled to the image; None if it was not saved."""
-    if not run.plan.keep_maps:
+    if not (run.folder / INDEX).is_file():
         return None
-    from safetensors import safe_open
-
-    for path in sorted((run.folder / "parts").glob("part-*.safetensors")):
-        with safe_open(str(path), framework="pt") as file:
-            name = f"{method}/{example.target}"
-            images = json.loads(file.metadata()["images"])
-            if example.image in images and name in file.keys() and _concerns(run, path.stem, example):  # noqa: SIM118
-                grid = file.get_slice(name)[images.index(example.image)].float()
-                if not bool(torch.isfinite(grid).all()):
-                    return None
-                return F.interpolate(grid[None, None], size=size[:2], mode="bilinear", align_corners=False)[0, 0]
-    return None
-
-
-def _concerns(run: Run, chunk: str, example: SelectedExample) -> bool:
-    """Whether a chunk, given by its file name, concerns the model and data set of an example."""
-    model, data = (int(word[1:]) for word in chunk.split("-")[1:3])
-    return run.plan.models[model].title == example.model and run.plan.dataset[data].title == example.dataset
+    where = {"model": example.model, "dataset": example.dataset, "method": method, "target": example.target}
+    try:
+        grid = open_maps(run.folder).read(example.image, **where)
+    except VitrailError:  # computed again
+        return None
+    return F.interpolate(grid[None, None], size=size[:2], mode="bilinear", align_corners=False)[0, 0]
 
 
 def _signed(spec: str) -> bool:

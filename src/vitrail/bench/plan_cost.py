@@ -27,7 +27,6 @@ from vitrail.bench.context import (
     BenchWorldModel,
     open_images,
 )
-from vitrail.bench.memory import shrink_batch_to_fit
 from vitrail.bench.method_groups import group_methods, serves_all_targets
 from vitrail.bench.multiclass_protocols import MULTICLASS, MULTICLASS_ORIGINAL
 from vitrail.bench.parts import read_footer
@@ -39,6 +38,7 @@ from vitrail.data import cifar, movies, voc
 from vitrail.errors import VitrailError
 from vitrail.methods import ModelSize, find
 from vitrail.models.catalogue import catalogue_entry
+from vitrail.pipeline.memory import shrink_batch_to_fit
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import find_presets
 from vitrail.scores.rationale import SHARES

@@ -1,0 +1,140 @@
+"""Update the table of results in README.md, and that of the second halves on Leadlight's page.
+
+    python results/readme.py
+
+README: faithfulness and localisation from three_models_single.csv, class-specificity from the grid pointing game and
+pairs of objects in studies/results, passes from the pages of the methods. Leadlight's page: all of studies/results'
+grid_pointing. The text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from method_pages import replaced
+
+ROOT = Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "methods" / "leadlight.md"
+MODEL = "vit-t"
+MODELS = {"vit-t": "ViT-Tiny", "deit-t": "DeiT-Tiny", "dinov2-s": "DINOv2-S"}
+FORMS = ("leadlight", "leadlight:object", "transformer_mm")
+#: Columns of the second halves: title, and key in the file.
+HALVES = (
+    ("grid, raw ↑", "cell_share"), ("grid, maps ↑", "cell_share (maps)"), ("maximum in the cell ↑", "cell_peak"),
+    ("mIoU ↑", "mIoU"), ("SRG, tokens ↑", "SRG, agcam-tokens"), ("corners ↓", "corners (pets)"),
+)  # fmt: skip
+ROWS = (
+    "leadlight", "leadlight:object", "grad_rollout", "transformer_mm", "vtranm", "attnlrp",
+    "transformer_attribution", "gradtoken", "raw_attention", "centre", "edges", "random",
+)  # fmt: skip
+CONTROLS = ("centre", "edges", "random")
+#: Title, data set and score of the columns from the table of three models, and their decimals.
+FAITHFUL = (
+    ("SRG, tokens removed ↑", "imagenet", "srg(tokens)", 3),
+    ("SRG, pixels black ↑", "imagenet", "srg(black)", 3),
+)
+OUTLINES = ("mIoU, % ↑", "pets", "miou", 1)
+GRID, PAIRS, PASSES = "grid, % ↑", "class discrimination, % ↑", "passes"
+MISSING = "–"
+ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
+
+
+def scored(dataset: str, score: str, digits: int) -> dict[str, tuple[float, str]]:
+    """By method, a value and its text; ○ marks methods not significantly better than the strongest control."""
+    found = {}
+    with (ROOT / "results" / "three_models_single.csv").open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if (row["model"], row["dataset"], row["score"]) == (MODEL, dataset, score):
+                value = float(row["value"])
+                better = row["control"] == "True" or (
+                    float(row["to_control"]) > 0 and float(row["p_to_control"]) < ALPHA
+                )
+                found[row["method"]] = (
+                    value,
+                    f"{value:.{digits}f}".replace("-", "−") + ("" if better else " ○"),
+                )
+    return found
+
+
+def halves(model: str) -> dict[str, Any]:
+    """What `studies/grid_pointing.py` measured on the second halves."""
+    path = ROOT / "studies" / "results" / "grid_pointing" / f"{model}-1.json"
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def halves_table() -> str:
+    """The default beside its former form and its baseline on three models, in percent, in Markdown."""
+    head = ["", *(title for title, _ in HALVES), "check passed ↑"]
+    lines = [f"| {' | '.join(head)} |", "|---" + "|---:" * (len(head) - 1) + "|"]
+    for model, title in MODELS.items():
+        found = halves(model)
+        scores, checks = {**found["scores"], "mIoU": found["mIoU"]}, found.get("checks", {})
+        own = [scores.get(key, {}).get(FORMS[0]) for _, key in HALVES]
+        counts = [MISSING if row is None else f"*{row['images']}*" for row in own]
+        lines.append(f"| **{title}** | {' | '.join(counts)} | |")
+        for form in FORMS:
+            rows = [scores.get(key, {}).get(form) for _, key in HALVES]
+            cells = [MISSING if row is None else f"{100 * row['mean'][0]:.1f}" for row in rows]
+            verdicts = checks.get(form, {})
+            passed = f"{verdicts.get('faithful', 0)} of {sum(verdicts.values())}" if verdicts else MISSING
+            lines.append(f"| `{form}` | {' | '.join(cells)} | {passed} |")
+        apart = [MISSING if row is None else _apart(*row["to_object"]) for row in own]
+        lines.append(f"| difference to `{FORMS[1]}` | {' | '.join(apart)} | |")
+    return "\n".join(lines)
+
+
+def _apart(value: float, low: float, high: float) -> str:
+    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]".replace("-", "−")
+
+
+def columns() -> dict[str, dict[str, tuple[float, str]]]:
+    """Values by title and method."""
+    grids = halves(MODEL)["scores"]["cell_share (maps)"]
+    scenes = json.loads((ROOT / "studies" / "results" / "pairs-scenes.json").read_text(encoding="utf-8"))
+    (pairs,) = (result["methods"] for result in scenes["results"] if result["model"] == "scenes")
+    found = {title: scored(*rest) for title, *rest in FAITHFUL}
+    found[GRID] = {name: (row["mean"][0], f"{100 * row['mean'][0]:.1f}") for name, row in grids.items()}
+    found[PAIRS] = {name: (row["wins"][0], f"{100 * row['wins'][0]:.1f}") for name, row in pairs.items()}
+    return found | {OUTLINES[0]: scored(*OUTLINES[1:])}
+
+
+def passes(method: str) -> str:
+    """Passes of a method's default, as its page has them."""
+    name = method.partition(":")[0]
+    lines = (ROOT / "docs" / "methods" / f"{name}.md").read_text(encoding="utf-8").splitlines()
+    words = next(line for line in lines if line.startswith(f"`{name}` · ")).split(" · ")
+    return next(word for word in words if "forward" in word)
+
+
+def table() -> str:
+    """The table in Markdown; bold: best of the rows that are shown."""
+    found = columns()
+    lines = [f"| method | {' | '.join(found)} | {PASSES} |", "|---" + "|---:" * len(found) + "|---|"]
+    for method in ROWS:
+        cells = []
+        for by_method in found.values():
+            value, text = by_method.get(method, (float("-inf"), MISSING))
+            best = value == max(by_method[name][0] for name in ROWS if name in by_method)
+            cells.append(f"**{text}**" if best else text)
+        name = f"*{method}* (control)" if method in CONTROLS else f"`{method}`"
+        lines.append(f"| {name} | {' | '.join(cells)} | {passes(method) if method not in CONTROLS else MISSING} |")
+    return "\n".join(lines)
+
+
+#: Pages, marks on them, and what stands there.
+TABLES = ((README, "results", table), (PAGE, "second halves", halves_table))
+
+
+def main() -> None:
+    """Write both tables."""
+    for path, mark, content in TABLES:
+        path.write_text(replaced(path.read_text(encoding="utf-8"), mark, content()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

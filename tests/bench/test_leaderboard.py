@@ -1,0 +1,90 @@
+"""Entries of the leaderboard: written from a run, reproduced, and refused where they do not hold."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+from typer.testing import CliRunner
+
+from vitrail.bench.leaderboard import check_entry, read_entry, render_entry, write_entries
+from vitrail.bench.run import run_plan
+from vitrail.cli.app import app
+from vitrail.errors import DataError
+
+pytest.importorskip("polars")
+pytest.importorskip("pydantic")
+
+PLAN = """
+name = "entry"
+models = ["scenes"]
+methods = ["rollout", "smoothgrad:samples=2"]
+protocols = ["pointing"]
+dataset = { name = "scenes", options = { split = "test", count = 6, objects = 1 } }
+"""
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("leaderboard")
+    (folder / "plan.toml").write_text(PLAN, encoding="utf-8")
+    run = run_plan(folder / "plan.toml", folder / "runs")
+    return write_entries(run.folder, folder / "entries")
+
+
+def changed(path, tmp_path, **fields):
+    entry = read_entry(path) | fields
+    (tmp_path / "changed.toml").write_text(render_entry(entry), encoding="utf-8")
+    return tmp_path / "changed.toml"
+
+
+def test_entries_are_reproduced_with_the_seeds_of_the_run(entries):
+    assert [path.name for path in entries] == [
+        "scenes--scenes--rollout.toml",
+        "scenes--scenes--smoothgrad-samples-2.toml",
+    ]
+    for path in entries:
+        count, mismatches = check_entry(path)
+        assert not mismatches
+        sample = read_entry(path)["sample"]
+        assert len(sample) == 4
+        assert count == sum(len(one["scores"]) for one in sample) >= 4 * 5
+    entry = read_entry(entries[0])
+    (hits,) = (row for row in entry["values"] if row["score"] == "hit@0")
+    assert (hits["direction"], hits["images"]) == ("up", 6)
+    assert hits["interval"][0] <= hits["value"] <= hits["interval"][1]
+    assert len(entry["manifest"]) == len(entry["weights"]) == 64
+
+
+def test_what_does_not_reproduce_is_refused(entries, tmp_path):
+    entry = read_entry(entries[0])
+    first, *rest = entry["sample"]
+    wrong = [*first["scores"][0][:3], first["scores"][0][3] + 0.5]
+    sample = [first | {"scores": [wrong, *first["scores"][1:]]}, *rest]
+    path = changed(entries[0], tmp_path, sample=sample)
+    result = CliRunner().invoke(app, ["leaderboard", "check", str(path), str(entries[0])], catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "1 of 2 entries reproduced, 1 refused" in result.output
+    (mismatch,) = check_entry(path)[1]
+    assert first["image"] in str(mismatch)
+    (weights,) = check_entry(changed(entries[0], tmp_path, weights="0" * 64))[1]
+    assert weights.what == "SHA-256 of the weights"
+    other = next(name for name in (f"test-0-128-1-{i:06d}" for i in range(6)) if name not in str(entry["sample"]))
+    (images,) = check_entry(changed(entries[0], tmp_path, sample=[first | {"image": other}, *rest]))[1]
+    assert images.what == "images of the sample", "the author does not choose the images"
+
+
+def test_malformed_entries_are_named(entries, tmp_path):
+    (tmp_path / "a.toml").write_text("model = ", encoding="utf-8")
+    with pytest.raises(DataError, match="cannot be read as TOML"):
+        read_entry(tmp_path / "a.toml")
+    with pytest.raises(DataError, match="images missing or of another type"):
+        read_entry(changed(entries[0], tmp_path, images="six"))
+    values = [row | {"interval": [2.0, 3.0]} for row in read_entry(entries[0])["values"]]
+    with pytest.raises(DataError, match="no score with an interval around its value"):
+        read_entry(changed(entries[0], tmp_path, values=values))
+
+
+def test_rendered_entries_are_toml():
+    entry = {"plan": '{"a": "b"}', "n": 2, "values": [{"score": "é", "interval": [1.5, 2.0]}]}
+    assert tomllib.loads(render_entry(entry)) == entry

@@ -1,0 +1,211 @@
+"""Images by address: folders, tar shards, tables, lists, Hugging Face data sets; what cannot be read is named."""
+
+from __future__ import annotations
+
+import pickle
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from tests.data.source_files import pixels, png, write, write_tar
+from vitrail.data import open_dataset, open_source
+from vitrail.errors import DataError, UnreachableError
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    fsspec.filesystem("memory").store.clear()
+
+
+def contents(source):
+    """Images by id, read from a copy of the source without its list, as workers read them."""
+    reader = pickle.loads(pickle.dumps(source.emptied()))  # noqa: S301 - our own object
+    assert reader.items == ()
+    return {item.id: reader.open(item) for item in source.items}
+
+
+def test_tar_shards_are_read_in_place(monkeypatch):
+    for shard in range(3):
+        write_tar(f"memory://shards/a-{shard:03d}.tar", range(2 * shard, 2 * shard + 2))
+    expected = {f"a-{k // 2:03d}.tar/{k % 2:03d}.png": png(k) for k in range(6)}
+    source = open_source("memory://shards/a-{000..002}.tar")
+    assert contents(source) == expected
+    assert [item.label for item in source.items] == list(range(6))
+    assert open_source("memory://shards/*.tar").items == open_source("memory://shards").items == source.items
+
+
+def test_shards_of_webdataset_have_the_same_samples(tmp_path):
+    wds = pytest.importorskip("webdataset")
+    with wds.TarWriter(str(tmp_path / "b-0.tar")) as shard:
+        for k in range(3):
+            shard.write({"__key__": f"deep/x{k}", "png": png(k), "cls": k + 1})
+    source = open_source(tmp_path / "b-0.tar")
+    assert contents(source) == {f"b-0.tar/deep/x{k}.png": png(k) for k in range(3)}
+    assert [item.label for item in source.items] == [1, 2, 3]
+
+
+def test_damaged_shards_are_items_with_the_reason(tmp_path):
+    whole = write_tar(str(tmp_path / "a.tar"), range(3), labels=False)
+    second = whole.index(b"001.png")
+    write(str(tmp_path / "b.tar"), whole[: second + 700])  # truncated in the second image
+    write(str(tmp_path / "c.tar"), whole[: second + 150] + b"xxxx" + whole[second + 154 :])  # an invalid header
+    write(str(tmp_path / "d.tar"), b"no archive")
+    write(str(tmp_path / "e.tar.gz"), b"compressed")
+    items = {item.id: item for item in open_source(tmp_path).items}
+    assert [name for name, item in items.items() if item.error is None] == [
+        "a.tar/000.png", "a.tar/001.png", "a.tar/002.png", "b.tar/000.png", "b.tar/001.png", "c.tar/000.png",
+    ]  # fmt: skip
+    assert "damaged" in items["b.tar"].error
+    assert "after 2 images" in items["b.tar"].error
+    assert "c.tar is damaged at byte" in items["c.tar"].error
+    assert "d.tar cannot be read" in items["d.tar"].error
+    assert "e.tar.gz is compressed" in items["e.tar.gz"].error
+    source = open_source(tmp_path)
+    with pytest.raises(DataError, match=r"b.tar/001.png is truncated"):
+        source.open(items["b.tar/001.png"])
+    with pytest.raises(DataError, match="damaged at byte"):
+        source.open(items["c.tar"])
+    assert source.open(items["c.tar/000.png"]) == png(0)
+
+
+def table(seeds, **more):
+    return pa.table({"image": [png(k) for k in seeds], "label": [k % 12 for k in seeds], **more})
+
+
+def test_parquet_and_arrow_hold_images(tmp_path):
+    pq.write_table(table(range(5)), tmp_path / "a.parquet", row_group_size=2)
+    pq.write_table(table(range(5, 7)), tmp_path / "b.parquet")
+    source = open_source(tmp_path)
+    expected = {f"a.parquet/{k}": png(k) for k in range(5)} | {f"b.parquet/{k - 5}": png(k) for k in (5, 6)}
+    assert contents(source) == expected
+    assert [item.place for item in source.items[:3]] == [(0, 0), (0, 1), (1, 0)]
+    assert [item.label for item in source.items] == list(range(7))
+    with pa.OSFile(str(tmp_path / "c.arrow"), "wb") as sink, pa.ipc.new_file(sink, table([0]).schema) as writer:
+        writer.write_table(table(range(3)), max_chunksize=2)
+    assert contents(open_source(tmp_path / "c.arrow")) == {f"c.arrow/{k}": png(k) for k in range(3)}
+
+
+def test_tables_of_hugging_face_hold_bytes_in_structs(tmp_path):
+    rows = [{"bytes": png(k), "path": None} for k in range(2)]
+    pq.write_table(pa.table({"picture": rows}), tmp_path / "a.parquet")
+    source = open_source(tmp_path / "a.parquet", column="picture")
+    assert contents(source) == {f"a.parquet/{k}": png(k) for k in range(2)}
+
+
+def test_tables_and_lists_of_paths(tmp_path):
+    write("memory://elsewhere/y.png", png(1))
+    (tmp_path / "deep").mkdir()
+    write(str(tmp_path / "deep" / "x.png"), png(0))
+    paths = ["deep/x.png", "memory://elsewhere/y.png"]
+    pq.write_table(pa.table({"path": paths}), tmp_path / "a.parquet")
+    (tmp_path / "b.csv").write_text("name,file,label\n1,deep/x.png,4\n2,memory://elsewhere/y.png,\n", encoding="utf-8")
+    for name in ("a.parquet", "b.csv"):
+        assert contents(open_source(tmp_path / name)) == {paths[0]: png(0), paths[1]: png(1)}
+    assert [item.label for item in open_source(tmp_path / "b.csv").items] == [4, None]
+
+
+def test_hugging_face_folder(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({"photo": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    rows = {"photo": [{"bytes": png(k), "path": None} for k in range(3)], "label": [0, 1, 1]}
+    saved = datasets.Dataset.from_dict(rows, features=features)
+    saved.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict(train=saved, test=saved.select([2])).save_to_disk(tmp_path / "two")
+    source = open_source(tmp_path / "one")
+    assert contents(source) == {f"row/{k}": png(k) for k in range(3)}
+    assert [item.label for item in source.items] == [0, 1, 1]
+    assert source.classes == ("cat", "dog")
+    assert list(contents(open_source(tmp_path / "two", split="test")).values()) == [png(2)]
+    with pytest.raises(DataError, match=r"has the splits train, test: choose one with --split"):
+        open_source(tmp_path / "two")
+    with pytest.raises(DataError, match=r"has no column img: it has photo, label"):
+        open_source(tmp_path / "one", column="img")
+
+
+def test_folder_of_files_in_any_store(tmp_path):
+    for name in ("b.png", "a.PNG", "deep/c.jpg", "notes.txt", "out/d.png"):
+        write(f"memory://photos/{name}", png(0))
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write(str(tmp_path / name), png(0))
+    for root in ("memory://photos", str(tmp_path)):
+        assert [item.id for item in open_source(root).items] == ["a.PNG", "b.png"]
+        names = [item.id for item in open_source(root, recursive=True).items]
+        assert names == ["a.PNG", "b.png", "deep/c.jpg", "out/d.png"]
+    assert "out/d.png" not in [i.id for i in open_source(tmp_path, recursive=True, exclude=f"{tmp_path}/out").items]
+    assert [item.id for item in open_source("memory://photos/*.png").items] == ["b.png"]
+
+
+def test_missing_columns_truncated_tables_and_empty_folders_are_named(tmp_path):
+    pq.write_table(pa.table({"x": [1], "y": [2]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet has no column of images .*: it has x, y; choose one with --column"):
+        open_source(tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a.parquet has no column z: it has x, y"):
+        open_source(tmp_path / "a.parquet", column="z")
+    pq.write_table(table(range(2)), tmp_path / "b.parquet")
+    (tmp_path / "c.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:-20])
+    items = open_source(tmp_path).items
+    assert [(item.id, item.error is None) for item in items] == [
+        ("a.parquet", False), ("b.parquet/0", True), ("b.parquet/1", True), ("c.parquet", False),
+    ]  # fmt: skip
+    assert "c.parquet cannot be read" in items[-1].error
+    (tmp_path / "deep").mkdir()
+    with pytest.raises(DataError, match="does not exist or is empty"):
+        open_source(tmp_path / "deep")
+    write(str(tmp_path / "deep" / "x.txt"), b"")
+    with pytest.raises(DataError, match=r"there are no images in .*--recursive"):
+        open_source(tmp_path / "deep")
+    with pytest.raises(DataError, match="Protocol not known: nosuch"):
+        open_source("nosuch://bucket/x.tar")
+
+
+def test_unreachable_store_is_named(monkeypatch):
+    write_tar("memory://shards/a.tar", range(2))
+    source = open_source("memory://shards/a.tar")
+
+    def refuse(*_, **__):
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", refuse)
+    with pytest.raises(UnreachableError, match=r"a.tar does not answer .timed out."):
+        source.open(source.items[0])
+    monkeypatch.setattr(MemoryFileSystem, "isdir", refuse)
+    with pytest.raises(UnreachableError, match="does not answer"):
+        open_source("memory://shards")
+
+
+def test_lists_of_shards_are_kept_until_the_shard_changes(monkeypatch):
+    write_tar("memory://shards/a.tar", range(2))
+    opened, plain = [], MemoryFileSystem.open
+    monkeypatch.setattr(MemoryFileSystem, "open", lambda self, path, *a, **k: opened.append(path) or plain(self, path))
+    first = open_source("memory://shards/a.tar").items
+    assert open_source("memory://shards/a.tar").items == first
+    assert opened == ["/shards/a.tar"]
+    monkeypatch.undo()
+    write_tar("memory://shards/a.tar", range(3))
+    assert len(open_source("memory://shards/a.tar").items) == 3
+
+
+def test_groups_of_rows_are_read_once(tmp_path, monkeypatch):
+    from vitrail.data import table_rows
+
+    pq.write_table(table(range(6)), tmp_path / "a.parquet", row_group_size=3)
+    source, read = open_source(tmp_path / "a.parquet"), []
+    plain = table_rows._open_table.read
+    monkeypatch.setattr(table_rows._open_table, "read", lambda self, g, c: read.append(g) or plain(self, g, c))
+    contents(source)
+    assert read == [0, 1]
+
+
+def test_images_are_a_data_set(tmp_path):
+    write_tar(str(tmp_path / "a.tar"), range(2))
+    dataset = open_dataset("images", str(tmp_path / "a.tar"))
+    assert list(dataset.ids) == ["a.tar/000.png", "a.tar/001.png"]
+    assert (pixels(png(1)) == pixels(dataset.source.open(dataset.source.items[1]))).all()
+    assert dataset[1].label == 1
+    assert dataset[1].image.size == (128, 128)
