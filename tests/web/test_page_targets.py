@@ -58,6 +58,7 @@ def test_models_say_what_they_take_and_explain(client):
     assert {name: (one["media"], one["targets"]) for name, one in models.items()} == {
         "scenes": ("image", "class"), "scenes-clip": ("image", "prompt"), "scenes-detr": ("image", "box"),
         "scenes-seg": ("image", "region"), "scenes-video": ("video", "class"), "tones": ("sound", "class"),
+        "scenes-vlm": ("image", "token"), "lm-recall": ("image", "token"),
     }  # fmt: skip
     assert models["scenes-clip"]["classes"] is None
     assert models["scenes-clip"]["class_count"] == 0
