@@ -9,6 +9,7 @@ import pytest
 
 from tests.bench.bench_helpers import TINY, assert_same, open_store
 from vitrail.bench import LocalEngine, chunk
+from vitrail.bench.engines import LostTasksError
 from vitrail.bench.read_ahead import ReadAhead
 from vitrail.errors import OutputError
 
