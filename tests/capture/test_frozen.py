@@ -15,7 +15,7 @@ from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.capture.trace import ALL, TENSOR_KINDS
-from vitrail.errors import ModelError
+from vitrail.errors import ModelError, TargetError
 from vitrail.testing import quick, tiny_vit
 
 
@@ -93,7 +93,7 @@ def test_an_error_inside_changes_nothing():
     def refuse(output):
         raise ZeroDivisionError("not today")
 
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(TargetError, match="ZeroDivisionError: not today"):
         vitrail.explain(model, images, target=refuse)
     model_inputs = ModelInputs((images,))
     with (

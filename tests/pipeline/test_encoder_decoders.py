@@ -91,7 +91,7 @@ def test_windowed_encoders_are_refused_by_name():
 
 def test_what_does_not_fit_is_named():
     case = case_of("bart")
-    with pytest.raises(InputError, match="texts need the tokenizer"):
+    with pytest.raises(InputError, match="read by its tokenizer: pass tokenizer="):
         vitrail.explain(case.model, ["w5 w6"], "attnlrp", target=token(7))
     with pytest.raises(TargetError, match="append different answers"):
         vitrail.explain(

@@ -396,18 +396,6 @@ def test_hooks_of_accelerate_change_nothing():
         assert torch.equal(found.grid, expected[name].grid), name
 
 
-@pytest.mark.parametrize("where", ["cpu", "disk"])
-def test_weights_that_accelerate_offloads_are_refused_by_name(where, tmp_path):
-    accelerate = pytest.importorskip("accelerate")
-    model = tiny_vit()
-    if where == "cpu":
-        accelerate.cpu_offload(model, execution_device=torch.device("cpu"))
-    else:
-        accelerate.disk_offload(model, str(tmp_path), execution_device=torch.device("cpu"))
-    with pytest.raises(ModelError, match="offloaded by accelerate"):
-        vitrail.explain(model, torch.randn(1, 3, 32, 32), "rollout", target=1)
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs two devices")
 def test_weights_on_several_devices_are_refused_by_name():
     model = tiny_vit()

@@ -55,10 +55,10 @@ def token_activation(
         >>> import vitrail
         >>> from vitrail.data import QuestionProcessor
         >>> processor = QuestionProcessor()
-        >>> asked = processor(images=Image.new("RGB", (56, 56)), text="What colour is the fish?", return_tensors="pt")
+        >>> asked = processor(images=Image.new("RGB", (128, 128)), text="What colour is the fish?", return_tensors="pt")
         >>> e = token_activation(vitrail.load("scenes-vlm"), asked, processor=processor)
         >>> tuple(e.grid.shape), bool((e.grid >= 0).all())
-        ((1, 1, 7, 7), True)
+        ((1, 1, 16, 16), True)
     """
     started = perf_counter()
     with warnings.catch_warnings():
