@@ -10,7 +10,11 @@ const nameParts = () => {
   for (const th of document.querySelectorAll(".md-typeset th"))
     if (!th.textContent.trim()) th.replaceWith(document.createElement("td"));
   for (const formula of document.querySelectorAll(".md-typeset th annotation")) // a heading that is a formula
-    formula.closest("th").setAttribute("aria-label", formula.textContent);
+    if (!formula.closest("th").querySelector(".formula-name")) {
+      const name = Object.assign(document.createElement("span"), { className: "formula-name" });
+      name.textContent = formula.textContent;
+      formula.closest("th").append(name);
+    }
   for (const code of document.querySelectorAll(".md-typeset pre > code"))
     if (code.scrollWidth > code.clientWidth) code.tabIndex = 0;
   document.querySelectorAll(".md-typeset__scrollwrap, .md-typeset .output, .md-typeset .diagram").forEach((wrap, i) => {
