@@ -68,3 +68,12 @@ def test_leaderboard_has_every_entry_and_published_number():
     assert module.page(text) == text, "run `python results/leaderboard.py`"
     assert len(list(module.published_rows())) > 400
     assert len(list(module.measured_rows())) > 0
+
+
+def test_no_file_has_marks_of_a_merge():
+    folders = ("docs", "src", "tests", "studies", "results", "benchmarks", "training")
+    suffixes = (".py", ".md", ".bib", ".toml", ".json", ".js", ".css", ".html", ".csv")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.suffix in suffixes]
+    marks = ("<" * 7 + " ", ">" * 7 + " ")
+    assert not [path for path in files if any(line.startswith(marks) for line in path.open(encoding="utf-8"))]
+    assert len(files) > 800

@@ -56,8 +56,11 @@ class Explainer:
         >>> from vitrail.data import render
         >>> explain_columns = Explainer("scenes", ["rollout"])
         >>> found = explain_columns({"id": ["a"], "image": [render(0, 1).image]})
-        >>> sorted(found), read_maps(found["maps"][0])["rollout"].shape
-        (['checks', 'errors', 'id', 'maps', 'names', 'probabilities', 'targets'], torch.Size([1, 16, 16]))
+        >>> sorted(found)
+        ['checks', 'errors', 'id', 'maps', 'names', 'probabilities', 'targets']
+        >>> maps = read_maps(*found["maps"])
+        >>> maps["rollout"].shape
+        torch.Size([1, 16, 16])
     """
 
     def __init__(

@@ -102,8 +102,9 @@ def folded_blocks(pieces: Sequence[TextPiece]) -> list[TextBlock]:
 
     Example:
         >>> long = [TextPiece("word ", 1.0, 1.0), *[TextPiece("word ", 0.0)] * 299]
-        >>> [(block.words, block.folded) for block in folded_blocks(long)][:3]
-        [(40, False), (40, True), (40, True)]
+        >>> first, second, *_ = folded_blocks(long)
+        >>> first.folded, second.folded, second.words
+        (False, True, 40)
     """
     places = [i for i, piece in enumerate(pieces) if piece.score is not None]
     if len(places) < UNFOLDED:
