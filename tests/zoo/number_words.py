@@ -1,9 +1,11 @@
-"""A tokenizer whose words are numbers: "w7" is token 7."""
+"""A tokenizer whose words are numbers, "w7" is token 7, and the score of a token that is explained by default."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 
 class NumberWords:
@@ -38,3 +40,9 @@ class NumberWords:
         spans = [(end - len(w), end) for w, end in zip(words, ends, strict=True)]
         ids = [int(word[1:]) for word in words]
         return {"input_ids": ids, "offset_mapping": spans, "special_tokens_mask": [0] * len(ids)}
+
+
+def log_odds(scores: torch.Tensor, index: int) -> torch.Tensor:
+    """Logarithm of p / (1 − p) of one token, by its definition; scores have shape (b, vocabulary)."""
+    p = scores.softmax(-1)[:, index]
+    return p.log() - (1 - p).log()

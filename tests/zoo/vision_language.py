@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import vitrail
 from tests.zoo.entry import Entry, Subject
-from tests.zoo.number_words import NumberWords
+from tests.zoo.number_words import NumberWords, log_odds
 from tests.zoo.pairs import PIXELS, TEXT, VISION, WIDTH, pixels
 from tests.zoo.tiny import add_noise
 from vitrail.capture.merged_stream import MergedStream, find_merged_stream
@@ -352,7 +352,7 @@ def gradient_at_pixels(subject: Subject, methods: Sequence[str]) -> None:
     e = vitrail.explain(case.model, case.inputs, "gradient_x_input", target=case.target, **case.options)
     pixels = case.inputs["pixel_values"].clone().requires_grad_()
     logits = case.model(**case.inputs | {"pixel_values": pixels}).logits
-    gradient = torch.autograd.grad(logits[:, -1, LABEL].sum(), pixels)[0]
+    gradient = torch.autograd.grad(log_odds(logits[:, -1], LABEL).sum(), pixels)[0]
     expected = (gradient * pixels).sum(1).detach()
     assert torch.allclose(e.grid[:, 0].flatten(1), expected.flatten(1), atol=1e-5 * float(expected.abs().max()))
     assert e.text is not None

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import vitrail
 from tests.zoo.encoder_decoders import LAYERS, build, ids
 from tests.zoo.entry import Entry, Subject
-from tests.zoo.number_words import NumberWords
+from tests.zoo.number_words import NumberWords, log_odds
 from tests.zoo.tiny import add_noise
 from vitrail.targets import token
 
@@ -155,7 +155,7 @@ def same_as_function(subject: Subject, methods: Sequence[str]) -> None:
     assert isinstance(case, WrittenWords)
     given = case.inputs | {"decoder_input_ids": torch.tensor([[case.start]] * 2)}
     found = vitrail.explain(case.model, case.inputs, methods=list(methods), target=case.target, **case.options)
-    expected = vitrail.explain(case.model, given, methods=list(methods), target=lambda o: o.logits[:, -1, 7])
+    expected = vitrail.explain(case.model, given, methods=list(methods), target=lambda o: log_odds(o.logits[:, -1], 7))
     for method, e in found.items():
         scale = float(expected[method].grid.abs().max())
         assert torch.allclose(e.grid, expected[method].grid, atol=1e-9 * scale), method
