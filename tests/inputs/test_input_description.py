@@ -223,11 +223,15 @@ def test_effects_are_measured_once_while_a_model_is_promised_not_to_change():
     model = GatedSimilarity()
     silent = ModelInputs((), {"image": torch.rand(2, 3, 8, 8), "text": torch.zeros(2, 4)})
     heard = ModelInputs((), {"image": torch.rand(2, 3, 8, 8), "text": torch.rand(2, 4)})
+    dark = ModelInputs(
+        (), {"image": torch.stack([torch.zeros(3, 8, 8), torch.rand(3, 8, 8)]), "text": torch.rand(2, 4)}
+    )
     describe = cached_per_call(lambda call: describe_inputs(model, call).description[1].per_example)
-    expected, counts = [True, False, False], []
+    expected, counts = [True, True, False, False], []
     for promise in (nullcontext(), vitrail.unchanged(model)):
         model.calls = 0
         with promise:
-            assert [describe(call) for call in (silent, heard, heard)] == expected
+            assert [describe(call) for call in (silent, dark, heard, heard)] == expected
         counts.append(model.calls)
-    assert counts == [6, 4]  # the texts without effect are no answer to remember
+    # Texts without effect, and texts whose effect on the first image is not seen, are no answer to remember.
+    assert counts == [8, 6]

@@ -149,7 +149,7 @@ def test_report_sets_the_number_of_masks_beside_the_paper(tmp_path):
     pytest.importorskip("pydantic")
     from tests.bench.bench_helpers import open_store
     from vitrail.bench.report.paper_comparison import compare_with_paper
-    from vitrail.bench.report.run import Run
+    from vitrail.bench.report.run_folder import Run
 
     text = """
 name = "masks"

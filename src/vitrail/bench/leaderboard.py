@@ -21,7 +21,7 @@ from vitrail.bench.context import open_context, open_images
 from vitrail.bench.parts import KEYS, write_file
 from vitrail.bench.plan import Plan
 from vitrail.bench.plan_file import PlanOverrides
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.section import report_sections
 from vitrail.errors import DataError, require
 from vitrail.pipeline.saved_files import slug

@@ -64,13 +64,17 @@ def describe_inputs(
 
 
 def _effects(model: nn.Module, model_inputs: ModelInputs, questions: list[int]) -> dict[int, str]:
-    """The effects of the tensors in question; while the model is promised not to change, each is measured once."""
+    """The effects of the tensors in question; while the model is promised not to change, shared ones are measured once.
+
+    A tensor whose change was seen in another example is shared, whatever the input. That none was seen may be due to
+    this input, so it is measured again with the next one.
+    """
     known: dict[object, dict[int, str]] = fast.call_cache("input effects", model, lambda _: {})
     key = model_inputs.signature, model_inputs.shape, tuple(questions)
     if key in known:
         return known[key]
     effects = measure_effects(model, model_inputs, questions)
-    if len(effects) == len(questions):  # another input may show the effect that this one does not show
+    if [effects.get(i) for i in questions] == [SHARED_BY_ALL] * len(questions):
         known[key] = effects
     return effects
 

@@ -13,16 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vitrail.capture.forward import forward_pass
 from vitrail.capture.frozen import frozen, unwrap
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
-from vitrail.capture.model_structure import UNCHAINED_KINDS, ModelStructure
+from vitrail.capture.model_structure import ModelStructure
 from vitrail.capture.outputs import class_logits
 from vitrail.capture.structure import read_structure
-from vitrail.capture.trace import ALL
 from vitrail.data.tones import HERTZ_PER_BIN, SECONDS_PER_FRAME
-from vitrail.errors import InputError, ModelError, NotApplicableError, OptionError, VitrailError
+from vitrail.errors import InputError, ModelError, OptionError, VitrailError
 from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.methods import METHODS, Method
 from vitrail.methods.cost import size_of
@@ -35,7 +33,6 @@ from vitrail.text.language_model import is_language_model, padded_inputs
 from vitrail.text.prediction import predict_texts
 from vitrail.text.prompt_tokens import encode_prompts
 from vitrail.text.tokens import TokenizerSettings, encode_texts, pad_windows
-from vitrail.viz.map_encoding import encode_map
 from vitrail.web.model_copies import copy_for_checks, copy_modules
 from vitrail.web.model_kind import (
     example_target,
@@ -372,52 +369,6 @@ def _with_vocabulary(served: ServedModel, example: Any) -> ServedModel:
         return replace(served, structure=structure, class_count=tokens)
     structure, tokens, grid = read_question_structure(served.loaded, served.processor, example)
     return replace(served, structure=structure, class_count=tokens, image_grid=grid)
-
-
-def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str, Any]:
-    """Compute the attention from one patch to all patches, or from one token of a text to all its tokens.
-
-    Args:
-        served: The model.
-        raw_input: The pixels of the image, shape (height, width, 3), or the text.
-        token: Index of the patch, row by row, or of the token, special tokens included.
-
-    Returns:
-        ``layers``, each with one map per head; ``grid`` or ``tokens`` describe the cells of a map. Attention to the
-        ``prefix`` tokens before the patches is left out, so a map of a patch may sum to less than one.
-
-    Raises:
-        NotApplicableError: The model has no attention between all patches.
-        InputError: The token does not exist.
-    """
-    if served.media != "image":
-        raise NotApplicableError(
-            f"the page shows the attention of images and texts: {served.title} takes {served.media}"
-        )
-    if served.structure.kind != "plain":
-        raise NotApplicableError(
-            f"{served.title} {UNCHAINED_KINDS[served.structure.kind]}: attention of a patch is available for "
-            "plain transformers only"
-        )
-    model, model_inputs = served.call(raw_input)
-    structure = read_structure(model, model_inputs)
-    is_text = served.reading is not None
-    prefix = 0 if is_text else structure.layout.prefix or 0
-    count = structure.tokens - prefix
-    if not 0 <= token < count:
-        raise InputError(f"token {token} does not exist: give 0 to {count - 1}")
-    grid = None if is_text else structure.layout.grid
-    rows, columns = grid or (1, count)
-    with forward_pass(model, model_inputs, structure, [{"A": ALL}]) as one, torch.no_grad():
-        blocks = [block.A for block in one.trace().blocks if not block.pool]
-    layers = [
-        {"heads": [encode_map(head[prefix + token, prefix:].view(rows, columns), signed=False) for head in A[0]]}
-        for A in blocks
-    ]
-    tokens: list[str] | None = None
-    if served.reading is not None:
-        tokens = list(encode_texts([raw_input], served.reading, model)[0].tokens)
-    return {"grid": list(grid) if grid else None, "tokens": tokens, "layers": layers, "prefix": prefix}
 
 
 def _public_name(spec: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import torch
 
-from vitrail.errors import VitrailError
+from vitrail.errors import OutputError, VitrailError
 
 #: Failed tasks after which a run stops that has completed none.
 MAX_FAILURES_AT_START = 3
@@ -54,6 +54,20 @@ class FailedTasks:
         self.reasons[name] = reason
         if not self.completed and len(self.reasons) >= MAX_FAILURES_AT_START:
             self.check()
+
+    def note_outcome(self, task: BenchTask, failure: tuple[str, str] | None, done: TaskCallback) -> None:
+        """Call ``done`` with a task that succeeded; note one that failed, given the kind and text of its error.
+
+        Raises:
+            OutputError: Its result could not be written.
+        """
+        if failure is None:
+            self.completed += 1
+            done(task)
+        elif failure[0] == "output":
+            raise OutputError(failure[1])
+        else:
+            self.add(task.name, failure[1])
 
     def check(self) -> None:
         """Raise an error if there was a failure."""

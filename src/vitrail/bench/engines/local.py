@@ -161,13 +161,7 @@ class _WorkerPool:
         except (EOFError, OSError):
             self._replace_dead(worker, task)
             return
-        if failure is None:
-            self.failed.completed += 1
-            self.done(task)
-        elif failure[0] == "output":
-            raise OutputError(failure[1])
-        else:
-            self.failed.add(task.name, failure[1])
+        self.failed.note_outcome(task, failure, self.done)
 
     def _replace_dead(self, worker: Connection, task: BenchTask) -> None:
         """Return a dead worker's task to the queue and start a new worker."""

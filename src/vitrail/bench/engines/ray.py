@@ -146,15 +146,8 @@ class _ActorPool:
             self._replace_dead(actor, task, error)
             return
         self.idle.append(actor)
-        if task is None:
-            return
-        if failure is None:
-            self.failed.completed += 1
-            self.done(task)
-        elif failure[0] == "output":
-            raise OutputError(failure[1])
-        else:
-            self.failed.add(task.name, failure[1])
+        if task is not None:
+            self.failed.note_outcome(task, failure, self.done)
 
     def _replace_dead(self, actor: Any, task: BenchTask | None, error: Exception) -> None:
         """Return a dead actor's task to the queue, unless it was tried too often, and start a new actor."""

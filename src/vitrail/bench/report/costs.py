@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vitrail.bench.report.metric import MetricInfo, metric_info
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.section import ReportSection
 from vitrail.scores.fills import TOKENS
 from vitrail.scores.presets import QUANTITIES, Curve, Preset, find_presets

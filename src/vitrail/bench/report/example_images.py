@@ -15,7 +15,7 @@ from torch import Tensor
 
 from vitrail.bench.map_store import INDEX, open_maps
 from vitrail.bench.report.examples import SelectedExample
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.errors import VitrailError
 from vitrail.methods import find
 from vitrail.viz.colormap import overlay, to_image

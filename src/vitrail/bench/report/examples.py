@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vitrail.bench.report.metric import MetricInfo
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.section import MetricColumn, ReportSection, image_scores
 from vitrail.scores.statistics import Array
 

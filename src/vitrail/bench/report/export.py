@@ -13,7 +13,7 @@ from vitrail.bench.report.html_report import render_html
 from vitrail.bench.report.markdown_report import render_markdown
 from vitrail.bench.report.metric import MetricInfo
 from vitrail.bench.report.paper_comparison import PaperComparison
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.section import MetricColumn, ReportSection
 from vitrail.bench.report.summary import ReportSummary, summarise
 from vitrail.scores.comparison import RankedMethod

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.methods import find
 from vitrail.scores.statistics import Array, Interval, interval
 

@@ -18,7 +18,7 @@ from vitrail.bench.report.paper_match import (
     match_protocol,
     setup_differences,
 )
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.section import ReportSection
 from vitrail.methods import find
 from vitrail.scores.agreement import spearman

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from vitrail.bench.report.metric import TARGET_NAMES, MetricInfo, protocol_metrics
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.values import chosen_threshold, method_scores, metric_values
 from vitrail.scores.comparison import ALPHA, MethodValues, RankedMethod, rank_methods
 from vitrail.scores.presets import find_presets

@@ -18,7 +18,7 @@ from vitrail.bench.report.curves import MeanCurves, WordCurves, mean_curves, wor
 from vitrail.bench.report.example_images import ExampleImages, render_examples
 from vitrail.bench.report.examples import select_examples
 from vitrail.bench.report.paper_comparison import PaperComparison, compare_with_paper
-from vitrail.bench.report.run import Run
+from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.section import ReportSection, report_sections
 
 
