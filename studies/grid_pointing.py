@@ -41,6 +41,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 from study import SINGLE_PASS_METHODS, manifest, save_json, timed
 from torch import Tensor
@@ -223,6 +225,8 @@ def localisation(loaded: Any, squashed: Preprocess, args: argparse.Namespace) ->
             own.add([s.id for s in samples], score_segmentation(e.maps[:, 0], masks))
             corners = score_grid_pointing(e.maps, n=1)["corners"]
             add(values, method, {"corners (pets)": corners})
+        for name, effect in corner_effects(predictor(loaded.module), images, loaded.module).items():
+            add(values, name, {"loss of probability (pets)": effect})
     ratios = {method: own.ratios() for method, own in segmented.items()}
     checks: dict[str, dict[str, int]] = {}
     for i in half_of(data, args.half, args.checks):
@@ -232,6 +236,26 @@ def localisation(loaded: Any, squashed: Preprocess, args: argparse.Namespace) ->
             own_verdicts = checks.setdefault(method, {})
             own_verdicts[verdict] = own_verdicts.get(verdict, 0) + 1
     return values, {"ratios": ratios, "checks": checks}
+
+
+def corner_effects(predict: Any, images: Tensor, module: Any, draws: int = 8) -> dict[str, Tensor]:
+    """Loss of the predicted class's probability without the four corner patches, and without four others at random."""
+    patch = module.patch_embed.patch_size[0]
+    rows, columns = (length // patch for length in images.shape[2:])
+    corners = torch.tensor([0, columns - 1, (rows - 1) * columns, rows * columns - 1])
+    others = torch.tensor(sorted(set(range(rows * columns)) - set(corners.tolist())))
+    generator = torch.Generator().manual_seed(0)
+    drawn = [others[torch.randperm(len(others), generator=generator)[:4]] for _ in range(draws)]
+    whole = predict(images)
+    classes = whole.argmax(1, keepdim=True)
+
+    def loss(removed: Tensor) -> Tensor:
+        kept = torch.ones(rows * columns, device=images.device)
+        kept[removed.to(images.device)] = 0.0  # zero is the mean colour
+        kept = kept.view(1, 1, rows, columns).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        return (whole - predict(images * kept)).gather(1, classes)[:, 0]
+
+    return {"corners": loss(corners), "random patches": torch.stack([loss(own) for own in drawn]).mean(0)}
 
 
 def _mask(mask: Any, size: tuple[int, int]) -> Tensor:
@@ -286,6 +310,32 @@ def speed(loaded: Any, args: argparse.Namespace) -> dict[str, float]:
     return {name: float(np.median(own[len(own) // 2 :])) for name, own in taken.items()}
 
 
+def joined_manifest(before: dict[str, Any], settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings of several runs: the larger of two numbers of images, all methods and presets."""
+
+    def joined(name: str, new: Any) -> Any:
+        old = before.get(name)
+        if isinstance(new, list | tuple) and old is not None:
+            return list(dict.fromkeys([*old, *new]))
+        return max(old, new) if isinstance(new, int) and isinstance(old, int) else new
+
+    return {name: joined(name, new) for name, new in settings.items()}
+
+
+def save_values(path: Path, values: Values) -> None:
+    """Write the values of each image, in the order of the images; keep those of other scores and methods."""
+    new = {(score, method): own for score, by_method in values.items() for method, own in by_method.items()}
+    if path.exists():
+        kept: dict[tuple[str, str], list[float]] = {}
+        for row in pq.read_table(path).to_pylist():
+            kept.setdefault((row["score"], row["method"]), []).append(row["value"])
+        new = {**kept, **new}
+    columns = [(score, method, i, np.float32(v)) for (score, method), own in new.items() for i, v in enumerate(own)]
+    names = ("score", "method", "number", "value")
+    table = pa.table({name: [row[k] for row in columns] for k, name in enumerate(names)})
+    pq.write_table(table, path, compression="zstd")
+
+
 def run(args: argparse.Namespace) -> None:
     """Measure all models, and write a summary and the values of each image."""
     warnings.simplefilter("ignore", MapWarning)
@@ -319,10 +369,9 @@ def run(args: argparse.Namespace) -> None:
             before = json.loads(path.read_text(encoding="utf-8"))
             scores = {key: {**rows, **result["scores"].get(key, {})} for key, rows in before["scores"].items()}
             result = {**before, **result, "scores": {**result["scores"], **scores}}
+            result["manifest"] = joined_manifest(before["manifest"], settings)
         save_json(path, result)
-        flat = {f"{score}|{method}": np.float32(v) for score, by in values.items() for method, v in by.items()}
-        kept = dict(np.load(path.with_suffix(".npz"))) if path.with_suffix(".npz").exists() else {}
-        np.savez_compressed(path.with_suffix(".npz"), **{**kept, **flat})
+        save_values(path.with_suffix(".parquet"), values)
         print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
         for method in args.methods:
             cells = [

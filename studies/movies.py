@@ -5,7 +5,8 @@
 Every method that applies to texts, and controls, on the test reviews: token-F1 of the top 10 to 80 words (macro and
 micro), AUPRC, comprehensiveness and sufficiency. As in the published experiments, the true class is explained, a word
 has the maximum of its tokens' scores, and reviews are truncated to the model's window; ``--whole`` reads them to their
-end, window by window. Intervals are from a bootstrap over reviews, the same reviews for all methods.
+end, window by window. Intervals are from a bootstrap over reviews, the same reviews for all methods. The values of each
+review are written beside the results, in a file of the same name with the ending parquet.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
 import transformers
-from study import manifest, options, save_json
+from study import Clock, manifest, options, save_json
 
 import vitrail
 from vitrail.data import Movies
@@ -100,7 +103,10 @@ def measure(
     truths = [span_mask(s.spans, len(s.tokens)) for s in samples]
     probability = class_probability(model, reading, args.batch)
     collected: dict[str, RationaleScores] = {}
+    clock = Clock(args.minutes)
     for name, own in scores.items():
+        if collected and clock.is_over(f"the scores of {name}"):
+            break
         clamp = not name.startswith("inverted")  # most scores of "inverted" are negative
         values = {**token_f1(own, truths, args.top, clamp), **word_average_precision(own, truths)}
         if not args.no_faithfulness:
@@ -108,7 +114,22 @@ def measure(
         collected[name] = RationaleScores()
         collected[name].add(ids, values)
         print(f"{name}: F1 {collected[name].macro().mean():.4f}", file=sys.stderr, flush=True)
+    save_values(args.out, collected)
     return _rows(args, collected, seconds)
+
+
+def save_values(out: Path | None, collected: dict[str, RationaleScores]) -> None:
+    """Write the values of each review beside the results, with a column for each score."""
+    if out is None:
+        return
+    ids = next(iter(collected.values())).ids
+    columns: dict[str, Any] = {"method": np.repeat([*collected], len(ids)), "review": ids * len(collected)}
+    for score in SCORES:
+        if score == "f1" or score in next(iter(collected.values())).columns:
+            own = [s.columns_of("f1").mean(1) if score == "f1" else s.column(score) for s in collected.values()]
+            columns[score] = np.concatenate(own).astype(np.float32)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), out.with_suffix(".parquet"), compression="zstd")
 
 
 def _rows(
@@ -156,7 +177,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Measure, and write results and manifest."""
-    parser = options(__doc__, methods=text_methods(), batch=8)
+    parser = options(__doc__, methods=text_methods(), batch=8, minutes=float("inf"))
     parser.add_argument("--model", type=Path, required=True, help="folder with a classifier and its tokenizer")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--split", default="test")
