@@ -28,7 +28,7 @@ pl = pytest.importorskip("polars")
 OWN_PLANS = {
     "gradtoken_fig6", "grid_pointing", "imagenet1000", "imagenet1000_many", "lm_recall", "lm_recall_many", "scenes",
     "scenes_clip", "scenes_detr", "scenes_seg", "scenes_video", "scenes_vlm", "smoke", "tones", "vitcx_appendix_b",
-    "vitcx_appendix_c", "vitcx_appendix_f",
+    "vitcx_appendix_c", "vitcx_appendix_d", "vitcx_appendix_f",
 }  # fmt: skip
 #: Plans that reproduce a part of a table, and the table.
 PARTS_OF_TABLES = {"vtranm_table1_cifar100": "vtranm_table1", "vtranm_table1_distilled": "vtranm_table1"}
