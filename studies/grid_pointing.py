@@ -48,6 +48,7 @@ from study import SINGLE_PASS_METHODS, manifest, save_json, timed
 from torch import Tensor
 
 import vitrail
+from vitrail.capture.removal import TokenDropper
 from vitrail.data import ImageNet, MaskFolder, Scenes
 from vitrail.data.image_grids import draw_grids
 from vitrail.errors import DataWarning, MapWarning, NotApplicableError
@@ -239,23 +240,39 @@ def localisation(loaded: Any, squashed: Preprocess, args: argparse.Namespace) ->
 
 
 def corner_effects(predict: Any, images: Tensor, module: Any, draws: int = 8) -> dict[str, Tensor]:
-    """Loss of the predicted class's probability without the four corner patches, and without four others at random."""
+    """Loss of the predicted class's probability without the four corner patches, and without four others at random.
+
+    Patches are painted with the mean colour, or their tokens are dropped: a model can store what it knows of the whole
+    image in tokens whose pixels do not matter.
+    """
     patch = module.patch_embed.patch_size[0]
     rows, columns = (length // patch for length in images.shape[2:])
     corners = torch.tensor([0, columns - 1, (rows - 1) * columns, rows * columns - 1])
     others = torch.tensor(sorted(set(range(rows * columns)) - set(corners.tolist())))
     generator = torch.Generator().manual_seed(0)
     drawn = [others[torch.randperm(len(others), generator=generator)[:4]] for _ in range(draws)]
+    drop = TokenDropper(module, images)
     whole = predict(images)
     classes = whole.argmax(1, keepdim=True)
 
-    def loss(removed: Tensor) -> Tensor:
-        kept = torch.ones(rows * columns, device=images.device)
-        kept[removed.to(images.device)] = 0.0  # zero is the mean colour
-        kept = kept.view(1, 1, rows, columns).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
-        return (whole - predict(images * kept)).gather(1, classes)[:, 0]
+    def painted(kept: Tensor) -> Tensor:
+        mask = kept.view(1, 1, rows, columns).repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        return predict(images * mask)  # zero is the mean colour
 
-    return {"corners": loss(corners), "random patches": torch.stack([loss(own) for own in drawn]).mean(0)}
+    def dropped(kept: Tensor) -> Tensor:
+        with torch.inference_mode():
+            return drop(images, kept.nonzero()[:, 0].expand(len(images), -1)).float().softmax(-1)
+
+    def loss(remove: Any, patches: Tensor) -> Tensor:
+        kept = torch.ones(rows * columns, device=images.device)
+        kept[patches.to(images.device)] = 0.0
+        return (whole - remove(kept)).gather(1, classes)[:, 0]
+
+    found = {}
+    for name, remove in (("pixels", painted), ("tokens", dropped)):
+        found[f"corners, {name}"] = loss(remove, corners)
+        found[f"random patches, {name}"] = torch.stack([loss(remove, own) for own in drawn]).mean(0)
+    return found
 
 
 def _mask(mask: Any, size: tuple[int, int]) -> Tensor:
