@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -56,3 +57,28 @@ def test_a_regression_has_no_probabilities():
         curves(tiny_vit().eval(), scores="identity")
     with pytest.raises(OptionError, match="softmin"):
         curves(tiny_vit().eval(), scores="softmin")
+
+
+def test_tokens_are_dropped_from_a_model_that_makes_its_usual_calls(monkeypatch):
+    """Token dropping counts the model's calls, and a patch embedding as a product makes others."""
+    from vitrail.fast.fast_passes import FastPasses
+    from vitrail.fast.patch_convolutions import PatchProducts
+
+    def on(self, images, *, same_calls=False):
+        contexts = ExitStack()
+        if not same_calls:
+            contexts.enter_context(self._patches.used())  # as on a GPU in half precision
+        return contexts
+
+    assert PatchProducts(tiny_vit()).convolutions
+    images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    maps = {"map": torch.rand(2, 32, 32, generator=torch.Generator().manual_seed(1))}
+
+    def scores():
+        evaluate = Evaluator(tiny_vit().eval(), "srg-tokens", preprocess=PREPROCESS)
+        records = evaluate(images, maps, predicted=torch.tensor([2, 2]))
+        return records.scores(evaluate.presets[0], "map")["srg(tokens)"]
+
+    expected = scores()
+    monkeypatch.setattr(FastPasses, "on", on)
+    torch.testing.assert_close(scores(), expected, rtol=1e-4, atol=1e-6)

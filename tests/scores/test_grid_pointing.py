@@ -94,3 +94,12 @@ def test_propagation_stays_in_the_cell_that_difull_reads() -> None:
         outside = explanation.grid[0, 0].abs() * ~cell_masks(2, (side, side))[2]
         assert outside.max() == 0
         assert explanation.grid.abs().max() > 0
+
+
+def test_the_smallest_entries_of_a_batch_are_dropped_as_of_each_grid_alone() -> None:
+    """DiFull excludes the tokens of other cells, the same ones of every grid."""
+    model = DisconnectedGrid(small_vit(), cell=2)
+    grids = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+    together = vitrail.explain(model, grids, "grad_rollout", target=1, layout=model.layout).grid
+    alone = [vitrail.explain(model, grids[i : i + 1], "grad_rollout", target=1, layout=model.layout) for i in range(3)]
+    torch.testing.assert_close(together, torch.cat([e.grid for e in alone]), rtol=1e-4, atol=1e-7)

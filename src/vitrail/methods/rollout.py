@@ -105,6 +105,7 @@ def drop_smallest(M: Tensor, share: float, keep_first: bool = False, valid: Tens
         smallest = flat.topk(int(flat.shape[-1] * share), largest=False).indices
         dropped = flat.scatter(-1, smallest, 0.0)
     else:
+        valid = valid.expand(len(M), -1)  # one row where all inputs have the same padding
         there = (valid[:, :, None] & valid[:, None, :]).flatten(-2).view(len(M), *[1] * (flat.dim() - 2), -1)
         # A table by number of tokens: counting them here would synchronise with the GPU.
         by_count = tuple(int(count**2 * share) for count in range(valid.shape[-1] + 1))
