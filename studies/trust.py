@@ -162,16 +162,17 @@ def load(name: str, assets: Path, device: str) -> Any:
 
 def main() -> None:
     """Measure, and write results and manifest after each part."""
-    parser = options(__doc__, assets=None, images=50)
+    parser = options(__doc__, assets=None, images=50, models=list(MODELS))
     parser.add_argument("--scenes", type=int, default=60)
     args = parser.parse_args()
     warnings.simplefilter("ignore", MapWarning)
     results: dict[str, Any] = {"manifest": manifest(args.device)}
     clock = Clock()
-    results["scenes"] = study_scenes(args.scenes, args.device)
-    print(f"scenes: ROC AUC {results['scenes']['roc_auc']:.3f}, {clock}", flush=True)
-    save_json(args.out, results)
-    for name in MODELS if args.assets else ():
+    if args.scenes:
+        results["scenes"] = study_scenes(args.scenes, args.device)
+        print(f"scenes: ROC AUC {results['scenes']['roc_auc']:.3f}, {clock}", flush=True)
+        save_json(args.out, results)
+    for name in args.models if args.assets else ():
         results[name] = study_photographs(name, args.assets, args.images, args.device)
         faithful = {m: round(r["verdicts"]["faithful"], 2) for m, r in results[name]["methods"].items()}
         print(f"{name}: faithful {faithful}, {clock}", flush=True)
