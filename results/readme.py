@@ -1,10 +1,10 @@
-"""Update the table of results in README.md, and that of the second halves on Leadlight's page.
+"""Update the table of results in README.md, and two tables on Leadlight's page.
 
     python results/readme.py
 
 README: faithfulness and localisation from three_models_single.csv, class-specificity from the grid pointing game and
-pairs of objects in studies/results, passes from the pages of the methods. Leadlight's page: all of studies/results'
-grid_pointing. The text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
+pairs of objects in studies/results, passes from the pages of the methods. Leadlight's page: studies/results'
+grid_pointing and leadlight_thorough. The text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from method_pages import replaced
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 PAGE = ROOT / "docs" / "methods" / "leadlight.md"
+THOROUGH = ROOT / "studies" / "results" / "leadlight_thorough"
 MODEL = "vit-t"
 MODELS = {"vit-t": "ViT-Tiny", "deit-t": "DeiT-Tiny", "dinov2-s": "DINOv2-S"}
 FORMS = ("leadlight", "leadlight:object", "transformer_mm")
@@ -92,6 +93,23 @@ def _apart(value: float, low: float, high: float) -> str:
     return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]".replace("-", "−")
 
 
+def thorough_table() -> str:
+    """IIA and DIX as sources of leadlight beside it, first halves, in Markdown."""
+    forms = {"leadlight": "`leadlight`", "leadlight:object": "`leadlight:object`", "dix": "`dix`",
+             "dix+keys": "DIX spread by keys", "dix+ratio+keys": "DIX with the ratio, spread by keys", "iia": "`iia`",
+             "iia+keys": "IIA spread by keys", "iia+ratio+keys": "IIA with the ratio, spread by keys"}  # fmt: skip
+    columns = (("grid, raw ↑", "cell_share", 100), ("mIoU ↑", "mIoU", 100), ("SRG, black ↑", "SRG, chefer21", 1),
+               ("SRG, mean colour ↑", "SRG, chefer21-mean", 1), ("corners ↓", "corners (pets)", 100))  # fmt: skip
+    lines = [f"| source | {' | '.join(title for title, *_ in columns)} |", "|---" + "|---:" * len(columns) + "|"]
+    found = {model: json.loads((THOROUGH / f"{model}-0.json").read_text(encoding="utf-8")) for model in MODELS}
+    scores = {model: {**one["scores"], "mIoU": one["mIoU"]} for model, one in found.items()}
+    for form, title in forms.items():
+        cells = [" / ".join(f"{factor * scores[m][key][form]['mean'][0]:.1f}" for m in MODELS)
+                 for _, key, factor in columns]  # fmt: skip
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def columns() -> dict[str, dict[str, tuple[float, str]]]:
     """Values by title and method."""
     grids = halves(MODEL)["scores"]["cell_share (maps)"]
@@ -127,11 +145,11 @@ def table() -> str:
 
 
 #: Pages, marks on them, and what stands there.
-TABLES = ((README, "results", table), (PAGE, "second halves", halves_table))
+TABLES = ((README, "results", table), (PAGE, "second halves", halves_table), (PAGE, "thorough", thorough_table))
 
 
 def main() -> None:
-    """Write both tables."""
+    """Write the tables."""
     for path, mark, content in TABLES:
         path.write_text(replaced(path.read_text(encoding="utf-8"), mark, content()), encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
     python studies/grid_pointing.py pack --assets DIR --models vit-t --out PACKED
     python studies/grid_pointing.py run --assets PACKED --models vit-t --device cuda --out DIR
+    python studies/grid_pointing.py photo --assets DIR --models vit-t --photo FILE --out FILE
 
 ``pack`` copies what a run of some models needs into a smaller folder of the same layout. ``--assets`` has ``weights``
 (timm weights of the models), ``imagenet/val`` (images of ImageNet by class) and ``pets`` (images, masks, labels.csv).
@@ -44,6 +45,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from PIL import Image
 from study import SINGLE_PASS_METHODS, manifest, save_json, timed
 from torch import Tensor
 
@@ -399,6 +401,21 @@ def run(args: argparse.Namespace) -> None:
             print(f"  {method:40s} {', '.join(cells)}")
 
 
+def photo(args: argparse.Namespace) -> None:
+    """Measure what the corners of a photograph have of the relevance, and what they change, on one model."""
+    (name,) = args.models
+    loaded = vitrail.load(f"timm:{MODELS[name]}", args.assets / "weights" / f"{MODELS[name]}.safetensors")
+    assert isinstance(loaded.preprocess, Preprocess)
+    image = loaded.preprocess(Image.open(args.photo).convert("RGB"))[None]
+    predict = predictor(loaded.module.eval())
+    effects = corner_effects(predict, image, loaded.module, draws=40)
+    relevance = vitrail.explain(loaded, image, CHOSEN).grid[0, 0].double()
+    corners = sum(float(relevance[i, j]) for i in (0, -1) for j in (0, -1)) / float(relevance.sum())
+    found = {"probability": float(predict(image).max()), "corners": corners}
+    losses = {f"loss, {kind}": float(own) for kind, own in effects.items()}
+    save_json(args.out, {"manifest": manifest("cpu", photo=args.photo.name, model=name), **found, **losses})
+
+
 def pack(args: argparse.Namespace) -> None:
     """Copy the weights of some models, evenly spread images of ImageNet, and pets."""
     for name in set(args.models) - {"scenes"}:
@@ -416,7 +433,8 @@ def pack(args: argparse.Namespace) -> None:
 def main() -> None:
     """Parse the arguments and run or pack."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("do", choices=("run", "pack"))
+    parser.add_argument("do", choices=("run", "pack", "photo"))
+    parser.add_argument("--photo", type=Path, help="image file, for photo")
     parser.add_argument("--assets", type=Path, required=True, help="folder with weights, imagenet and pets")
     parser.add_argument("--models", nargs="+", choices=(*MODELS, "scenes"), default=[*MODELS, "scenes"])
     parser.add_argument("--methods", nargs="+", default=METHODS)
@@ -434,7 +452,7 @@ def main() -> None:
     parser.add_argument("--confidence", type=float, default=CONFIDENT)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    {"run": run, "pack": pack}[args.do](args)
+    {"run": run, "pack": pack, "photo": photo}[args.do](args)
 
 
 if __name__ == "__main__":
