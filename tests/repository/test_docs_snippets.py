@@ -46,7 +46,7 @@ def commands(page):
 def source(script):
     """The text of a script and of the scripts beside it that it imports."""
     text = script.read_text(encoding="utf-8")
-    beside = [script.parent / f"{name}.py" for name in re.findall(r"^from (\w+) import", text, re.MULTILINE)]
+    beside = [script.parent / f"{name}.py" for name in re.findall(r"^(?:from|import) (\w+)", text, re.MULTILINE)]
     return text + "".join(source(other) for other in beside if other.is_file())
 
 

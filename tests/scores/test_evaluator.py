@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from vitrail.errors import OptionError, TargetError
+from vitrail.fast.fast_passes import FastPasses
 from vitrail.models.loaded import describe
 from vitrail.models.preprocess import Preprocess
 from vitrail.scores import Evaluator
@@ -59,18 +59,8 @@ def test_a_regression_has_no_probabilities():
         curves(tiny_vit().eval(), scores="softmin")
 
 
-def test_tokens_are_dropped_from_a_model_that_makes_its_usual_calls(monkeypatch):
-    """Token dropping counts the model's calls, and a patch embedding as a product makes others."""
-    from vitrail.fast.fast_passes import FastPasses
-    from vitrail.fast.patch_convolutions import PatchProducts
-
-    def on(self, images, *, same_calls=False):
-        contexts = ExitStack()
-        if not same_calls:
-            contexts.enter_context(self._patches.used())  # as on a GPU in half precision
-        return contexts
-
-    assert PatchProducts(tiny_vit()).convolutions
+def test_tokens_are_dropped_from_a_model_whose_patch_embedding_is_a_product(monkeypatch):
+    """As on a GPU in half precision."""
     images = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     maps = {"map": torch.rand(2, 32, 32, generator=torch.Generator().manual_seed(1))}
 
@@ -80,5 +70,5 @@ def test_tokens_are_dropped_from_a_model_that_makes_its_usual_calls(monkeypatch)
         return records.scores(evaluate.presets[0], "map")["srg(tokens)"]
 
     expected = scores()
-    monkeypatch.setattr(FastPasses, "on", on)
+    monkeypatch.setattr(FastPasses, "on", lambda self, _: self._patches.used())
     torch.testing.assert_close(scores(), expected, rtol=1e-4, atol=1e-6)

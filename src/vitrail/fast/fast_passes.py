@@ -34,20 +34,13 @@ class FastPasses:
         self.precision, self.compiled = precision, compiled
         self._patches = PatchProducts(model)
 
-    def on(self, images: Tensor, *, same_calls: bool = False) -> ExitStack:
-        """The context of passes over such images.
-
-        Args:
-            images: Images of a pass; their device and type count.
-            same_calls: Whether the model must make the calls that it makes outside of the context, which `TokenDropper`
-                counts. Patch embeddings then stay convolutions.
-        """
+    def on(self, images: Tensor) -> ExitStack:
+        """The context of passes over such images."""
         contexts, device = ExitStack(), images.device
         if self.precision is not None:
             contexts.enter_context(torch.autocast(device.type, self.precision))
         if not self.compiled:
             contexts.enter_context(split_products(device))
-        half = (self.precision or images.dtype) in _HALF
-        if half and device.type == "cuda" and not same_calls and not fast_paths_disabled():
+        if device.type == "cuda" and not fast_paths_disabled() and (self.precision or images.dtype) in _HALF:
             contexts.enter_context(self._patches.used())
         return contexts

@@ -180,7 +180,7 @@ class Evaluator:
 
     def log_probs(self, images: Tensor, keep: Tensor | None = None) -> Tensor:
         """Run the model; log-probabilities in float32, shape (N, C). With ``keep``, of these patches only."""
-        with self.fast_passes.on(images, same_calls=keep is not None):
+        with self.fast_passes.on(images):
             if keep is None or self.token_dropper is None:
                 output = (self.compiled_model or self.model)(images)
             else:
