@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from vitrail.methods.card import (
     MODELS,
     NEEDS,
     PASS,
-    PHOTOGRAPH_MODELS,
     RATINGS,
     RULES,
     UNRATED,
@@ -22,6 +25,9 @@ from vitrail.methods.card import (
 from vitrail.methods.model_kinds import MODEL_KINDS
 from vitrail.methods.registry import METHODS
 
+#: The table in which all methods were scored on the same images, and its scores by the key of a card's line.
+SAME_IMAGES = Path(__file__).resolve().parent / "three_models_new.csv"
+SCORES = {"srg": "srg(tokens)", "objects": "miou"}
 #: The families in the order of the tables.
 FAMILIES = ("attention", "gradient", "path", "relevance", "input", "perturbation", "trained", "control")
 #: Columns of the table of cards: heading, attribute or key of the line whose rating is shown, key of the number.
@@ -57,8 +63,29 @@ class Situation:
     why: str
 
 
+@cache
+def same_images(key: str) -> dict[str, float]:
+    """Mean over three models by method, of the table in which all methods have the same images; {} for other lines."""
+    score = SCORES.get(key)
+    found: dict[str, list[float]] = {}
+    with SAME_IMAGES.open(encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["score"] == score:
+                found.setdefault(row["method"], []).append(float(row["value"]))
+    return {name: sum(own) / len(own) for name, own in found.items()}
+
+
+def _mean(card: MethodCard, key: str) -> float | None:
+    """Mean of a line over the models; of scores on photographs that of the same images for all methods."""
+    return same_images(key).get(_form(card, key)) if key in SCORES else card.mean(key)
+
+
 def _highest(key: str) -> Callable[[MethodCard], float]:
-    return lambda card: -(card.mean(key) or 0.0)
+    def order(card: MethodCard) -> float:
+        value = _mean(card, key)
+        return math.inf if value is None else -value
+
+    return order
 
 
 def _passes(card: MethodCard, *keys: str) -> bool:
@@ -171,20 +198,8 @@ def _form(card: MethodCard, key: str) -> str:
 
 
 def _numbers(card: MethodCard, keys: Iterable[str]) -> str:
-    values = ((key, card.mean(key)) for key in keys)
-    return ", ".join(
-        f"{SHORT[key]} {_number(key, value)}{_fewer(card, key)}" for key, value in values if value is not None
-    )
-
-
-def _fewer(card: MethodCard, key: str) -> str:
-    """How many images a score is the mean of, where most methods have more."""
-    images = {
-        name: min((one.images for model, one in lines.get(key, {}).items() if model in PHOTOGRAPH_MODELS), default=0)
-        for name, lines in measurements().items()
-    }
-    own = images[card.method.name]
-    return f" on {own} images" if key in ("srg", "objects") and own < max(images.values()) else ""
+    values = ((key, _mean(card, key)) for key in keys)
+    return ", ".join(f"{SHORT[key]} {_number(key, value)}" for key, value in values if value is not None)
 
 
 def rules_table() -> str:
