@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STORED = ROOT / "src" / "vitrail" / "methods" / "cards.json"
 PAGES = ROOT / "docs" / "methods"
 #: Tables of scores on three models; a method is taken from the first that has it, which has the most images.
-TABLES = ("results/three_models_single.csv", "results/three_models.csv", "results/three_models_new.csv")
+TABLES = tuple(f"results/three_models{name}.csv" for name in ("_single", "", "_new", "_present"))
 MEASURED, PAIRS, TEXTS = (f"studies/results/{name}.json" for name in ("cards", "pairs-scenes", "movies"))
 ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 CONTROLS = ("random", "centre", "edges")
@@ -38,7 +38,9 @@ COMPARED = {
     "objects": ("pets", "miou", True),
 }
 #: Methods of which another form than the default was measured: fewer forward passes, or a former default.
-STAND_INS = {"rise": "rise:masks=1000", "leadlight": "leadlight:object"}
+STAND_INS = {"rise": "rise:masks=1000"}
+#: Methods whose time was measured for a form of the same passes only.
+TIMED = {"leadlight": "leadlight:object"}
 #: Variants that are rough on purpose: they do not count as sensitivity to options.
 ROUGH_VARIANTS = ("quick",)
 Lines = dict[str, dict[str, dict[str, Any]]]
@@ -176,6 +178,10 @@ def collect(root: Path = ROOT) -> dict[str, Any]:
         for form, name in forms.items():
             for key, found in model_lines(rows[form]).items():
                 methods[name].setdefault(key, {})[model] = labelled(found, form, name)
+        for name, form in TIMED.items():
+            cost = model_lines(rows.get(form, {})).get("cost")
+            if cost is not None:
+                methods[name].setdefault("cost", {}).setdefault(model, labelled(cost, form, name))
         for key in COMPARED:
             left = [form for form, name in forms.items() if model not in table.get(name, {}).get(key, {})]
             for form, found in compared_lines(rows, key, left).items():

@@ -2,7 +2,7 @@
 
     python results/readme.py
 
-README: faithfulness and localisation from three_models_single.csv, class-specificity from the grid pointing game and
+README: faithfulness and localisation from three_models_present.csv, class-specificity from the grid pointing game and
 pairs of objects in studies/results, passes from the pages of the methods. Leadlight's page: studies/results'
 grid_pointing and leadlight_thorough. The text between the marks ``<!-- NAME -->`` and ``<!-- /NAME -->`` is replaced.
 """
@@ -26,10 +26,11 @@ FORMS = ("leadlight", "leadlight:object", "transformer_mm")
 #: Columns of the second halves: title, and key in the file.
 HALVES = (
     ("grid, raw ↑", "cell_share"), ("grid, maps ↑", "cell_share (maps)"), ("maximum in the cell ↑", "cell_peak"),
-    ("mIoU ↑", "mIoU"), ("SRG, tokens ↑", "SRG, agcam-tokens"), ("corners ↓", "corners (pets)"),
+    ("mIoU ↑", "mIoU"), ("SRG, black ↑", "SRG, chefer21"), ("SRG, mean colour ↑", "SRG, chefer21-mean"),
+    ("SRG, tokens ↑", "SRG, agcam-tokens"), ("corners ↓", "corners (pets)"),
 )  # fmt: skip
 ROWS = (
-    "leadlight", "leadlight:object", "grad_rollout", "transformer_mm", "vtranm", "attnlrp",
+    "leadlight", "leadlight:object", "grad_rollout", "grad_eclip", "transformer_mm", "vtranm", "attnlrp",
     "transformer_attribution", "gradtoken", "raw_attention", "centre", "edges", "random",
 )  # fmt: skip
 CONTROLS = ("centre", "edges", "random")
@@ -47,7 +48,7 @@ ALPHA = 0.05  # significance level of the Holm-corrected p-values, as in reports
 def scored(dataset: str, score: str, digits: int) -> dict[str, tuple[float, str]]:
     """By method, a value and its text; ○ marks methods not significantly better than the strongest control."""
     found = {}
-    with (ROOT / "results" / "three_models_single.csv").open(encoding="utf-8", newline="") as file:
+    with (ROOT / "results" / "three_models_present.csv").open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
             if (row["model"], row["dataset"], row["score"]) == (MODEL, dataset, score):
                 value = float(row["value"])
@@ -80,17 +81,24 @@ def halves_table() -> str:
         lines.append(f"| **{title}** | {' | '.join(counts)} | |")
         for form in FORMS:
             rows = [scores.get(key, {}).get(form) for _, key in HALVES]
-            cells = [MISSING if row is None else f"{100 * row['mean'][0]:.1f}" for row in rows]
+            cells = [MISSING if row is None else f"{_factor(key) * row['mean'][0]:.1f}"
+                     for row, (_, key) in zip(rows, HALVES, strict=True)]  # fmt: skip
             verdicts = checks.get(form, {})
             passed = f"{verdicts.get('faithful', 0)} of {sum(verdicts.values())}" if verdicts else MISSING
             lines.append(f"| `{form}` | {' | '.join(cells)} | {passed} |")
-        apart = [MISSING if row is None else _apart(*row["to_object"]) for row in own]
+        apart = [MISSING if row is None else _apart(*(_factor(key) * v for v in row["to_object"]))
+                 for row, (_, key) in zip(own, HALVES, strict=True)]  # fmt: skip
         lines.append(f"| difference to `{FORMS[1]}` | {' | '.join(apart)} | |")
     return "\n".join(lines)
 
 
 def _apart(value: float, low: float, high: float) -> str:
-    return f"{100 * value:+.1f} [{100 * low:+.1f}, {100 * high:+.1f}]".replace("-", "−")
+    return f"{value:+.1f} [{low:+.1f}, {high:+.1f}]".replace("-", "−")
+
+
+def _factor(key: str) -> int:
+    """Areas of the accuracy are in points already."""
+    return 1 if key.startswith("SRG, chefer21") else 100
 
 
 def thorough_table() -> str:

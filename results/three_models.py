@@ -3,6 +3,8 @@
     python results/three_models.py single RUN [RUN ...]  # three_models_single.csv: one or two passes, 300 + 300 images
     python results/three_models.py all RUN [RUN ...]     # three_models.csv: all methods, fewer images
     python results/three_models.py new RUN [RUN ...]     # three_models_new.csv: Shapley values, relatives, 34 + 50
+    python results/three_models.py present RUN [RUN ...] # three_models_present.csv: the present default, 100 + 50
+    python results/three_models.py present results/three_models_present  # the same from the committed values
     python results/three_models.py                       # tables and figure from the committed files
 
 RUN is a folder with ``manifest.json`` and ``scores-MODEL.parquet``, as ``studies/run_plan.py`` writes them. A method
@@ -27,7 +29,12 @@ from show import ScoreCell, ScoreColumn
 
 HERE = Path(__file__).resolve().parent
 #: Sets of rows by name, with the stem of their files.
-SETS = {"single": "three_models_single", "all": "three_models", "new": "three_models_new"}
+SETS = {
+    "single": "three_models_single", "all": "three_models", "new": "three_models_new",
+    "present": "three_models_present",
+}  # fmt: skip
+#: Sets without a table of mean ranks.
+UNRANKED = ("new", "present")
 PAGE = HERE.parent / "docs" / "three-models.md"
 FIGURE = "images/three-models.png"
 TITLES = {"vit-t": "ViT-Tiny", "deit-t": "DeiT-Tiny", "dinov2-s": "DINOv2-S"}
@@ -43,8 +50,9 @@ SCORES = {
 #: Columns of the CSV.
 CSV_COLUMNS = (
     "model", "dataset", "protocol", "score", "better", "unit", "method", "control", "images", "value", "low", "high",
-    "to_best", "p_to_best", "to_control", "p_to_control",
+    "to_best", "p_to_best", "to_control", "p_to_control", "to_best_low", "to_best_high",
 )  # fmt: skip
+DEFAULT = "leadlight"
 Table = dict[tuple[str, ScoreColumn], dict[str, ScoreCell]]
 
 
@@ -85,13 +93,15 @@ def csv_rows(runs: Sequence[Path], leave_out: Sequence[str] = ()) -> Iterator[di
                 given = {name: values for name, values in found.items() if values is not None}
                 for ranked in rank_methods(given, metric.direction, CONTROLS).values():
                     best, control = ranked.to_best, ranked.to_control
-                    numbers = [*ranked.value, best and best.difference.value, control and control.difference.value]
+                    numbers = [*ranked.value, best and best.difference.value, control and control.difference.value,
+                               *(best.difference[1:] if best else (None, None))]  # fmt: skip
                     digits = 3 if metric.percent else 5
                     texts = ["" if x is None else f"{x * metric.factor:.{digits}f}" for x in numbers]
                     tests = ["" if test is None else f"{test.p_holm:.4f}" for test in (best, control)]
                     cells = (
                         model, dataset, protocol, metric.score, metric.direction, "percent" if metric.percent else "",
                         ranked.method, ranked.control, ranked.images, *texts[:4], tests[0], texts[4], tests[1],
+                        *texts[5:],
                     )  # fmt: skip
                     yield dict(zip(CSV_COLUMNS, cells, strict=True))
 
@@ -240,9 +250,32 @@ def updated(page: str, tables: dict[str, Table]) -> str:
             f"claims_{name}": claims_table(table), f"perturbation_{name}": values_table(table, perturbation),
             f"localisation_{name}": values_table(table, localisation),
         }  # fmt: skip
-        if name != "new":
+        if name not in UNRANKED:
             shown[f"ranks_{name}"] = mean_rank_table(table)
+    if "present" in tables:
+        shown["default"] = default_table(HERE / f"{SETS['present']}.csv")
     return show.replace_tables(page, shown)
+
+
+def default_table(path: Path) -> str:
+    """The default beside the best method by score and model, with the interval of the difference, not corrected."""
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = {(r["model"], r["dataset"], r["score"], r["method"]): r for r in csv.DictReader(file)}
+    lines = []
+    for column in SCORES:
+        cells = []
+        for model in TITLES:
+            own = rows[model, column.dataset, column.score, DEFAULT]
+            digits = 1 if own["unit"] else 3
+            value = f"{float(own['value']):.{digits}f}"
+            if own["to_best"]:
+                numbers = (float(own[name]) for name in ("to_best", "to_best_low", "to_best_high"))
+                difference, low, high = (f"{number:+.{digits}f}" for number in numbers)
+                value += f", {difference} [{low}, {high}]"
+            cells.append(value.replace("-", "−") if own["to_best"] else f"**{value.replace('-', '−')}**")
+        arrow = "↑" if own["better"] == "up" else "↓"
+        lines.append([f"{column.title} {arrow}", *cells])
+    return show._markdown(["score", *TITLES.values()], lines)  # noqa: SLF001
 
 
 def collect(name: str, runs: Sequence[Path], leave_out: Sequence[str]) -> None:
@@ -252,6 +285,8 @@ def collect(name: str, runs: Sequence[Path], leave_out: Sequence[str]) -> None:
         writer = csv.DictWriter(file, CSV_COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    if not all((run / "manifest.json").is_file() for run in runs):
+        return  # committed values, whose manifest is committed too
     text = json.dumps(manifest(runs, {row["dataset"]: row["images"] for row in rows}), indent=2, ensure_ascii=False)
     (HERE / f"{SETS[name]}-manifest.json").write_text(f"{text}\n", encoding="utf-8")
 

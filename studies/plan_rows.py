@@ -62,7 +62,7 @@ def score_files(run: Path) -> Iterator[list[dict[str, Any]]]:
                 found += [
                     {"model": path.stem.removeprefix("scores-"), "dataset": dataset, "protocol": protocol,
                      "target": target, "score": metric.score, "method": one.method, "images": one.images,
-                     **{n: round(v * metric.factor, 5) for n, v in zip(("value", "low", "high"), one.value, strict=True)}}
+                     **{name: round(v * metric.factor, 5) for name, v in one.value._asdict().items()}}
                     for one in ranked.values()
                 ]  # fmt: skip
         yield found

@@ -65,15 +65,18 @@ def test_list_of_methods_has_all_cards():
 
 
 #: Methods without all measurements on photographs; the explainer of `vit_shapley` is that of the embedded model.
-UNMEASURED = ("vit_shapley", "rise", "tis", "shapley", "grad_eclip", "atman", "value_zeroing", "context_cite")
+#: No explainer was trained for the photograph models; the time of the runs ended before the others.
+UNMEASURED = ("vit_shapley", "atman", "value_zeroing")
+#: Measured beside other work, so that they have no time; `context_cite` has no class discrimination either.
+UNTIMED = ("rise", "tis", "shapley", "grad_eclip", "context_cite")
 
 
 @pytest.mark.parametrize("name", [name for name in METHODS if name not in UNMEASURED])
 def test_every_method_was_measured_on_three_models(name):
     found = measurements()[name]
-    for key in ("determinism", "noise", "label", "all", "cost", "srg"):
+    for key in ("determinism", "noise", "label", "all", "srg", *(() if name in UNTIMED else ("cost",))):
         assert set(PHOTOGRAPH_MODELS) <= found[key].keys(), key
-    assert "scenes" in found["pairs"]
+    assert name == "context_cite" or "scenes" in found["pairs"]
 
 
 def test_controls_fail_where_they_must():

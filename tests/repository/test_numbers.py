@@ -39,6 +39,7 @@ FILES = {
     "docs/papers/vtranm.md": (PUBLISHED, f"{STUDIES}/paper-tables.json"),
     "docs/cards/scenes.md": (f"{STUDIES}/pairs-scenes.json",),
     "docs/scores/grid_pointing.md": (GRIDS,),
+    "docs/scores/overdetermination.md": (f"{STUDIES}/overdetermination.json",),
     "docs/scores/pointing.md": (f"{STUDIES}/wsol-h200.json", "results/imagenet1000.csv"),
     "docs/scores/wsol.md": (f"{STUDIES}/wsol-h200.json",),
     "docs/compare.md": (f"{STUDIES}/compare.json",),
