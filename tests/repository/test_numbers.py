@@ -41,7 +41,7 @@ FILES = {
     "docs/scores/grid_pointing.md": (GRIDS,),
     "docs/scores/overdetermination.md": (f"{STUDIES}/overdetermination.json",),
     "docs/scores/pointing.md": (f"{STUDIES}/wsol-h200.json", "results/imagenet1000.csv"),
-    "docs/scores/wsol.md": (f"{STUDIES}/wsol-h200.json",),
+    "docs/scores/wsol.md": (f"{STUDIES}/wsol-*h200.json",),
     "docs/compare.md": (f"{STUDIES}/compare.json",),
     "docs/language-model-truth.md": ("results/recall.csv", f"{STUDIES}/needles.csv"),
     "docs/models.md": ("benchmarks/results/*.json",),
