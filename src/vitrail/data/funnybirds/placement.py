@@ -148,7 +148,7 @@ def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> In
                 if (model, pupil) in numbers:
                     birds.append((numbers[model, pupil], index, place, COLOURS[colour], LABELS[label]))
         for name, values in lists.items():
-            values += split(scene[name])
+            values.extend(split(scene[name]))
         owner += [index] * (len(lists["bg_objects"]) - len(owner))
     linear, normal, position = (values[[bird[2] for bird in birds]] for values in bird_matrices())
     mesh, number, _, colour, label = (list(column) for column in zip(*birds, strict=True))

@@ -6,6 +6,7 @@ rendered with two by two samples per pixel. The same scenes give the same image 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -62,7 +63,9 @@ class BirdRenderer:
         batch: Most scenes that are rendered together; bounds the memory (about 50 MB each).
     """
 
-    def __init__(self, folder: Path | str, size: int = 256, device: torch.device | str = "cpu", batch: int = 16) -> None:
+    def __init__(
+        self, folder: Path | str, size: int = 256, device: torch.device | str = "cpu", batch: int = 16
+    ) -> None:
         meshes = read_meshes(Path(folder).resolve())
         self.size, self.device, self.batch = size, torch.device(device), batch
         self._numbers = {key: number for number, key in enumerate(meshes)}
@@ -121,7 +124,9 @@ class BirdRenderer:
     def _labels(self, placed: Instances, faces: _Faces, count: int) -> Tensor:
         scale = torch.tensor([1 / SAMPLES, 1 / SAMPLES, 1.0], device=self.device)
         kept = ~faces.outline
-        surfaces = faces._replace(corners=faces.corners[kept], instance=faces.instance[kept], points=faces.points * scale)
+        surfaces = faces._replace(
+            corners=faces.corners[kept], instance=faces.instance[kept], points=faces.points * scale
+        )
         winner = self._visible(surfaces, placed.scene[surfaces.instance], count, self.size)
         label = placed.label[surfaces.instance[winner.clamp_min(0)]].where(winner >= 0, 0)
         return label.to(torch.uint8).view(count, self.size, self.size)
@@ -258,17 +263,17 @@ def _edge_tests(triangle: Tensor) -> Tensor:
 
 
 def _expand(count: Tensor, start: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Entries ``start … start + count − 1`` of each item: the item and the entry of each, and the first of each item."""
+    """Entries ``start … start + count − 1`` of each item: item and entry of each, and the first of each item."""
     item = torch.repeat_interleave(count)
     first = count.cumsum(0) - count
     return item, torch.arange(len(item), device=count.device) - first[item] + start[item], first
 
 
-def _chunks(area: Tensor, most: int = 50_000_000) -> Iterator[slice]:
+def _chunks(area: Tensor, most: int = 20_000_000) -> Iterator[slice]:
     """Consecutive ranges of faces with about as many samples in their boxes as memory allows."""
     total = area.cumsum(0)
-    ends = torch.arange(most, int(total[-1]) + most, most, device=area.device) if len(area) else total
-    limits = [0, *torch.searchsorted(total, ends, right=True).tolist()] if len(area) else [0]
-    for low, high in zip(limits, limits[1:], strict=False):
+    largest = int(total[-1]) if len(area) else 0
+    ends = torch.arange(most, largest + most, most, device=area.device)
+    for low, high in itertools.pairwise([0, *torch.searchsorted(total, ends, right=True).tolist()]):
         if high > low:
             yield slice(low, high)
