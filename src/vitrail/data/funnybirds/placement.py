@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from vitrail.data.funnybirds.birds import BACKGROUND, PARTS, VARIANTS, BirdScene, split
 from vitrail.data.funnybirds.glb import read_glb
@@ -67,14 +69,14 @@ class Instances(NamedTuple):
         label: Label in the part map, shape (N,).
     """
 
-    mesh: np.ndarray
-    scene: np.ndarray
-    linear: np.ndarray
-    normal: np.ndarray
-    position: np.ndarray
-    stretch: np.ndarray
-    colour: np.ndarray
-    label: np.ndarray
+    mesh: Tensor
+    scene: Tensor
+    linear: Tensor
+    normal: Tensor
+    position: Tensor
+    stretch: Tensor
+    colour: Tensor
+    label: Tensor
 
 
 @cache
@@ -125,9 +127,8 @@ def rotate(angles: np.ndarray) -> np.ndarray:
 
 def on_sphere(radius: np.ndarray, pitch: np.ndarray, roll: np.ndarray) -> np.ndarray:
     """Points of the z axis turned by roll around x, then by pitch around y, shape (N, 3)."""
-    return radius[:, None] * np.stack(
-        [np.sin(pitch) * np.cos(roll), -np.sin(roll), np.cos(pitch) * np.cos(roll)], 1
-    )  # fmt: skip
+    unit = np.stack([np.sin(pitch) * np.cos(roll), -np.sin(roll), np.cos(pitch) * np.cos(roll)], 1)
+    return np.multiply(radius[:, None], unit)
 
 
 def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> Instances:
@@ -150,18 +151,18 @@ def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> In
         for name, values in lists.items():
             values.extend(split(scene[name]))
         owner += [index] * (len(lists["bg_objects"]) - len(owner))
-    linear, normal, position = (values[[bird[2] for bird in birds]] for values in bird_matrices())
-    mesh, number, _, colour, label = (list(column) for column in zip(*birds, strict=True))
-    own = Instances(np.array(mesh), np.array(number), linear, normal, position, np.zeros_like(position),
-                    np.array(colour), np.array(label))  # fmt: skip
-    if not owner:
-        return own
-    others = _place_objects(lists, np.array(owner), numbers)
-    return Instances(*(np.concatenate(pair) for pair in zip(own, others, strict=True)))
+    placed = [values[[bird[2] for bird in birds]] for values in bird_matrices()]
+    mesh, number, colour, label = (np.array([bird[i] for bird in birds]) for i in (0, 1, 3, 4))
+    own = [mesh, number, *placed, np.zeros_like(placed[2]), colour, label]
+    if owner:
+        others = _place_objects(lists, np.array(owner), numbers)
+        own = [np.concatenate(pair) for pair in zip(own, others, strict=True)]
+    tensors = (torch.from_numpy(values) for values in own)
+    return Instances(*(values.float() if values.is_floating_point() else values for values in tensors))
 
 
-def _place_objects(lists: dict[str, list[str]], owner: np.ndarray, numbers: dict[MeshKey, int]) -> Instances:
-    """Place background objects."""
+def _place_objects(lists: dict[str, list[str]], owner: np.ndarray, numbers: dict[MeshKey, int]) -> list[np.ndarray]:
+    """Place background objects: the arrays of `Instances`."""
     value = {name: np.array(values, np.float64) for name, values in lists.items() if name != "bg_color"}
     kind = value["bg_objects"].astype(int)
     x, y, z = (value[f"bg_scale_{axis}"] for axis in "xyz")
@@ -184,13 +185,13 @@ def _place_objects(lists: dict[str, list[str]], owner: np.ndarray, numbers: dict
             f"there is no background object of kind {unknown[0][0]} with sizes {unknown[0][1:]}: "
             f"kinds are 0 to 4, sizes {SIZES[0]} to {SIZES[-1]}"
         )
-    return Instances(
-        mesh=np.array([numbers[tuple(key)] for key in keys.tolist()]),
-        scene=owner,
-        linear=turned * scale[:, None],
-        normal=turned / scale[:, None],
-        position=on_sphere(value["bg_radius"], value["bg_pitch"], value["bg_roll"]),
-        stretch=turned[:, :, 1] * np.where(kind == 4, y, 0)[:, None],
-        colour=np.array([COLOURS[colour] for colour in lists["bg_color"]]),
-        label=FIRST_OBJECT + order,
-    )
+    return [
+        np.array([numbers[tuple(key)] for key in keys.tolist()]),
+        owner,
+        turned * scale[:, None],
+        turned / scale[:, None],
+        on_sphere(value["bg_radius"], value["bg_pitch"], value["bg_roll"]),
+        turned[:, :, 1] * np.where(kind == 4, y, 0)[:, None],
+        np.array([COLOURS[name] for name in lists["bg_color"]]),
+        FIRST_OBJECT + order,
+    ]

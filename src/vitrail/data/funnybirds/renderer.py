@@ -73,12 +73,13 @@ class BirdRenderer:
         vertices = [np.concatenate([m.positions, m.stretch[:, None], np.ones((len(m.stretch), 1))], 1) for m in own]
         counts = [torch.tensor([len(getattr(m, name)) for m in own]) for name in ("positions", "faces")]
         starts = [count.cumsum(0) - count for count in counts]
-        joined = (np.concatenate(vertices), np.concatenate([m.normals for m in own]))
-        self._library = _Library(
-            *(torch.from_numpy(values).float().to(self.device) for values in joined),
-            torch.from_numpy(np.concatenate([m.faces for m in own])).to(self.device),
-            *(value.to(self.device) for value in (starts[0], counts[0], starts[1], counts[1])),
-        )
+        library = _Library(
+            torch.from_numpy(np.concatenate(vertices)).float(),
+            torch.from_numpy(np.concatenate([m.normals for m in own])).float(),
+            torch.from_numpy(np.concatenate([m.faces for m in own])),
+            starts[0], counts[0], starts[1], counts[1],
+        )  # fmt: skip
+        self._library = _Library(*(values.to(self.device) for values in library))
 
     def render(self, scenes: Sequence[BirdScene]) -> Tensor:
         """Render the images of scenes, uint8, shape (B, 3, size, size)."""
@@ -105,8 +106,7 @@ class BirdRenderer:
     @torch.inference_mode()
     def _faces(self, scenes: Sequence[BirdScene]) -> tuple[Instances, Tensor, _Faces]:
         """What is placed, where the lights are, and the triangles that face the cameras."""
-        placed = Instances(*(torch.as_tensor(v, device=self.device) for v in place_scenes(scenes, self._numbers)))
-        placed = Instances(*(v.float() if v.is_floating_point() else v for v in placed))
+        placed = Instances(*(values.to(self.device) for values in place_scenes(scenes, self._numbers)))
         projection, light = self._cameras(scenes)
         return placed, light, self._project(placed, projection)
 
@@ -117,8 +117,8 @@ class BirdRenderer:
         colour = torch.tensor(BACKGROUND_COLOUR, device=self.device).repeat(len(winner), 1)
         covered = (winner >= 0).nonzero()[:, 0]
         colour[covered] = self._shade(faces, placed, light, winner[covered], covered % side, covered // side % side)
-        samples = colour.view(count, self.size, SAMPLES, self.size, SAMPLES, 3).mean((2, 4))
-        return (samples * 255).round().to(torch.uint8).permute(0, 3, 1, 2).contiguous()
+        samples: Tensor = colour.view(count, self.size, SAMPLES, self.size, SAMPLES, 3).mean((2, 4)) * 255
+        return samples.round().to(torch.uint8).permute(0, 3, 1, 2).contiguous()
 
     @torch.inference_mode()
     def _labels(self, placed: Instances, faces: _Faces, count: int) -> Tensor:
@@ -128,7 +128,7 @@ class BirdRenderer:
             corners=faces.corners[kept], instance=faces.instance[kept], points=faces.points * scale
         )
         winner = self._visible(surfaces, placed.scene[surfaces.instance], count, self.size)
-        label = placed.label[surfaces.instance[winner.clamp_min(0)]].where(winner >= 0, 0)
+        label: Tensor = placed.label[surfaces.instance[winner.clamp_min(0)]].where(winner >= 0, 0)
         return label.to(torch.uint8).view(count, self.size, self.size)
 
     def _cameras(self, scenes: Sequence[BirdScene]) -> tuple[Tensor, Tensor]:
