@@ -127,8 +127,9 @@ def rotate(angles: np.ndarray) -> np.ndarray:
 
 def on_sphere(radius: np.ndarray, pitch: np.ndarray, roll: np.ndarray) -> np.ndarray:
     """Points of the z axis turned by roll around x, then by pitch around y, shape (N, 3)."""
-    unit = np.stack([np.sin(pitch) * np.cos(roll), -np.sin(roll), np.cos(pitch) * np.cos(roll)], 1)
-    return np.multiply(radius[:, None], unit)
+    return np.stack(
+        [radius * np.sin(pitch) * np.cos(roll), -radius * np.sin(roll), radius * np.cos(pitch) * np.cos(roll)], 1
+    )
 
 
 def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> Instances:
@@ -152,8 +153,8 @@ def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> In
             values.extend(split(scene[name]))
         owner += [index] * (len(lists["bg_objects"]) - len(owner))
     placed = [values[[bird[2] for bird in birds]] for values in bird_matrices()]
-    mesh, number, colour, label = (np.array([bird[i] for bird in birds]) for i in (0, 1, 3, 4))
-    own = [mesh, number, *placed, np.zeros_like(placed[2]), colour, label]
+    meshes, numbered, colours, labels = (np.array([bird[i] for bird in birds]) for i in (0, 1, 3, 4))
+    own: list[np.ndarray] = [meshes, numbered, *placed, np.zeros_like(placed[2]), colours, labels]
     if owner:
         others = _place_objects(lists, np.array(owner), numbers)
         own = [np.concatenate(pair) for pair in zip(own, others, strict=True)]
