@@ -57,15 +57,19 @@ def load_trained(path: Path, device: torch.device) -> nn.Module:
     return model.to(device).eval().requires_grad_(False)
 
 
+def resize(images: Tensor) -> Tensor:
+    """Rendered images (n, 3, h, w) at the size of the model, uint8, shape (n, size, size, 3)."""
+    small = F.interpolate(images.float(), (SIZE, SIZE), mode="bilinear", antialias=True)
+    return small.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
 def render_images(renderer: BirdRenderer, scenes: list[BirdScene], deadline: float) -> Tensor:
-    """Images at the size of the model, uint8, shape (n, size, size, 3); fewer than scenes if the time is over."""
+    """Images at the size of the model, as `resize` returns them; fewer than scenes if the time is over."""
     done: list[Tensor] = []
     for start in range(0, len(scenes), renderer.batch):
         if done and Clock.now() > deadline:
             break
-        images = renderer.render(scenes[start : start + renderer.batch]).float()
-        small = F.interpolate(images, (SIZE, SIZE), mode="bilinear", antialias=True)
-        done.append(small.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).contiguous())
+        done.append(resize(renderer.render(scenes[start : start + renderer.batch])))
     return torch.cat(done)
 
 
