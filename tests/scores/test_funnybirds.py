@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vitrail.data.funnybirds.birds import MAX_OBJECTS, PARTS, VARIANTS, draw_classes, part_subsets
-from vitrail.data.funnybirds.placement import FIRST_OBJECT, LABELS
+from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.errors import InputError
 from vitrail.scores.funnybirds import (
     PART_THRESHOLDS,

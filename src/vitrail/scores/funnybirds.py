@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from vitrail.data.funnybirds.birds import MAX_OBJECTS, PARTS, BirdClass, part_subsets
-from vitrail.data.funnybirds.placement import FIRST_OBJECT, LABELS
+from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.errors import InputError
 from vitrail.scores.agreement import spearman
 
@@ -96,7 +96,7 @@ class BirdResponses:
         return self.subsets[:, -1]
 
     @cached_property
-    def contrasts(self) -> list[Contrast | None]:
+    def contrasts(self) -> list[ContrastClasses | None]:
         """The two classes of target sensitivity of each class."""
         return [find_contrast(self.classes, index) for index in range(len(self.classes))]
 
@@ -126,7 +126,7 @@ class BirdResponses:
         return before, parts, objects
 
 
-class Contrast(NamedTuple):
+class ContrastClasses(NamedTuple):
     """Two classes that each share two parts with a third one, and these parts."""
 
     first: int
@@ -135,20 +135,20 @@ class Contrast(NamedTuple):
     second_parts: tuple[str, ...]
 
 
-def find_contrast(classes: Sequence[BirdClass], index: int) -> Contrast | None:
+def find_contrast(classes: Sequence[BirdClass], index: int) -> ContrastClasses | None:
     """Find the first two classes that share two parts each, different ones, with a class; None if there are none.
 
     Example:
         >>> variants = ((0, 0, 0, 0, 0), (0, 0, 1, 1, 1), (1, 1, 1, 0, 0))
         >>> classes = [dict(zip(PARTS, own, strict=True)) for own in variants]
         >>> find_contrast(classes, 0)
-        Contrast(first=1, second=2, first_parts=('beak', 'eye'), second_parts=('tail', 'wing'))
+        ContrastClasses(first=1, second=2, first_parts=('beak', 'eye'), second_parts=('tail', 'wing'))
     """
     shared = [tuple(part for part in PARTS if own[part] == classes[index][part]) for own in classes]
     candidates = [other for other, parts in enumerate(shared) if len(parts) == len(PARTS) - 3]
     for first, second in itertools.combinations(candidates, 2):
         if not set(shared[first]) & set(shared[second]):
-            return Contrast(first, second, shared[first], shared[second])
+            return ContrastClasses(first, second, shared[first], shared[second])
     return None
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from vitrail.data.funnybirds.birds import BACKGROUND, PARTS, VARIANTS, BirdScene, split
 from vitrail.data.funnybirds.glb import read_glb
+from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.data.funnybirds.primitives import (
     Mesh,
     join,
@@ -23,11 +24,6 @@ from vitrail.data.funnybirds.primitives import (
 )
 from vitrail.errors import DataError
 
-#: Labels of a part map by name. The label of background object i is ``FIRST_OBJECT + i``; 0 is empty background.
-LABELS = {
-    "body": 1, "beak": 2, "eye01": 3, "eye02": 4, "foot01": 5, "foot02": 6, "tail": 7, "wing01": 8, "wing02": 9,
-}  # fmt: skip
-FIRST_OBJECT = 10
 #: Colours as the scene page names them; they are used as linear values.
 COLOURS = {
     "red": (1.0, 0.0, 0.0), "green": (0.0, 128 / 255, 0.0), "blue": (0.0, 0.0, 1.0), "yellow": (1.0, 1.0, 0.0),
