@@ -72,7 +72,7 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_cube(folder / "bird01.glb")
     for part in PARTS:
         for model in {variant["model"] for variant in VARIANTS[part]}:
-            write_cube(folder / part / model, ("Cube", "Sphere.001") if part == "eye" else ("Cube",), (1, 0.8, -1))
+            write_cube(folder / part / model, ("Cube", "Sphere.001") if part == "eye" else ("Cube",), (0.5, 0.4, -0.45))
     return folder
 
 
