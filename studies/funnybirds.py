@@ -175,7 +175,8 @@ def run(args: argparse.Namespace) -> None:
             print(f"{method}: {type(error).__name__}: {str(error)[:200]}", flush=True)
             continue
         row, per_image[method] = row_of(score_bird_maps(responses, found))
-        result["methods"][method] = row | {"seconds": round(seconds, 2)}
+        known = {name: None if value != value else value for name, value in row.items()}  # JSON has no NaN
+        result["methods"][method] = known | {"seconds": round(seconds, 2)}
         shown = ", ".join(f"{name} {100 * row[name]:.1f}" for name in (*DIMENSIONS, *PROTOCOLS))
         print(f"{method:28s} {shown}, {seconds:.1f} s ({clock})", flush=True)
         save(args.out, result, per_image)
