@@ -1,4 +1,4 @@
-"""Update the table of results in README.md, and that of the second halves on Leadlight's page.
+"""Update the table of results in README.md, that of the second halves on Leadlight's page, and that of FunnyBirds.
 
     python results/readme.py
 
@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import funnybirds_table
 from method_pages import replaced
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -127,11 +128,15 @@ def table() -> str:
 
 
 #: Pages, marks on them, and what stands there.
-TABLES = ((README, "results", table), (PAGE, "second halves", halves_table))
+TABLES = (
+    (README, "results", table),
+    (PAGE, "second halves", halves_table),
+    (funnybirds_table.PAGE, "funnybirds", funnybirds_table.birds_table),
+)
 
 
 def main() -> None:
-    """Write both tables."""
+    """Write the tables."""
     for path, mark, content in TABLES:
         path.write_text(replaced(path.read_text(encoding="utf-8"), mark, content()), encoding="utf-8")
 

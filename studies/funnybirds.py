@@ -35,8 +35,8 @@ from vitrail.data.funnybirds.birds import (
     PARTS,
     BirdScene,
     count_objects,
-    draw_classes,
-    draw_scenes,
+    draw_bird_classes,
+    draw_bird_scenes,
     part_subsets,
     without_object,
     without_parts,
@@ -84,7 +84,7 @@ def respond(model: torch.nn.Module, renderer: BirdRenderer, scenes: list[BirdSce
     if places:
         objects[tuple(torch.tensor(places).T)] = joined[len(subsets) :]
     labels = torch.tensor([scene["class_idx"] for scene in scenes])
-    return BirdResponses(draw_classes(), labels, joined[: len(subsets)].unflatten(0, (len(scenes), -1)), objects)
+    return BirdResponses(draw_bird_classes(), labels, joined[: len(subsets)].unflatten(0, (len(scenes), -1)), objects)
 
 
 def explain(
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     model = load_trained(args.weights, torch.device(args.device))
     renderer = BirdRenderer(args.assets / "funnybirds" / "parts", device=args.device, batch=args.batch)
-    scenes = draw_scenes(draw_classes(), 10, removed=False, seed=TEST_SEED)
+    scenes = draw_bird_scenes(draw_bird_classes(), 10, removed=False, seed=TEST_SEED)
     scenes = scenes[:: max(1, len(scenes) // args.images)][: args.images]
     images, labels = renderer.render_with_parts(scenes)
     responses, seconds = timed(lambda: respond(model, renderer, scenes), args.device)

@@ -26,7 +26,7 @@ from training.loop import train
 from training.recipe import Clock, Recipe, TrainingTask
 from training.run_writer import RunWriter, weights_metadata
 from training.runtime import add_options, autocast, logger, set_up
-from vitrail.data.funnybirds.birds import BirdScene, draw_classes, draw_scenes, possible_classes
+from vitrail.data.funnybirds.birds import BirdScene, draw_bird_classes, draw_bird_scenes, possible_classes
 from vitrail.data.funnybirds.renderer import BirdRenderer
 
 NAME, BACKBONE, SIZE = "funnybirds", "vit_small_patch14_dinov2", 224
@@ -96,9 +96,9 @@ def main() -> None:
     renderer = BirdRenderer(
         args.assets / "funnybirds" / "parts", device=device, batch=64 if device.type == "cuda" else 4
     )
-    classes = draw_classes(args.classes)
-    tests = draw_scenes(classes, args.test, removed=False, seed=TEST_SEED)
-    scenes = draw_scenes(classes, args.train, removed=True, seed=TRAIN_SEED)
+    classes = draw_bird_classes(args.classes)
+    tests = draw_bird_scenes(classes, args.test, removed=False, seed=TEST_SEED)
+    scenes = draw_bird_scenes(classes, args.train, removed=True, seed=TRAIN_SEED)
     random.Random(TRAIN_SEED).shuffle(scenes)  # noqa: S311 -- not for secrets
     started = Clock.now()
     test_images = render_images(renderer, tests, float("inf"))

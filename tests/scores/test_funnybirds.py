@@ -8,7 +8,7 @@ import math
 import pytest
 import torch
 
-from vitrail.data.funnybirds.birds import MAX_OBJECTS, PARTS, VARIANTS, draw_classes, part_subsets
+from vitrail.data.funnybirds.birds import MAX_OBJECTS, PARTS, VARIANTS, draw_bird_classes, part_subsets
 from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.errors import InputError
 from vitrail.scores.funnybirds import (
@@ -21,7 +21,7 @@ from vitrail.scores.funnybirds import (
     summarise_birds,
 )
 
-CLASSES = draw_classes(50, seed=0)
+CLASSES = draw_bird_classes(50, seed=0)
 COUNT, OBJECTS = 20, 3
 WEIGHTS = torch.tensor([3.0, 2.0, 4.0, 6.0, 5.0])
 #: One more logit, which is the largest where no part is left.

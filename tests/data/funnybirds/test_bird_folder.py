@@ -11,12 +11,12 @@ from PIL import Image
 
 from vitrail.data import open_dataset
 from vitrail.data.funnybirds.bird_folder import FunnyBirds, save_birds
-from vitrail.data.funnybirds.birds import draw_classes, draw_scenes, part_subsets
+from vitrail.data.funnybirds.birds import draw_bird_classes, draw_bird_scenes, part_subsets
 from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.errors import DataError
 
-CLASSES = draw_classes(3)
-SCENES = draw_scenes(CLASSES, 2, removed=False, seed=4)
+CLASSES = draw_bird_classes(3)
+SCENES = draw_bird_scenes(CLASSES, 2, removed=False, seed=4)
 
 
 def write_authors_folder(root: Path) -> None:

@@ -16,8 +16,8 @@ from vitrail.data.funnybirds.birds import (
     PARTS,
     VARIANTS,
     count_objects,
-    draw_classes,
-    draw_scenes,
+    draw_bird_classes,
+    draw_bird_scenes,
     possible_classes,
     present_parts,
     without_object,
@@ -30,7 +30,7 @@ from vitrail.data.funnybirds.primitives import make_capsule, make_cylinder, make
 from vitrail.data.funnybirds.renderer import BirdRenderer
 from vitrail.errors import DataError, OptionError
 
-CLASSES = draw_classes(6)
+CLASSES = draw_bird_classes(6)
 SIZE = 16
 
 
@@ -137,7 +137,7 @@ def test_images_and_part_maps_are_those_of_a_ray_caster(
     parts: Path, monkeypatch: pytest.MonkeyPatch, index: int
 ) -> None:
     monkeypatch.setattr(renderer_module, "OUTLINE", 0.0)
-    scene = draw_scenes(CLASSES, 1, removed=False, seed=3)[index]
+    scene = draw_bird_scenes(CLASSES, 1, removed=False, seed=3)[index]
     while count_objects(scene) > 4:
         scene = without_object(scene, 0)
     images, labels = BirdRenderer(parts, SIZE).render_with_parts([scene])
@@ -152,7 +152,7 @@ def test_images_and_part_maps_are_those_of_a_ray_caster(
 
 
 def test_rendering_is_deterministic_and_does_not_depend_on_the_batch(parts: Path) -> None:
-    scenes = draw_scenes(CLASSES, 1, removed=True, seed=5)
+    scenes = draw_bird_scenes(CLASSES, 1, removed=True, seed=5)
     together, labels = BirdRenderer(parts, SIZE, batch=4).render_with_parts(scenes)
     alone = BirdRenderer(parts, SIZE, batch=1).render(scenes)
     assert torch.equal(together, alone)
@@ -161,7 +161,7 @@ def test_rendering_is_deterministic_and_does_not_depend_on_the_batch(parts: Path
 
 
 def test_interventions_change_only_what_they_remove(parts: Path) -> None:
-    scene = draw_scenes(CLASSES, 1, removed=False, seed=6)[2]
+    scene = draw_bird_scenes(CLASSES, 1, removed=False, seed=6)[2]
     renderer = BirdRenderer(parts, 32)
     _, labels = renderer.render_with_parts([scene, without_parts(scene, ["wing"]), without_object(scene, 1)])
     before, no_wing, no_object = labels
@@ -177,7 +177,7 @@ def test_interventions_change_only_what_they_remove(parts: Path) -> None:
 
 def test_outlines_are_black_and_outside(parts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(renderer_module, "OUTLINE", 0.2)
-    scene = without_parts(draw_scenes(CLASSES, 1, removed=False, seed=6)[0], PARTS)
+    scene = without_parts(draw_bird_scenes(CLASSES, 1, removed=False, seed=6)[0], PARTS)
     while count_objects(scene):
         scene = without_object(scene, 0)
     images, labels = BirdRenderer(parts, 64).render_with_parts([scene])
@@ -188,17 +188,17 @@ def test_outlines_are_black_and_outside(parts: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_scenes_say_what_is_present(parts: Path) -> None:
-    scene = draw_scenes(CLASSES, 1, removed=False, seed=6)[4]
+    scene = draw_bird_scenes(CLASSES, 1, removed=False, seed=6)[4]
     assert present_parts(scene) == CLASSES[4]
     assert possible_classes(scene, CLASSES) == [4]
     assert possible_classes(without_parts(scene, PARTS), CLASSES) == list(range(6))
-    assert sum(present_parts(s) != CLASSES[s["class_idx"]] for s in draw_scenes(CLASSES, 50, removed=True)) > 90
+    assert sum(present_parts(s) != CLASSES[s["class_idx"]] for s in draw_bird_scenes(CLASSES, 50, removed=True)) > 90
     with pytest.raises(OptionError, match="unknown parts leg"):
         without_parts(scene, ["leg"])
     with pytest.raises(OptionError, match="does not exist"):
         without_object(scene, 99)
     with pytest.raises(OptionError, match="must be from 1 to 2592"):
-        draw_classes(3000)
+        draw_bird_classes(3000)
     with pytest.raises(DataError, match="kinds are 0 to 4"):
         BirdRenderer(parts, 8).render([scene | {"bg_objects": "7," * count_objects(scene)}])
 

@@ -41,7 +41,7 @@ BirdClass = dict[str, int]
 BirdScene = dict[str, Any]
 
 
-def draw_classes(count: int = 50, seed: int = 0) -> list[BirdClass]:
+def draw_bird_classes(count: int = 50, seed: int = 0) -> list[BirdClass]:
     """Draw different classes.
 
     Args:
@@ -49,8 +49,8 @@ def draw_classes(count: int = 50, seed: int = 0) -> list[BirdClass]:
         seed: Seed of the draw.
 
     Example:
-        >>> draw_classes(2)
-        [{'beak': 3, 'eye': 1, 'foot': 0, 'tail': 4, 'wing': 3}, {'beak': 3, 'eye': 1, 'foot': 2, 'tail': 7, 'wing': 2}]
+        >>> draw_bird_classes(2)
+        [{'beak': 3, 'eye': 1, 'foot': 0, 'tail': 4, 'wing': 4}, {'beak': 3, 'eye': 1, 'foot': 2, 'tail': 7, 'wing': 2}]
     """
     possible = math.prod(len(variants) for variants in VARIANTS.values())
     if not 1 <= count <= possible:
@@ -64,7 +64,7 @@ def draw_classes(count: int = 50, seed: int = 0) -> list[BirdClass]:
     return classes
 
 
-def draw_scenes(classes: Sequence[BirdClass], per_class: int, *, removed: bool, seed: int = 0) -> list[BirdScene]:
+def draw_bird_scenes(classes: Sequence[BirdClass], per_class: int, *, removed: bool, seed: int = 0) -> list[BirdScene]:
     """Draw scenes of every class with the distributions of the paper.
 
     Camera, light and up to 34 background objects are random. In half of the training scenes a random number of parts
@@ -77,9 +77,9 @@ def draw_scenes(classes: Sequence[BirdClass], per_class: int, *, removed: bool, 
         seed: Seed of the draw.
 
     Example:
-        >>> scene = draw_scenes(draw_classes(), 1, removed=False)[7]
+        >>> scene = draw_bird_scenes(draw_bird_classes(), 1, removed=False)[7]
         >>> scene["class_idx"], scene["camera_distance"], scene["tail_model"], len(scene["bg_color"].split(",")) - 1
-        (7, 214, 'tail02.glb', 24)
+        (7, 311, 'tail01.glb', 2)
     """
     generator = random.Random(seed)  # noqa: S311 -- not for secrets
     scenes = []

@@ -243,8 +243,8 @@ def encode_srgb(linear: Tensor) -> Tensor:
     """Encode linear colours from 0 to 1 in sRGB.
 
     Example:
-        >>> encode_srgb(torch.tensor([0.0, 0.5, 1.0])).tolist()
-        [0.0, 0.7353569269180298, 1.0]
+        >>> encode_srgb(torch.tensor([0.0, 0.5, 1.0])).mul(255).round().tolist()
+        [0.0, 188.0, 255.0]
     """
     return torch.where(linear <= 0.0031308, linear * 12.92, 1.055 * linear.clamp_min(1e-8) ** (1 / 2.4) - 0.055)
 
