@@ -30,17 +30,7 @@ from training.funnybirds import MEAN, STD, TEST_SEED, load_trained, resize
 from training.images import normalise
 
 import vitrail
-from vitrail.data.funnybirds.birds import (
-    MAX_OBJECTS,
-    PARTS,
-    BirdScene,
-    count_objects,
-    draw_bird_classes,
-    draw_bird_scenes,
-    part_subsets,
-    without_object,
-    without_parts,
-)
+from vitrail.data.funnybirds.birds import BirdScene, draw_bird_classes, draw_bird_scenes, intervene, list_interventions
 from vitrail.data.funnybirds.renderer import BirdRenderer
 from vitrail.errors import MapWarning, VitrailError
 from vitrail.scores import interval
@@ -71,20 +61,13 @@ def model_inputs(images: Tensor) -> Tensor:
 
 def respond(model: torch.nn.Module, renderer: BirdRenderer, scenes: list[BirdScene]) -> BirdResponses:
     """Render and classify all interventions."""
-    subsets = [without_parts(scene, set(PARTS) - set(kept)) for scene in scenes for kept in part_subsets()]
-    places = [(i, k) for i, scene in enumerate(scenes) for k in range(count_objects(scene))]
-    changed = [*subsets, *(without_object(scenes[i], k) for i, k in places)]
+    changed = [intervene(scenes, own) for own in list_interventions(scenes)]
     logits = []
     with torch.inference_mode():
         for start in range(0, len(changed), renderer.batch):
             images = renderer.render(changed[start : start + renderer.batch])
             logits.append(model(model_inputs(images)).float().cpu())
-    joined = torch.cat(logits)
-    objects = torch.full((len(scenes), MAX_OBJECTS, joined.shape[1]), torch.nan)
-    if places:
-        objects[tuple(torch.tensor(places).T)] = joined[len(subsets) :]
-    labels = torch.tensor([scene["class_idx"] for scene in scenes])
-    return BirdResponses(draw_bird_classes(), labels, joined[: len(subsets)].unflatten(0, (len(scenes), -1)), objects)
+    return BirdResponses.of(draw_bird_classes(), scenes, torch.cat(logits))
 
 
 def explain(

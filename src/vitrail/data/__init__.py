@@ -5,7 +5,13 @@ from vitrail.data.captions import Caption, describe_objects, encode_captions
 from vitrail.data.cifar import CIFAR10, CIFAR100
 from vitrail.data.datasets import DATASETS, open_dataset
 from vitrail.data.funnybirds.bird_folder import FunnyBirds, save_birds
-from vitrail.data.funnybirds.birds import draw_bird_classes, draw_bird_scenes, without_object, without_parts
+from vitrail.data.funnybirds.birds import (
+    draw_bird_classes,
+    draw_bird_scenes,
+    list_interventions,
+    without_object,
+    without_parts,
+)
 from vitrail.data.funnybirds.renderer import BirdRenderer
 from vitrail.data.image_grids import ImageGrids, draw_grids
 from vitrail.data.image_source import ImageSource
@@ -72,6 +78,7 @@ __all__ = [
     "draw_needle",
     "draw_recall",
     "encode_captions",
+    "list_interventions",
     "open_dataset",
     "open_source",
     "recall_tokenizer",

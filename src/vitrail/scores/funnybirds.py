@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vitrail.data.funnybirds.birds import MAX_OBJECTS, PARTS, BirdClass, part_subsets
+from vitrail.data.funnybirds.birds import MAX_OBJECTS, PARTS, BirdClass, BirdScene, list_interventions, part_subsets
 from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.errors import InputError
 from vitrail.scores.agreement import spearman
@@ -89,6 +89,20 @@ class BirdResponses:
     labels: Tensor
     subsets: Tensor
     objects: Tensor
+
+    @classmethod
+    def of(cls, classes: Sequence[BirdClass], scenes: Sequence[BirdScene], logits: Tensor) -> BirdResponses:
+        """Arrange the logits of `list_interventions`, in its order, shape (interventions, C)."""
+        interventions = list_interventions(scenes)
+        if len(logits) != len(interventions):
+            raise InputError(f"{len(logits)} rows of logits for {len(interventions)} interventions")
+        objects = torch.full((len(scenes), MAX_OBJECTS, logits.shape[1]), torch.nan, dtype=logits.dtype)
+        for row, (index, change) in zip(logits, interventions, strict=True):
+            if isinstance(change, int):
+                objects[index, change] = row
+        labels = torch.tensor([int(scene["class_idx"]) for scene in scenes])
+        subsets = logits[: len(part_subsets()) * len(scenes)].view(len(scenes), -1, logits.shape[1])
+        return cls(classes, labels, subsets, objects)
 
     @cached_property
     def logits(self) -> Tensor:

@@ -7,13 +7,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from vitrail.data import open_dataset
 from vitrail.data.funnybirds.bird_folder import FunnyBirds, save_birds
-from vitrail.data.funnybirds.birds import draw_bird_classes, draw_bird_scenes, part_subsets
+from vitrail.data.funnybirds.birds import (
+    count_objects,
+    draw_bird_classes,
+    draw_bird_scenes,
+    list_interventions,
+    part_subsets,
+)
 from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
-from vitrail.errors import DataError
+from vitrail.errors import DataError, InputError
+from vitrail.scores.funnybirds import BirdResponses
 
 CLASSES = draw_bird_classes(3)
 SCENES = draw_bird_scenes(CLASSES, 2, removed=False, seed=4)
@@ -53,9 +61,9 @@ def test_the_authors_layout_is_read(tmp_path: Path) -> None:
     row = [LABELS["eye01"], LABELS["foot02"], LABELS["tail"], FIRST_OBJECT + 3, LABELS["body"], 0, 0, 0]
     assert birds.part_map(3)[1].tolist() == row
     assert sample.mask[1].tolist() == [1, 1, 1, 0, 1, 0, 0, 0]
-    assert birds.with_parts(3, ("tail", "beak")).getpixel((0, 0)) == (50, 3, 0)
-    assert birds.with_parts(3, ()).getpixel((0, 0)) == (60, 3, 0)
-    assert birds.without_object(3, 2).getpixel((0, 0)) == (70, 3, 0)
+    assert birds.intervention(3, ("tail", "beak")).getpixel((0, 0)) == (50, 3, 0)
+    assert birds.intervention(3, ()).getpixel((0, 0)) == (60, 3, 0)
+    assert birds.intervention(3, 2).getpixel((0, 0)) == (70, 3, 0)
     assert birds.classes[0].startswith("beak ")
 
 
@@ -64,7 +72,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         FunnyBirds(tmp_path)
     write_authors_folder(tmp_path)
     with pytest.raises(DataError, match=r"body_eye\.png is missing"):
-        FunnyBirds(tmp_path).with_parts(0, ["eye"])
+        FunnyBirds(tmp_path).intervention(0, ["eye"])
     (tmp_path / "classes.json").write_text(json.dumps([{"class_idx": 0, "parts": {"beak": 9}}]))
     with pytest.raises(DataError, match="expected a variant of each part"):
         FunnyBirds(tmp_path)
@@ -81,7 +89,24 @@ def test_what_is_saved_is_read_again(tmp_path: Path) -> None:
     for index, sample in enumerate(birds):
         assert np.array_equal(np.asarray(sample.image), images[index])
         assert np.array_equal(birds.part_map(index), labels[index])
-    assert np.array_equal(np.asarray(birds.with_parts(1, kept)), images[0])
-    assert np.array_equal(np.asarray(birds.without_object(1, 0)), images[2])
+    assert np.array_equal(np.asarray(birds.intervention(1, kept)), images[0])
+    assert np.array_equal(np.asarray(birds.intervention(1, 0)), images[2])
     with pytest.raises(DataError, match="none is 99"):
         save_birds(tmp_path, "train", CLASSES, SCENES, images, labels, {(0, 99): images[0]})
+
+
+def test_a_folder_has_an_image_of_every_intervention(tmp_path: Path) -> None:
+    """The loop that a model is evaluated with: every intervention is read, and stands where it belongs."""
+    blank = np.zeros((len(SCENES), 4, 4, 3), np.uint8)
+    interventions = list_interventions(SCENES)
+    numbered = {own: np.full((4, 4, 3), [i // 256, i % 256, 0], np.uint8) for i, own in enumerate(interventions)}
+    save_birds(tmp_path, "test", CLASSES, SCENES, blank, blank[..., 0], numbered)
+    birds = FunnyBirds(tmp_path)
+    logits = torch.stack([torch.tensor(birds.intervention(*own).getpixel((0, 0))).float() for own in interventions])
+    responses = BirdResponses.of(birds.bird_classes, birds.scenes, logits)
+    codes = responses.subsets[..., 0] * 256 + responses.subsets[..., 1]
+    assert codes.flatten().tolist() == list(range(32 * len(SCENES)))
+    assert (~responses.objects[..., 0].isnan()).sum(1).tolist() == [count_objects(scene) for scene in SCENES]
+    assert responses.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    with pytest.raises(InputError, match="rows of logits"):
+        BirdResponses.of(CLASSES, SCENES, logits[1:])

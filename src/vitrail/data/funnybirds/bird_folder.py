@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from vitrail.data.funnybirds.birds import MAX_OBJECTS, PARTS, VARIANTS, BirdClass, BirdScene, count_objects
+from vitrail.data.funnybirds.birds import (
+    MAX_OBJECTS,
+    PARTS,
+    VARIANTS,
+    BirdClass,
+    BirdScene,
+    Intervention,
+    count_objects,
+)
 from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.data.sample import BaseDataset, Sample
 from vitrail.errors import DataError
@@ -86,13 +94,10 @@ class FunnyBirds(BaseDataset):
             labels[codes == (red << 16 | green << 8 | blue)] = label
         return labels
 
-    def with_parts(self, index: int, kept: Iterable[str]) -> Image:
-        """The image of a bird with only some of its parts."""
-        return self._image(f"{self.split}_interventions", index, f"/body_{'_'.join(sorted(kept))}.png")
-
-    def without_object(self, index: int, number: int) -> Image:
-        """The image without one of its background objects."""
-        return self._image(f"{self.split}_interventions", index, f"/background_interventions/{number}.png")
+    def intervention(self, index: int, change: Iterable[str] | int) -> Image:
+        """The image of a bird with only some of its parts, or without one of its background objects."""
+        ending = f"background_interventions/{change}" if isinstance(change, int) else f"body_{'_'.join(sorted(change))}"
+        return self._image(f"{self.split}_interventions", index, f"/{ending}.png")
 
     def _image(self, folder: str, index: int, ending: str) -> Image:
         path = self.root / folder / str(self.scenes[index]["class_idx"]) / f"{index:06d}{ending}"
@@ -107,7 +112,7 @@ class FunnyBirds(BaseDataset):
 def save_birds(
     root: str | Path, split: str, classes: Sequence[BirdClass], scenes: Sequence[BirdScene],
     images: NDArray[np.uint8], labels: NDArray[np.uint8],
-    interventions: dict[tuple[int, tuple[str, ...] | int], NDArray[np.uint8]] | None = None,
+    interventions: dict[Intervention, NDArray[np.uint8]] | None = None,
 ) -> None:  # fmt: skip
     """Write rendered scenes in the layout that `FunnyBirds` reads.
 

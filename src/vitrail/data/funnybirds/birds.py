@@ -39,6 +39,8 @@ MAX_OBJECTS = 34
 BirdClass = dict[str, int]
 #: Parameters of a scene.
 BirdScene = dict[str, Any]
+#: An intervention: the number of a scene, and the parts that are kept or the background object that is left out.
+Intervention = tuple[int, tuple[str, ...] | int]
 
 
 def draw_bird_classes(count: int = 50, seed: int = 0) -> list[BirdClass]:
@@ -164,6 +166,20 @@ def part_subsets() -> list[tuple[str, ...]]:
         (('beak', 'eye'), 32)
     """
     return [kept for size in range(len(PARTS) + 1) for kept in itertools.combinations(PARTS, size)]
+
+
+def list_interventions(scenes: Sequence[BirdScene]) -> list[Intervention]:
+    """All interventions of the protocols: each set of parts of each scene, then each scene without each object."""
+    kept: list[Intervention] = [(i, parts) for i in range(len(scenes)) for parts in part_subsets()]
+    return kept + [(i, k) for i, scene in enumerate(scenes) for k in range(count_objects(scene))]
+
+
+def intervene(scenes: Sequence[BirdScene], intervention: Intervention) -> BirdScene:
+    """The scene of an intervention."""
+    index, change = intervention
+    if isinstance(change, int):
+        return without_object(scenes[index], change)
+    return without_parts(scenes[index], set(PARTS) - set(change))
 
 
 def present_parts(scene: BirdScene) -> BirdClass:
