@@ -199,6 +199,8 @@ def test_scenes_say_what_is_present(parts: Path) -> None:
         without_object(scene, 99)
     with pytest.raises(OptionError, match="must be from 1 to 2592"):
         draw_bird_classes(3000)
+    with pytest.raises(DataError, match=r"beak_model is 'beak09\.glb'"):
+        BirdRenderer(parts, 8).render([scene | {"beak_model": "beak09.glb"}])
     with pytest.raises(DataError, match="kinds are 0 to 4"):
         BirdRenderer(parts, 8).render([scene | {"bg_objects": "7," * count_objects(scene)}])
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vitrail.data.funnybirds.birds import BACKGROUND, PARTS, VARIANTS, BirdScene, split
+from vitrail.data.funnybirds.birds import ABSENT, BACKGROUND, PARTS, VARIANTS, BirdScene, split
 from vitrail.data.funnybirds.glb import read_glb
 from vitrail.data.funnybirds.labels import FIRST_OBJECT, LABELS
 from vitrail.data.funnybirds.primitives import (
@@ -141,6 +141,10 @@ def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> In
     for index, scene in enumerate(scenes):
         for place, (part, label, *_) in enumerate(PLACES):
             model = BODY_MODEL if part == "body" else scene[f"{part}_model"]
+            if model not in (ABSENT, "") and (model, 0) not in numbers:
+                raise DataError(
+                    f"{part}_model is {model!r}: use a .glb file of that part, or {ABSENT!r} to leave it out"
+                )
             base = {"body": "grey", "eye": "white", "foot": "yellow"}.get(part) or scene[f"{part}_color"]
             for pupil, colour in ((0, base), (1, "black")):
                 if (model, pupil) in numbers:
