@@ -166,7 +166,7 @@ export class MethodPicker {
   #applyFilter() {
     const typed = this.filter.value.trim().toLowerCase();
     const all = this.showAll.getAttribute("aria-expanded") === "true";
-    const short = new Set([this.model?.default, ...INITIAL_METHODS, ...this.specs]);
+    const short = new Set([this.model?.default, ...INITIAL_METHODS, ...this.specs].map((spec) => spec?.split(":")[0]));
     for (const row of this.list.querySelectorAll("label")) {
       const listed = typed || all || short.has(row.querySelector("input").value);
       row.hidden = !listed || !row.dataset.search.includes(typed);
