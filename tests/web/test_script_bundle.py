@@ -10,19 +10,18 @@ STATIC = files("vitrail.web").joinpath("static")
 
 
 def test_modules_stand_before_those_that_import_them(tmp_path):
-    (tmp_path / "a.js").write_text(
-        'import { two as second } from "./b.js";\nimport * as c from "./c.js";\nsecond(c.one);\n'
-    )
-    (tmp_path / "b.js").write_text(
-        'import {\n  one,\n} from "./c.js";\nexport async function two() {\n  return one;\n}\n'
-    )
+    first = ['import { two as second } from "./b.js";', 'import * as c from "./c.js";', "second(c.one);"]
+    (tmp_path / "a.js").write_text("\n".join(first))
+    second = ["import {", "  one,", '} from "./c.js";', "export async function two() {", "  return one;", "}"]
+    (tmp_path / "b.js").write_text("\n".join(second))
     (tmp_path / "c.js").write_text("export const one = 1;\nexport class Three {}\n")
     script = bundle_modules(tmp_path, "a.js")
     assert [line for line in script.splitlines() if line.startswith("modules[")] == [
         f'modules["{name}.js"] = (() => {{' for name in "cba"
     ]
     for part in (
-        'const { two: second } = modules["b.js"];', 'const c = modules["c.js"];', 'const {\n  one,\n} = modules["c.js"];',
+        'const { two: second } = modules["b.js"];', 'const c = modules["c.js"];',
+        'const {\n  one,\n} = modules["c.js"];',
         "return { one, Three };", "return { two };", "return {  };", "\nasync function two() {",
     ):  # fmt: skip
         assert part in script, part

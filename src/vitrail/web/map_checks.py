@@ -62,7 +62,7 @@ def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int
             tests=tests, batch_size=job.served.batch_size, seed=job.seed, advance=advance,
         )  # fmt: skip
     check = next(iter(checks.values()))
-    target = (job.targets or [None])[k]
+    target = job.targets[k] if job.targets else None
     if isinstance(target, PageTarget) and target.kind == "token":  # words as the page writes them
         other = check.other_class.partition(" (")[0]
         check = replace(check, label=target.name(job.served), other_class=_plain_token(other))
