@@ -133,10 +133,11 @@ export class MethodPicker {
   }
 
   #row(method) {
-    const box = el("input", { type: "checkbox", value: method.name, disabled: !method.works });
+    const spec = this.model.default.split(":")[0] === method.name ? this.model.default : method.name;
+    const box = el("input", { type: "checkbox", value: spec, disabled: !method.works });
     box.addEventListener("change", () => {
-      if (box.checked) this.add(method.name);
-      else this.#select(this.specs.filter((spec) => spec !== method.name));
+      if (box.checked) this.add(spec);
+      else this.#select(this.specs.filter((one) => one !== spec));
     });
     const badges = [];
     if (!method.works) badges.push(["n/a", method.reason ?? "does not apply to this model"]);
@@ -166,7 +167,7 @@ export class MethodPicker {
   #applyFilter() {
     const typed = this.filter.value.trim().toLowerCase();
     const all = this.showAll.getAttribute("aria-expanded") === "true";
-    const short = new Set([this.model?.default, ...INITIAL_METHODS, ...this.specs].map((spec) => spec?.split(":")[0]));
+    const short = new Set([this.model?.default, ...INITIAL_METHODS, ...this.specs]);
     for (const row of this.list.querySelectorAll("label")) {
       const listed = typed || all || short.has(row.querySelector("input").value);
       row.hidden = !listed || !row.dataset.search.includes(typed);
