@@ -1,4 +1,4 @@
-"""MkDocs hook: no TeX source in the search index, and pages that answer a question rank before those that mention it."""
+"""MkDocs hook: no TeX source in the search index, and pages that answer a question rank before others."""
 
 from __future__ import annotations
 
