@@ -89,7 +89,7 @@ def test_errors_say_what_to_do():
     pytest.importorskip("transformers")
     case = CASES["llava"]()
     e = vitrail.explain(case.model, case.inputs, "random", tokenizer=TOKENIZER, target=token(f"w{LABEL}"))
-    with pytest.raises(InputError, match="16 cells of the image or words are too few to be checked, pass at least 20"):
+    with pytest.raises(InputError, match="16 cells of the image or words are too few to be checked: use at least 20"):
         e.check()
     with pytest.raises(OptionError, match="removal='blur' is not 'mean'"):
         e.check(removal="blur")

@@ -108,8 +108,8 @@ class QuestionCheckRun(ImageCheckRun):
     def __init__(self, source: QuestionSource, first: Any, settings: CheckSettings, remove: QuestionRemoval) -> None:
         if remove.count < MIN_WORDS:
             raise InputError(
-                f"{remove.count} cells of the image or words are too few to be checked, pass at least {MIN_WORDS}: "
-                "among fewer, chance puts the right one first too often"
+                f"{remove.count} cells of the image or words are too few to be checked: use at least {MIN_WORDS}. "
+                "Among fewer, chance puts the right one first too often"
             )
         self.units = remove
         self.unit = "words" if not remove.cells else "patches" if remove.count == remove.cells else "patches and words"
