@@ -23,7 +23,6 @@ import numpy as np
 import torch
 from PIL import Image
 from study import manifest, options, save_json
-
 from training.images import predict
 from training.loop import train
 from training.models import TrainableViT, plain_copy
@@ -33,6 +32,7 @@ from training.runtime import parallel_map, set_up
 from training.scene_data import SceneImages
 from training.scene_losses import HALF, class_loss
 from training.scenes import ARCHITECTURE, MODELS, RECIPE, top1_accuracy
+
 from vitrail.data import SCENE_CLASSES, Scene, Scenes
 from vitrail.models import load
 
