@@ -18,7 +18,7 @@ from PIL import Image
 
 from vitrail.bench.engines import BenchTask
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.folder import explain_folder
+from vitrail.bench.folder import _image_reader, explain_folder
 from vitrail.data.addresses import open_source
 from vitrail.data.scenes import render
 from vitrail.models import load
@@ -67,7 +67,8 @@ def source_rates(
     count = run.count(images, 4 * chunk)
     counts = workers[:1] if run.tiny else workers
     rates: dict[str, list[float]] = {"in_memory": [], **{f"workers_{number}": [] for number in counts}}
-    found: dict[str, Any] = {"images": count, "cores": os.cpu_count()}
+    waited: list[float] = []
+    found: dict[str, Any] = {"images": count, "cores": os.cpu_count(), "seconds_waiting_for_images": waited}
     with tempfile.TemporaryDirectory(prefix="vitrail-shards-") as name:
         folder = Path(name)
         files = encoded_images(run.assets, count, side)
@@ -96,11 +97,13 @@ def source_rates(
             def note(_: BenchTask) -> None:
                 times.append(time.perf_counter())
 
+            before = _image_reader().waited
             explain_folder(
                 folder, folder / f"out{repeat}-{number}", model=model, weights=weights or None, methods=methods,
                 chunk=chunk, batch=batch, device=str(run.device), done=note,
                 engine=LocalEngine(number, str(run.device)),
             )  # fmt: skip
+            waited.append(_image_reader().waited - before)  # in this process: of a single worker on a GPU
             return chunk * (len(times) - number) / (times[-1] - times[number - 1])
 
         in_memory(max(0, count - 4 * batch))  # the model is read and its passes recorded
