@@ -12,7 +12,7 @@
     )
     maps.write_parquet("s3://bucket/maps")
 
-``num_gpus=0.5`` puts two models on one GPU. An actor that dies loses only the blocks it was working on; Ray gives them
+``num_gpus=0.5`` puts two models on one GPU, each with half of its memory. An actor that dies loses only the blocks it was working on; Ray gives them
 to another one.
 """
 
