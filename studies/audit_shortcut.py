@@ -130,7 +130,7 @@ def audited(folder: Path) -> dict[str, Any]:
         "masks": audit.masks,
         "classes": [
             {"class": one.name, "tagged": one.label in TAGGED, "maps": one.maps, "score": round(one.score, 3),
-             "outside": round(one.outside, 3), "border": round(one.border, 3)}
+             "outside": round(one.outside, 3) if audit.masks else None, "border": round(one.border, 3)}
             for one in audit.classes
         ],
         "findings": [
