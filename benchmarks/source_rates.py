@@ -8,17 +8,21 @@ import statistics
 import tarfile
 import tempfile
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from measuring import Run
 from PIL import Image
+from torch import Tensor
 
+from vitrail.bench import read_ahead
 from vitrail.bench.engines import BenchTask
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.folder import _image_reader, explain_folder
+from vitrail.bench.folder import FolderChunk, _image_reader, explain_folder
 from vitrail.data.addresses import open_source
 from vitrail.data.scenes import render
 from vitrail.models import load
@@ -55,18 +59,25 @@ def write_shards(folder: Path, files: list[bytes], per_shard: int) -> None:
 def source_rates(
     run: Run, *, model: str = "scenes", weights: str = "", methods: tuple[str, ...] = ("gradtoken", "vtranm"),
     images: int = 512, batch: int = 32, chunk: int = 32, side: int = 375, workers: tuple[int, ...] = (1, 2, 4),
-    minutes: float = 8.0,
+    minutes: float = 8.0, threads: int = read_ahead.MOST_THREADS,
 ) -> dict[str, Any]:  # fmt: skip
     """`vitrail explain` of tar shards, images per second by workers, against the same images in memory.
 
     The rate of a run is taken between the part with which every worker has begun and the last one, so start-up does
-    not count. In memory, one process explains preprocessed images. Repeats are interleaved and end after some minutes.
+    not count. In memory, one process explains preprocessed images; ``command_in_memory`` is the same command as from
+    shards, with images that were read before. Repeats are interleaved and end after some minutes. ``threads`` is the
+    most that read images for a GPU.
     """
+    read_ahead.MOST_THREADS = threads
     begun = time.perf_counter()
     batch, chunk = run.count(batch, 4), run.count(chunk, 8)
     count = run.count(images, 4 * chunk)
     counts = workers[:1] if run.tiny else workers
-    rates: dict[str, list[float]] = {"in_memory": [], **{f"workers_{number}": [] for number in counts}}
+    rates: dict[str, list[float]] = {
+        "in_memory": [],
+        "command_in_memory": [],
+        **{f"workers_{number}": [] for number in counts},
+    }
     waited: list[float] = []
     found: dict[str, Any] = {"images": count, "cores": os.cpu_count(), "seconds_waiting_for_images": waited}
     with tempfile.TemporaryDirectory(prefix="vitrail-shards-") as name:
@@ -91,7 +102,14 @@ def source_rates(
                 list(explain_rows(loaded, some, methods, None, BatchLimit(batch)))
             return (count - first) / (time.perf_counter() - start)
 
-        def from_shards(number: int, repeat: int) -> float:
+        def command_in_memory(repeat: int) -> float:
+            def reader(task: FolderChunk, _: str) -> Callable[[int], Tensor]:
+                return lambda index: inputs[task.images[index].id]
+
+            with mock.patch.object(FolderChunk, "_reader", reader):
+                return from_shards(1, f"memory{repeat}")
+
+        def from_shards(number: int, repeat: int | str) -> float:
             times: list[float] = []
 
             def note(_: BenchTask) -> None:
@@ -111,6 +129,7 @@ def source_rates(
             if repeat and time.perf_counter() - begun > 60 * minutes * repeat / (repeat + 1):
                 break
             rates["in_memory"].append(in_memory())
+            rates["command_in_memory"].append(command_in_memory(repeat))
             for number in counts:
                 rates[f"workers_{number}"].append(from_shards(number, repeat))
             found["rates"] = rates
