@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,6 +75,19 @@ def _resident_bytes(name: str) -> float:
         return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))
     except (OSError, StopIteration, ValueError, IndexError):
         return nan
+
+
+def keep_to_gpu_share(device: str) -> None:
+    """Limit this process to its share of a GPU's memory, if Ray gave it only a share of the GPU.
+
+    Several models then fit on one GPU: a batch that does not fit the share is halved.
+    """
+    ray = sys.modules.get("ray")
+    if torch.device(device).type != "cuda" or ray is None or not ray.is_initialized():
+        return
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1)
+    if 0 < share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, torch.device(device).index or 0)
 
 
 class HasBatchSize(Protocol):
