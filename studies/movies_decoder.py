@@ -36,6 +36,8 @@ from vitrail.text.tokens import word_scores, word_spans
 
 BEFORE, AFTER = "Review: ", "\nThe sentiment of this review, positive or negative, is:"
 ANSWERS = (" negative", " positive")
+#: The default for texts first.
+METHODS = ["attnlrp:released", "gradsam:readout", *single_pass_methods(), "gradient_x_input", "random"]
 SCORES = ("f1", "auprc", "comprehensiveness", "sufficiency")
 
 
@@ -96,7 +98,7 @@ def main() -> None:
     """Measure, and write results and manifest."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    parser = options(__doc__, methods=[*single_pass_methods(), "gradient_x_input", "random"], minutes=10.0)
+    parser = options(__doc__, methods=METHODS, minutes=10.0)
     parser.add_argument("--model", type=Path, required=True, help="folder with a language model and its tokenizer")
     parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
     parser.add_argument("--data", type=Path, required=True, help="ERASER's movie reviews")
