@@ -6,9 +6,9 @@
 FOLDER holds a Hugging Face causal language model and its tokenizer. Prompts with two to six facts are drawn
 (`vitrail.data.draw_needle`); only those that the model answers right are explained, the first ``--answered`` of them.
 Four targets: the log-odds of the answer, which `vitrail.explain` uses by default; its logit minus the log-sum-exp of
-those of the model's five next candidates; its logit minus that of the second candidate; and its logit. Relevance of every token is appended to the raw file as it is
-computed, and a further run continues there; ``--again`` computes the named methods anew. The summary has means and 95 %
-intervals (percentile bootstrap over prompts).
+those of the model's five next candidates; its logit minus that of the second candidate; and its logit. Relevance of
+every token is appended to the raw file as it is computed, and a further run continues there; ``--again`` computes the
+named methods anew. The summary has means and 95 % intervals (percentile bootstrap over prompts).
 
 Seed 0 is for choices, of targets or rules; the published table has seed 1, whose prompts served no choice.
 """
