@@ -56,7 +56,7 @@ def prompt_of(sample: Sample, words: int, tokenizer: Any) -> dict[str, Any]:
 
 
 def by_turns(samples: list[Sample]) -> list[Sample]:
-    """Reviews of both classes by turns, so that the first ones have as many of each; the split has them in two blocks."""
+    """Reviews of both classes by turns: the split has them in two blocks, and a run may end early."""
     classes = [[sample for sample in samples if sample.label == label] for label in (0, 1)]
     return [one for pair in zip_longest(*classes) for one in pair if one is not None]
 
