@@ -219,7 +219,7 @@ def _check_values(results: Sequence[Explanation], model: nn.Module) -> None:
 
 
 def _causal(result: Explanation, rows: Sequence[SequenceRow]) -> Explanation:
-    """No relevance after the position of a target, for models whose words mix elsewhere than in attention with masks."""
+    """No relevance after the position of a target, for models that mix words elsewhere than in masked attention."""
     source = result.source
     if not isinstance(source, MapSource) or not rows[0].targets:
         return result
