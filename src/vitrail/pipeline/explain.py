@@ -14,7 +14,7 @@ from vitrail import fast
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.output_tensors import OutputChoice, OutputReading
-from vitrail.errors import MapWarning
+from vitrail.errors import GuessWarning, MapWarning, NotApplicableError
 from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
 from vitrail.inputs.targets import Target
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
@@ -26,7 +26,7 @@ from vitrail.pipeline.original_image import original_images
 from vitrail.pipeline.prepared_model import embedded_target, prepare, unwrapped_model
 from vitrail.pipeline.progress import Progress
 from vitrail.pipeline.prompt_words import PromptWords, has_prompts
-from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT, Request, requested_methods
+from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT, LANGUAGE_FALLBACK, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
 from vitrail.targets.binding import bind_targets, with_processor
@@ -168,19 +168,30 @@ def explain(
         _refuse_without_tokenizer(loaded, inputs, target)
     question = of is None and _is_image_question(inputs, tokenizer, target)
     language = tokenizer is not None and _is_language_call(loaded, target)
-    named = requested_methods(method, methods, options, LANGUAGE_DEFAULT if language else DEFAULT)
+    written = not question and _is_written(loaded, tokenizer, target)
+    default = LANGUAGE_DEFAULT if language or written else DEFAULT
     request = Request(
-        named, target, layout, batch_size, keep, stitch, smoothing, check, progress, advance, tokenizer, roles, of,
-        reading, units,
+        requested_methods(method, methods, options, default), target, layout, batch_size, keep, stitch, smoothing,
+        check, progress, advance, tokenizer, roles, of, reading, units,
     )  # fmt: skip
-    with fast.one_call():
-        if question:
-            results = _explain_questions(loaded, inputs, request, language)
-        elif _is_written(loaded, tokenizer, target):
-            results = _explain_written(loaded, inputs, request)
-        else:
-            explain_inputs = _explain_images if tokenizer is None else _explain_prompts if language else _explain_texts
-            results = explain_inputs(loaded, inputs, request)
+
+    def results_of(request: Request) -> Results:
+        with fast.one_call():
+            if question:
+                return _explain_questions(loaded, inputs, request, language)
+            if written:
+                return _explain_written(loaded, inputs, request)
+            if tokenizer is None:
+                return _explain_images(loaded, inputs, request)
+            return (_explain_prompts if language else _explain_texts)(loaded, inputs, request)
+
+    try:
+        results = results_of(request)
+    except NotApplicableError as error:
+        if method is not None or dict(request.methods) != {LANGUAGE_DEFAULT: {}} or methods is not None:
+            raise
+        warnings.warn(f"{LANGUAGE_FALLBACK} is used in place of the default: {error}", GuessWarning, stacklevel=2)
+        results = results_of(replace(request, methods={LANGUAGE_FALLBACK: {}}))
     return Explanations(results) if methods is not None else next(iter(results.values()))
 
 
@@ -305,7 +316,8 @@ def _is_written(loaded: LoadedModel, tokenizer: Any, target: Target) -> bool:
     from vitrail.pipeline.encoder_decoders import is_encoder_decoder
     from vitrail.targets.language_targets import has_language_target
 
-    return (tokenizer is not None or has_language_target(target)) and is_encoder_decoder(loaded.module)
+    asked = tokenizer is not None or target is None or has_language_target(target)
+    return asked and is_encoder_decoder(loaded.module)
 
 
 def _explain_written(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:

@@ -22,6 +22,8 @@ from vitrail.pipeline.smoothing import Smoothing
 DEFAULT = "leadlight"
 #: Default method for prompts of language models; docs/language-model-truth.md says why.
 LANGUAGE_DEFAULT = "attnlrp:released"
+#: What is used instead where that does not apply: models without attention, image tokens without a place on the image.
+LANGUAGE_FALLBACK = "gradient_x_input"
 
 
 @dataclass(frozen=True)
