@@ -138,7 +138,7 @@ def forward_pass(
         tail=None if tail is None else ([o for o in layers if not o.pool][-1].call, tail),
         program=program,
         values_of=layers[0].call if from_pixels else None,
-        gap=_gap(by_call, layers) if from_pixels and not whole_graph else None,
+        gap=_gap(by_call, layers) if from_pixels and not (whole_graph or fast.recomputing()) else None,
         masks=structure.masked,
         results=confirm and whole_graph,
         words=model_inputs.words if structure.from_words else None,
