@@ -28,7 +28,7 @@ def recomputable_blocks(model: nn.Module) -> list[nn.Module]:
     Example:
         >>> from vitrail.testing import tiny_vit
         >>> [type(block).__name__ for block in recomputable_blocks(tiny_vit(depth=2))]
-        ['Block', 'Block']
+        ['PlainBlock', 'PlainBlock']
     """
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList | nn.Sequential)]
     entries = [
