@@ -18,6 +18,8 @@ import vitrail
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-tiny": {"vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
                    "num_attention_heads": 4, "num_key_value_heads": 2},
+    "llama-2x64": {"vocab_size": 1024, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2,
+                   "num_attention_heads": 4, "num_key_value_heads": 4},
     "llama-6x256": {"vocab_size": 8192, "hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6,
                     "num_attention_heads": 8, "num_key_value_heads": 8},
     "qwen2.5-0.5b": {"vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24,
