@@ -91,6 +91,7 @@ def test_two_shards_give_the_same_bytes(tiny_run, tmp_path):
     assert_same(store, tiny_run[1])
 
 
+@pytest.mark.slow
 def test_results_do_not_depend_on_the_state_of_onednn(tiny_run):
     """On some CPUs one bfloat16 product disables oneDNN for the rest of the process, and other kernels are used."""
     store, before = tiny_run

@@ -50,6 +50,7 @@ def test_time_spent_waiting_for_files_is_counted():
     assert ahead.waited - waited < waited
 
 
+@pytest.mark.slow
 def test_reading_ahead_gives_the_same_table(tiny_run, tmp_path, monkeypatch):
     started = []
     start = ReadAhead.start

@@ -140,6 +140,7 @@ def test_command_accepts_the_former_name_of_a_plan(tmp_path):
     assert "is now called" not in new.output
 
 
+@pytest.mark.slow
 def test_run_made_under_a_former_name_opens_resumes_and_reports(tmp_path):
     from vitrail.bench.papers import find_table
     from vitrail.bench.report import Run, write_report
@@ -216,6 +217,7 @@ dataset = { name = "scenes", options = { split = "test", count = 2, pairs = true
     assert 0 < scores.column("labelled").max() <= size[0] * size[1]
 
 
+@pytest.mark.slow
 def test_box_protocols_equal_the_score_functions(tmp_path):
     text = """
 name = "boxes"

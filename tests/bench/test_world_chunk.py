@@ -78,6 +78,7 @@ def test_prompts_differ_whatever_the_distance_of_the_examples():
         assert len({text.split()[0] for pair in texts for text in pair}) == 2
 
 
+@pytest.mark.slow
 def test_every_example_has_noise_of_its_own(tmp_path):
     text = PLAN.replace("discrimination", "top_word").replace("scenes-seg", "scenes-clip")
     path = write(tmp_path, text.replace('"regions", count = 2', '"words", count = 6'))

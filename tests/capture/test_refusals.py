@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import vitrail
 from tests.capture.own_vit import OwnViT, twin
@@ -235,3 +236,53 @@ def test_relevance_of_whole_numbers_names_the_input():
     with pytest.raises(vitrail.errors.VitrailError) as caught:
         vitrail.explain(PlainViT().eval(), torch.randn(1, 3, 32, 32), "attnlrp", target=lambda o: o.detach()[:, 1])
     assert "does not depend on its input" not in str(caught.value)
+
+
+class Around(nn.Module):
+    """A model of the user inside other code."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.model, self.call = OwnViT(), call
+
+    def forward(self, images):
+        return self.call(self.model, images)
+
+
+def under_no_grad(model, images):
+    with torch.no_grad():
+        return model(images)
+
+
+def several_crops(model, images):
+    crops = [images, images.flip(-1), images.flip(-2)]
+    return torch.stack([model(crop) for crop in crops]).mean(0)
+
+
+def two_copies(model, images):
+    return model(torch.cat([images, images.flip(-1)]))[: len(images)]
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "match"),
+    [
+        (under_no_grad, NotApplicableError, "attention without gradients .* use occlusion, rise"),
+        (lambda model, images: model(images.detach()), NotApplicableError, "detaches its input"),
+        (lambda model, images: checkpoint(model, images, use_reentrant=False), ModelError, "torch.utils.checkpoint"),
+        (several_crops, NotApplicableError, "attention layers side by side"),
+        (two_copies, NotApplicableError, "several crops or copies"),
+    ],
+)
+def test_code_around_a_model_is_refused_for_the_true_reason(call, kind, match):
+    with pytest.raises(kind, match=match):
+        vitrail.explain(Around(call).eval(), IMAGES, "transformer_mm", target=1)
+
+
+def test_averaged_crops_are_class_scores():
+    model = Around(several_crops).eval()
+    found = vitrail.explain(model, IMAGES, "gradient_x_input", target=1).maps[0, 0]
+    leaf = IMAGES.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(model(leaf)[0, 1], leaf)
+    expected = vitrail.explain(model, IMAGES, "gradient_x_input", target=lambda out: out[:, 1]).maps[0, 0]
+    assert torch.equal(found, expected)
+    assert torch.corrcoef(torch.stack([found.flatten(), (gradient * IMAGES).sum(1)[0].flatten()]))[0, 1] > 0.99

@@ -10,6 +10,7 @@ from tests.capture.own_vit import OwnViT
 from tests.scores.score_helpers import batch, count_forwards, removed_mask
 from vitrail.capture.removal import TokenDropper
 from vitrail.errors import NotApplicableError
+from vitrail.fast.patch_convolutions import PatchProducts
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.presets import find_presets
 from vitrail.scores.ranks import kept_patches, patch_means, rank
@@ -45,6 +46,16 @@ def test_token_dropping_equals_a_manual_forward_pass(options):
     else:
         expected = manual_forward(model, images, torch.zeros(3, 16, dtype=torch.bool))
         assert torch.allclose(dropper(images, no_patches), expected)
+
+
+def test_tokens_are_dropped_where_patches_are_embedded_by_products():
+    model = tiny_vit()
+    images, maps = batch(3)
+    dropper = TokenDropper(model, images)
+    keep = kept_patches(rank(patch_means(maps, dropper.grid)).ranks, 9, "morf")
+    expected = dropper(images, keep)
+    with PatchProducts(model).used():
+        assert torch.allclose(dropper(images, keep), expected, atol=1e-5)
 
 
 def test_evaluator_drops_tokens():

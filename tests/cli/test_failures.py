@@ -90,6 +90,7 @@ def test_explain_says_that_the_toy_model_was_used(photo, tmp_path):
     assert "Choose a model with --model" in done.stdout
 
 
+@pytest.mark.slow
 def test_explain_writes_an_overlay_on_the_photograph_and_says_what_was_seen(photo, tmp_path):
     done = vitrail("explain", photo, *MODEL, "--method", "rollout", "--out", tmp_path / "out")
     assert "photo.jpg: the model saw" in done.stdout

@@ -108,6 +108,7 @@ def scenes_folder(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_a_folder_is_explained_for_prompts_and_boxes(tmp_path, scenes_folder):
     polars = pytest.importorskip("polars")
     arguments = ("explain", scenes_folder, "-m", "scenes-clip", "--method", "transformer_mm")
@@ -142,6 +143,7 @@ def test_methods_are_compared_for_a_box(tmp_path, scenes_folder):
     assert "query 99 does not exist" in result.output + str(result.exception)
 
 
+@pytest.mark.slow
 def test_doctor_lists_what_a_detector_detects(scenes_folder):
     result = run("doctor", "-m", "scenes-detr", "--image", scenes_folder / "scene3.png")
     assert result.exit_code == 0, result.output

@@ -137,6 +137,7 @@ def test_scenes_tagged_uses_the_tag():
     assert accuracy[None] - accuracy[False] >= 0.3
 
 
+@pytest.mark.slow
 def test_readout_is_found_on_trained_weights():
     images = Scenes("test", 2).batch(range(2))[0]
     single = [m.name for m in vitrail.methods().values() if m.family in ("attention", "gradient", "relevance")]

@@ -146,6 +146,7 @@ def test_inputs_in_every_form(tmp_path):
         assert np.abs(found.rgb_images[0].astype(int) - pixels).max() <= 1
 
 
+@pytest.mark.slow
 def test_preprocessing_equals_timms(tmp_path):
     import timm
     from timm.data import create_transform, resolve_model_data_config

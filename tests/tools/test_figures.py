@@ -129,6 +129,7 @@ def test_depths_are_scored_against_given_masks(loaded, images):
     assert any("2 images with known masks" in t.get_text() for t in texts(figure))
 
 
+@pytest.mark.slow
 def test_embedded_scenes_are_drawn_where_no_images_are_given():
     scenes = load("scenes")
     pairs = draw("gradtoken-8", scenes, methods="gradtoken")

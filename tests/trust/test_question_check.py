@@ -31,6 +31,7 @@ def explained(text, methods, **options):
     return vitrail.explain(model, inputs, methods=methods, processor=processor, target=token("yellow"), **options)
 
 
+@pytest.mark.slow
 def test_the_cells_that_decide_pass_and_others_do_not():
     found = explained("What colour is the fish?", ["attnlrp", "random"])
     checks = found.check(tests=["removal", "class"])

@@ -105,6 +105,7 @@ def test_correlations_have_their_range(client):
     assert f"{100 * removal['whole']:.0f}" in check["sentences"][0]
 
 
+@pytest.mark.slow
 def test_every_file_is_created_without_checks(client):
     job = run(client, "explain", methods=["gradcam"], targets=[4])
     found = client.app.state.server.job(job["id"])

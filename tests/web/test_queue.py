@@ -121,6 +121,7 @@ def test_old_images_and_jobs_are_dropped():
         assert other.get(f"/api/jobs/{jobs[2]}").json()["items"][0]["map"]
 
 
+@pytest.mark.slow
 def test_interleaved_jobs_do_not_change_the_result_of_a_long_method():
     with TestClient(small_app(grace=300.0)) as client:
         image_id = upload_id(client)

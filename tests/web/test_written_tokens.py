@@ -73,6 +73,7 @@ def test_words_of_a_language_model_are_checked_and_reproduced(client):
     assert raw == pytest.approx(expected.text[0].scores[0].tolist(), rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_questions_about_images(client, picture):
     asked = {"model": "scenes-vlm", "picture": picture}
     target = {"kind": "token", "text": "What is in the image?"}

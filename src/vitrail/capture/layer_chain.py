@@ -57,6 +57,8 @@ def chain_kind(mode: AttentionMode, calls: Sequence[Call]) -> str:
     # A pool may leave out prefix tokens such as registers; one that reads fewer tokens reads merged ones.
     if pool and not tokens - 16 <= shapes[-1][3] <= tokens:
         return "pyramid"
+    if not any(c.Z is not None and c.Z.requires_grad for c in calls):
+        return "detached"
     # What was beside the first of them is attention over other inputs, which it does not depend on.
     if any(c.beside for c in calls[1:]) or verify.first_break(calls) is not None:
         return "parallel"

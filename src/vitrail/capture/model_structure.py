@@ -13,7 +13,8 @@ from vitrail.capture.verify import Check
 
 #: Kinds of models whose tokens no single chain of n×n attention matrices connects, and why.
 UNCHAINED_KINDS = {
-    "windowed": "attends inside windows, so no attention matrix connects all its patches",
+    "windowed": "attends inside windows (or to several crops or copies of an image at a time), so no attention matrix "
+    "connects all its patches",
     "pyramid": "changes its number of tokens on the way, so its attention matrices do not multiply",
     "encoder-decoder": "has attention between two sequences of its own, such as those of a decoder and an encoder, so "
     "its attention layers form no single chain",
@@ -27,6 +28,9 @@ UNCHAINED_KINDS = {
     "queries and patches",
     "unseen": "moves information between tokens outside the attention that was recognised",
     "quantised": "has int8 layers, through which no gradient passes; explain the model before it was quantised",
+    "detached": "computes its attention without gradients (its forward pass runs under no_grad, inference_mode or "
+    "reentrant checkpointing, or detaches its input), so how its layers depend on each other cannot be confirmed; let "
+    "gradients pass",
     "none": "has no attention that was recognised: none of scaled_dot_product_attention, multi_head_attention_forward, "
     "flex_attention or softmax times values was called",
 }

@@ -22,6 +22,7 @@ _POOLING = {
 }  # fmt: skip
 #: Functions that keep the values and change the form.
 _FORM = SAME | FOLD | {Tensor.squeeze, torch.squeeze, Tensor.unsqueeze, torch.unsqueeze}
+_STACKING = {torch.stack, torch.cat}
 _SIGMOID = {torch.sigmoid, Tensor.sigmoid, F.sigmoid}
 
 
@@ -93,8 +94,7 @@ def _output_kind(model: nn.Module, output: Any, recent_calls: RecentCalls) -> st
     scores = logits_of(output, stated)
     if scores is None:
         return "scores"
-    found = maker(recent_calls, scores)
-    func, args = found if found is not None else (None, ())
+    func, args = _unpooled(recent_calls, maker(recent_calls, scores))
     if func in _SIGMOID and scores.shape[1] > 0:
         return "sigmoid"
     if is_probabilities(scores):
@@ -106,6 +106,19 @@ def _output_kind(model: nn.Module, output: Any, recent_calls: RecentCalls) -> st
         return "scores"
     projected = func in MATMUL and any(isinstance(a, nn.Parameter) and a.dim() == 2 for a in args)
     return "features" if stated == 0 or func in _POOLING or func in NORM or projected else "scores"
+
+
+def _unpooled(recent_calls: RecentCalls, found: tuple[Any, tuple[Any, ...]] | None) -> tuple[Any, tuple[Any, ...]]:
+    """The function behind rows that were selected, or behind an average of outputs for several crops of an image."""
+    func, args = found or (None, ())
+    if func not in _POOLING or not args or not isinstance(args[0], Tensor):
+        return func, args
+    inner = maker(recent_calls, args[0])
+    if inner is not None and inner[0] in _STACKING and inner[1] and isinstance(inner[1][0], list | tuple):
+        inner = maker(recent_calls, inner[1][0][-1])
+    elif args[0].dim() > 2:  # one of several tokens, or their mean
+        return func, args
+    return inner or (func, args)
 
 
 def is_probabilities(scores: Tensor) -> bool:

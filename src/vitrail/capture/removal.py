@@ -260,11 +260,11 @@ class TokenDropper:
             )
 
     def _find_call(self, model_inputs: ModelInputs) -> int:
-        """Index of the call that makes the residual stream; if several do, the last one that works."""
+        """Index of the result, among those of the stream's shape, to drop tokens from: the last that works."""
         streams = self.structure.streams
         call = self.structure.layers[0 if streams is None else streams.first].call
         attention = AttentionMode({"dX": frozenset({call})}, model_inputs.batch)
-        recorded = _CallResults()
+        recorded = _StreamResults(self.structure)
         with frozen(self.model), torch.no_grad():
             try:
                 with attention, recorded:
@@ -300,24 +300,33 @@ def _as_inputs(images: Tensor | ModelInputs) -> ModelInputs:
     return images if isinstance(images, ModelInputs) else ModelInputs((images,))
 
 
-class _CallResults(TorchFunctionMode):
-    """Records every tensor returned by the model's calls, in order."""
+def _has_stream_shape(result: Any, structure: ModelStructure) -> bool:
+    """Whether a result may be the residual stream.
 
-    def __init__(self) -> None:
+    Only such results are counted: a patch embedding may be computed by a convolution here and by a product there.
+    """
+    axis = 0 if structure.tokens_first else 1
+    return isinstance(result, Tensor) and result.dim() == 3 and result.shape[axis] == structure.tokens
+
+
+class _StreamResults(TorchFunctionMode):
+    """Records every tensor of the stream's shape that the model's calls return, in order."""
+
+    def __init__(self, structure: ModelStructure) -> None:
         super().__init__()
-        self.results: list[Tensor] = []
+        self._structure, self.results = structure, list[Tensor]()
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
+        if _has_stream_shape(result, self._structure):
             self.results.append(result)
         return result
 
 
 class _TokenDropMode(TorchFunctionMode):
-    """Drops tokens from the tensor returned by one call."""
+    """Drops tokens from one of the results that have the stream's shape."""
 
     def __init__(self, keep: Tensor, call_index: int, structure: ModelStructure) -> None:
         super().__init__()
@@ -328,17 +337,12 @@ class _TokenDropMode(TorchFunctionMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self.done or not isinstance(result, Tensor):
+        if self.done or not _has_stream_shape(result, self._structure):
             return result
         self._calls += 1
         if self._calls <= self._call_index:
             return result
         self.done = True
         axis = 0 if self._structure.tokens_first else 1
-        if result.dim() != 3 or result.shape[axis] != self._structure.tokens:
-            raise ModelError(
-                f"expected the residual stream of {self._structure.tokens} tokens, as on the trial image, got a tensor "
-                f"of shape {tuple(result.shape)}"
-            )
         keep = self._keep.T if axis == 0 else self._keep
         return result.gather(axis, keep[..., None].expand(*keep.shape, result.shape[2]))

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import CheckpointError
 
 from vitrail import fast
 from vitrail.capture.attention import AttentionMode
@@ -72,6 +73,13 @@ def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> lis
     except AssertionError as error:  # a backward of the model's own, such as that of reversible layers
         raise ModelError(f"the model's own backward pass failed: {error or 'an assertion'}; use methods that need no "
                          "gradients, such as rise or occlusion") from error  # fmt: skip
+    except RuntimeError as error:
+        if not isinstance(error, CheckpointError) and "use_reentrant" not in str(error):
+            raise
+        raise ModelError(
+            "the model's forward pass calls torch.utils.checkpoint, whose recomputation cannot be recorded; "
+            "call the function itself in evaluation mode (if self.training: checkpoint(f, x), else: f(x))"
+        ) from error
     return [next(found) if node.requires_grad else None for node in nodes]
 
 

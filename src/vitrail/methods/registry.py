@@ -263,6 +263,8 @@ class Method:
         if is_signal(structure):
             fits = [m for m in known if m._supports_signals(kind)]  # noqa: SLF001
             usable = [m.name for m in fits if structure.kind == "plain" or m.applies.reads != "attention"]
+        if structure.kind in ("quantised", "detached"):  # no gradient passes
+            usable = [name for name in usable if METHODS[name].family == "perturbation"]
         windows = self.applies.stitched and structure.kind == "windowed" and not is_signal(structure)
         more = " or stitch=True" if windows else ""
         raise NotApplicableError(
