@@ -21,13 +21,15 @@ from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models import LoadedModel
 from vitrail.models.loaded import Transform
 from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.pipeline.memory import run_in_memory
 from vitrail.pipeline.method_runs import run_methods
 from vitrail.pipeline.original_image import original_images
-from vitrail.pipeline.prepared_model import embedded_target, prepare, unwrapped_model
+from vitrail.pipeline.prepared_model import PreparedModel, embedded_target, prepare, unwrapped_model
 from vitrail.pipeline.progress import Progress
 from vitrail.pipeline.prompt_words import PromptWords, has_prompts
 from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT, LANGUAGE_FALLBACK, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
+from vitrail.pipeline.shared_pass import ResultFlags
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
 from vitrail.targets.binding import bind_targets, with_processor
 from vitrail.targets.bound_targets import has_named_target
@@ -43,7 +45,7 @@ def explain(
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ..., units: Any = ..., processor: Any = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ..., recompute: bool | None = ...,
     **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
@@ -56,7 +58,7 @@ def explain(
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ..., units: Any = ..., processor: Any = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ..., recompute: bool | None = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -87,6 +89,7 @@ def explain(
     scores: str | None = None,
     units: Any = None,
     processor: Any = None,
+    recompute: bool | None = None,
     **options: Any,
 ) -> Explanation | Explanations:
     """Compute relevance maps for a model's output.
@@ -148,6 +151,9 @@ def explain(
         processor: For questions about images: the Hugging Face processor, whose tokenizer reads the words; the same as
             ``tokenizer``. The inputs are then the dict that it returns. The result has maps on the images, and the
             words of each question in ``text``.
+        recompute: Whether backward passes compute the activations of each block again instead of keeping them, which
+            bounds memory for large models and long inputs and takes about one more forward pass; the maps are the same.
+            None does so where a single input does not fit in the memory of a GPU.
         **options: Options of ``method``.
 
     Returns:
@@ -172,7 +178,7 @@ def explain(
     default = LANGUAGE_DEFAULT if language or written else DEFAULT
     request = Request(
         requested_methods(method, methods, options, default), target, layout, batch_size, keep, stitch, smoothing,
-        check, progress, advance, tokenizer, roles, of, reading, units,
+        check, progress, advance, tokenizer, roles, of, reading, units, recompute,
     )  # fmt: skip
 
     def results_of(request: Request) -> Results:
@@ -208,9 +214,13 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
     else:
         target = embedded_target(loaded, target)
     request = replace(request, target=target)
-    prepared = prepare(called, model_inputs, request, jobs)
+
+    def run() -> tuple[PreparedModel, tuple[dict[str, Explanation], list[ResultFlags]]]:
+        prepared = prepare(called, model_inputs, request, jobs)
+        return prepared, run_methods(prepared, jobs, replace(request, stitch=prepared.window_positions is not None))
+
+    prepared, (results, flags) = run_in_memory(run, called.module, request.recompute, model_inputs.batch)
     request = replace(request, stitch=prepared.window_positions is not None)
-    results, flags = run_methods(prepared, jobs, request)
     function = request.target if callable(request.target) else None
     again = partial(_explain_again, loaded, request, own_call)
     source = MapSource(called, prepared.inputs, prepared.structure, function, again)
@@ -241,6 +251,7 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     def explain_windows(windows: Mapping[str, Tensor], target: Target) -> Explanations:
         reading = {"output": request.reading.output, "scores": request.reading.scores}
         given = {"layout": request.layout, "keep": request.keep, "progress": request.progress, **reading}
+        given["recompute"] = request.recompute
         return explain(loaded, windows, methods=request.methods, target=target, advance=request.advance, **given)  # type: ignore[no-any-return,call-overload]
 
     request = replace(request, tokenizer=settings)

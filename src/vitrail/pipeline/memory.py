@@ -1,4 +1,4 @@
-"""Memory: measure the peak of a computation, and reduce the batch size when memory runs out."""
+"""Memory: measure the peak of a computation, and reduce what it needs when memory runs out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import torch
+from torch import nn
 
+from vitrail.capture.recomputation import recomputed_blocks
 from vitrail.errors import MapWarning
 
 T = TypeVar("T")
@@ -118,3 +120,25 @@ def shrink_batch_to_fit(context: HasBatchSize, call: Callable[[int], T]) -> T:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def run_in_memory(call: Callable[[], T], model: nn.Module, recompute: bool | None, batch: int) -> T:
+    """Call a function that runs a model; with recomputation of its blocks where that is requested or needed.
+
+    Args:
+        call: The function.
+        model: The model, unwrapped.
+        recompute: Whether backward passes compute activations again; None where memory runs out for one input.
+        batch: Number of inputs. Several of them can be explained in smaller batches, which takes less time.
+    """
+    if not recompute:
+        try:
+            return call()
+        except torch.OutOfMemoryError as error:
+            if recompute is False or batch > 1:
+                error.add_note("reduce batch_size=, or compute activations again with recompute=True")
+                raise
+        gc.collect()
+        torch.cuda.empty_cache()
+    with recomputed_blocks(model):
+        return call()
