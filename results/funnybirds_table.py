@@ -53,8 +53,8 @@ def birds_table() -> str:
         f"A ViT-S/14 (DINOv2 weights, fine-tuned for {training['training_seconds']:.0f} s on an H200 on "
         f"{training['data']['training']}); {model['images']} test images, {model['background_objects']:,} background "
         f"objects. Accuracy {cell(model['accuracy'])} %, background independence "
-        f"{cell(model['background_independence'])} %. The assumption of "
-        f"target sensitivity holds for {own['target_sensitivity_images']} images. Methods in %, with the 95 % interval of the mean (bootstrap over "
+        f"{cell(model['background_independence'])} %. The assumption of target sensitivity holds for "
+        f"{own['target_sensitivity_images']} images. Methods in %, with the 95 % interval of the mean (bootstrap over "
         "images at the chosen t):"
     )
     titles = [title if key == "threshold" else f"{title} ↑" for title, key in COLUMNS]
