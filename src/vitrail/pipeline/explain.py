@@ -152,8 +152,8 @@ def explain(
             ``tokenizer``. The inputs are then the dict that it returns. The result has maps on the images, and the
             words of each question in ``text``.
         recompute: Whether backward passes compute the activations of each block again instead of keeping them, which
-            bounds memory for large models and long inputs and takes at least one more forward pass; the maps are the same.
-            None does so where a single input does not fit in the memory of a GPU.
+            bounds memory for large models and long inputs and takes at least one more forward pass. The maps are
+            the same. None does so where a single input does not fit in the memory of a GPU.
         **options: Options of ``method``.
 
     Returns:
