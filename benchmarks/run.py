@@ -36,7 +36,8 @@ FUNCTIONS = {
     "named_targets": "named_targets", "video_memory": "named_targets",
     "serve": "server", "serve_flood": "server", "serve_abuse": "server_abuse", "ray_cluster": "cluster",
     "source_rates": "source_rates",
-    "decoders": "decoders", "decoders_long": "decoders", "map_store": "map_store",
+    "decoders": "decoders", "decoders_long": "decoders", "decoders_agreement": "decoders", "peers": "peers",
+    "map_store": "map_store",
 }  # fmt: skip
 
 

@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import io
 import os
+import statistics
 import tarfile
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from measuring import Run
 from PIL import Image
+from torch import Tensor
 
+from vitrail.bench import read_ahead
 from vitrail.bench.engines import BenchTask
 from vitrail.bench.engines.local import LocalEngine
-from vitrail.bench.folder import explain_folder
+from vitrail.bench.folder import FolderChunk, _image_reader, explain_folder
 from vitrail.data.addresses import open_source
 from vitrail.data.scenes import render
 from vitrail.models import load
@@ -24,61 +31,113 @@ from vitrail.pipeline.map_rows import explain_rows
 from vitrail.pipeline.memory import BatchLimit
 
 
-def write_shards(folder: Path, images: int, per_shard: int) -> None:
-    """Write scenes as tar shards of JPEG files."""
-    for shard, start in enumerate(range(0, images, per_shard)):
-        with tarfile.open(folder / f"scenes-{shard:03d}.tar", "w") as tar:
-            for number in range(start, min(images, start + per_shard)):
-                content = io.BytesIO()
-                Image.fromarray(render(number, 2).image).save(content, "JPEG")
+def encoded_images(assets: Path | None, count: int, side: int) -> list[bytes]:
+    """JPEG files: photographs enlarged to a shorter side, as files of ImageNet have it, or scenes without assets."""
+    if assets is None:
+        images = (Image.fromarray(render(number, 2).image) for number in range(count))
+    else:
+        images = (Image.open(path).convert("RGB") for path in sorted(assets.glob("imagenet/val/*/*.JPEG"))[:count])
+    found = []
+    for image in images:
+        content = io.BytesIO()
+        scale = side / min(image.size) if assets is not None else 1
+        image.resize((round(image.width * scale), round(image.height * scale))).save(content, "JPEG", quality=95)
+        found.append(content.getvalue())
+    return list(islice(cycle(found), count))
+
+
+def write_shards(folder: Path, files: list[bytes], per_shard: int) -> None:
+    """Write image files as tar shards."""
+    for shard, start in enumerate(range(0, len(files), per_shard)):
+        with tarfile.open(folder / f"images-{shard:03d}.tar", "w") as tar:
+            for number, content in enumerate(files[start : start + per_shard], start):
                 info = tarfile.TarInfo(f"{number:06d}.jpg")
-                info.size = content.tell()
-                content.seek(0)
-                tar.addfile(info, content)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
 
 
 def source_rates(
-    run: Run, *, model: str = "scenes", methods: tuple[str, ...] = ("gradtoken", "vtranm"), images: int = 512,
-    batch: int = 32, workers: tuple[int, ...] = (1, 2, 4),
+    run: Run, *, model: str = "scenes", weights: str = "", methods: tuple[str, ...] = ("gradtoken", "vtranm"),
+    images: int = 512, batch: int = 32, chunk: int = 32, side: int = 375, workers: tuple[int, ...] = (1, 2, 4),
+    minutes: float = 8.0, threads: int = read_ahead.MOST_THREADS,
 ) -> dict[str, Any]:  # fmt: skip
     """`vitrail explain` of tar shards, images per second by workers, against the same images in memory.
 
-    The rate of a run is taken between its first and its last part, so start-up does not count. In memory, one process
-    explains preprocessed images.
+    The rate of a run is taken between the part with which every worker has begun and the last one, so start-up does
+    not count. In memory, one process explains preprocessed images; ``command_in_memory`` is the same command as from
+    shards, with images that were read before. Repeats are interleaved and end after some minutes. ``threads`` is the
+    most that read images for a GPU.
     """
-    batch = run.count(batch, 4)
-    count = run.count(images, 4 * batch)
+    read_ahead.MOST_THREADS = threads
+    begun = time.perf_counter()
+    batch, chunk = run.count(batch, 4), run.count(chunk, 8)
+    count = run.count(images, 4 * chunk)
+    counts = workers[:1] if run.tiny else workers
+    rates: dict[str, list[float]] = {
+        "in_memory": [],
+        "command_in_memory": [],
+        **{f"workers_{number}": [] for number in counts},
+    }
+    waited: list[float] = []
+    found: dict[str, Any] = {"images": count, "cores": os.cpu_count(), "seconds_waiting_for_images": waited}
     with tempfile.TemporaryDirectory(prefix="vitrail-shards-") as name:
         folder = Path(name)
-        write_shards(folder, count, 2 * batch)
-        loaded = load(model)
+        files = encoded_images(run.assets, count, side)
+        found["mean_bytes"] = sum(map(len, files)) // count
+        write_shards(folder, files, chunk)
+        loaded = load(model, pretrained=False) if weights == "random" else load(model, weights or None)
         loaded.module.to(run.device)
         source = open_source(folder)
-        assert loaded.preprocess is not None
-        inputs = {item.id: loaded.preprocess(open_image(item.id, source.open(item))) for item in source.items}
-        names = list(inputs)
+        preprocess = loaded.preprocess
+        assert preprocess is not None
+        with ThreadPoolExecutor() as pool:
+            read = pool.map(lambda item: preprocess(open_image(item.id, source.open(item))), source.items)
+            inputs = {item.id: one for item, one in zip(source.items, read, strict=True)}
+        print(f"{count} images ready after {time.perf_counter() - begun:.0f} s", flush=True)
 
-        def explain_batch(start: int) -> None:
-            some = {one: inputs[one] for one in names[start : start + batch]}
-            list(explain_rows(loaded, some, methods, None, BatchLimit(batch)))
+        def in_memory(first: int = 0) -> float:
+            start = time.perf_counter()
+            for position in range(first, count, batch):
+                some = dict(islice(inputs.items(), position, position + batch))
+                list(explain_rows(loaded, some, methods, None, BatchLimit(batch)))
+            return (count - first) / (time.perf_counter() - start)
 
-        explain_batch(0)
-        begun = time.perf_counter()
-        for start in range(0, count, batch):
-            explain_batch(start)
-        found: dict[str, Any] = {"in_memory": count / (time.perf_counter() - begun), "from_shards": {}}
-        for number in workers[:1] if run.tiny else workers:
+        def command_in_memory(repeat: int) -> float:
+            def reader(task: FolderChunk, _: str) -> Callable[[int], Tensor]:
+                return lambda index: inputs[task.images[index].id]
+
+            with mock.patch.object(FolderChunk, "_reader", reader):
+                return from_shards(1, f"memory{repeat}")
+
+        def from_shards(number: int, repeat: int | str) -> float:
             times: list[float] = []
 
-            def note(_: BenchTask, times: list[float] = times) -> None:
+            def note(_: BenchTask) -> None:
                 times.append(time.perf_counter())
 
+            before = _image_reader().waited
             explain_folder(
-                folder, folder / f"out{number}", model=model, methods=methods, chunk=batch, batch=batch,
-                device=str(run.device), engine=LocalEngine(number, str(run.device)), done=note,
+                folder, folder / f"out{repeat}-{number}", model=model, weights=weights or None, methods=methods,
+                chunk=chunk, batch=batch, device=str(run.device), done=note,
+                engine=LocalEngine(number, str(run.device)),
             )  # fmt: skip
-            rate = (count - batch) / (times[-1] - times[0])
-            found["from_shards"][str(number)] = rate
-            print(f"{number} workers: {rate:.1f} images per second", flush=True)
-    best = max(found["from_shards"].values())
-    return found | {"images": count, "cores": os.cpu_count(), "share_of_in_memory": best / found["in_memory"]}
+            waited.append(_image_reader().waited - before)  # in this process: of a single worker on a GPU
+            return chunk * (len(times) - number) / (times[-1] - times[number - 1])
+
+        in_memory(max(0, count - 4 * batch))  # the model is read and its passes recorded
+        for repeat in range(run.repeats or run.count(3, 1)):
+            if repeat and time.perf_counter() - begun > 60 * minutes * repeat / (repeat + 1):
+                break
+            rates["in_memory"].append(in_memory())
+            rates["command_in_memory"].append(command_in_memory(repeat))
+            for number in counts:
+                rates[f"workers_{number}"].append(from_shards(number, repeat))
+            found["rates"] = rates
+            found["images_per_second"] = {key: statistics.median(values) for key, values in rates.items()}
+            found["share_of_in_memory"] = {
+                key: statistics.median([a / b for a, b in zip(values, rates["in_memory"], strict=True)])
+                for key, values in rates.items()
+            }
+            run.save(found)
+            print({key: round(values[-1], 1) for key, values in rates.items()}, flush=True)
+    return found

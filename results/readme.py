@@ -1,4 +1,4 @@
-"""Update the table of results in README.md, and two tables on Leadlight's page.
+"""Update the tables of results in README.md, on Leadlight's page (two) and on the page of FunnyBirds.
 
     python results/readme.py
 
@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import funnybirds_table
 from method_pages import replaced
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -153,7 +154,12 @@ def table() -> str:
 
 
 #: Pages, marks on them, and what stands there.
-TABLES = ((README, "results", table), (PAGE, "second halves", halves_table), (PAGE, "thorough", thorough_table))
+TABLES = (
+    (README, "results", table),
+    (PAGE, "second halves", halves_table),
+    (PAGE, "thorough", thorough_table),
+    (funnybirds_table.PAGE, "funnybirds", funnybirds_table.birds_table),
+)
 
 
 def main() -> None:

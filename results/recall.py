@@ -43,9 +43,12 @@ POSITIONS = ("last words first", "first words first")
 #: Scores of real models, and their names in the table.
 NEEDLE_SCORES = (
     ("odds", "word", "top word"), ("odds", "sentence", "top sentence"), ("odds", "source", "discrimination"),
-    ("others", "word", "top word, next candidates"), ("answer", "word", "top word, logit"),
-    ("contrast", "word", "top word, contrast"),
+    ("others", "word", "top word, next candidates"), ("contrast", "word", "top word, contrast"),
+    ("answer", "word", "top word, logit"),
 )  # fmt: skip
+#: Real models by their name in the file of results, and the methods that are named in the finding, the default first.
+NEEDLE_MODELS = {"smollm2": "SmolLM2-135M", "qwen-coder": "Qwen2.5-Coder-0.5B"}
+FOUND_BY = ("attnlrp:released", "conservative_lrp", "agcam", "gradsam:readout")
 Row = dict[str, Any]
 
 
@@ -172,18 +175,19 @@ def needle_table(rows: Sequence[Row], model: str) -> str:
     return markdown([name for _, _, name in shown], found, controls, counts=counts)
 
 
-def needle_finding(rows: Sequence[Row], model: str, count: int = 3) -> str:
-    """How often the best methods find the source, and how often they did for the logit."""
-    shares = {(row["method"], row["target"]): row for row in rows if row["model"] == model and row["score"] == "word"}
-    named = [method for method, target in shares if target == "odds" and shares[method, target]["control"] != "True"]
-    best = sorted(named, key=lambda method: -float(shares[method, "odds"]["mean"]))[:count]
-    texts = [
-        f"`{method}` in {float(shares[method, 'odds']['mean']):.0%} "
-        f"(logit: {float(shares[method, 'answer']['mean']):.0%})"
-        for method in best
-    ]
-    prompts = max(int(shares[method, "odds"]["prompts"]) for method in best)
-    return f"{', '.join(texts)} of {prompts} prompts".replace("%", " %")
+def needle_finding(rows: Sequence[Row]) -> str:
+    """How often the chosen methods find the source in each model, and how often they do for the logit."""
+    shares = {(row["model"], row["method"], row["target"]): row for row in rows if row["score"] == "word"}
+    models = []
+    for model, name in NEEDLE_MODELS.items():
+        texts = [
+            f"`{method}` in {float(shares[model, method, 'odds']['mean']):.1%} "
+            f"(logit: {float(shares[model, method, 'answer']['mean']):.1%}; {shares[model, method, 'odds']['prompts']})"
+            for method in FOUND_BY
+            if (model, method, "odds") in shares
+        ]
+        models.append(f"in {name} with {', '.join(texts)}")
+    return "; ".join(models).replace("%", " %")
 
 
 def tables(rows: Sequence[Row], needles: Sequence[Row]) -> dict[str, str]:
@@ -214,7 +218,7 @@ def update_pages(rows: Sequence[Row], needles: Sequence[Row]) -> None:
     text = PAGE.read_text(encoding="utf-8")
     for name, table in tables(rows, needles).items():
         text = replaced(text, name, f"\n{table}\n")
-    finding = needle_finding(needles, "smollm2")
+    finding = needle_finding(needles)
     PAGE.write_text(replaced(text, "needles-finding", finding), encoding="utf-8")
     STUDIES.write_text(replaced(STUDIES.read_text(encoding="utf-8"), "needles-finding", finding), encoding="utf-8")
 

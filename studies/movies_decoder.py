@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,8 @@ from vitrail.text.tokens import word_scores, word_spans
 
 BEFORE, AFTER = "Review: ", "\nThe sentiment of this review, positive or negative, is:"
 ANSWERS = (" negative", " positive")
+#: The default for texts first.
+METHODS = ["attnlrp:released", "gradsam:readout", *single_pass_methods(), "gradient_x_input", "random"]
 SCORES = ("f1", "auprc", "comprehensiveness", "sufficiency")
 
 
@@ -50,6 +53,12 @@ def prompt_of(sample: Sample, words: int, tokenizer: Any) -> dict[str, Any]:
     marked = span_mask(sample.spans or (), len(sample.tokens or ()))[: len(kept)]
     return {"ids": encoded["input_ids"], "offsets": encoded["offset_mapping"], "spans": spans, "unit": unit,
             "own": answers[sample.label or 0], "other": answers[1 - (sample.label or 0)], "marked": marked}  # fmt: skip
+
+
+def by_turns(samples: list[Sample]) -> list[Sample]:
+    """Reviews of both classes by turns: the split has them in two blocks, and a run may end early."""
+    classes = [[sample for sample in samples if sample.label == label] for label in (0, 1)]
+    return [one for pair in zip_longest(*classes) for one in pair if one is not None]
 
 
 def measure(model: Any, prompt: dict[str, Any], methods: list[str], padding: int) -> dict[str, dict[str, float]]:
@@ -96,7 +105,7 @@ def main() -> None:
     """Measure, and write results and manifest."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    parser = options(__doc__, methods=[*single_pass_methods(), "gradient_x_input", "random"], minutes=10.0)
+    parser = options(__doc__, methods=METHODS, minutes=10.0)
     parser.add_argument("--model", type=Path, required=True, help="folder with a language model and its tokenizer")
     parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
     parser.add_argument("--data", type=Path, required=True, help="ERASER's movie reviews")
@@ -113,7 +122,7 @@ def main() -> None:
     done = {row["id"]: row for row in map(json.loads, raw.read_text().splitlines())} if raw.is_file() else {}
     methods = None
     with raw.open("a") as file:
-        for sample in list(Movies(args.data, "test"))[: args.reviews]:
+        for sample in by_turns(list(Movies(args.data, "test")))[: args.reviews]:
             if sample.id in done or clock.is_over(sample.id):
                 continue
             prompt = prompt_of(sample, args.words, tokenizer)
@@ -132,7 +141,8 @@ def main() -> None:
 
 def about(args: argparse.Namespace, done: dict[str, Any]) -> dict[str, Any]:
     """What the manifest states about the study."""
-    accuracy = float(np.mean([row["right"] for row in done.values()]))
+    negative, positive = ([r["right"] for r in done.values() if r["id"].startswith(start)] for start in ("neg", "pos"))
+    accuracy = {name: float(np.mean(own)) for name, own in {"negative": negative, "positive": positive}.items() if own}
     return {"model": args.model.name, "split": "test", "reviews": len(done), "words": args.words, "accuracy": accuracy,
             "explained": "logit of the true word minus that of the other one"}  # fmt: skip
 

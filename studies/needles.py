@@ -5,10 +5,10 @@
 
 FOLDER holds a Hugging Face causal language model and its tokenizer. Prompts with two to six facts are drawn
 (`vitrail.data.draw_needle`); only those that the model answers right are explained, the first ``--answered`` of them.
-Three targets: the log-odds of the answer, which `vitrail.explain` uses by default; its logit minus the log-sum-exp of
-those of the model's five next candidates; and its logit. Relevance of every token is appended to the raw file as it is
-computed, and a further run continues there; ``--again`` computes the named methods anew. The summary has means and 95 %
-intervals (percentile bootstrap over prompts).
+Four targets: the log-odds of the answer, which `vitrail.explain` uses by default; its logit minus the log-sum-exp of
+those of the model's five next candidates; its logit minus that of the second candidate; and its logit. Relevance of
+every token is appended to the raw file as it is computed, and a further run continues there; ``--again`` computes the
+named methods anew. The summary has means and 95 % intervals (percentile bootstrap over prompts).
 
 Seed 0 is for choices, of targets or rules; the published table has seed 1, whose prompts served no choice.
 """
@@ -34,14 +34,13 @@ from vitrail.data.needles import NeedlePrompt, draw_needle
 from vitrail.targets import token
 from vitrail.text.tokens import word_scores, word_spans
 
-EXTRA_METHODS = ("gradient_x_input",)
+#: Methods that are explained first: the defaults for texts and their like.
+FIRST_METHODS = ("attnlrp:released", "conservative_lrp", "gradsam:readout", "transformer_mm:logits", "gradient_x_input")
 SCORES = {
     "word": "source is the top word", "token": "source has the top token", "sentence": "source is in the top sentence",
     "source": "source above the second candidate",
 }  # fmt: skip
-TARGETS = ("odds", "others", "answer")
-#: Prompts that are explained in one call.
-BATCH = 12
+TARGETS = ("odds", "others", "contrast", "answer")
 COLUMNS = ("model", "method", "control", "target", "score", "prompts", "mean", "low", "high")
 
 
@@ -78,13 +77,16 @@ def encode(prompt: NeedlePrompt, tokenizer: Any) -> EncodedNeedle:
 
 def targets_of(one: EncodedNeedle) -> list[Any]:
     """One target for each of ``TARGETS``."""
-    return [token(one.answer, score="logodds"), token(one.answer, "others"), token(one.answer, score="logit")]
+    return [
+        token(one.answer, score="logodds"), token(one.answer, "others"), token(one.answer, one.other),
+        token(one.answer, score="logit"),
+    ]  # fmt: skip
 
 
 def relevance(
     model: Any, tokenizer: Any, prompts: Mapping[int, NeedlePrompt], method: str, seed: int = 0
 ) -> dict[int, Any]:
-    """Relevance of each token for all targets, by number of the prompt, shape (3, n)."""
+    """Relevance of each token for all targets, by number of the prompt, shape (4, n)."""
     texts, encoded = [], [encode(prompt, tokenizer) for prompt in prompts.values()]
     for prompt, one in zip(prompts.values(), encoded, strict=True):
         candidates = [prompt.text, prompt.text + " "]
@@ -146,7 +148,7 @@ def run(args: argparse.Namespace) -> None:
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32, **source).to(args.device).eval()
     model.requires_grad_(False)
     answered, found = read_raw(args.raw, args.seed)
-    methods = list(args.methods or (*single_pass_methods(), *EXTRA_METHODS, "random"))
+    methods = list(args.methods or dict.fromkeys((*FIRST_METHODS, *single_pass_methods(), "random")))
     known = None if args.methods is None else methods
     with args.raw.open("a") as file:
 
@@ -155,8 +157,8 @@ def run(args: argparse.Namespace) -> None:
             file.flush()
 
         explained = 0
-        for start in range(0, args.prompts, 3 * BATCH):
-            prompts = {i: draw_needle(args.seed, i) for i in range(start, min(start + 3 * BATCH, args.prompts))}
+        for start in range(0, args.prompts, 3 * args.batch):
+            prompts = {i: draw_needle(args.seed, i) for i in range(start, min(start + 3 * args.batch, args.prompts))}
             unknown = [i for i in prompts if i not in answered]
             if clock.is_over(f"prompt {start}"):
                 break
@@ -169,9 +171,9 @@ def run(args: argparse.Namespace) -> None:
             explained += len(chosen)
             if chosen:
                 known = applicable(model, tokenizer, prompts[chosen[0]], methods) if known is None else known
-            for first in range(0, len(chosen), BATCH):
+            for first in range(0, len(chosen), args.batch):
                 for method in known or ():
-                    batch = chosen[first : first + BATCH]
+                    batch = chosen[first : first + args.batch]
                     missing = {i: prompts[i] for i in batch if args.again or (i, method) not in found}
                     if not missing or clock.is_over(f"{method} on prompts {batch}"):
                         continue
@@ -250,7 +252,7 @@ def summarise(args: argparse.Namespace) -> None:
 
 def main() -> None:
     """Run or summarise."""
-    parser = options(__doc__, methods=None, minutes=60.0)
+    parser = options(__doc__, methods=None, minutes=60.0, batch=12)
     parser.add_argument("--model", type=Path, required=True, help="folder of the language model")
     parser.add_argument("--gguf", help="name of a GGUF file in the folder with the weights")
     parser.add_argument("--name", default="smollm2", help="name of the model in the summary (%(default)s)")

@@ -59,11 +59,12 @@ class RunWriter:
         return path
 
     def finish(self, task: TrainingTask, recipe: Recipe, result: TrainingResult, data: Mapping[str, Any], seed: int,
-               evaluate: Callable[[Any], dict[str, float]], device: torch.device) -> dict[str, float]:  # fmt: skip
+               evaluate: Callable[[Any], dict[str, float]], device: torch.device,
+               load: Callable[[Path, torch.device], nn.Module] | None = None) -> dict[str, float]:  # fmt: skip
         """Save the weights, load them again, evaluate the loaded model, and add it to the manifest."""
         assert task.metadata is not None
         path = self.save_weights(task.name, task.model, task.metadata)
-        accuracies = evaluate(load_saved(path, device))
+        accuracies = evaluate((load or load_saved)(path, device))
         entry = {
             "file": path.name, "bytes": path.stat().st_size, "dtype": "float16",
             "parameters": sum(p.numel() for p in task.model.parameters()),

@@ -1,4 +1,4 @@
-"""MkDocs hook: no TeX source in the search index, and pages that answer questions rank before others."""
+"""MkDocs hook: no TeX source in the search index, and pages that answer a question rank before others."""
 
 from __future__ import annotations
 
@@ -7,15 +7,25 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from mkdocs.structure.pages import Page
 
-#: Pages that answer what people ask, before the pages that mention it.
-BOOST = {"models.md": 12.0, "trust.md": 6.0, "quickstart.md": 3.0, "methods/index.md": 4.0, "api.md": 0.5}
+#: Words of questions by the page that answers them. The search puts pages whose tags match first.
+TAGS = {
+    "models.md": ["my own model", "checkpoint"],
+    "trust.md": ["trust", "verdict", "faithful", "chance"],
+    "quickstart.md": ["install", "start"],
+    "methods/index.md": ["which method to use"],
+    "web.md": ["serve", "page"],
+}
+#: Weights of pages: one that is asked for in many words, of which other pages have some, and one that mentions all.
+BOOST = {"models.md": 8.0, "api.md": 0.5}
 
 
 def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
-    """Set the weight of a page in the search."""
-    boost = BOOST.get(page.file.src_uri)
-    if boost is not None:
-        page.meta.setdefault("search", {"boost": boost})
+    """Set the tags and the weight of a page in the search."""
+    name = page.file.src_uri
+    if name in TAGS:
+        page.meta.setdefault("tags", TAGS[name])
+    if name in BOOST:
+        page.meta.setdefault("search", {"boost": BOOST[name]})
     return markdown
 
 

@@ -12,8 +12,8 @@
     )
     maps.write_parquet("s3://bucket/maps")
 
-``num_gpus=0.5`` puts two models on one GPU. An actor that dies loses only the blocks it was working on; Ray gives them
-to another one.
+``num_gpus=0.5`` puts two models on one GPU, each with half of its memory. An actor that dies loses only the blocks it
+was working on; Ray gives them to another one.
 """
 
 from vitrail.pipeline.column_explainer import Explainer, read_maps

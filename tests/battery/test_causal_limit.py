@@ -70,3 +70,17 @@ def test_targets_of_one_call_have_a_limit_each():
         for k, position in enumerate((2, 4)):
             alone = maps(model, ids, position, [name])[name]
             assert torch.allclose(explanation.grid[0, k], alone, atol=1e-6), name
+
+
+def test_the_gradient_at_a_prompt_takes_one_pass():
+    model, inputs = decoder("Llama"), {"input_ids": words(2)}
+    target = lambda output: output.logits[:, 4, 5]  # noqa: E731
+    vitrail.explain(model, inputs, "gradient_x_input", target=target)
+    runs, forward = [], model.forward
+    model.forward = lambda *args, **kwargs: (runs.append(1), forward(*args, **kwargs))[1]
+    found = vitrail.explain(model, inputs, "gradient_x_input", target=target).grid[:, 0]
+    assert len(runs) == 1
+    vectors = model.get_input_embeddings()(inputs["input_ids"]).detach().requires_grad_()
+    (gradient,) = torch.autograd.grad(target(model(inputs_embeds=vectors)).sum(), vectors)
+    torch.testing.assert_close(found, (vectors * gradient).sum(-1).detach())
+    assert not found[:, 5:].any(), "no relevance behind the position that is read"

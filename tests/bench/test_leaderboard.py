@@ -72,6 +72,10 @@ def test_what_does_not_reproduce_is_refused(entries, tmp_path):
     other = next(name for name in (f"test-0-128-1-{i:06d}" for i in range(6)) if name not in str(entry["sample"]))
     (images,) = check_entry(changed(entries[0], tmp_path, sample=[first | {"image": other}, *rest]))[1]
     assert images.what == "images of the sample", "the author does not choose the images"
+    (images,) = check_entry(changed(entries[0], tmp_path, sample=rest))[1]
+    assert images.what == "images of the sample"
+    (left_out,) = check_entry(changed(entries[0], tmp_path, sample=[first | {"scores": first["scores"][1:]}, *rest]))[1]
+    assert (left_out.stated, left_out.found) == (None, first["scores"][0][3])
 
 
 def test_malformed_entries_are_named(entries, tmp_path):
@@ -81,8 +85,21 @@ def test_malformed_entries_are_named(entries, tmp_path):
     with pytest.raises(DataError, match="images missing or of another type"):
         read_entry(changed(entries[0], tmp_path, images="six"))
     values = [row | {"interval": [2.0, 3.0]} for row in read_entry(entries[0])["values"]]
-    with pytest.raises(DataError, match="no score with an interval around its value"):
-        read_entry(changed(entries[0], tmp_path, values=values))
+    wrong = [values, [{"protocol": "x"}], [values[0] | {"value": "high"}], [values[0] | {"interval": [1.0]}]]
+    for rows in wrong:
+        with pytest.raises(DataError, match="no score with an interval around its value"):
+            read_entry(changed(entries[0], tmp_path, values=rows))
+    for sample in ([{"image": "x"}], [{"image": "x", "scores": [["a", "b", 1.0]]}], [{"image": "x", "scores": [1]}]):
+        with pytest.raises(DataError, match="a sample has an image"):
+            read_entry(changed(entries[0], tmp_path, sample=sample))
+    for plan in ("{", "[1]", "{}", '{"models": 3}'):
+        with pytest.raises(DataError, match="its plan cannot be read"):
+            check_entry(changed(entries[0], tmp_path, plan=plan))
+    files = [str(tmp_path / name) for name in ("missing.toml", "a.toml", "changed.toml")]
+    result = CliRunner().invoke(app, ["leaderboard", "check", *files, str(entries[0])], catch_exceptions=False)
+    assert result.exit_code == 1
+    assert "1 of 4 entries reproduced, 3 refused" in result.output
+    assert all(name in result.output for name in files)
 
 
 def test_rendered_entries_are_toml():

@@ -276,4 +276,6 @@ def test_kernels_agree_with_matrices():
         [sys.executable, "-c", KERNELS], env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, text=True,
         timeout=300, check=False,
     )  # fmt: skip
+    if "only 0-dimensional arrays can be converted" in found.stderr:
+        pytest.skip("this version of Triton's interpreter does not work with this version of numpy")
     assert not found.returncode, found.stderr[-2000:]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import pickle
 
 import fsspec
@@ -10,6 +11,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from tests.data.source_files import pixels, png, write, write_tar
 from vitrail.data import open_dataset, open_source
+from vitrail.data.source import name_store_errors
 from vitrail.errors import DataError, UnreachableError
 
 pa = pytest.importorskip("pyarrow")
@@ -57,6 +59,8 @@ def test_damaged_shards_are_items_with_the_reason(tmp_path):
     write(str(tmp_path / "c.tar"), whole[: second + 150] + b"xxxx" + whole[second + 154 :])  # an invalid header
     write(str(tmp_path / "d.tar"), b"no archive")
     write(str(tmp_path / "e.tar.gz"), b"compressed")
+    write(str(tmp_path / "f.tar"), gzip.compress(whole))
+    write(str(tmp_path / "g.tar"), b"")
     items = {item.id: item for item in open_source(tmp_path).items}
     assert [name for name, item in items.items() if item.error is None] == [
         "a.tar/000.png", "a.tar/001.png", "a.tar/002.png", "b.tar/000.png", "b.tar/001.png", "c.tar/000.png",
@@ -66,6 +70,8 @@ def test_damaged_shards_are_items_with_the_reason(tmp_path):
     assert "c.tar is damaged at byte" in items["c.tar"].error
     assert "d.tar cannot be read" in items["d.tar"].error
     assert "e.tar.gz is compressed" in items["e.tar.gz"].error
+    assert "f.tar cannot be read" in items["f.tar"].error, "positions in a compressed archive mean nothing"
+    assert "g.tar cannot be read (empty file)" in items["g.tar"].error
     source = open_source(tmp_path)
     with pytest.raises(DataError, match=r"b.tar/001.png is truncated"):
         source.open(items["b.tar/001.png"])
@@ -177,6 +183,8 @@ def test_unreachable_store_is_named(monkeypatch):
     monkeypatch.setattr(MemoryFileSystem, "isdir", refuse)
     with pytest.raises(UnreachableError, match="does not answer"):
         open_source("memory://shards")
+    with pytest.raises(UnreachableError, match="hf:beans does not answer"), name_store_errors("hf:beans"):
+        raise ConnectionError("Couldn't reach 'beans' on the Hub")
 
 
 def test_lists_of_shards_are_kept_until_the_shard_changes(monkeypatch):

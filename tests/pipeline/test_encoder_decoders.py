@@ -97,3 +97,12 @@ def test_what_does_not_fit_is_named():
         vitrail.explain(
             case.model, case.inputs, "attnlrp", target=[[answer("w5 w6"), answer("w7 w8")]], tokenizer=NumberWords()
         )
+
+
+def test_without_a_target_the_first_written_word_is_explained():
+    """Images and sounds have no tokenizer; the word has its number."""
+    case = CASES["trocr"]()
+    found = vitrail.explain(case.model, case.inputs, "gradient_x_input")
+    start = torch.tensor([[case.start]] * 2)
+    best = case.model(**case.inputs, decoder_input_ids=start).logits[:, -1].argmax(-1).tolist()
+    assert [row[0].pinned.index for row in found.named_targets] == best

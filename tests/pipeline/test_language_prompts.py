@@ -349,3 +349,21 @@ def test_what_is_missing_or_too_long_is_named():
     long = {"input_ids": torch.full((1, 60), 5)}
     with pytest.raises(InputError, match="the text has 60 tokens, and GPT2LMHeadModel takes 32"):
         vitrail.explain(language_model("GPT2")[0], long, "attnlrp", target=token(5))
+
+
+# -- the default -----------------------------------------------------------------------------------------------------
+
+
+def test_without_attention_the_default_is_gradient_times_input():
+    """It is named in a warning; the default method itself is refused where it was asked for."""
+    from tests.zoo.decoders import mamba
+    from vitrail.errors import GuessWarning, NotApplicableError
+
+    model, tokenizer = mamba(), word_tokens()
+    with pytest.warns(GuessWarning, match="gradient_x_input is used in place of the default: .*no attention"):
+        found = vitrail.explain(model, PROMPT, tokenizer=tokenizer)
+    expected = vitrail.explain(model, PROMPT, "gradient_x_input", tokenizer=tokenizer)
+    assert found.method == "gradient_x_input"
+    assert torch.equal(found.grid, expected.grid)
+    with pytest.raises(NotApplicableError):
+        vitrail.explain(model, PROMPT, "attnlrp:released", tokenizer=tokenizer)

@@ -70,6 +70,8 @@ def test_map_and_verdict_come_first_on_a_narrow_screen(visit, viewport):
     figure, check = (page.locator(name).bounding_box() for name in ("#main-map", ".check-box"))
     assert figure["y"] < 260
     assert check["y"] < 844
+    verdict, drawer = (page.locator(name).bounding_box() for name in ("#main-figure .verdict", "#drawer-toggle"))
+    assert verdict["y"] + verdict["height"] < drawer["y"], "the verdict is seen without scrolling"
     assert page.is_hidden(".sidebar >> nth=0")
     page.keyboard.press("Tab")
     page.click("#drawer-toggle")

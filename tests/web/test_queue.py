@@ -143,9 +143,8 @@ def test_interleaved_jobs_do_not_change_the_result_of_a_long_method():
         server = client.app.state.server
         explanations = server.job(job["id"]).explanations
         pixels, served = server.image(image_id).pixels["tiny"], server.models["tiny"]
-        alone = vitrail.explain(
-            served.loaded, served.model_inputs(pixels).args[0], methods=long["methods"], target=[[0]], batch_size=8
-        )
+        given = {"methods": long["methods"], "target": [[0]], "batch_size": served.batch_size}
+        alone = vitrail.explain(served.loaded, served.model_inputs(pixels).args[0], **given)
         assert count
         for name, e in alone.items():
             assert torch.equal(explanations[name].maps, e.maps), name

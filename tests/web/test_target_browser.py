@@ -23,6 +23,7 @@ DETR = "?model=scenes-detr&sample=colours-1&method=rollout"
 SEG = "?model=scenes-seg&sample=colours-1&method=rollout"
 SOUND = "?model=tones&sample=tones-1&method=rollout"
 ANSWER = "?model=scenes-vlm&sample=colours-1&question=What+is+in+the+image%3F&method=transformer_mm"
+PROMPT = "Jane has the cup. Kim has the kite. The sun is out. Gus has the comb. Leo has the tent. Leo has the"
 VIDEO = "?model=scenes-video&sample=motion-1&method=rollout"
 
 
@@ -148,7 +149,7 @@ def test_a_word_of_an_answer_is_chosen_and_the_removal_shows_what_it_depends_on(
 
 
 def test_a_generated_word_is_chosen_and_part_of_the_address(visit):  # noqa: F811
-    page = visit("?model=lm-recall&method=attnlrp", wait=".text-card[data-state=done]")
+    page = visit(f"?model=lm-recall&text={PROMPT.replace(' ', '+')}&method=attnlrp", wait=".text-card[data-state=done]")
     assert page.text_content("#text-question").startswith("Why does the model write tent?")
     page.click(".written-word >> nth=1")
     page.wait_for_selector(".written-word[aria-pressed=true] >> text='.'")

@@ -63,6 +63,29 @@ def test_long_steps_leave_a_slot_for_short_ones():
     queue.close()
 
 
+def test_a_long_step_waits_for_a_short_one_of_another_thread():
+    queue, order, begun, release = Queue(128, 8, 2, paused=2), [], threading.Event(), threading.Event()
+
+    def run_long():
+        begun.wait(30)
+        threading.Timer(0.01, release.set).start()
+        queue.between_batches()
+        order.append("long")
+
+    def run_short():
+        begun.set()
+        release.wait(30)
+        order.append("short")
+
+    ended = []
+    queue.put(QueuedTask("a", deque([Step(run_long, False)]), ended.append))
+    wait_until(lambda: queue._turns.busy)
+    queue.submit("b", run_short).result(30)
+    wait_until(lambda: ended)
+    assert order == ["short", "long"]
+    queue.close()
+
+
 def test_many_clients_share_few_threads():
     queue, stop, ended = Queue(128, 8, 2, paused=2), threading.Event(), []
     tasks = [put_endless(queue, f"client {i}", stop, ended) for i in range(8)]

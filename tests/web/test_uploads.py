@@ -109,6 +109,9 @@ def test_animated_grey_cmyk_and_transparent_images(client):
 def test_unsupported_formats(client):
     for data in (b"hello", b"<svg xmlns='http://www.w3.org/2000/svg'/>", b"%PDF-1.4", b"%!PS-Adobe-3.0 EPSF", b"\0"):
         assert "unsupported image format" in error_text(upload(client, data, "cat.png"), 415)
+    photo = bytes(4) + b"ftypheic" + bytes(40)
+    assert "format HEIC" in (text := error_text(upload(client, photo, "photo.heic"), 415))
+    assert "Save it as JPEG" in text
     error_text(upload(client, b""), 422)
     error_text(client.post("/api/pictures"), 422)
     error_text(client.post("/api/pictures", files={"other": b"x"}), 422)

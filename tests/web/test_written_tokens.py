@@ -99,6 +99,13 @@ def test_questions_about_images(client, picture):
     removed = {**asked, "removed": marked, "classes": [one["target"] for one in colour[:2]]}
     without = client.post("/api/remove", json=removed).json()
     assert without["without"][0] < 0.5 < without["elsewhere"][0], "the answer depends on the star"
+    body = {**asked, "methods": ["transformer_mm"], "targets": [colour[0]["target"]]}
+    check = run_job(client, "check", **body)["items"][0]["check"]
+    assert check["verdict"] == "faithful"
+    assert check["sentences"][0].startswith("Removing the 10 % most relevant patches lowers yellow from")
+    assert check["removal"]["is_probability"]
+    assert check["removal"]["whole"] == pytest.approx(colour[0]["probability"], abs=1e-4)
+    assert check["removal"]["marked"] < check["removal"]["elsewhere"]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,10 @@ DECODERS: dict[str, dict[str, Any]] = {
     "Qwen2Moe": {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
                  "shared_expert_intermediate_size": 8, "decoder_sparse_step": 1},
     "StableLm": {},
+    "GptOss": {"num_local_experts": 2, "num_experts_per_tok": 1, "sliding_window": 4},
+    "DeepseekV3": {"head_dim": 8, "n_routed_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 8,
+                   "n_group": 1, "topk_group": 1, "n_shared_experts": 1, "first_k_dense_replace": 1, "q_lora_rank": 8,
+                   "kv_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8},
 }  # fmt: skip
 #: Checked in each run of the fast tests.
 FAST = ("Llama", "Gemma2")
@@ -49,6 +53,14 @@ def mamba() -> nn.Module:
     sizes = {"hidden_size": 16, "state_size": 4, "num_hidden_layers": 2, "time_step_rank": 4, "expand": 2}
     config = transformers.MambaConfig(vocab_size=SIZES["vocab_size"], use_mambapy=False, **sizes)
     return _random(transformers.MambaForCausalLM(config))
+
+
+def hybrid() -> nn.Module:
+    """A convolution over the words in front of the only block that attends."""
+    import transformers
+
+    config = transformers.Lfm2Config(**SIZES, layer_types=["conv", "full_attention"])
+    return _random(transformers.Lfm2ForCausalLM(config))
 
 
 def _random(model: Any) -> nn.Module:
@@ -79,4 +91,7 @@ ENTRIES = [
     *map(entry, DECODERS),
     Entry("hf:MambaForCausalLM", partial(subject, mamba), ("single_prompts", "inner_position"), MAMBA,
           {"rollout": "Mamba", "transformer_mm": "Mamba", "leadlight": "Mamba", "attnlrp": "Mamba"}, target="token"),
+    Entry("hf:Lfm2ForCausalLM", partial(subject, hybrid), ("single_prompts", "inner_position"), MAMBA,
+          dict.fromkeys(("rollout", "transformer_mm", "leadlight", "attnlrp", "atman"), "outside the attention"),
+          target="token"),
 ]  # fmt: skip

@@ -118,3 +118,71 @@ def test_what_is_missing_is_named():
 
 def explain_with(case, inputs):
     return vitrail.explain(case.model, inputs, "transformer_mm", target=token("w7"), tokenizer=TOKENIZER)
+
+
+# -- processors ------------------------------------------------------------------------------------------------------
+
+
+def processor_of(family, image_processor, **options):
+    """A processor of transformers whose token ids are those of the small models."""
+    import transformers
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    words = {f"w{i}": i for i in range(3, 53)} | {"<pad>": 0, "<s>": 1, "</s>": 2, "a": 53, "b": 54, "<image>": 55}
+    inner = Tokenizer(models.WordLevel(words, "<pad>"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.add_special_tokens([AddedToken("<image>", special=True)])
+    special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>"}
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
+    return getattr(transformers, family)(image_processor, tokenizer, **options)
+
+
+def photo():
+    from PIL import Image
+
+    values = torch.randint(0, 256, (64, 64, 3), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    return Image.fromarray(values.numpy())
+
+
+def test_what_a_processor_returns_is_explained():
+    """Image tokens that stand for line ends are no words, and spaces between words are those of the text."""
+    import transformers
+
+    size, pinpoints = {"height": 64, "width": 64}, [[128, 128]]
+    images = transformers.LlavaNextImageProcessor(
+        size={"shortest_edge": 64}, crop_size=size, image_grid_pinpoints=pinpoints
+    )
+    options = {"patch_size": 16, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
+    processor = processor_of("LlavaNextProcessor", images, **options | {"image_token": "<image>"})
+    given = processor(images=photo(), text="<image> w9 w10 w11", return_tensors="pt")
+    model = case_of("llava_next").model
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        e = vitrail.explain(model, given, "gradient_x_input", processor=processor, target=token("w7"))
+        same = vitrail.explain(model, dict(given), "gradient_x_input", tokenizer=TOKENIZER, target=token("w7"))
+    assert e.text[0].words == ("w9", "w10", "w11")
+    assert torch.equal(e.grid, same.grid)
+    assert torch.equal(e.text[0].scores, same.text[0].scores)
+
+
+def test_labels_of_a_processor_do_not_stop_an_answer():
+    """The processor of PaliGemma adds labels; words that are appended have none."""
+    from vitrail.targets import answer
+
+    case = case_of("pali_gemma")
+    with_labels = case.inputs | {"labels": torch.full_like(case.inputs["input_ids"], -100)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, expected = (
+            vitrail.explain(case.model, given, "gradient_x_input", tokenizer=TOKENIZER, target=answer("w7 w9"))
+            for given in (with_labels, case.inputs)
+        )
+    assert torch.equal(found.grid, expected.grid)
+
+
+def test_the_default_applies_where_image_tokens_have_no_place():
+    case = case_of("blip2")
+    with pytest.warns(GuessWarning, match="gradient_x_input is used in place of the default"):
+        e = vitrail.explain(case.model, case.inputs, tokenizer=TOKENIZER, target=token("w7"))
+    assert e.method == "gradient_x_input"
+    assert e.image.grid.shape[-2:] == (64, 64)

@@ -59,7 +59,7 @@ class FolderChunk:
 
     Attributes:
         source: The source, without its list.
-        out: Folder of the results.
+        folder: Folder of the results.
         key: Hash of the source's address and of everything else that decides the maps, except the list of images.
         settings: Model, weights, methods, target and batch, as JSON.
         weights_hash: SHA-256 of the model's weights.
@@ -68,7 +68,7 @@ class FolderChunk:
     """
 
     source: Source
-    out: str
+    folder: str
     key: str
     settings: str = field(repr=False)
     weights_hash: str
@@ -83,7 +83,7 @@ class FolderChunk:
     @property
     def path(self) -> Path:
         """File of its rows."""
-        return Path(self.out) / "parts" / f"{self.name}.parquet"
+        return Path(self.folder) / "parts" / f"{self.name}.parquet"
 
     @property
     def footer(self) -> dict[str, str]:

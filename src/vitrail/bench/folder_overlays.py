@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitrail.bench.engines import BenchTask, Engine, TaskCallback
+from vitrail.bench.engines import BenchTask, TaskCallback
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.folder import folder_settings, open_folder_context, open_listed, read_manifest, read_map
 from vitrail.bench.parts import read_footer, write_error, write_file
@@ -51,7 +51,7 @@ class OverlayChunk:
     Attributes:
         source: The source of the images, without its list.
         items: The images of the part, by id.
-        out: Folder of the results.
+        folder: Folder of the results, which also holds the maps.
         key: Key of the run and of the part's images.
         name: Name of the part.
         preprocess: Preprocessing of the model.
@@ -62,7 +62,7 @@ class OverlayChunk:
 
     source: Source
     items: Mapping[str, SourceItem] = field(repr=False)
-    out: str
+    folder: str
     key: str
     name: str
     preprocess: Preprocess
@@ -79,7 +79,7 @@ class OverlayChunk:
     @property
     def path(self) -> Path:
         """File that is written last."""
-        return Path(self.out) / FOLDER / f"{self.name}.json"
+        return Path(self.folder) / FOLDER / f"{self.name}.json"
 
     @property
     def done(self) -> bool:
@@ -92,7 +92,7 @@ class OverlayChunk:
 
     @property
     def _part_path(self) -> Path:
-        return Path(self.out) / "parts" / f"{self.name}.parquet"
+        return Path(self.folder) / "parts" / f"{self.name}.parquet"
 
     def prepare(self, device: str) -> None:
         """Nothing is read ahead: images are drawn one by one."""
@@ -109,7 +109,7 @@ class OverlayChunk:
         return partial(write_file, self.path, lambda file: file.write(f"{content}\n".encode()))
 
     def _draw(self, name: str, rows: list[Row]) -> None:
-        out = Path(self.out)
+        out = Path(self.folder)
         try:
             image = open_image(name, self.source.open(self.items[name]))
         except VitrailError:  # deleted since it was explained: its maps remain
@@ -128,7 +128,7 @@ class OverlayChunk:
 
     def _relevance(self, row: Row, signed: bool) -> np.ndarray[Any, Any]:
         """A map at the size of the model's input, as `vitrail.explain` returns it."""
-        grid = read_map(self.out, dict(row)).float()
+        grid = read_map(self.folder, dict(row)).float()
         size = (grid.shape[-2], grid.shape[-1])
         if self.area is None or size[0] > self.preprocess.size[0]:
             return normalise(upsample(grid, self.preprocess.size), signed).numpy()
@@ -170,7 +170,7 @@ def draw_folder(
     *,
     original: bool = False,
     device: str = "cpu",
-    engine: Engine | None = None,
+    engine: LocalEngine | None = None,
     begin: Callable[[Sequence[BenchTask], int], None] = lambda _, __: None,
     done: TaskCallback = lambda _: None,
 ) -> Path:
@@ -180,7 +180,7 @@ def draw_folder(
         out: Folder of the results.
         original: Also draw overlays at the size of the image files.
         device: Device of the model, which is loaded for its preprocessing.
-        engine: Engine that draws the parts. Default: one local worker.
+        engine: Processes that draw the parts. Default: one worker.
         begin: Called once with the missing parts and the number of finished ones.
         done: Called with every part that is finished.
 

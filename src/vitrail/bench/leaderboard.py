@@ -23,7 +23,7 @@ from vitrail.bench.plan import Plan
 from vitrail.bench.plan_file import PlanOverrides
 from vitrail.bench.report.run_folder import Run
 from vitrail.bench.report.section import report_sections
-from vitrail.errors import DataError, require
+from vitrail.errors import DataError, error_line, require
 from vitrail.pipeline.saved_files import slug
 
 #: Images of an entry that are computed again by a check.
@@ -98,8 +98,9 @@ def _entry(run: Run, model: str, dataset: str, method: str, values: list[dict[st
         "keep_maps": False, "paper": None,
     })  # fmt: skip
     where = (pl.col("model") == model) & (pl.col("dataset") == dataset) & (pl.col("method") == method)
-    table = run.scores().filter(where, pl.col("image") != "", pl.col("value").is_not_null()).collect()
-    ids = sample_ids(run.manifest["key"], table["image"].unique().to_list())
+    rows = run.scores().filter(where, pl.col("image") != "").collect()
+    ids = sample_ids(run.manifest["key"], rows["image"].unique().to_list())  # images without a score too
+    table = rows.filter(pl.col("value").is_not_null())
     finite = table.filter(pl.col("value").is_finite()).sort(KEYS)
     sample = [
         {"image": name, "scores": [list(row) for row in finite.filter(image=name).select(*_ROW, "value").iter_rows()]}
@@ -139,12 +140,19 @@ def read_entry(path: str | Path) -> dict[str, Any]:
     if wrong:
         raise DataError(f"{path}: {', '.join(wrong)} missing or of another type; write entries with `vitrail report`")
     for row in entry["values"]:
-        low, high = row.get("interval", (math.nan, math.nan))
-        if not {*_ROW, "value"} <= set(row) or not low <= row["value"] <= high:
+        try:
+            low, high = row["interval"]
+            valid = {*_ROW} <= set(row) and low <= row["value"] <= high
+        except (KeyError, TypeError, ValueError):
+            valid = False
+        if not valid:
             raise DataError(f"{path}: {row} is no score with an interval around its value")
-    if not all(
-        {"image", "scores"} <= set(one) and all(len(row) == 4 for row in one["scores"]) for one in entry["sample"]
-    ):
+    try:
+        scores = [[str(one["image"]), *row[:3], float(row[3])] for one in entry["sample"] for row in one["scores"]]
+        valid = all(len(row) == 5 for row in scores)
+    except (KeyError, TypeError, ValueError, IndexError):
+        valid = False
+    if not valid:
         raise DataError(f"{path}: a sample has an image, and scores as [protocol, target, score, value]")
     return entry
 
@@ -166,12 +174,15 @@ def check_entry(
         DataError: The entry or its data cannot be read.
     """
     entry = read_entry(path)
-    raw = json.loads(entry["plan"])
-    (overrides or PlanOverrides()).apply_to(raw)
-    plan = Plan.model_validate(raw)
+    try:
+        raw = dict(json.loads(entry["plan"]))
+        (overrides or PlanOverrides()).apply_to(raw)
+        plan = Plan.model_validate(raw)
+    except (TypeError, ValueError, AttributeError) as error:  # pydantic's errors are among these
+        raise DataError(f"{path}: its plan cannot be read: {error_line(error)}") from error
     stated_ids = {row["image"] for row in entry["sample"]}
     expected = sample_ids(entry["key"], open_images(plan.dataset[0]).ids)
-    if not stated_ids <= set(expected) or not stated_ids:
+    if stated_ids != set(expected):
         return 0, [Mismatch("images of the sample", ", ".join(sorted(stated_ids)), ", ".join(expected))]
     data = plan.dataset[0].model_copy(update={"ids": tuple(expected), "limit": None, "draw": None})
     text = plan.model_copy(update={"dataset": (data,)}).model_dump_json()
@@ -184,7 +195,8 @@ def check_entry(
         chunk = Chunk(folder, entry["key"], text, found_hash, 0, 0, 0, 0, indices, plan.specs())
         pq: Any = require("pyarrow.parquet", "bench", "read tables")
         rows = pq.read_table(chunk.perform(device)).to_pylist()
-    computed = {tuple(row[name] for name in ("image", *_ROW)): row["value"] for row in rows if row["value"] is not None}
+    finite = [row for row in rows if row["value"] is not None and math.isfinite(row["value"])]
+    computed = {tuple(row[name] for name in ("image", *_ROW)): row["value"] for row in finite}
     stated = {(one["image"], *row[:3]): row[3] for one in entry["sample"] for row in one["scores"]}
     return len(stated), list(_compare(stated, computed))
 
@@ -194,6 +206,8 @@ def _compare(stated: Mapping[_Score, float], computed: Mapping[_Score, float]) -
         found = computed.get(identity)
         if found is None or not math.isclose(found, value, rel_tol=RELATIVE, abs_tol=ABSOLUTE):
             yield Mismatch(" ".join(identity), value, found)
+    for identity in computed.keys() - stated.keys():  # a score that was left out
+        yield Mismatch(" ".join(identity), None, computed[identity])
 
 
 def render_entry(entry: Mapping[str, Any]) -> str:

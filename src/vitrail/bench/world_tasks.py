@@ -182,7 +182,8 @@ def recall(task: str, contrast: bool, model: nn.Module, split: str, indices: Seq
 
     Args:
         task: One of ``RECALL_TASKS``.
-        contrast: Whether the target is the logit of the answer minus that of the other prompt's answer.
+        contrast: Whether the target is the logit of the answer minus that of the other prompt's answer, instead of
+            its log-odds, which `vitrail.explain` takes by default.
         model: The language model.
         split: Split of the prompts.
         indices: Indices of the pairs.
@@ -201,8 +202,11 @@ def recall(task: str, contrast: bool, model: nn.Module, split: str, indices: Seq
 
     def target(output: Mapping[str, Tensor]) -> Tensor:
         scores = output["logits"][:, -1]
-        own: Tensor = scores.gather(1, answers.to(scores.device)[:, None])[:, 0]
-        return own - scores.gather(1, others.to(scores.device)[:, None])[:, 0] if contrast else own
+        place = answers.to(scores.device)[:, None]
+        own: Tensor = scores.gather(1, place)[:, 0]
+        if contrast:
+            return own - scores.gather(1, others.to(scores.device)[:, None])[:, 0]
+        return own - scores.scatter(1, place, float("-inf")).logsumexp(1)
 
     ids = inputs["input_ids"]
     masks, sentences = torch.zeros_like(ids, dtype=torch.bool), torch.full_like(ids, -1)

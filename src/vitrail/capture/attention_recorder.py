@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -107,6 +108,23 @@ class AttentionRecorder:
         follows = ("stream", "branch", "norms", "value_path", "dX", "X")
         watched = tail is not None or any(kind in kept for kind in follows)
         self.stream = ResidualStream(kept, dtype, self.nodes, tail, keep_graph=keep_output) if watched else None
+
+    def for_recomputation(self) -> Callable[[], AttentionRecorder]:
+        """Function that returns a mode which replaces the functions of the following calls as this one does.
+
+        It holds nothing of this one that is in a graph, because the graph holds the function.
+        """
+        plain = self._without_records([None] * len(self.calls))
+        return lambda: plain._without_records(plain.calls)  # noqa: SLF001
+
+    def _without_records(self, calls: list[Any]) -> Self:
+        """A mode with the same settings that has recorded nothing but a number of calls."""
+        mode = copy.copy(self)
+        mode.nodes, mode.calls, mode.embeddings, mode.stream = {}, list(calls), [], None
+        mode.recogniser, mode._norms, mode._candidates = Recogniser(), {}, {}  # noqa: SLF001
+        mode.recent_calls = deque(maxlen=0)
+        mode.program = mode.values = mode._values_of = mode._gap = None  # noqa: SLF001
+        return mode
 
     def _wants(self, kind: str, index: int) -> bool:
         return index in self._kept.get(kind, NOWHERE)

@@ -47,14 +47,25 @@ def forward_only(model: nn.Module, model_inputs: ModelInputs, structure: ModelSt
     return output_pass(model, model_inputs, structure, output)
 
 
-def input_graph_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> ForwardPass:
-    """A forward pass without capture whose graph starts at the input, for methods that need its gradient alone."""
-    axes, signal = model_inputs.axes, model_inputs.signal
-    assert axes is not None
-    assert signal is not None
-    leaf = axes.canvas(signal).detach().clone().requires_grad_()
-    with frozen(model), fast.with_split_products(signal.device):
-        output = run_model(model, model_inputs.swap(signal, axes.restore(leaf)))
+def input_graph_pass(model: nn.Module, model_inputs: ModelInputs, structure: ModelStructure) -> ForwardPass | None:
+    """A forward pass without capture whose graph starts at the input, for methods that need its gradient alone.
+
+    For a text it starts at the vectors of its tokens. None where the model does not name the layer that makes them.
+    """
+    axes, signal, words = model_inputs.axes, model_inputs.signal, model_inputs.words
+    if words is not None:
+        layer = getattr(model, "get_input_embeddings", lambda: None)()
+        if not isinstance(layer, nn.Embedding):
+            return None
+        leaf = layer(words).detach().requires_grad_()
+        swapped = replace(model_inputs, embeddings=(layer, leaf))
+    else:
+        assert axes is not None
+        assert signal is not None
+        leaf = axes.canvas(signal).detach().clone().requires_grad_()
+        swapped = model_inputs.swap(signal, axes.restore(leaf))
+    with frozen(model), fast.with_split_products(leaf.device):
+        output = run_model(model, swapped)
     return replace(output_pass(model, model_inputs, structure, output), leaf=leaf)
 
 
@@ -138,7 +149,7 @@ def forward_pass(
         tail=None if tail is None else ([o for o in layers if not o.pool][-1].call, tail),
         program=program,
         values_of=layers[0].call if from_pixels else None,
-        gap=_gap(by_call, layers) if from_pixels and not whole_graph else None,
+        gap=_gap(by_call, layers) if from_pixels and not (whole_graph or fast.recomputing()) else None,
         masks=structure.masked,
         results=confirm and whole_graph,
         words=model_inputs.words if structure.from_words else None,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from vitrail.capture.branch_operators import output_projection, rms_norm_scales, scale_factor
 from vitrail.capture.operators import ADD, DIV, LINEAR, MUL, NORM, RMS_NORM
+from vitrail.capture.quantised_weights import dense_weight
 from vitrail.capture.tensor_difference import norm_difference, relative_difference
 from vitrail.capture.trace import Block
 from vitrail.capture.value_projection import ValueProjections
@@ -112,7 +113,7 @@ class ResidualStream:
         """The output projection of the current block."""
         self.parameters.setdefault(("Wo", self._index), weight)
         if self._block is not None and self._wants("stream"):
-            self._block.keep("Wo", weight, self._dtype)
+            self._block.keep("Wo", dense_weight(weight), self._dtype)
             self._block.bo = None if bias is None else self._full(bias)
             self._block.gamma = self._block.F_gamma = self._block.branch_scale = None
 
@@ -120,7 +121,7 @@ class ResidualStream:
         """The value projection of the current block, and what it read."""
         self.parameters.setdefault(("Wv", self._index), weight)
         if self._block is not None and self._wants("value_path"):
-            self._block.V_in, self._block.Wv = self._full(source), self._full(weight)
+            self._block.V_in, self._block.Wv = self._full(source), self._full(dense_weight(weight))
 
     # -- seen in passing -----------------------------------------------------------------------------------------
 

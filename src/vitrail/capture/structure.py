@@ -230,11 +230,11 @@ _OUTPUT_NOTES = {
 def _report(structure: ModelStructure) -> None:
     """Warn about guesses and failed checks, by name."""
     if structure.outputs in _OUTPUT_NOTES:
-        warnings.warn(f"{structure.model}: {_OUTPUT_NOTES[structure.outputs]}", GuessWarning, stacklevel=6)
+        warnings.warn(f"{structure.model}: {_OUTPUT_NOTES[structure.outputs]}", GuessWarning, stacklevel=8)
     for note in structure.notes:
-        warnings.warn(f"{structure.model}: {note}", GuessWarning, stacklevel=6)
+        warnings.warn(f"{structure.model}: {note}", GuessWarning, stacklevel=8)
     for check in structure.failed:
-        warnings.warn(f"{structure.model}: {check.name}: {check.detail}", GuessWarning, stacklevel=6)
+        warnings.warn(f"{structure.model}: {check.name}: {check.detail}", GuessWarning, stacklevel=8)
 
 
 def _describe(one: StructurePass, given: Layout) -> ModelStructure:

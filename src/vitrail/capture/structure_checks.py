@@ -104,9 +104,10 @@ def check_mixing(
     if found is None:
         return base, [Check(name, None, "the residual stream was not found in every block")]
     highest, share = found
-    # Patches that do not overlap are separate until the first attention; where they are not, one was not recognised.
-    mixed_before = one.shared > verify.SILENT**2 and one.model_inputs.image is not None
-    if highest is None and mixed_before and not one.mode.overlapping:
+    # Words, and patches that do not overlap, are separate until the first attention; where they are not, something else
+    # has mixed them, such as the recurrent layers of a hybrid language model.
+    separate = one.model_inputs.words is not None or (one.model_inputs.image is not None and not one.mode.overlapping)
+    if highest is None and separate and one.shared > verify.SILENT**2:
         highest, share = live[0], one.shared**0.5
     if highest is None:
         return base, [Check(name, True, f"share of the gradient that leaks to other tokens {share:.1e}")]

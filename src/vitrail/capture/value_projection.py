@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from vitrail.capture.quantised_weights import dense_weight
+
 
 @dataclass(frozen=True)
 class _Linear:
@@ -47,6 +49,7 @@ class ValueProjections:
                 rows = linear.weight.shape[0]
                 first = (V.data_ptr() - linear.start) // size % rows
                 if V.stride(-1) == 1 and V.stride(1) == V.shape[3] and first + width <= rows:
-                    return linear.source, linear.weight[first : first + width]
+                    weight = linear.weight
+                    return linear.source, weight if width == rows else dense_weight(weight)[first : first + width]
                 return None
         return None

@@ -74,7 +74,7 @@ def gradients(scalar: Tensor, nodes: Sequence[Tensor], keep: bool = True) -> lis
         raise ModelError(f"the model's own backward pass failed: {error or 'an assertion'}; use methods that need no "
                          "gradients, such as rise or occlusion") from error  # fmt: skip
     except RuntimeError as error:
-        if not isinstance(error, CheckpointError) and "use_reentrant" not in str(error):
+        if fast.recomputing() or (not isinstance(error, CheckpointError) and "use_reentrant" not in str(error)):
             raise
         raise ModelError(
             "the model's forward pass calls torch.utils.checkpoint, whose recomputation cannot be recorded; "

@@ -39,6 +39,7 @@ def explain_directory(
         typer.Exit: With status 1 if an image failed.
     """
     require_bench()
+    from vitrail.bench.engines.local import LocalEngine
     from vitrail.bench.folder import explain_folder
     from vitrail.bench.folder_overlays import draw_folder
     from vitrail.bench.folder_page import summarise_folder, write_folder_page
@@ -60,8 +61,9 @@ def explain_directory(
     sentence = model_sentence(model, weights)
     if overlays:
         with show_progress(err, "Overlays") as progress:
-            draw_folder(
-                to, original=original, device=own_device, engine=runner, begin=progress.begin, done=progress.done
+            draw_folder(  # here, where the maps are
+                to, original=original, device=own_device, engine=runner if isinstance(runner, LocalEngine) else None,
+                begin=progress.begin, done=progress.done,
             )  # fmt: skip
         summary = write_folder_page(to, (sentence,))
     else:

@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 
 from vitrail.cli.common import err, out
+from vitrail.errors import VitrailError, error_line
 
 
 class LeaderboardAction(StrEnum):
@@ -46,12 +47,16 @@ def leaderboard(
     overrides = PlanOverrides(parse_pairs("--data", data), parse_pairs("--weights", weights))
     refused = 0
     for path in files:
-        count, mismatches = check_entry(path, overrides=overrides, device=device)
-        for one in mismatches[:5]:
-            err.print(f"[red]not reproduced:[/red] {escape(str(path))}: {escape(str(one))}", soft_wrap=True)
-        if not mismatches:
+        try:
+            count, mismatches = check_entry(path, overrides=overrides, device=device)
+            reasons = [f"{path}: {one}" for one in mismatches]
+        except VitrailError as error:  # the other entries are still checked
+            count, reasons = 0, [error_line(error) if str(path) in str(error) else f"{path}: {error_line(error)}"]
+        for reason in reasons[:5]:
+            err.print(f"[red]not reproduced:[/red] {escape(reason)}", soft_wrap=True)
+        if not reasons:
             out.print(f"{escape(str(path))}: {count} scores reproduced", highlight=False, soft_wrap=True)
-        refused += bool(mismatches)
+        refused += bool(reasons)
     out.print(f"{len(files) - refused} of {len(files)} entries reproduced, {refused} refused", highlight=False)
     if refused:
         raise typer.Exit(1)

@@ -4,6 +4,15 @@ from vitrail.data.addresses import open_source
 from vitrail.data.captions import Caption, describe_objects, encode_captions
 from vitrail.data.cifar import CIFAR10, CIFAR100
 from vitrail.data.datasets import DATASETS, open_dataset
+from vitrail.data.funnybirds.bird_folder import FunnyBirds, save_birds
+from vitrail.data.funnybirds.birds import (
+    draw_bird_classes,
+    draw_bird_scenes,
+    list_interventions,
+    without_object,
+    without_parts,
+)
+from vitrail.data.funnybirds.renderer import BirdRenderer
 from vitrail.data.image_grids import ImageGrids, draw_grids
 from vitrail.data.image_source import ImageSource
 from vitrail.data.imagenet import ImageNet
@@ -38,8 +47,10 @@ __all__ = [
     "VOC_CLASSES",
     "VOC_TO_IMAGENET",
     "BaseDataset",
+    "BirdRenderer",
     "Caption",
     "Dataset",
+    "FunnyBirds",
     "ImageGrids",
     "ImageNet",
     "ImageNetSegmentation",
@@ -61,15 +72,21 @@ __all__ = [
     "WorldPairs",
     "ask_questions",
     "describe_objects",
+    "draw_bird_classes",
+    "draw_bird_scenes",
     "draw_grids",
     "draw_needle",
     "draw_recall",
     "encode_captions",
+    "list_interventions",
     "open_dataset",
     "open_source",
     "recall_tokenizer",
     "render",
     "render_motion",
     "render_tones",
+    "save_birds",
     "scene_sample",
+    "without_object",
+    "without_parts",
 ]

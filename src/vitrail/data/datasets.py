@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitrail.data.cifar import CIFAR10, CIFAR100
+from vitrail.data.funnybirds.bird_folder import FunnyBirds
 from vitrail.data.image_grids import ImageGrids
 from vitrail.data.image_source import ImageSource
 from vitrail.data.imagenet import ImageNet
@@ -27,6 +28,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     for dataset in (
         CIFAR10,
         CIFAR100,
+        FunnyBirds,
         ImageGrids,
         ImageNet,
         ImageNetSegmentation,
@@ -48,8 +50,8 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
     """Open a data set by name.
 
     Args:
-        name: cifar10, cifar100, grids, images, imagenet, imagenet-segmentation, masks, movies, scenes, voc2012 or
-            worlds.
+        name: cifar10, cifar100, funnybirds, grids, images, imagenet, imagenet-segmentation, masks, movies, scenes,
+            voc2012 or worlds.
         root: Folder, archive or file of the data set, or for ``images`` any address that `open_source` takes; not used
             for scenes and worlds, which are rendered.
         **options: Further arguments of the data set's class, such as ``split``.
@@ -66,7 +68,7 @@ def open_dataset(name: str, root: str | Path | None = None, **options: Any) -> D
         >>> open_dataset("mnist", ".")
         Traceback (most recent call last):
         ...
-        vitrail.errors.DataError: unknown data set 'mnist': use one of cifar10, cifar100, grids,
+        vitrail.errors.DataError: unknown data set 'mnist': use one of cifar10, cifar100, funnybirds, grids,
         imagenet, imagenet-segmentation, images, masks, movies, scenes, voc2012, worlds
     """
     if name not in DATASETS:

@@ -121,7 +121,8 @@ def name_store_errors(address: str) -> Iterator[None]:
     except (EOFError, ValueError, KeyError, NotImplementedError, tarfile.TarError) as error:  # and those of pyarrow
         raise DataError(f"{address} cannot be read ({error}): it is damaged or truncated") from error
     except OSError as error:
-        if "://" not in address or "truncated" in str(error).lower():
+        is_local = "://" not in address and not address.startswith("hf:")
+        if is_local or "truncated" in str(error).lower():
             raise DataError(f"{address} cannot be read ({error}): it is damaged or truncated") from error
         raise UnreachableError(f"{address} does not answer ({error}): check the network, then run it again") from error
     except Exception as error:

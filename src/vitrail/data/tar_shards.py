@@ -45,7 +45,7 @@ def _list_members(address: str, name: str) -> Iterator[SourceItem]:
     failure: DataError | None = None
     try:
         system, path = file_system(address)
-        with name_store_errors(address), system.open(path, "rb") as stream, tarfile.open(fileobj=stream) as tar:
+        with name_store_errors(address), system.open(path, "rb") as stream, tarfile.open(None, "r:", stream) as tar:
             for member in tar:
                 member_name = member.name.removeprefix("./")
                 if member.isreg() and member_name.lower().endswith(IMAGE_SUFFIXES):

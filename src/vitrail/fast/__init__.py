@@ -18,7 +18,7 @@ from vitrail.fast.recordings import run as run_recorded
 from vitrail.fast.split_products import product
 from vitrail.fast.split_products import split_products as with_split_products
 from vitrail.fast.split_products import switched_on as split_products_enabled
-from vitrail.fast.switches import fast_paths_disabled
+from vitrail.fast.switches import fast_paths_disabled, recomputation, recomputing
 from vitrail.fast.unchanged import changed, current_call, one_call, unchanged
 from vitrail.fast.weight_sample import sample_weights
 
@@ -47,6 +47,8 @@ __all__ = [
     "one_call",
     "product",
     "recall",
+    "recomputation",
+    "recomputing",
     "recordable",
     "recording",
     "remember",

@@ -32,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils._pytree import tree_leaves
 
 from vitrail.fast.module_walk import has_hooks, weights_of
-from vitrail.fast.switches import fast_paths_disabled
+from vitrail.fast.switches import fast_paths_disabled, recomputing
 from vitrail.fast.unchanged import State, state_of
 
 Extra = TypeVar("Extra")
@@ -203,6 +203,8 @@ def reason_not_recordable(inputs: Sequence[Tensor]) -> str | None:
     device = inputs[0].device if inputs else torch.device("cpu")
     if os.environ.get(SWITCH, "1") == "0" or fast_paths_disabled():
         return _SWITCHED_OFF
+    if recomputing():
+        return "activations are computed again"
     if device.type not in _DEVICES or any(t.device != device for t in inputs):
         return "the inputs are not on one CUDA device"
     if torch.is_autocast_enabled(device.type):

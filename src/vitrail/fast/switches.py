@@ -1,8 +1,18 @@
-"""The switch that turns faster computations off."""
+"""Switches of a call: faster computations off, and activations that are not kept."""
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class _Recomputation(threading.local):
+    depth = 0
+
+
+_recomputation = _Recomputation()
 
 
 def fast_paths_disabled() -> bool:
@@ -11,3 +21,18 @@ def fast_paths_disabled() -> bool:
     Results agree to rounding; the switch is there to check that, and to find out which of the two is at fault.
     """
     return os.environ.get("VITRAIL_PLAIN", "") not in ("", "0")
+
+
+@contextmanager
+def recomputation() -> Iterator[None]:
+    """State that backward passes in this block compute activations again instead of keeping them."""
+    _recomputation.depth += 1
+    try:
+        yield
+    finally:
+        _recomputation.depth -= 1
+
+
+def recomputing() -> bool:
+    """Whether activations are computed again, so that nothing that can be computed again is kept."""
+    return _recomputation.depth > 0

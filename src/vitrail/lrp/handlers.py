@@ -16,6 +16,7 @@ from torch import Tensor
 
 from vitrail import fast
 from vitrail.capture.operators import ADD, MUL
+from vitrail.capture.quantised_weights import dense_weight
 from vitrail.errors import NotApplicableError
 from vitrail.lrp.convolution import convolve
 from vitrail.lrp.ops import HALF, Linear, Mean, Norm, Plain, Product, Sum, matmul, standard_deviation
@@ -129,6 +130,7 @@ def _summed(t: Tensor, shape: torch.Size, matrices: bool) -> Tensor:
 def linear(state: RelevanceState, func: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map; two of them on one vector each may be heads that are averaged."""
     rule = state.rule("inner" if state.packed else "linear")
+    weight = dense_weight(weight)
     x = state.operand(input, weight)
     if rule is None or weight.requires_grad:
         return func(x, weight, bias)  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ not depend on the input, for the parameters are frozen.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -59,6 +60,11 @@ class RelevanceMode(RelevanceState, TorchFunctionMode):
     def reentered(self) -> AbstractContextManager[Any]:
         """The mode itself, once more."""
         return self
+
+    def for_recomputation(self) -> Callable[[], RelevanceMode]:
+        """Function that returns a mode with the same rules, for operations of this pass that are computed again."""
+        given = (self.rules, self.samples, self._text, self.heads_first, self.mixed_precision)
+        return lambda: RelevanceMode(*given)
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vitrail import fast
+
 EPS = 1e-9
 HALF = (torch.float16, torch.bfloat16)
 
@@ -200,7 +202,7 @@ class _CarryWithResult(torch.autograd.Function):
         ctx.run, ctx.back = run, back
         ctx.save_for_backward(*inputs)
         # Logits of attention are larger than queries and keys together, and not worth their memory.
-        kept = len(inputs) == 1 or y.numel() <= sum(t.numel() for t in inputs)
+        kept = not fast.recomputing() and (len(inputs) == 1 or y.numel() <= sum(t.numel() for t in inputs))
         # Autograd refuses results that were written over, which a model may do; those can be computed again.
         ctx.y, ctx.version = y.detach() if kept else None, y._version  # noqa: SLF001
         return y

@@ -144,13 +144,13 @@ def propagation(
 
 
 def _refuse_quantised(model: nn.Module, rules: RuleSet) -> None:
-    """Refuse quantised layers where the rules are no gradients: only the gradient passes their products as it must."""
+    """Refuse quantised layers where rules read weights: only the plain gradient passes their products as it must."""
     layer = next((m for m in model.modules() if type(m).__module__.startswith(_QUANTISED)), None)
-    if layer is not None and not rules.gradient:
+    if layer is not None and (rules.reads_weights or not rules.gradient):
         raise NotApplicableError(
             f"the rules of {rules.name} need the weights of linear layers, and {type(layer).__name__} of "
-            f"{type(layer).__module__.partition('.')[0]} hides quantised ones; use attnlrp, conservative_lrp or a "
-            "gradient method, or load the model without quantisation"
+            f"{type(layer).__module__.partition('.')[0]} hides quantised ones; use attnlrp:gamma_linear=0, "
+            "conservative_lrp or a gradient method, or load the model without quantisation"
         )
 
 

@@ -53,6 +53,7 @@ class RuleSet:
             is what the rules give, or None where there are none.
         supports_bfloat16: Whether the rules are safe in half precision: nothing they divide by can cancel, so the ranks
             of a map stay where matrix products take operands in bfloat16 (`benchmarks/run.py precision` measures it).
+        reads_weights: Whether the rules need the weights of linear maps; always unless ``gradient``.
     """
 
     name: str
@@ -60,6 +61,7 @@ class RuleSet:
     gradient: bool = False
     fused: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]] | None = None
     supports_bfloat16: bool = False
+    reads_weights: bool = False
 
 
 _PASSED: dict[str, Rule] = {
@@ -143,4 +145,5 @@ def attnlrp(
     return RuleSet(
         "attnlrp", rules | (within if fixed else {"matmul": gradient_halved}), gradient=True,
         fused=attention_fixed if fixed else attention_halved, supports_bfloat16=form == "generalised",
+        reads_weights=gamma_linear != 0,
     )  # fmt: skip

@@ -23,7 +23,7 @@ from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import open_image, to_rgb
 from vitrail.pipeline.explain import DEFAULT
 from vitrail.pipeline.map_rows import MapRow, explain_rows
-from vitrail.pipeline.memory import BatchLimit
+from vitrail.pipeline.memory import BatchLimit, keep_to_gpu_share
 
 #: Columns that an `Explainer` adds.
 MAP_COLUMNS = ("maps", "targets", "names", "probabilities", "checks", "errors")
@@ -83,6 +83,7 @@ class Explainer:
         if model.preprocess is None:
             raise ModelError(f"the preprocessing of {model.name} is unknown: pass a LoadedModel with a preprocess")
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        keep_to_gpu_share(device)
         self.loaded = replace(model, module=model.module.to(device))
         self.preprocess = model.preprocess
         self.methods = [find(spec)[0] for spec in dict.fromkeys(methods)]

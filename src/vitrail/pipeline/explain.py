@@ -14,20 +14,22 @@ from vitrail import fast
 from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.layout import Layout
 from vitrail.capture.output_tensors import OutputChoice, OutputReading
-from vitrail.errors import MapWarning
+from vitrail.errors import GuessWarning, MapWarning, NotApplicableError
 from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
 from vitrail.inputs.targets import Target
 from vitrail.inputs.user_inputs import Inputs, to_model_inputs
 from vitrail.models import LoadedModel
 from vitrail.models.loaded import Transform
 from vitrail.pipeline.explanation import Explanation, Explanations
+from vitrail.pipeline.memory import run_in_memory
 from vitrail.pipeline.method_runs import run_methods
 from vitrail.pipeline.original_image import original_images
-from vitrail.pipeline.prepared_model import embedded_target, prepare, unwrapped_model
+from vitrail.pipeline.prepared_model import PreparedModel, embedded_target, prepare, unwrapped_model
 from vitrail.pipeline.progress import Progress
 from vitrail.pipeline.prompt_words import PromptWords, has_prompts
-from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT, Request, requested_methods
+from vitrail.pipeline.request import DEFAULT, LANGUAGE_DEFAULT, LANGUAGE_FALLBACK, Request, requested_methods
 from vitrail.pipeline.results import Results, complete
+from vitrail.pipeline.shared_pass import ResultFlags
 from vitrail.pipeline.smoothing import SAMPLES, SIGMA, Smoothing, images_to_smooth
 from vitrail.targets.binding import bind_targets, with_processor
 from vitrail.targets.bound_targets import has_named_target
@@ -43,7 +45,7 @@ def explain(
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ..., units: Any = ..., processor: Any = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ..., recompute: bool | None = ...,
     **options: Any,
 ) -> Explanation: ...  # fmt: skip
 
@@ -56,7 +58,7 @@ def explain(
     stitch: bool = ..., smooth: str | None = ..., smooth_samples: int = ..., smooth_noise: float = ...,
     smooth_seed: int = ..., check: bool | str = ..., progress: Progress = ..., advance: Callable[[int], None] = ...,
     tokenizer: Any = ..., roles: Mapping[str, str] | None = ..., of: str | None = ..., output: OutputChoice = ...,
-    scores: str | None = ..., units: Any = ..., processor: Any = ...,
+    scores: str | None = ..., units: Any = ..., processor: Any = ..., recompute: bool | None = ...,
 ) -> Explanations: ...  # fmt: skip
 
 
@@ -87,6 +89,7 @@ def explain(
     scores: str | None = None,
     units: Any = None,
     processor: Any = None,
+    recompute: bool | None = None,
     **options: Any,
 ) -> Explanation | Explanations:
     """Compute relevance maps for a model's output.
@@ -148,6 +151,9 @@ def explain(
         processor: For questions about images: the Hugging Face processor, whose tokenizer reads the words; the same as
             ``tokenizer``. The inputs are then the dict that it returns. The result has maps on the images, and the
             words of each question in ``text``.
+        recompute: Whether backward passes compute the activations of each block again instead of keeping them, which
+            bounds memory for large models and long inputs and takes at least one more forward pass. The maps are
+            the same. None does so where a single input does not fit in the memory of a GPU.
         **options: Options of ``method``.
 
     Returns:
@@ -168,19 +174,30 @@ def explain(
         _refuse_without_tokenizer(loaded, inputs, target)
     question = of is None and _is_image_question(inputs, tokenizer, target)
     language = tokenizer is not None and _is_language_call(loaded, target)
-    named = requested_methods(method, methods, options, LANGUAGE_DEFAULT if language else DEFAULT)
+    written = not question and _is_written(loaded, tokenizer, target)
+    default = LANGUAGE_DEFAULT if language or written else DEFAULT
     request = Request(
-        named, target, layout, batch_size, keep, stitch, smoothing, check, progress, advance, tokenizer, roles, of,
-        reading, units,
+        requested_methods(method, methods, options, default), target, layout, batch_size, keep, stitch, smoothing,
+        check, progress, advance, tokenizer, roles, of, reading, units, recompute,
     )  # fmt: skip
-    with fast.one_call():
-        if question:
-            results = _explain_questions(loaded, inputs, request, language)
-        elif _is_written(loaded, tokenizer, target):
-            results = _explain_written(loaded, inputs, request)
-        else:
-            explain_inputs = _explain_images if tokenizer is None else _explain_prompts if language else _explain_texts
-            results = explain_inputs(loaded, inputs, request)
+
+    def results_of(request: Request) -> Results:
+        with fast.one_call():
+            if question:
+                return _explain_questions(loaded, inputs, request, language)
+            if written:
+                return _explain_written(loaded, inputs, request)
+            if tokenizer is None:
+                return _explain_images(loaded, inputs, request)
+            return (_explain_prompts if language else _explain_texts)(loaded, inputs, request)
+
+    try:
+        results = results_of(request)
+    except NotApplicableError as error:
+        if method is not None or dict(request.methods) != {LANGUAGE_DEFAULT: {}} or methods is not None:
+            raise
+        warnings.warn(f"{LANGUAGE_FALLBACK} is used in place of the default: {error}", GuessWarning, stacklevel=2)
+        results = results_of(replace(request, methods={LANGUAGE_FALLBACK: {}}))
     return Explanations(results) if methods is not None else next(iter(results.values()))
 
 
@@ -197,9 +214,13 @@ def _explain_images(loaded: LoadedModel, inputs: Inputs, request: Request) -> Re
     else:
         target = embedded_target(loaded, target)
     request = replace(request, target=target)
-    prepared = prepare(called, model_inputs, request, jobs)
+
+    def run() -> tuple[PreparedModel, tuple[dict[str, Explanation], list[ResultFlags]]]:
+        prepared = prepare(called, model_inputs, request, jobs)
+        return prepared, run_methods(prepared, jobs, replace(request, stitch=prepared.window_positions is not None))
+
+    prepared, (results, flags) = run_in_memory(run, called.module, request.recompute, model_inputs.batch)
     request = replace(request, stitch=prepared.window_positions is not None)
-    results, flags = run_methods(prepared, jobs, request)
     function = request.target if callable(request.target) else None
     again = partial(_explain_again, loaded, request, own_call)
     source = MapSource(called, prepared.inputs, prepared.structure, function, again)
@@ -230,6 +251,7 @@ def _explain_texts(loaded: LoadedModel, inputs: Inputs, request: Request) -> Res
     def explain_windows(windows: Mapping[str, Tensor], target: Target) -> Explanations:
         reading = {"output": request.reading.output, "scores": request.reading.scores}
         given = {"layout": request.layout, "keep": request.keep, "progress": request.progress, **reading}
+        given["recompute"] = request.recompute
         return explain(loaded, windows, methods=request.methods, target=target, advance=request.advance, **given)  # type: ignore[no-any-return,call-overload]
 
     request = replace(request, tokenizer=settings)
@@ -305,7 +327,8 @@ def _is_written(loaded: LoadedModel, tokenizer: Any, target: Target) -> bool:
     from vitrail.pipeline.encoder_decoders import is_encoder_decoder
     from vitrail.targets.language_targets import has_language_target
 
-    return (tokenizer is not None or has_language_target(target)) and is_encoder_decoder(loaded.module)
+    asked = tokenizer is not None or target is None or has_language_target(target)
+    return asked and is_encoder_decoder(loaded.module)
 
 
 def _explain_written(loaded: LoadedModel, inputs: Inputs, request: Request) -> Results:

@@ -47,7 +47,9 @@ Again = Callable[..., Mapping[str, Explanation]]
 """Function from a call, methods with options and targets to explanations."""
 
 #: Tensors with one number for each word, and the number for words that are appended.
-_BY_WORD = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0, "image_embeds_position_mask": 0}
+_BY_WORD = {
+    "attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0, "image_embeds_position_mask": 0, "labels": -100,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -219,9 +219,12 @@ def _check_values(results: Sequence[Explanation], model: nn.Module) -> None:
 
 
 def _causal(result: Explanation, rows: Sequence[SequenceRow]) -> Explanation:
-    """No relevance after the position of a target, for models without attention, whose masks say so elsewhere."""
+    """No relevance after the position of a target, for models that mix words elsewhere than in masked attention."""
     source = result.source
-    if not isinstance(source, MapSource) or source.structure.layers or not rows[0].targets:
+    if not isinstance(source, MapSource) or not rows[0].targets:
+        return result
+    structure = source.structure
+    if structure.layers and not (structure.kind == "unseen" and structure.causal):
         return result
     grid = result.grid.clone()
     for b, row in enumerate(rows):

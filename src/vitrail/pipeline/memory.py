@@ -1,8 +1,9 @@
-"""Memory: measure the peak of a computation, and reduce the batch size when memory runs out."""
+"""Memory: measure the peak of a computation, and reduce what it needs when memory runs out."""
 
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +13,9 @@ from types import TracebackType
 from typing import Protocol, Self, TypeVar
 
 import torch
+from torch import nn
 
+from vitrail.capture.recomputation import recomputed_blocks
 from vitrail.errors import MapWarning
 
 T = TypeVar("T")
@@ -76,6 +79,19 @@ def _resident_bytes(name: str) -> float:
         return nan
 
 
+def keep_to_gpu_share(device: str) -> None:
+    """Limit this process to its share of a GPU's memory, if Ray gave it only a share of the GPU.
+
+    Several models then fit on one GPU: a batch that does not fit the share is halved.
+    """
+    ray = sys.modules.get("ray")
+    if torch.device(device).type != "cuda" or ray is None or not ray.is_initialized():
+        return
+    share = ray.get_runtime_context().get_assigned_resources().get("GPU", 1)
+    if 0 < share < 1:
+        torch.cuda.set_per_process_memory_fraction(share, torch.device(device).index or 0)
+
+
 class HasBatchSize(Protocol):
     """Anything that holds the current batch size, such as `vitrail.bench.context.BenchContext`."""
 
@@ -104,3 +120,25 @@ def shrink_batch_to_fit(context: HasBatchSize, call: Callable[[int], T]) -> T:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def run_in_memory(call: Callable[[], T], model: nn.Module, recompute: bool | None, batch: int) -> T:
+    """Call a function that runs a model; with recomputation of its blocks where that is requested or needed.
+
+    Args:
+        call: The function.
+        model: The model, unwrapped.
+        recompute: Whether backward passes compute activations again; None where memory runs out for one input.
+        batch: Number of inputs. Several of them can be explained in smaller batches, which takes less time.
+    """
+    if not recompute:
+        try:
+            return call()
+        except torch.OutOfMemoryError as error:
+            if recompute is False or batch > 1:
+                error.add_note("reduce batch_size=, or compute activations again with recompute=True")
+                raise
+        gc.collect()
+        torch.cuda.empty_cache()
+    with recomputed_blocks(model):
+        return call()

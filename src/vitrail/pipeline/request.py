@@ -22,6 +22,8 @@ from vitrail.pipeline.smoothing import Smoothing
 DEFAULT = "leadlight"
 #: Default method for prompts of language models; docs/language-model-truth.md says why.
 LANGUAGE_DEFAULT = "attnlrp:released"
+#: What is used instead where that does not apply: models without attention, image tokens without a place on the image.
+LANGUAGE_FALLBACK = "gradient_x_input"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,7 @@ class Request:
         of: Name of the tensor that is explained, or None.
         reading: Which part of the output is read, and what turns its scores into probabilities.
         units: Units of texts that are scored and removed as a whole, or None.
+        recompute: Whether backward passes compute the activations of blocks again; None where one input does not fit.
     """
 
     methods: Mapping[str, Mapping[str, Any]]
@@ -61,6 +64,7 @@ class Request:
     of: str | None = None
     reading: OutputReading = field(default_factory=OutputReading)
     units: Any = None
+    recompute: bool | None = None
 
     def __post_init__(self) -> None:
         keep: object = self.keep
@@ -88,7 +92,7 @@ class Request:
     def settings(self) -> dict[str, Any]:
         """Arguments of `vitrail.explain` for other inputs of the same kind."""
         reading = {"output": self.reading.output, "scores": self.reading.scores}
-        given = {"layout": self.layout, "batch_size": self.batch_size, **reading}
+        given = {"layout": self.layout, "batch_size": self.batch_size, "recompute": self.recompute, **reading}
         if self.tokenizer is not None:
             return {**given, "tokenizer": self.tokenizer, "units": self.units}
         smoothing = {} if self.smoothing is None else self.smoothing.settings()

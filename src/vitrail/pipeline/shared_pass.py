@@ -228,8 +228,10 @@ def _on_seen_tokens(relevance: Tensor, trace: Trace) -> Tensor:
 
 def _input_gradients_alone(job: BatchJob) -> bool:
     """Whether a function is explained by its gradient at the input alone, so that one graph serves target and map."""
-    inputs = job.prepared.inputs
-    few = inputs.signal is not None and inputs.batch <= job.settings.max_batch
+    inputs, structure = job.prepared.inputs, job.prepared.structure
+    # No gradient reaches tokens behind those that a causal model reads; padding needs the masks of a captured pass.
+    prompt = inputs.words is not None and structure.causal and structure.kind == "plain" and inputs.valid is None
+    few = (inputs.signal is not None or prompt) and inputs.batch <= job.settings.max_batch
     plain = not torch.is_autocast_enabled(inputs.tensors[0].device.type)
     return callable(job.target) and few and plain and all(one.method.name == "gradient_x_input" for one in job.methods)
 
@@ -249,8 +251,9 @@ def _shared_forward(
     # order, which is confirmed there.
     outputs_alone = all(one.method.applies.reads == "outputs" and one in by_trace for one in job.methods)
     outputs_alone = outputs_alone and not (structure.masked and structure.kind == "plain")
-    if _input_gradients_alone(job):
-        return input_graph_pass(module, inputs, structure)
+    alone = input_graph_pass(module, inputs, structure) if _input_gradients_alone(job) else None
+    if alone is not None:
+        return alone
     if not any(needs) and (outputs_alone or not structure.layers):
         return forward_only(module, inputs, structure)
     tables = [one.method.rule_set(one.options) for one in job.methods]

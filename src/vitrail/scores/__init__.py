@@ -19,6 +19,14 @@ from vitrail.scores.curves import AREAS, AreaRule, aopc, deletion_area, find_are
 from vitrail.scores.disconnected import DisconnectedGrid
 from vitrail.scores.evaluator import Evaluator
 from vitrail.scores.fills import FILLS, Fill, Normalisation, find_fill
+from vitrail.scores.funnybirds import (
+    BirdResponses,
+    PartImportance,
+    measure_parts,
+    score_bird_maps,
+    score_bird_model,
+    summarise_birds,
+)
 from vitrail.scores.grid_pointing import (
     GridPointingScores,
     aggregate_attributions,
@@ -109,6 +117,7 @@ __all__ = [
     "TOP_WORDS",
     "AgreementScores",
     "AreaRule",
+    "BirdResponses",
     "BoxPointingScores",
     "ComparedMethod",
     "ComplexityScores",
@@ -126,6 +135,7 @@ __all__ = [
     "Normalisation",
     "OverdeterminationScores",
     "PairedTest",
+    "PartImportance",
     "PatchEffects",
     "PerturbationRecords",
     "PointingScores",
@@ -179,6 +189,7 @@ __all__ = [
     "map_boxes",
     "map_similarity",
     "mean_ratio",
+    "measure_parts",
     "micro_f1",
     "p_value",
     "parameter_randomisation",
@@ -195,6 +206,8 @@ __all__ = [
     "relevance_rank_accuracy",
     "saco_coefficient",
     "score_agreement",
+    "score_bird_maps",
+    "score_bird_model",
     "score_box_pointing",
     "score_complexity",
     "score_grid_pointing",
@@ -212,6 +225,7 @@ __all__ = [
     "spearman",
     "srg",
     "ssim",
+    "summarise_birds",
     "token_f1",
     "top_overlap",
     "word_average_precision",

@@ -117,7 +117,7 @@ def _of_tensors(inputs: Mapping[str, Any], tokenizer: Any) -> list[EncodedPrompt
         content = [index not in special for index in row.ids]
         if not any(content):
             raise InputError(f"prompt {i} is empty: all of its tokens are special ones or padding")
-        pieces = [decoded_token(tokenizer, index) for index in row.ids]
+        pieces = [_piece(tokenizer, row.ids[max(i - 1, 0) : i], row.ids[i]) for i in range(len(row.ids))]
         spans, at = [], 0
         for piece in pieces:
             spans.append((at, at + len(piece)))
@@ -179,7 +179,21 @@ def _prompt(
     return EncodedPrompt(encoded, ids, tuple(columns), width)
 
 
+def _piece(tokenizer: Any, before: Sequence[int], index: int) -> str:
+    """Characters that a token adds to a text; some tokenizers put a space between two tokens, which neither has."""
+    alone = decoded_token(tokenizer, index)
+    if not before or alone.startswith(" "):
+        return alone
+    first, both = (
+        str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) for ids in ([*before], [*before, index])
+    )
+    added = both.removeprefix(first)
+    return added if both.startswith(first) and added and "�" not in added else alone
+
+
 def _special_ids(tokenizer: Any) -> set[int]:
-    """Ids of special tokens; the one for unknown words stands for a word."""
+    """Ids of special tokens, those that were added as such included; the one for unknown words stands for a word."""
     found = set(getattr(tokenizer, "all_special_ids", ()) or ())
+    added = getattr(tokenizer, "added_tokens_decoder", None) or {}
+    found |= {index for index, one in added.items() if getattr(one, "special", False)}
     return found - {getattr(tokenizer, "unk_token_id", None)}

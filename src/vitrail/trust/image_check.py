@@ -1,4 +1,4 @@
-"""Check maps of images: patches are removed, and moved copies of the map are the null distribution."""
+"""Check maps of images: patches are removed; shifted, rotated and flipped copies are the null distribution."""
 
 from __future__ import annotations
 

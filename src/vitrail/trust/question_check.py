@@ -20,6 +20,7 @@ from vitrail.inputs.map_source import QuestionSource
 from vitrail.scores.sensitivity import RADIUS, noise_samples
 from vitrail.targets.bound_targets import BoundTargets
 from vitrail.targets.output_reader import CallContext, OutputReader
+from vitrail.targets.token_target import TokenTarget
 from vitrail.trust.check_run import CheckSettings
 from vitrail.trust.image_check import ImageCheckRun
 from vitrail.trust.input_removal import InputRemoval
@@ -107,8 +108,8 @@ class QuestionCheckRun(ImageCheckRun):
     def __init__(self, source: QuestionSource, first: Any, settings: CheckSettings, remove: QuestionRemoval) -> None:
         if remove.count < MIN_WORDS:
             raise InputError(
-                f"{remove.count} cells of the image or words are too few to be checked, pass at least {MIN_WORDS}: "
-                "among fewer, chance puts the right one first too often"
+                f"{remove.count} cells of the image or words are too few to be checked: use at least {MIN_WORDS}. "
+                "Among fewer, chance puts the right one first too often"
             )
         self.units = remove
         self.unit = "words" if not remove.cells else "patches" if remove.count == remove.cells else "patches and words"
@@ -134,6 +135,13 @@ class QuestionCheckRun(ImageCheckRun):
 
     def _score(self, output: Any) -> Tensor:
         return super()._score(output) if self.units.target is None else self.units.score(output)
+
+    @property
+    def _has_probabilities(self) -> bool:
+        return isinstance(self.named, TokenTarget)
+
+    def _shown(self, scores: Tensor) -> Tensor:
+        return scores.exp() if self._has_probabilities else scores  # those of a token are log-probabilities
 
     def _reader(self, output: Any) -> OutputReader:
         return OutputReader(output, self.units.context)

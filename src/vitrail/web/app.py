@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from importlib.resources import files
 from typing import Any
@@ -32,6 +33,7 @@ from vitrail.web.queue import log
 from vitrail.web.reference import api_reference
 from vitrail.web.routes import client_of, router, server_of
 from vitrail.web.samples import sample_pixels, samples_for
+from vitrail.web.script_bundle import bundle_modules, content_name
 from vitrail.web.state import ServerState
 
 PAGE = "page.html"
@@ -67,8 +69,14 @@ def make_app(
     app.include_router(health_router)
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
-    app.state.templates.env.globals |= {"colour_tables": colour_tables(), "first_size": _first_size(models)}
-    app.mount("/static", StaticFiles(directory=str(package.joinpath("static"))), "static")
+    static = package.joinpath("static")
+    script = bundle_modules(static, "page.js")
+    script_path = f"/static/{content_name('page.js', script)}"
+    app.state.templates.env.globals |= {
+        "colour_tables": colour_tables(), "first_size": _first_size(models), "script_path": script_path,
+    }  # fmt: skip
+    app.add_api_route(script_path, partial(_script, script), include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=str(static)), "static")
     pages: dict[str, Callable[..., Any]] = {
         "/": _page, "/r/{job}": _permalink, "/help": _help, "/help/methods/{name}": _method_help,
         "/api/docs": _reference,
@@ -118,6 +126,11 @@ def _render(request: Request, job: str, status: int = 200) -> Response:
     page = templates.TemplateResponse(request, PAGE, {"job": job, "version": version("vitrail")}, status)
     page.headers["Cache-Control"] = "no-store"
     return page
+
+
+async def _script(text: str) -> Response:
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}  # its name changes with its content
+    return Response(text, media_type="text/javascript", headers=headers)
 
 
 async def _page(request: Request) -> Response:

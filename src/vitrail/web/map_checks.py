@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
 from vitrail.capture.frozen import unwrap
-from vitrail.errors import InputError
-from vitrail.inputs.map_source import MapSource, PromptSource, TextSource
+from vitrail.inputs.map_source import MapSource, PromptSource, QuestionSource, TextSource
 from vitrail.inputs.targets import Target
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
@@ -62,10 +62,25 @@ def check_map(job: Job, explanation: Explanation, k: int, advance: Callable[[int
             tests=tests, batch_size=job.served.batch_size, seed=job.seed, advance=advance,
         )  # fmt: skip
     check = next(iter(checks.values()))
+    target = job.targets[k] if job.targets else None
+    if isinstance(target, PageTarget) and target.kind == "token":  # words as the page writes them
+        other = check.other_class.partition(" (")[0]
+        check = replace(check, label=target.name(job.served), other_class=_plain_token(other))
     if job.contrast is not None and not job.has_named_targets:
         reason = "class: a map of the difference of two classes has no other class to compare with"
         check = replace(check, skipped=tuple(reason if s.startswith("class:") else s for s in check.skipped))
     return check
+
+
+def _plain_token(name: str) -> str:
+    """The word of a token's name in the library.
+
+    Example:
+        >>> _plain_token("token(' coin')"), _plain_token("' coin'"), _plain_token("")
+        ('coin', 'coin', '')
+    """
+    quoted = re.fullmatch(r"(?:token\()?['\"](.*)['\"]\)?", name)
+    return name if quoted is None else quoted[1].strip() or "space"
 
 
 def check_evaluations(job: Job) -> int:
@@ -76,7 +91,7 @@ def check_evaluations(job: Job) -> int:
     return budget.removals // len(budget.levels) * (len(budget.levels) + 1)
 
 
-def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource | PromptSource:
+def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource | PromptSource | QuestionSource:
     """The model that checks a job's maps, and the job's input."""
     served, reading = job.served, job.served.reading
     given: dict[str, Any] = {"batch_size": served.batch_size}
@@ -96,15 +111,11 @@ def _source(job: Job, loaded: LoadedModel) -> MapSource | TextSource | PromptSou
     return MapSource(loaded, served.model_inputs(job.raw_input), served.structure, function, explain_again)
 
 
-def _named_source(job: Job, loaded: LoadedModel, target: Target) -> MapSource | PromptSource:
+def _named_source(job: Job, loaded: LoadedModel, target: Target) -> MapSource | PromptSource | QuestionSource:
     """The source of maps of prompts, boxes, regions, tokens, videos and sound: that of a map which costs nothing."""
     inputs, given = explained_call(job.served, [job.raw_input], job.targets)
     found = explain(loaded, inputs, "random", target=target, batch_size=job.served.batch_size, **given)
-    if not isinstance(found.source, MapSource | PromptSource):
-        raise InputError(
-            "maps of questions about images are not checked: remove the marked patches by hand to see what the answer "
-            "depends on"
-        )
+    assert isinstance(found.source, MapSource | PromptSource | QuestionSource)
     return found.source
 
 

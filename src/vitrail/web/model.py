@@ -151,7 +151,7 @@ class ServedModel:
     def batch_size(self) -> int:
         """Images per forward pass; small on a CPU, since short steps of other clients run between two batches."""
         device = next((p.device.type for p in self.loaded.module.parameters()), "cpu")
-        return 8 if device == "cpu" else 32
+        return 4 if device == "cpu" else 32
 
     @property
     def preprocess(self) -> Preprocess:
@@ -236,7 +236,7 @@ class ServedModel:
         methods = [self._method_info(method) for method in METHODS.values()]
         applicable = {m["name"]: m for m in methods if m["works"]}
         default = LANGUAGE_DEFAULT if self.target_kind == "token" else DEFAULT
-        if default not in applicable:
+        if default.partition(":")[0] not in applicable:
             default = next((name for name, m in applicable.items() if m["class_specific"]), "")
         return {
             "id": self.id, "title": self.title, "kind": self.kind,

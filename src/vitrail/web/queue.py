@@ -3,8 +3,9 @@
 A task is a list of steps. After each step the client whose turn it is continues, so a client with many tasks delays
 itself and not the others. Steps of one group, such as maps of one model, are prepared in one batch. Between two batches
 of a long step, short steps of waiting clients run: a map that takes a tenth of a second does not wait for one that
-takes a minute. Then the long step pauses if it is the turn of another client's long step. A paused step keeps its
-thread, so there are more threads than steps that run at the same time.
+takes a minute. If another thread runs a short step, the long step waits for it, up to `SHORT_SECONDS`, so that they do
+not compete for the processor. Then the long step pauses if it is the turn of another client's long step. A paused step
+keeps its thread, so there are more threads than steps that run at the same time.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from vitrail.web.worker import set_worker_index
 log = logging.getLogger("vitrail.web")
 #: Seconds that `Queue.close` waits for a running step.
 CLOSE_SECONDS = 0.3
+#: Seconds that a long step waits between two batches for short steps of other threads. More would starve long steps
+#: while many clients send short ones.
+SHORT_SECONDS = 0.5
 
 
 class JobCancelled(Exception):  # noqa: N818 - not an error: the client cancelled or disconnected
@@ -226,6 +230,7 @@ class Queue:
         """
         self.run_short_steps()
         if may_pause:
+            self._wait_for_short_steps()
             self._pause()
 
     def run_short_steps(self) -> None:
@@ -254,6 +259,14 @@ class Queue:
                 now = monotonic()
                 self._turns.charge(own.clients, now - own.charged)
                 own.charged = now
+
+    def _wait_for_short_steps(self) -> None:
+        """Leave the processor to the short steps that other threads run, for a moment."""
+        own = self._slice
+        if own is not None and own.is_long:
+            with self._condition:
+                self._condition.wait_for(lambda: self.closed or not self._turns.runs_short, SHORT_SECONDS)
+                own.charged = monotonic()
 
     def _pause(self) -> None:
         """Give the slot to another client's long step if it is its turn, and wait for the next turn."""

@@ -45,6 +45,11 @@ class Turns:
         """Number of slots that are held."""
         return self._steps.total()
 
+    @property
+    def runs_short(self) -> bool:
+        """Whether a short step holds a slot."""
+        return self._steps[False] > 0
+
     def has_slot(self, is_long: bool) -> bool:
         """Whether a slot is free for a long or a short step."""
         return self.busy < self._slots[False] and (not is_long or self._steps[True] < self._slots[True])

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 #: The first bytes of files in these formats.
 SIGNATURES = (b"\x89PNG", b"\xff\xd8\xff", b"RIFF", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+#: Formats of cameras that are not decoded here, by the brand in their first bytes.
+CAMERA_FORMATS = {
+    **dict.fromkeys((b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"), "HEIC"),
+    **dict.fromkeys((b"avif", b"avis"), "AVIF"),
+}
 EXIF_ORIENTATION = 0x0112
 
 
@@ -65,8 +70,11 @@ def read_upload(data: bytes, limits: Limits) -> Upload:
     except UnidentifiedImageError as error:
         if data.startswith(SIGNATURES):
             raise _damaged(error) from error
-        what = f"unsupported image format (supported: {', '.join(FORMATS)})"
+        name = CAMERA_FORMATS.get(data[8:12], "") if data[4:8] == b"ftyp" else ""
+        what = f"unsupported image format{name and ' ' + name} (supported: {', '.join(FORMATS)})"
         fix = "Convert the image to a supported format. The content of the file counts, not its name."
+        if name:
+            fix = "Save it as JPEG. An iPhone does so with Settings, Camera, Formats, Most Compatible."
         raise ApiError(415, what, fix) from error
     except Image.DecompressionBombError as error:
         raise _too_many_pixels("too many pixels for Pillow", limits) from error

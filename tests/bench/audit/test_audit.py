@@ -58,6 +58,19 @@ def test_cluster_in_a_corner_is_the_first_finding(tmp_path):
     assert np.allclose(np.sum(data["classes"][0]["mean"]), 1, atol=1e-3)
 
 
+def test_two_maps_are_no_finding(tmp_path):
+    maps = torch.zeros(2, GRID, GRID)
+    maps[:, 0, 0] = 1
+    rows = [
+        {"image": str(i), "method": "rollout", "class": 0, "part": "p", "offset": i, "flat": False} for i in range(2)
+    ]
+    write_shard(tmp_path / "parts" / "p.safetensors", {"rollout": maps}, {})
+    write_index(tmp_path, rows, {"key": "abc", "model": "tiny", "methods": ["rollout"], "versions": {}})
+    audit = audit_maps(vitrail.open_maps(tmp_path))
+    assert not audit.findings
+    assert [(one.name, one.maps, one.border, one.score) for one in audit.classes] == [("class 0", 2, 1.0, 0.0)]
+
+
 def test_masks_say_what_is_off_the_object(tmp_path):
     store = write_store(tmp_path)
 

@@ -244,7 +244,7 @@ def _audit_class(
         place = place_of(mean)
         at_place = (shares[members] * off[members] * place).sum((1, 2))
         order = members[np.argsort(-at_place, kind="stable")]
-        if len(members) >= min(MIN_CLUSTER, len(chosen)):
+        if len(members) >= MIN_CLUSTER:  # fewer maps share nothing
             findings.append(Finding(
                 *owner, name, float(at_place.mean()), describe_place(mean * place), float(place.mean()), len(members),
                 len(members) / len(chosen), tuple(chosen[i]["image"] for i in order[:6]), mean,

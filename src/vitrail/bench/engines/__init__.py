@@ -76,7 +76,11 @@ class FailedTasks:
 
 
 class BenchTask(Protocol):
-    """A task that can be sent to another process and knows the file of its result."""
+    """A dataclass that can be sent to another process and knows the file of its result."""
+
+    @property
+    def folder(self) -> str:
+        """Folder that its files are written to."""
 
     @property
     def name(self) -> str:

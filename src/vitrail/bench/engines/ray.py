@@ -1,14 +1,20 @@
-"""The engine for many machines: Ray actors that share a folder, each with its models loaded."""
+"""The engine for many machines: Ray actors, each with its models loaded, whose results come back through Ray."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from vitrail.bench.engines import BenchTask, FailedTasks, TaskCallback, WorkerError, run_task
-from vitrail.errors import InputError, OutputError, error_line, require
+from vitrail.bench.parts import write_file
+from vitrail.errors import InputError, error_line, require
+from vitrail.pipeline.memory import keep_to_gpu_share
 
 #: Number of times that a task is repeated after its actor died.
 RETRIES = 3
@@ -21,32 +27,47 @@ class RayWorker:
         import torch
 
         self.device = device
+        keep_to_gpu_share(device)
         if device == "cpu":
             torch.set_num_threads(threads)
 
-    def run(self, task: BenchTask) -> tuple[str, str] | None:
-        """Run a task; return None, or the failure as text, because its class may not exist in the driver."""
+    def run(self, task: Any) -> dict[str, bytes] | str:
+        """Run a task; return its files by name, the last one last, or the failure as text.
+
+        Nodes need no folder in common: the driver writes the files. The class of an error may not exist there.
+        """
         try:
-            run_task(task, self.device)
-        except OutputError as error:
-            return "output", str(error)
-        except Exception as error:  # noqa: BLE001 - sent to the driver, which raises it
-            return "other", error_line(error)
-        return None
+            with TemporaryDirectory(prefix="vitrail-") as here:
+                last = run_task(replace(task, folder=here), self.device)
+                files = [path for path in Path(here).rglob("*") if path.is_file() and path != last]
+                return {path.relative_to(here).as_posix(): path.read_bytes() for path in (*files, last)}
+        except Exception as error:  # noqa: BLE001 - sent to the driver, which notes it
+            return error_line(error)
 
     def pid(self) -> int:
         """Return the process id."""
         return os.getpid()
 
 
+def write_result(task: BenchTask, files: Mapping[str, bytes]) -> None:
+    """Write the files that an actor returned, each atomically.
+
+    Raises:
+        OutputError: The disk is full or not writable.
+    """
+    for name, content in files.items():
+        write_file(Path(task.folder) / name, lambda file, content=content: file.write(content))  # type: ignore[misc]
+
+
 class RayEngine:
     """Run tasks on a Ray cluster, or on this machine if there is none.
 
-    The task of an actor that dies, with its process or with its node, is given to another one. That is safe because
-    parts are written atomically.
+    An actor gets its next task when it has returned the files of the last one, so that fast nodes do more and at most
+    one result per actor waits. The task of an actor that dies, with its process or with its node, is given to another.
 
     Args:
-        workers: Number of actors. Default: one per GPU of the cluster, or one per ``threads`` cores.
+        workers: Number of actors. Default: one per GPU of the cluster, or one per ``threads`` cores. With more actors
+            than GPUs, those of one GPU have equal shares of its memory.
         device: "cpu" or "cuda": what each actor reserves.
         threads: Torch threads of each CPU actor.
         address: Address of a running cluster: "auto", a host and port, or ``ray://…``. Default: RAY_ADDRESS, else a
@@ -100,12 +121,24 @@ class RayEngine:
     def _run(self, ray: Any, tasks: list[BenchTask], done: TaskCallback) -> None:
         gpu = self.device != "cpu"
         resources = ray.cluster_resources()
-        count = self.workers or int(resources.get("GPU", 1) if gpu else resources.get("CPU", 1) // self.threads) or 1
-        actor_class = ray.remote(num_gpus=1 if gpu else 0, num_cpus=1 if gpu else self.threads)(RayWorker)
+        gpus = max(1, int(resources.get("GPU", 1)))
+        count = self.workers or (gpus if gpu else int(resources.get("CPU", 1) // self.threads)) or 1
+        share = gpu_share(count, gpus) if gpu else 0
+        actor_class = ray.remote(num_gpus=share, num_cpus=1 if gpu else self.threads)(RayWorker)
         # Ray shows an actor its own GPU only, which is then the first it sees.
         device = "cuda:0" if gpu else "cpu"
         pool = _ActorPool(ray, lambda: actor_class.remote(device, self.threads), self.actors, tasks, done)
         pool.run(min(count, len(tasks)))
+
+
+def gpu_share(workers: int, gpus: int) -> float:
+    """Share of a GPU that each worker reserves, such that all fit.
+
+    Example:
+        >>> gpu_share(4, 4), gpu_share(6, 4), gpu_share(3, 1)
+        (1.0, 0.5, 0.3333)
+    """
+    return int(1e4 / max(1, ceil(workers / gpus))) / 1e4
 
 
 class _ActorPool:
@@ -141,13 +174,18 @@ class _ActorPool:
 
     def _receive(self, ready: Any, actor: Any, task: BenchTask | None) -> None:
         try:
-            failure = self.ray.get(ready)
+            result = self.ray.get(ready)
         except self.ray.exceptions.RayError as error:
             self._replace_dead(actor, task, error)
             return
         self.idle.append(actor)
-        if task is not None:
-            self.failed.note_outcome(task, failure, self.done)
+        if task is None:
+            return
+        if isinstance(result, str):
+            self.failed.note_outcome(task, ("other", result), self.done)
+            return
+        write_result(task, result)
+        self.failed.note_outcome(task, None, self.done)
 
     def _replace_dead(self, actor: Any, task: BenchTask | None, error: Exception) -> None:
         """Return a dead actor's task to the queue, unless it was tried too often, and start a new actor."""

@@ -53,7 +53,7 @@ export function headline(classes, targets, contrast) {
       note += `; the model says ${classes.name(best.index)}, ${formatPercent(best.probability)}`;
   }
   const text = question.map((part) => part.textContent ?? part).join("");
-  return { nodes: [...question, note ? el("small", {}, `(${note})`) : ""].filter(Boolean), text };
+  return { nodes: [...question, ...(note ? [" ", el("small", {}, `(${note})`)] : [])], text };
 }
 
 /** Say in the introduction what is explained: an image, a video, a sound or a text. */

@@ -133,10 +133,11 @@ export class MethodPicker {
   }
 
   #row(method) {
-    const box = el("input", { type: "checkbox", value: method.name, disabled: !method.works });
+    const spec = this.model.default.split(":")[0] === method.name ? this.model.default : method.name;
+    const box = el("input", { type: "checkbox", value: spec, disabled: !method.works });
     box.addEventListener("change", () => {
-      if (box.checked) this.add(method.name);
-      else this.#select(this.specs.filter((spec) => spec !== method.name));
+      if (box.checked) this.add(spec);
+      else this.#select(this.specs.filter((one) => one !== spec));
     });
     const badges = [];
     if (!method.works) badges.push(["n/a", method.reason ?? "does not apply to this model"]);

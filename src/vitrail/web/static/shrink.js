@@ -24,7 +24,7 @@ async function reduce(file) {
   const blob = await new Promise((resolve) => canvas.toBlob(resolve, "image/jpeg", QUALITY));
   if (!blob) return null;
   const size = scale < 1 ? `reduced from ${width} × ${height} to ${canvas.width} × ${canvas.height} pixels` : "converted to JPEG";
-  return { file: new File([blob], `${file.name}.jpg`, { type: "image/jpeg" }), note: `${size} in this browser` };
+  return { file: new File([blob], file.name, { type: "image/jpeg" }), note: `${size} in this browser` };
 }
 
 /**
