@@ -66,11 +66,12 @@ def test_links_between_pages_resolve():
 
 def test_tables_of_the_readme_and_of_the_default_are_those_of_the_measurements(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "results"))
+    import protocols
     import readme
 
-    for path, mark, content in readme.TABLES:
+    for path, mark, content in (*readme.TABLES, *protocols.TABLES):
         text = path.read_text(encoding="utf-8")
-        assert text == readme.replaced(text, mark, content()), "run python results/readme.py"
+        assert text == readme.replaced(text, mark, content()), "run python results/readme.py and results/protocols.py"
 
 
 def test_class_discrimination_counts_agree_with_the_measurements():
