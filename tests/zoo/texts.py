@@ -114,9 +114,11 @@ FAST = {"bert", "distilbert", "deberta-v2", "modernbert", "roberta", "gpt2", "ll
 LOCAL = {"mobilebert", "modernbert", "modernvbert"}
 #: Blocks in which a norm or an adapter stands between a branch and its sum; `leadlight` needs plain sums.
 OTHER_SUMS = {
-    "axk2", "exaone4", "gemma2", "gemma3", "gemma3_text", "glm4", "jetmoe", "mobilebert", "olmo2", "olmo3", "qwen3_5",
-    "qwen3_5_text", "qwen3_next", "squeezebert", "xmod",
+    "axk2", "exaone4", "gemma2", "gemma3", "gemma3_text", "glm4", "jetmoe", "olmo2", "olmo3", "squeezebert",
+    "xmod",
 }  # fmt: skip
+#: Words are mixed before the first attention: trigrams of embeddings, or blocks of linear attention.
+MIXED = {"mobilebert", "qwen3_5", "qwen3_5_text", "qwen3_next"}
 #: The class to explain where the map of class 3 is constant with one of the methods.
 TARGETS = {"esm": 2, "ibert": 2, "mobilebert": 2, "xlm-roberta-xl": 2}
 #: Methods whose map of this random model is constant for every class.
@@ -124,6 +126,10 @@ CONSTANT = {"roformer": ("gradtoken",)}
 
 
 def entry(name: str, tests: tuple[str, ...]) -> Entry:
+    if name in MIXED:
+        refused = dict.fromkeys(("rollout", "transformer_mm", "attnlrp"), "outside the attention")
+        build = partial(tiny, "transformers", "text", name, target=TARGETS.get(name))
+        return Entry(f"hf:{name}", build, tests, ("gradient_x_input", "integrated_gradients:steps=4"), refused)
     methods = WITHOUT_LEADLIGHT if name in OTHER_SUMS else METHODS
     return Entry(
         f"hf:{name}", partial(tiny, "transformers", "text", name, target=TARGETS.get(name)),
