@@ -18,9 +18,12 @@ def test_page_reconnects_after_a_restart_and_sends_its_image_again(browser):  # 
         page.goto(f"{url}/?model=tiny&method=gradcam")
         page.wait_for_selector(SHOWN)
         page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": image_file(40, 40)})
+        page.wait_for_function("() => location.search.includes('image=')")
         page.wait_for_selector("#image-panel[aria-busy=false]")
+        page.wait_for_selector(SHOWN)
         address = page.url
-        page.evaluate("import('/static/api.js').then((api) => { window.api = api; })")
+        script = "document.querySelector('script[type=module]').src"
+        page.evaluate(f"import({script}).then(({{modules}}) => {{ window.api = modules['api.js']; }})")
     # The next request finds no server. It is not lost: it is sent again after the restart, with the image.
     page.evaluate("void window.api.models().then((models) => { window.answer = models.length; })")
     page.wait_for_selector(LOST)
@@ -28,7 +31,7 @@ def test_page_reconnects_after_a_restart_and_sends_its_image_again(browser):  # 
     assert page.query_selector(SHOWN) is not None
     with running_server(small_app(), port=int(url.rpartition(":")[2])):
         page.wait_for_selector(AGAIN)
-        page.wait_for_function("window.answer === 1")
+        page.wait_for_function("() => window.answer === 1")
         predict = "({id}) => window.api.predict({model: 'tiny', picture: id})"
         image_id = address.partition("image=")[2].partition("&")[0]
         assert image_id

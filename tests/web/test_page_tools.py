@@ -105,7 +105,7 @@ def test_a_dropped_link_is_answered(visit):
 
 
 def test_a_reload_continues_the_running_job(visit):
-    slow = "?model=tiny&sample=cat&classes=0&method=rise:masks=4000"
+    slow = "?model=tiny&sample=cat&classes=0&method=rise:masks=9900"
     page = visit(before=lambda page: None)
     wait_idle(page)
     ids = []

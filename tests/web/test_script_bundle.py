@@ -29,7 +29,9 @@ def test_modules_stand_before_those_that_import_them(tmp_path):
 
 def test_no_import_or_export_of_the_page_is_left():
     script = bundle_modules(STATIC, "page.js")
-    left = [line for line in script.splitlines() if line.startswith(("import ", "export "))]
+    first, *lines = script.splitlines()
+    assert first == "export const modules = {};"
+    left = [line for line in lines if line.startswith(("import ", "export "))]
     assert not left, "the bundle joins imports from ./name.js, and exported functions, classes and constants"
     modules = [path.read_text("utf-8") for path in STATIC.iterdir() if path.name.endswith(".js")]
     joined = script.count('modules["') - sum(len(IMPORT.findall(text)) for text in modules)

@@ -31,7 +31,7 @@ def bundle_modules(folder: Traversable, entry: str) -> str:
         )
 
     add(entry)
-    return "const modules = {};\n" + "\n".join(functions.values())
+    return "export const modules = {};\n" + "\n".join(functions.values())
 
 
 def content_name(name: str, text: str) -> str:

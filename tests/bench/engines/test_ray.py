@@ -47,7 +47,8 @@ def test_explained_images_and_columns_have_the_same_maps(tmp_path):
     maps = open_maps(out)
     for number, content in enumerate(columns["maps"]):
         for method, relevance in read_maps(content).items():
-            assert torch.equal(maps.read(f"{number}.png", method=method), relevance[0].float())
+            stored = maps.read(f"{number}.png", method=method)
+            assert torch.allclose(stored, relevance[0].float(), rtol=2e-3), "as far as half precision stores them"
 
 
 def test_failures_are_texts_and_a_full_disk_stops_the_run(tiny_run, tmp_path):
