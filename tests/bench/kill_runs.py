@@ -23,55 +23,53 @@ import torch
 from vitrail.bench.engines.local import LocalEngine
 from vitrail.bench.run import open_run
 
-#: Number of kills during start-up; the others come while the run works.
+#: Number of kills during start-up; the others come as soon as the run has one more part.
 EARLY_KILLS = 4
 
 
-def run(plan: Path, runs: Path, started: int) -> None:
+def run(plan: Path, runs: Path) -> None:
     torch.set_num_threads(1)
     store = open_run(plan, runs)
-    os.write(started, b"x")
     LocalEngine(1).run(store.missing())
     store.export()
 
 
-def fork(plan: Path, runs: Path) -> tuple[int, int]:
-    """Fork a process that runs the plan; return its id, and a pipe that is written to when its work begins."""
-    reading, writing = os.pipe()
+def fork(plan: Path, runs: Path) -> int:
+    """Fork a process that runs the plan; return its id."""
     child = os.fork()
     if child == 0:
         try:
-            run(plan, runs, writing)
+            run(plan, runs)
         except BaseException as error:  # noqa: BLE001 - reported, and the fork must end here
             sys.stderr.write(repr(error))
             os._exit(1)
         os._exit(0)
-    os.close(writing)  # so that reading ends when the fork does
-    return child, reading
+    return child
 
 
-def run_uninterrupted(plan: Path, runs: Path) -> tuple[float, float]:
-    """Run to the end; return the seconds until the work begins, and the seconds of the work."""
-    start = time.perf_counter()
-    child, started = fork(plan, runs)
-    os.read(started, 1)
-    ready = time.perf_counter()
-    status = os.waitpid(child, 0)[1]
-    os.close(started)
+def run_uninterrupted(plan: Path, runs: Path) -> int:
+    """Run to the end; return the number of parts."""
+    status = os.waitpid(fork(plan, runs), 0)[1]
     if status:
         sys.exit("an uninterrupted run failed")
-    return ready - start, time.perf_counter() - ready
+    return count_parts(runs)
 
 
-def run_killed(plan: Path, runs: Path, seconds: float, working: bool) -> bool:
-    """Kill a run after some seconds, counted from its start or from its work; return False if it ended before."""
-    child, started = fork(plan, runs)
-    if working:
-        os.read(started, 1)
+def count_parts(runs: Path) -> int:
+    return len(list(runs.glob("*/parts/part-*.parquet")))
+
+
+def run_killed(plan: Path, runs: Path, seconds: float, parts: int) -> bool:
+    """Kill a run after some seconds and as soon as it has some parts; return False if it ended before."""
+    child = fork(plan, runs)
     time.sleep(seconds)
+    while count_parts(runs) < parts:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            sys.exit(f"a run ended with status {status} before it had {parts} parts")
+        time.sleep(0.002)
     os.kill(child, signal.SIGKILL)
     status = os.waitpid(child, 0)[1]
-    os.close(started)
     if status and not os.WIFSIGNALED(status):
         sys.exit("a run failed by itself")
     return os.WIFSIGNALED(status)
@@ -80,20 +78,12 @@ def run_killed(plan: Path, runs: Path, seconds: float, working: bool) -> bool:
 def main() -> None:
     plan, uninterrupted, killed, kills = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
     generator, parts = random.Random(20), []  # noqa: S311 - times of kills, not secrets
-    starting, working = run_uninterrupted(plan, uninterrupted)
-
-    def attempt(longest: float, working: bool) -> bool:
-        was_killed = run_killed(plan, killed, generator.uniform(0, longest), working)
-        if was_killed:
-            parts.append(len(list(killed.glob("*/parts/part-*.parquet"))))
-        return was_killed
-
-    while len(parts) < EARLY_KILLS:
-        attempt(starting, working=False)
-    longest = 3 * working / (kills - EARLY_KILLS)
+    total = run_uninterrupted(plan, uninterrupted)
     while len(parts) < kills:
-        if not attempt(longest, working=True):  # it ended before it was killed: less time for the next
-            longest *= 0.7
+        early = len(parts) < EARLY_KILLS
+        wanted = 0 if early else 1 + (len(parts) - EARLY_KILLS) * (total - 2) // (kills - EARLY_KILLS)
+        if run_killed(plan, killed, generator.uniform(0, 0.1) if early else 0.0, wanted):
+            parts.append(count_parts(killed))
     run_uninterrupted(plan, killed)
     sys.stdout.write(json.dumps(parts))
 
