@@ -8,10 +8,11 @@ import statistics
 import tarfile
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import cycle, islice
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -86,6 +87,15 @@ class Sections:
         return {name: round(1000 * statistics.mean(one), 2) for name, one in self.spent.items() if one}
 
 
+def processor_seconds(processes: Sequence[BaseProcess]) -> float:
+    """Processor time that processes of this machine have used, under Linux; of the calling one if there are none."""
+    if not processes:
+        return time.process_time()
+    stats = (Path(f"/proc/{process.pid}/stat") for process in processes)
+    fields = (path.read_text("ascii").rpartition(")")[2].split() for path in stats if path.exists())
+    return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
+
 def source_rates(
     run: Run, *, model: str = "scenes", weights: str = "", methods: tuple[str, ...] = ("gradtoken", "vtranm"),
     images: int = 512, batch: int = 32, chunk: int = 32, side: int = 375, workers: tuple[int, ...] = (1, 2, 4),
@@ -98,7 +108,8 @@ def source_rates(
     nothing; ``command_in_memory`` is the same command as from shards, with images that were read before. Repeats are
     interleaved and end after some minutes. ``decoders`` is the most processes that decode images for a GPU.
     ``ms_per_batch`` says where the time of a single worker goes: calls of ``explain`` until they return, waiting for
-    the device, and everything between two calls.
+    the device, and everything between two calls. Seconds of the processor do not count time in which other programs
+    run.
     """
     folder.MAX_DECODERS = decoders
     begun = time.perf_counter()
@@ -113,6 +124,7 @@ def source_rates(
     waited: list[float] = []
     found: dict[str, Any] = {"images": count, "cores": os.cpu_count(), "seconds_waiting_for_images": waited}
     sections = found["ms_per_batch"] = {}
+    processor: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="vitrail-shards-") as name:
         shards = Path(name)
         files = encoded_images(run.assets, count, side)
@@ -154,9 +166,12 @@ def source_rates(
 
         def from_shards(number: int, repeat: int | str, name: str = "shards") -> float:
             times: list[float] = []
+            used: list[float] = []
+            engine = LocalEngine(number, str(run.device))
 
             def note(_: BenchTask) -> None:
                 times.append(time.perf_counter())
+                used.append(processor_seconds(engine.processes))
 
             reader = _image_reader(str(run.device))
             before = reader.waited
@@ -164,15 +179,18 @@ def source_rates(
                 explain_folder(
                     shards, shards / f"out{repeat}-{number}", model=model, weights=weights or None, methods=methods,
                     chunk=chunk, batch=batch, device=str(run.device), done=note,
-                    engine=LocalEngine(number, str(run.device)),
+                    engine=engine,
                 )  # fmt: skip
             if name == "shards":
                 waited.append(reader.waited - before)  # in this process: of a single worker on a GPU
-            return chunk * (len(times) - number) / (times[-1] - times[number - 1])
+            computed = chunk * (len(times) - number)
+            processor.setdefault(f"{name}_{number}", []).append((used[-1] - used[number - 1]) / computed)
+            return computed / (times[-1] - times[number - 1])
 
         in_memory(max(0, count - 4 * batch))  # the model is read and its passes recorded
         from_shards(1, "first")  # the same, and processes that decode have started
         waited.clear()
+        processor.clear()
         for repeat in range(run.repeats or run.count(3, 1)):
             if repeat and time.perf_counter() - begun > 60 * minutes * repeat / (repeat + 1):
                 break
@@ -182,6 +200,7 @@ def source_rates(
                 rates[f"workers_{number}"].append(from_shards(number, repeat))
             found["rates"] = rates
             found["images_per_second"] = {key: statistics.median(values) for key, values in rates.items()}
+            found["processor_seconds_per_image"] = {key: statistics.median(one) for key, one in processor.items()}
             found["share_of_in_memory"] = {
                 key: statistics.median([a / b for a, b in zip(values, rates["in_memory"], strict=True)])
                 for key, values in rates.items()

@@ -42,7 +42,7 @@ _ORDER = ("image", "model", "dataset", "method", "target")
 #: Columns with few different values, read as codes.
 _REPEATED = ["model", "dataset", "method", "target", "name", "part", "error"]
 #: Files of maps that are kept open.
-_MAX_OPEN = 64
+_MAX_OPEN = 256
 #: Maps that a notebook shows.
 SHOWN_IN_NOTEBOOK = 12
 
