@@ -286,8 +286,18 @@ def write_shard(path: Path, tensors: Mapping[str, Tensor], footer: Mapping[str, 
     """
     from safetensors.torch import save
 
-    data = save({name: maps.half().contiguous() for name, maps in tensors.items()}, dict(footer))
+    data = _in_order(save({name: maps.half().contiguous() for name, maps in tensors.items()}, dict(footer)))
     return write_file(path, lambda file: file.write(data))
+
+
+def _in_order(data: bytes) -> bytes:
+    """The same safetensors file with sorted metadata, whose order is random: equal maps should be equal files."""
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    header["__metadata__"] = dict(sorted(header.get("__metadata__", {}).items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + data[8 + size :]
 
 
 def open_shard(path: Path) -> Any:
