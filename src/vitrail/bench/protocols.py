@@ -220,9 +220,6 @@ PROTOCOLS = ProtocolTable()
 def needs_objects(names: Sequence[str]) -> bool:
     """Whether protocols use masks or boxes; a score of another package may use them without declaring it.
 
-    Args:
-        names: Protocols and presets.
-
     Example:
         >>> needs_objects(["chefer21", "complexity"]), needs_objects(["chefer21", "pointing"])
         (False, True)
@@ -232,10 +229,6 @@ def needs_objects(names: Sequence[str]) -> bool:
 
 def protocol_targets(names: Sequence[str], targets: Sequence[str]) -> list[tuple[str, str]]:
     """Return the pairs of protocol and target that are run.
-
-    Args:
-        names: Protocols and presets.
-        targets: The plan's targets.
 
     Example:
         >>> protocol_targets(["selectivity", "rise"], ["predicted", "label"])

@@ -23,14 +23,7 @@ LEVEL, DRAWS = 0.1, 20
 
 
 class CellRemoval:
-    """Values of both targets of some examples with cells of the input replaced by the mean of the input.
-
-    Args:
-        loaded: The model.
-        pairs: The examples.
-        device: Device of the model.
-        seed: Of the random removals and of the order of equal values.
-    """
+    """Values of both targets of some examples with cells of the input replaced by the mean of the input."""
 
     def __init__(self, loaded: LoadedModel, pairs: WorldBatch, device: str, seed: int = 0) -> None:
         self.cells, self.seed = pairs.cells, seed
@@ -57,10 +50,7 @@ class CellRemoval:
         return self.values(order[..., : self.count]).transpose(1, 2)
 
     def values(self, removed: Tensor) -> Tensor:
-        """Values of both targets with some cells removed.
-
-        Args:
-            removed: Indices of the removed cells, shape (b, n, m).
+        """Values of both targets with some cells removed, whose indices have the shape (b, n, m).
 
         Returns:
             Shape (b, n, 2).
@@ -97,13 +87,7 @@ class CellRemoval:
 
 
 class PromptWordRemoval:
-    """Values of both prompts of some examples with one word left out.
-
-    Args:
-        loaded: The model.
-        pairs: The examples.
-        device: Device of the model.
-    """
+    """Values of both prompts of some examples with one word left out."""
 
     def __init__(self, loaded: LoadedModel, pairs: WorldBatch, device: str) -> None:
         assert pairs.texts is not None

@@ -28,7 +28,7 @@ def demo(
     run_demo(to, methods, "scenes")
     if expensive:
         out.print(
-            f"{len(methods)} methods; {len(expensive)} that evaluate many images were left out: {', '.join(expensive)}. "
+            f"{len(methods)} methods. Left out, since they evaluate many images: {', '.join(expensive)}. "
             "`vitrail demo --all` runs them too.",
             highlight=False,
             soft_wrap=True,

@@ -112,12 +112,7 @@ class TextModel:
         return is_language_model(self.loaded.module)
 
     def targets(self, options: LanguageOptions, target: list[str] | None) -> Any:
-        """What is explained, as `vitrail.explain` takes it.
-
-        Args:
-            options: Options for language models.
-            target: Values of --target.
-        """
+        """What is explained, as `vitrail.explain` takes it."""
         row = options.row(target)
         if not self.language and row is not None:
             raise InputError("--token and --answer are for language models, and this model has classes: use --target")
@@ -150,17 +145,7 @@ def explain_texts(
     texts: list[str], reader: TextModel, methods: list[str] | None, target: list[str] | None,
     options: LanguageOptions, to: Path, check: bool,
 ) -> None:  # fmt: skip
-    """Explain texts, print them in colour and write scores, a page and a figure.
-
-    Args:
-        texts: The texts.
-        reader: The model.
-        methods: Names of the methods; None for the default.
-        target: Values of --target.
-        options: Options for language models.
-        to: Folder of the results.
-        check: Whether each map is checked.
-    """
+    """Explain texts, print them in colour and write scores, a page and a figure."""
     from vitrail.pipeline.explain import explain as explain_inputs
     from vitrail.text.rendering import html, terminal
 

@@ -77,9 +77,6 @@ def mean_over_blocks(maps: Sequence[Tensor]) -> Tensor:
     Gradients grow and shrink from block to block, so each map is divided by its largest magnitude first. Maps on
     different grids are enlarged to the finest.
 
-    Args:
-        maps: Shape (b, S), or (b, rows, columns) each.
-
     Example:
         >>> mean_over_blocks([torch.tensor([[1.0, 4.0]]), torch.tensor([[0.2, 0.1]])])
         tensor([[0.6250, 0.7500]])

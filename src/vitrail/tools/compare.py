@@ -279,16 +279,7 @@ def compare_prompts(
     seed: int,
     advance: Callable[[int], None],
 ) -> MethodComparison:
-    """The same for prompts of a language model, whose words are removed, and for questions about images.
-
-    Args:
-        loaded: The model.
-        prompts: The prompts.
-        methods: Methods to compare, or None.
-        given: Further arguments of `vitrail.explain`.
-        seed: Of the intervals and tests.
-        advance: Called with the number of copies of prompts evaluated.
-    """
+    """The same for prompts of a language model, whose words are removed, and for questions about images."""
     from vitrail.scores.comparison import MethodValues, rank_methods
     from vitrail.tools.prompt_curves import prompt_faithfulness
 

@@ -69,10 +69,6 @@ class DemoScene:
 def demo_methods(model: str, every: bool = False) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
     """Choose the methods of the demo: those that apply to an embedded model and are cheap.
 
-    Args:
-        model: Name of an embedded model of scenes.
-        every: Whether expensive methods are chosen too.
-
     Returns:
         By name, the preview options of each chosen method, the default method first, and the names of those left out.
     """

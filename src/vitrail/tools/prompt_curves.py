@@ -24,12 +24,6 @@ def prompt_faithfulness(
 
     It is a share of the range of all values on the prompt, so that 1 is the best and a random order has 0 on average.
 
-    Args:
-        source: The model and its prompts, or questions about images.
-        explanations: Explanations with one target for each prompt, by method.
-        levels: Shares of the units that are removed.
-        advance: Called with the number of copies of prompts evaluated.
-
     Returns:
         For each method a column with one value for each prompt, shape (prompts, 1); and how tokens were removed.
     """

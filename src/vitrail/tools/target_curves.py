@@ -24,12 +24,6 @@ def faithfulness(
 
     It is a share of the range of all values on the image, so that 1 is the best and a random order has 0 on average.
 
-    Args:
-        source: The model and images.
-        explanations: Explanations with one named target for each image, by method.
-        levels: Shares of the patches that are removed.
-        advance: Called with the number of images evaluated.
-
     Returns:
         For each method a column with one value for each image, shape (images, 1); and how patches were removed.
     """

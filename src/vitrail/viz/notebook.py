@@ -19,11 +19,7 @@ MAX_ROWS = 6
 
 
 def explanations_html(explanations: Mapping[str, ExplanationLike]) -> str:
-    """Render explanations of the same images as HTML with embedded images: one row per target.
-
-    Args:
-        explanations: By method.
-    """
+    """Render explanations of the same images as HTML with embedded images: one row per target."""
     first = next(iter(explanations.values()))
     if first.rgb_images is None and (first.signal is None or first.maps.dim() != first.signal.dim()):
         shape = "×".join(map(str, first.maps.shape))

@@ -22,10 +22,6 @@ _WIDTH, _LABEL = 6.4, 0.24
 def signal_figure(explanations: Mapping[str, ExplanationLike], *, opacity: float = 0.75) -> Figure:
     """Draw the overlays of all methods below each other, for each target of each input.
 
-    Args:
-        explanations: Explanations of the same inputs by method name.
-        opacity: Opacity of the colour where relevance is highest.
-
     Returns:
         A matplotlib figure that is not attached to a window; save it with ``savefig``.
     """

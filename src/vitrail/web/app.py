@@ -51,14 +51,7 @@ def make_app(
     hosts: Sequence[str] | None = None,
     access: AccessToken | None = None,
 ) -> FastAPI:
-    """Create the application.
-
-    Args:
-        models: The models clients may use.
-        limits: The limits of requests.
-        hosts: Host names the server answers to besides addresses and localhost; any by default.
-        access: The token that requests must carry; none by default.
-    """
+    """Create the application."""
     limits = limits or Limits()
     app = FastAPI(
         title="Vitrail", version=version("vitrail"), description=DESCRIPTION, openapi_url="/api/openapi.json",

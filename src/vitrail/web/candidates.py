@@ -28,11 +28,6 @@ MIN_PATCHES = 3
 def candidates(served: ServedModel, raw_input: Any, asked: Sequence[PageTarget]) -> dict[str, Any]:
     """List targets of an image, and the probabilities of those that are asked for.
 
-    Args:
-        served: A model of prompts, boxes or regions.
-        raw_input: Pixels at the model's input size, shape (height, width, 3).
-        asked: Further targets. Prompts are compared with each other.
-
     Returns:
         ``top``, most probable first, and ``asked``, in the given order.
 

@@ -76,13 +76,7 @@ class TimedProtocol(H11Protocol):
 
 
 class PageServer(uvicorn.Server):
-    """A server that ends event streams at once when it is stopped.
-
-    Args:
-        app: The application of `vitrail.web.app.make_app`.
-        host: The address.
-        port: The port.
-    """
+    """A server that ends event streams at once when it is stopped."""
 
     def __init__(self, app: FastAPI, host: str = "127.0.0.1", port: int = 0) -> None:
         limits: Limits = app.state.server.limits

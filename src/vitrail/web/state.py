@@ -78,12 +78,7 @@ class StoredImage:
 
 
 class ServerState:
-    """Models, images, jobs and caches of a server.
-
-    Args:
-        models: The models clients may use.
-        limits: The limits of requests.
-    """
+    """Models, images, jobs and caches of a server."""
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

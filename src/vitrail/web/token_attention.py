@@ -19,11 +19,6 @@ from vitrail.web.model import ServedModel
 def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str, Any]:
     """Compute the attention from one patch to all patches, or from one token of a text to all its tokens.
 
-    Args:
-        served: The model.
-        raw_input: The pixels of the image, shape (height, width, 3), or the text.
-        token: Index of the patch, row by row, or of the token, special tokens included.
-
     Returns:
         ``layers``, each with one map per head; ``grid`` or ``tokens`` describe the cells of a map. Attention to the
         ``prefix`` tokens before the patches is left out, so a map of a patch may sum to less than one.

@@ -18,10 +18,6 @@ QUANTUM = 0.05
 class Turns:
     """The slots that clients hold and the time they have used; the caller holds a lock.
 
-    Args:
-        slots: Number of steps that run at the same time.
-        reserved: Number of slots that long steps leave free; at least one slot is open to them.
-
     Example:
         >>> turns = Turns(2, reserved=1)
         >>> for client in "ab":

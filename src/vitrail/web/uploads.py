@@ -43,10 +43,6 @@ class Upload:
 def read_upload(data: bytes, limits: Limits) -> Upload:
     """Decode an image file.
 
-    Args:
-        data: The file's bytes.
-        limits: The limits of size and shape.
-
     Raises:
         ApiError: 413 for too many bytes, 415 for an unsupported format, 422 for a damaged image or a wrong shape.
     """

@@ -20,11 +20,6 @@ MAX_FRAMES = 600
 def read_video(data: bytes, served: ServedModel, limits: Limits) -> np.ndarray[Any, Any]:
     """Decode an animated GIF or WebP file and take as many frames at equal distances as the model takes.
 
-    Args:
-        data: The file's bytes.
-        served: A model of videos.
-        limits: The limits of size and shape.
-
     Returns:
         Bytes of shape (frames, height, width, 3).
 

@@ -28,11 +28,6 @@ LISTED = 10
 def next_tokens(served: ServedModel, raw_input: Any, asked: Sequence[PageTarget]) -> dict[str, Any]:
     """List what a model writes, and the likeliest tokens at one position.
 
-    Args:
-        served: A language model, or a vision-language model.
-        raw_input: The prompt, or pixels at the model's input size, shape (height, width, 3).
-        asked: Tokens whose probabilities are wanted. Their question, and the tokens before them, are the position.
-
     Returns:
         ``top``: the likeliest tokens, most probable first; ``asked``; ``written``: what the model writes greedily after
         the prompt or question; ``before``: the text that it has read at the position.

@@ -129,12 +129,7 @@ def on_sphere(radius: np.ndarray, pitch: np.ndarray, roll: np.ndarray) -> np.nda
 
 
 def place_scenes(scenes: Sequence[BirdScene], numbers: dict[MeshKey, int]) -> Instances:
-    """Place the meshes of scenes.
-
-    Args:
-        scenes: The scenes.
-        numbers: Number of each mesh.
-    """
+    """Place the meshes of scenes."""
     birds: list[tuple[int, int, int, tuple[float, ...], int]] = []  # mesh, scene, place, colour, label
     lists: dict[str, list[str]] = {name: [] for name in BACKGROUND}
     owner: list[int] = []

@@ -38,13 +38,7 @@ class TrainingState:
 
 
 def write_state(path: Path, state: TrainingState, run: Mapping[str, Any]) -> None:
-    """Write the state; the previous file is replaced only by a complete one.
-
-    Args:
-        path: The file.
-        state: The state.
-        run: What identifies the run: settings, data and hash of the model.
-    """
+    """Write the state; the previous file is replaced only by a complete one."""
     progress = {"phase": state.phase, "step": state.step, "losses": state.losses}
     write_safetensors(path, state.tensors, {"run": dict(run), "progress": progress})
 
@@ -125,11 +119,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
 
 
 def read_safetensors(path: Path, load: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read tensors and metadata.
-
-    Args:
-        path: The file.
-        load: Whether to read the tensors too; without them, the first result is empty.
+    """Read the tensors of a file, none unless ``load``, and its metadata.
 
     Raises:
         WeightsError: The file is missing or damaged.

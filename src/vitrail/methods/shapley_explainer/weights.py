@@ -109,11 +109,7 @@ def write_explainer(path: Path, module: ShapleyExplainer, empty: Tensor, record:
 
 
 def read_record(path: Path, load: bool = True) -> tuple[dict[str, Tensor], ExplainerRecord]:
-    """Read a file of `write_explainer`.
-
-    Args:
-        path: The file.
-        load: Whether to read the tensors too.
+    """Read a file of `write_explainer`, its tensors only if ``load``.
 
     Raises:
         WeightsError: It is missing, damaged, or another kind of file.
@@ -136,11 +132,7 @@ def packaged_explainers() -> Iterator[Path]:
 
 
 def find_explainer(model: nn.Module, weights: str = "") -> Path:
-    """Find the file of a model's explainer.
-
-    Args:
-        model: The model to explain.
-        weights: Path of the file; "" for one that is part of the package.
+    """Find the file of a model's explainer: that of the package if ``weights`` is empty.
 
     Raises:
         WeightsError: The file is missing or damaged, or was trained for another model.

@@ -81,14 +81,7 @@ register_figure("gradtoken-8", "GradToken and other methods, two classes of the 
 def draw_schemes(
     loaded: LoadedModel, images: Tensor, targets: Target = None, *, progress: Progress | None = None
 ) -> Figure:
-    """Draw GradToken maps of its five schemes of aggregation and propagation.
-
-    Args:
-        loaded: The model.
-        images: Model input, shape (b, 3, height, width).
-        targets: As for ``explain``.
-        progress: Progress callbacks.
-    """
+    """Draw GradToken maps of its five schemes of aggregation and propagation."""
     rows = resolve_targets(loaded, images, targets)
     chosen = select_methods(loaded, images, tuple(SCHEMES), ())
     return draw_comparison(explain_images(loaded, images, rows, chosen, progress or Progress()), headings=SCHEMES)

@@ -51,11 +51,6 @@ def masked_with_noise(e: Explanation, image: Tensor, index: int) -> Tensor:
     """Input of the debiased impact of a mask: the masked image, with noise on what the mask hides.
 
     The noise is the first that ViT-CX drew for this mask: one for each mask, or a common one with mode="paper".
-
-    Args:
-        e: An explanation by ViT-CX with its masks.
-        image: Model input, shape (3, height, width).
-        index: Index of the mask.
     """
     mask: Tensor = e.intermediates["masks"][0][0][index].to(image)
     home = image.device if image.device.type == "cuda" else torch.device("cpu")
@@ -85,12 +80,7 @@ def explain_vit_cx(
 
 
 def feature_kind(mode: str, features: str | None = None) -> str:
-    """Name of the features that ViT-CX makes masks from, in the terms of ``Probe.features``.
-
-    Args:
-        mode: Option ``mode`` of ViT-CX.
-        features: Option ``features`` of ViT-CX, where it is not left to the mode.
-    """
+    """Name of the features that ViT-CX makes masks from, in the terms of ``Probe.features``."""
     choose("mode", mode, ("released", "paper"))
     kinds = {"norm1": "Y", "attention": "branch", "skip": "X_mid", "block": "out"}
     return kinds[features or ("attention" if mode == "paper" else "norm1")]
