@@ -15,8 +15,8 @@ from PIL import Image
 from vitrail.models.loaded import LoadedModel
 from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.testing import tiny_vit
-from vitrail.web.app import make_app
 from vitrail.web.connections import PageServer
+from vitrail.web.fastapi_app import make_app
 from vitrail.web.limits import Limits
 from vitrail.web.model import ServedModel, serve_model
 

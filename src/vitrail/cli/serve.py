@@ -99,8 +99,8 @@ def serve(
         queue=queue, jobs=kept,
     )  # fmt: skip
     from vitrail.web.access import AccessToken
-    from vitrail.web.app import make_app
     from vitrail.web.connections import PageServer, bind
+    from vitrail.web.fastapi_app import make_app
 
     token = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105 - a keyword, not a token
     access = AccessToken(token) if token else None

@@ -66,8 +66,8 @@ def serve_models(
     for package in ("fastapi", "uvicorn", "python_multipart"):
         require(package, "web", "serve the page")
     from vitrail.models import load
-    from vitrail.web.app import make_app
     from vitrail.web.connections import PageServer, bind
+    from vitrail.web.fastapi_app import make_app
     from vitrail.web.model import ServedModel, serve_model
 
     if not models:
