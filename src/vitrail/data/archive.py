@@ -67,11 +67,7 @@ class FileCollection:
         return str(self.root / name) if self._kind == "folder" else f"{name} in {self.root}"
 
     def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
-        """Read a file or a part of it.
-
-        Raises:
-            DataError: The file cannot be read, or is too short.
-        """
+        """Read a file or a part of it."""
         size = self.sizes[name]
         length = size - start if length is None else length
         if self._kind == "archive" and self._offsets is None:

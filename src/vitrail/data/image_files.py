@@ -22,9 +22,6 @@ def read_rgb(source: Path | bytes, name: str | Path) -> Image:
 
     `vitrail.models.open_image` applies the orientation. Data sets do not: their masks and boxes, and the published
     accuracies of models, refer to the pixels as stored.
-
-    Raises:
-        DataError: The file is missing, not an image, damaged, or too large.
     """
     from vitrail.models.preprocess import to_rgb
 

@@ -47,9 +47,6 @@ def blocks_needed(block: BlockChoice | None) -> slice:
 def chosen_blocks(block: BlockChoice, count: int) -> list[int]:
     """The chosen ones of ``count`` blocks, in the given order.
 
-    Raises:
-        OptionError: One of them does not exist; the message names the range.
-
     Example:
         >>> chosen_blocks([0, -1], 12)
         [0, 11]

@@ -66,9 +66,6 @@ class PlainVLM(nn.Module):
 
         Returns:
             ``logits``, shape (b, n, words).
-
-        Raises:
-            InputError: The number of image tokens is not the number of patches, or a text is too long.
         """
         x, is_image = self.word_embed(input_ids), input_ids == IMAGE
         real = torch.ones_like(input_ids) if attention_mask is None else attention_mask

@@ -167,11 +167,7 @@ class Mirror:
 
 
 def images_to_smooth(model_inputs: ModelInputs) -> Tensor:
-    """The images of a call.
-
-    Raises:
-        InputError: There are none.
-    """
+    """The images of a call."""
     images = model_inputs.image
     if images is None:
         raise InputError(

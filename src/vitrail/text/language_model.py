@@ -49,9 +49,6 @@ def refuse_without_tokenizer(model: nn.Module, inputs: Any, target: Any) -> None
         model: The model.
         inputs: A prompt, a chat or several, or a dict of tensors; other inputs pass.
         target: The target of the call; a function, or one of `vitrail.targets`, passes with tensors.
-
-    Raises:
-        InputError: The tokenizer is missing.
     """
     first = inputs[0] if isinstance(inputs, list | tuple) and inputs else inputs
     written = (isinstance(first, str) and not _is_file(first)) or (isinstance(first, Mapping) and "content" in first)

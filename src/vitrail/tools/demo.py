@@ -124,9 +124,6 @@ def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path | None, 
 
     Returns:
         The path of the figure, or None without matplotlib, and the path of the page.
-
-    Raises:
-        OutputError: The folder cannot be written to.
     """
     methods = list(scenes[0].explanations)
     sections = []

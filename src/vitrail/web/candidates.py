@@ -30,9 +30,6 @@ def candidates(served: ServedModel, raw_input: Any, asked: Sequence[PageTarget])
 
     Returns:
         ``top``, most probable first, and ``asked``, in the given order.
-
-    Raises:
-        TargetError: A target does not exist for this image.
     """
     if served.target_kind == "prompt":
         found = _prompts(served, raw_input, asked)

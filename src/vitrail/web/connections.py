@@ -98,11 +98,7 @@ class PageServer(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Open the socket of a server.
-
-    Raises:
-        InputError: The port is used, or the address is not one of this machine.
-    """
+    """Open the socket of a server."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -65,11 +65,7 @@ class PageTarget:
         return f"{label}, {where}" if label else where
 
     def named(self, served: ServedModel) -> NamedTarget:
-        """The target of the library.
-
-        Raises:
-            TargetError: It does not exist.
-        """
+        """The target of the library."""
         if self.kind == "prompt":
             return prompt(self.text or "")
         if self.kind == "token":

@@ -143,11 +143,7 @@ class Queue:
     # -- called from any thread ------------------------------------------------------------------------------------
 
     def put(self, task: QueuedTask) -> None:
-        """Queue a task.
-
-        Raises:
-            ApiError: 503, the queue is full.
-        """
+        """Queue a task."""
         with self._condition:
             own = self._tasks.get(task.client, ())
             if self.closed:

@@ -232,9 +232,6 @@ class ServerState:
         Returns:
             The job, or an equal one of the same client that nobody follows at the moment: a page that was reloaded
             continues with the job that it has started.
-
-        Raises:
-            ApiError: 503, the queue is full.
         """
         if (same := self._abandoned(job)) is not None:
             same.followed_at = monotonic()

@@ -22,10 +22,6 @@ def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str,
     Returns:
         ``layers``, each with one map per head; ``grid`` or ``tokens`` describe the cells of a map. Attention to the
         ``prefix`` tokens before the patches is left out, so a map of a patch may sum to less than one.
-
-    Raises:
-        NotApplicableError: The model has no attention between all patches.
-        InputError: The token does not exist.
     """
     if served.media != "image":
         raise NotApplicableError(

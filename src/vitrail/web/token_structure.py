@@ -40,9 +40,6 @@ def read_question_structure(
 
     Returns:
         The structure, the number of tokens in the vocabulary, and rows and columns of maps on images.
-
-    Raises:
-        ModelError: The image tokens of the model have no place on the image.
     """
     module = unwrap(loaded.module)
     arguments = dict(processor(images=Image.fromarray(pixels), text=QUESTION, return_tensors="pt"))

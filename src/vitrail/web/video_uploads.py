@@ -22,9 +22,6 @@ def read_video(data: bytes, served: ServedModel, limits: Limits) -> np.ndarray[A
 
     Returns:
         Bytes of shape (frames, height, width, 3).
-
-    Raises:
-        ApiError: 415 or 422, the file is no animation, or the model takes no files.
     """
     if served.media != "video":
         raise ApiError(422, f"{served.title} takes spectrograms, which the page does not read from files",

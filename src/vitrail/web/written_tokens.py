@@ -31,9 +31,6 @@ def next_tokens(served: ServedModel, raw_input: Any, asked: Sequence[PageTarget]
     Returns:
         ``top``: the likeliest tokens, most probable first; ``asked``; ``written``: what the model writes greedily after
         the prompt or question; ``before``: the text that it has read at the position.
-
-    Raises:
-        InputError: The prompt is too long, or the question has a word that is unknown.
     """
     context = token_context(asked)
     start = _start(served, raw_input, context.text)

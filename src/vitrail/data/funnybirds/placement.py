@@ -77,11 +77,7 @@ class Instances(NamedTuple):
 
 @cache
 def read_meshes(folder: Path) -> dict[MeshKey, Mesh]:
-    """All meshes by key: those of the part models in a folder, and those of background objects.
-
-    Raises:
-        DataError: A part model is missing.
-    """
+    """All meshes by key: those of the part models in a folder, and those of background objects."""
     meshes: dict[MeshKey, Mesh] = {}
     files = [(BODY_MODEL, folder / BODY_MODEL)]
     for part in PARTS:

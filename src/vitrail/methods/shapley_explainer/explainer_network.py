@@ -104,9 +104,6 @@ def build_explainer(backbone: nn.Module, structure: ModelStructure, images: Tens
 def find_tokens_module(model: nn.Module, structure: ModelStructure, images: Tensor) -> tuple[str, int]:
     """Name of the last submodule that returns all tokens of an image, and the width of the tokens.
 
-    Raises:
-        NotApplicableError: No submodule does.
-
     Example:
         >>> from vitrail.capture.inputs import ModelInputs
         >>> from vitrail.capture.structure import read_structure

@@ -17,11 +17,7 @@ from vitrail.methods.shapley_explainer.partial_images import PartialImages, spli
 
 
 def trainable_copy(model: nn.Module) -> nn.Module:
-    """Copy a model in single precision and evaluation mode, with all floating-point parameters trainable.
-
-    Raises:
-        ModelError: The model cannot be copied.
-    """
+    """Copy a model in single precision and evaluation mode, with all floating-point parameters trainable."""
     try:
         copy = deepcopy(model).float().eval()
     except (RuntimeError, TypeError, NotImplementedError) as error:

@@ -81,11 +81,7 @@ def gather(prefix: str, module: nn.Module, optimiser: torch.optim.Optimizer | No
 def restore(
     prefix: str, module: nn.Module, tensors: Mapping[str, Tensor], optimiser: torch.optim.Optimizer | None = None
 ) -> None:
-    """Load what `gather` stored.
-
-    Raises:
-        WeightsError: A parameter is missing or has another shape.
-    """
+    """Load what `gather` stored."""
     for name, parameter in module.named_parameters():
         stored = tensors.get(f"{prefix}.{name}")
         if stored is None or stored.shape != parameter.shape:
@@ -101,11 +97,7 @@ def restore(
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, Any]) -> None:
-    """Write tensors with metadata as JSON; an existing file is replaced only by a complete one.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write tensors with metadata as JSON; an existing file is replaced only by a complete one."""
     from safetensors.torch import save_file
 
     partial = path.with_name(f"{path.name}.partial")
@@ -119,11 +111,7 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
 
 
 def read_safetensors(path: Path, load: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read the tensors of a file, none unless ``load``, and its metadata.
-
-    Raises:
-        WeightsError: The file is missing or damaged.
-    """
+    """Read the tensors of a file, none unless ``load``, and its metadata."""
     from safetensors import safe_open
 
     if not path.is_file():
