@@ -240,8 +240,8 @@ def draw_impacts(
     explanations, images = explain_vit_cx(given, 1, method), given.images
     if not explanations[0].options["debias"]:
         raise OptionError("debias=False adds no noise: use a variant of vit_cx with debias=True")
-    given = masks if masks is None or isinstance(masks, Sequence) else [masks]
-    chosen = [select_masks(e) if given is None else [mask_index(m, e) for m in given] for e in explanations]
+    asked = masks if masks is None or isinstance(masks, Sequence) else [masks]
+    chosen = [select_masks(e) if asked is None else [mask_index(m, e) for m in asked] for e in explanations]
     columns, tall = 1 + max(map(len, chosen)), CELL * given.aspect
     step, head, left = 2 * (tall + GAP) + LINE + 0.85, MARGIN + LINE, MARGIN + LABEL_WIDTH
     figure = new_figure(left + columns * (CELL + GAP) + 0.1, head + len(explanations) * step)
