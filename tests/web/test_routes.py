@@ -23,7 +23,7 @@ from vitrail.models.preprocess import HALF, Preprocess
 from vitrail.viz.map_encoding import decode_map
 from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.model import serve_model
+from vitrail.web.served_model import serve_model
 from vitrail.web.validation import check_methods
 
 HEADERS = {

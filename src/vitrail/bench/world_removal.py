@@ -83,7 +83,7 @@ class CellRemoval:
         shuffled = torch.randperm(values.shape[-1], generator=torch.Generator().manual_seed(self.seed))
         order = shuffled[values[..., shuffled].argsort(dim=-1, descending=True, stable=True)][..., : self.count]
         own = self.values(order).diagonal(dim1=1, dim2=2)
-        return compared(own, self.chance)
+        return compare_removals(own, self.chance)
 
 
 class PromptWordRemoval:
@@ -108,7 +108,7 @@ class PromptWordRemoval:
         first = maps.double().masked_fill(~self.candidates, -torch.inf).argmax(-1, keepdim=True)
         own = self.without.gather(-1, first)
         others = self.without.scatter(-1, first, torch.nan)
-        return compared(own[..., 0], others)
+        return compare_removals(own[..., 0], others)
 
 
 def _without_each(text: str) -> list[str]:
@@ -116,7 +116,7 @@ def _without_each(text: str) -> list[str]:
     return [" ".join(words[:i] + words[i + 1 :]) for i in range(len(words))]
 
 
-def compared(own: Tensor, chance: Tensor) -> dict[str, Tensor]:
+def compare_removals(own: Tensor, chance: Tensor) -> dict[str, Tensor]:
     """The share of random removals after which the target is higher, ties as a half, and the difference of the means.
 
     Args:
@@ -127,7 +127,7 @@ def compared(own: Tensor, chance: Tensor) -> dict[str, Tensor]:
         "better" and "drop", each of shape (b,).
 
     Example:
-        >>> compared(torch.tensor([[1.0, 2.0]]), torch.tensor([[[2.0, 3.0], [1.0, 2.0]]]))["better"]
+        >>> compare_removals(torch.tensor([[1.0, 2.0]]), torch.tensor([[[2.0, 3.0], [1.0, 2.0]]]))["better"]
         tensor([0.6250], dtype=torch.float64)
     """
     there = ~chance.isnan()

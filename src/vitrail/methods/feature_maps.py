@@ -20,7 +20,7 @@ def feature_needs(kind: str, where: slice = LAST) -> Needs:
     return dict.fromkeys(kinds, where)
 
 
-def showing(kind: str, blocks: Sequence[Block]) -> list[Block]:
+def blocks_with_features(kind: str, blocks: Sequence[Block]) -> list[Block]:
     """The blocks that kept features of a kind, without attention pools."""
     name = {"out": "X_mid", "sum": "branch"}.get(kind, kind)
     return [b for b in blocks if name in b and not b.pool]

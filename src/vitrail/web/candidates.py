@@ -15,8 +15,8 @@ from vitrail.targets import prompt
 from vitrail.targets.binding import bind_targets
 from vitrail.targets.detections import read_detections
 from vitrail.targets.output_reader import CallContext, OutputReader
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget
+from vitrail.web.served_model import ServedModel
 from vitrail.web.target_scores import target_probability
 
 #: Smallest probability of a detection that is listed, and the most that are.

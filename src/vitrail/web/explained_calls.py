@@ -10,9 +10,9 @@ from PIL import Image
 from torch import Tensor
 
 from vitrail.text.prompt_tokens import EncodedPrompt, encode_prompts, with_continuation
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import signal_tensor
 from vitrail.web.page_targets import PageTarget, RequestedTarget
+from vitrail.web.served_model import ServedModel
 
 
 def token_context(targets: Sequence[RequestedTarget] | None) -> PageTarget:

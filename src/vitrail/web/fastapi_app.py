@@ -27,14 +27,14 @@ from vitrail.web.health import health_router
 from vitrail.web.help_page import help_page, method_page, not_found_page
 from vitrail.web.limits import Limits
 from vitrail.web.middleware import SecurityMiddleware
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.queue import log
 from vitrail.web.reference import api_reference
 from vitrail.web.routes import client_of, router, server_of
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.script_bundle import bundle_modules, content_name
-from vitrail.web.state import ServerState
+from vitrail.web.served_model import ServedModel
+from vitrail.web.server_state import ServerState
 
 PAGE = "page.html"
 #: Width of the canvas before the first image is drawn: more than any column.

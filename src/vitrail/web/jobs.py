@@ -13,8 +13,8 @@ from typing import Any
 
 from vitrail.pipeline.explanation import Explanation
 from vitrail.web.encoding import replace_non_finite
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget, RequestedTarget, target_json, target_name
+from vitrail.web.served_model import ServedModel
 
 FINISHED = ("done", "failed", "cancelled")
 

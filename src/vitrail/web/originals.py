@@ -5,7 +5,7 @@ from __future__ import annotations
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -12,7 +12,7 @@ from vitrail.errors import TargetError
 from vitrail.targets import NamedTarget, box, contrast, prompt, region, token
 from vitrail.targets.token_context import decoded_token
 from vitrail.trust.signal_removal import spread_cells
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 
 
 @dataclass(frozen=True)

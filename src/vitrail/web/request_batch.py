@@ -25,9 +25,9 @@ from vitrail.web.explained_calls import explained_call
 from vitrail.web.ignored_warnings import ignored_warnings
 from vitrail.web.jobs import Job
 from vitrail.web.limits import BATCH_SECONDS, MAX_BATCH, MEGABYTE
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import RequestedTarget
 from vitrail.web.queue import StepGroup
+from vitrail.web.served_model import ServedModel
 from vitrail.web.validation import RequestedMethod
 
 

@@ -23,13 +23,13 @@ from vitrail.web.encoding import replace_non_finite
 from vitrail.web.events import event_stream, wait_until_finished
 from vitrail.web.jobs import Job
 from vitrail.web.middleware import COOKIE
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.originals import enlargement_notes, geometry_json
 from vitrail.web.page_targets import PageTarget
 from vitrail.web.patch_removal import remove_patches
 from vitrail.web.samples import sample_pixels, samples_for
-from vitrail.web.state import Client, ServerState, StoredImage
+from vitrail.web.served_model import ServedModel
+from vitrail.web.server_state import Client, ServerState, StoredImage
 from vitrail.web.token_attention import attention_from
 from vitrail.web.validation import check_contrast, check_methods, check_targets
 from vitrail.web.written_tokens import next_tokens

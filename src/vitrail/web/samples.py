@@ -24,7 +24,7 @@ from vitrail.data import (
 from vitrail.data.motions import MotionScene
 from vitrail.data.tones import ToneScene
 from vitrail.models import EMBEDDED_MODELS
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 from vitrail.web.token_structure import QUESTION
 
 #: Held-out scenes: (id, whether it has two objects, index).

@@ -24,8 +24,8 @@ from vitrail.targets.token_target import TokenTarget
 from vitrail.trust.input_removal import DEFAULT_GRID, InputRemoval, PatchRemoval
 from vitrail.trust.signal_removal import SignalRemoval, default_cells
 from vitrail.web.explained_calls import question_call, token_context
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget, RequestedTarget
+from vitrail.web.served_model import ServedModel
 
 #: The fill for patches of an image about which a question is asked: image tokens of a text cannot be dropped.
 QUESTION_FILL = "mean"

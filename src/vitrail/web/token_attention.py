@@ -13,7 +13,7 @@ from vitrail.capture.trace import ALL
 from vitrail.errors import InputError, NotApplicableError
 from vitrail.text.tokens import encode_texts
 from vitrail.viz.map_encoding import encode_map
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 
 
 def attention_from(served: ServedModel, raw_input: Any, token: int) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from vitrail.web.limits import (
     MAX_SPEC_CHARACTERS,
     Limits,
 )
-from vitrail.web.model import ServedModel, takes_contrast
 from vitrail.web.page_targets import PageTarget, RequestedTarget
 from vitrail.web.schemas import NamedTargetRequest
+from vitrail.web.served_model import ServedModel, takes_contrast
 
 
 @dataclass(frozen=True)

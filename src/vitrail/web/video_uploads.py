@@ -10,7 +10,7 @@ import numpy as np
 from vitrail.models.preprocess import to_rgb
 from vitrail.web.api_errors import ApiError
 from vitrail.web.limits import Limits
-from vitrail.web.model import ServedModel
+from vitrail.web.served_model import ServedModel
 from vitrail.web.uploads import FORMATS, read_upload
 
 #: Most frames of a file that are decoded.

@@ -16,8 +16,8 @@ from vitrail.text.greedy_decoding import greedy_tokens
 from vitrail.text.language_model import check_length, context_limit
 from vitrail.text.prompt_tokens import continuation_pieces, encode_prompts
 from vitrail.web.explained_calls import question_call, token_context
-from vitrail.web.model import ServedModel
 from vitrail.web.page_targets import PageTarget
+from vitrail.web.served_model import ServedModel
 
 #: Most tokens that are generated.
 MAX_WRITTEN = 24

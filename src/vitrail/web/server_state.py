@@ -21,7 +21,6 @@ from vitrail.web.api_errors import ApiError, not_found
 from vitrail.web.cache import BoundedStore, CheckCache, MapCache
 from vitrail.web.jobs import Job
 from vitrail.web.limits import Limits
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.originals import encode_original
 from vitrail.web.page_targets import RequestedTarget
@@ -29,6 +28,7 @@ from vitrail.web.queue import JobCancelled, Queue, QueuedTask, log
 from vitrail.web.request_batch import MapBatches, Predictions
 from vitrail.web.runner import JobRunner
 from vitrail.web.samples import sample_pixels
+from vitrail.web.served_model import ServedModel
 from vitrail.web.uploads import Upload, read_upload
 from vitrail.web.validation import RequestedMethod, check_text
 from vitrail.web.video_uploads import read_video
