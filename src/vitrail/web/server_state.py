@@ -29,9 +29,8 @@ from vitrail.web.request_batch import MapBatches, Predictions
 from vitrail.web.runner import JobRunner
 from vitrail.web.samples import sample_pixels
 from vitrail.web.served_model import ServedModel
-from vitrail.web.uploads import Upload, read_upload
+from vitrail.web.uploads import Upload, read_upload, read_video
 from vitrail.web.validation import RequestedMethod, check_text
-from vitrail.web.video_uploads import read_video
 
 T = TypeVar("T")
 
