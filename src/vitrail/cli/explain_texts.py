@@ -12,7 +12,7 @@ import typer
 from rich.markup import escape
 
 from vitrail.cli.common import load_model, model_sentence, out, parse_targets, plain_table, progress_bar
-from vitrail.errors import InputError, OutputError
+from vitrail.errors import InputError, writing
 
 #: An explained class with a lower probability than this is reported as one that the model does not predict.
 MIN_PROBABILITY = 0.001
@@ -160,11 +160,9 @@ def explain_texts(
             tokenizer=reader.tokenizer, check=check, units=options.units, progress=advance.evaluations,
         )  # fmt: skip
     explanations.save(to)
-    try:
+    with writing(to, "choose another folder with --out"):
         (to / "text.html").write_text(html(explanations), encoding="utf-8")
         save_figure(explanations, to)
-    except OSError as error:
-        raise OutputError(f"cannot write to {to} ({error}): choose another folder with --out") from error
     first = next(iter(explanations.values()))
     for sentence in unlikely_targets(first):
         out.print(f"[yellow]{escape(sentence)}[/yellow]", highlight=False, soft_wrap=True)

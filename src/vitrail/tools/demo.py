@@ -15,7 +15,7 @@ from vitrail.capture.inputs import ModelInputs
 from vitrail.capture.structure import read_structure
 from vitrail.data.scenes import Scene, Scenes
 from vitrail.data.shapes import SCENE_CLASSES
-from vitrail.errors import NotApplicableError, OutputError
+from vitrail.errors import NotApplicableError, writing
 from vitrail.methods import METHODS
 from vitrail.methods.cost import size_of
 from vitrail.models import load
@@ -138,11 +138,9 @@ def write_demo(scenes: Sequence[DemoScene], folder: Path) -> tuple[Path | None, 
         table.append((scenes[0].explanations[name].title, f"{np.mean(shares):.0%}", f"{np.mean(seconds):.2f}"))
     image, page = folder / "figure.png" if find_spec("matplotlib") else None, folder / "index.html"
     draw = gallery if len(methods) > MAX_COLUMNS else figure
-    try:
+    with writing(folder, "choose another folder with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         if image is not None:
             draw([one.explanations for one in scenes]).savefig(image)
         page.write_text(explanation_page("Vitrail demo: four scenes", INTRODUCTION, sections, table), encoding="utf-8")
-    except OSError as error:
-        raise OutputError(f"cannot write to {folder} ({error}): choose another folder with --out") from error
     return image, page

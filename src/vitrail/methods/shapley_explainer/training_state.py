@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitrail.errors import OutputError, WeightsError
+from vitrail.errors import WeightsError, writing
 
 #: The two phases of training, in order.
 PHASES = ("surrogate", "explainer")
@@ -101,13 +101,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mappi
     from safetensors.torch import save_file
 
     partial = path.with_name(f"{path.name}.partial")
-    try:
+    with writing(path, "choose another --out"):
         path.parent.mkdir(parents=True, exist_ok=True)
         save_file(dict(tensors), partial, metadata={key: json.dumps(value) for key, value in metadata.items()})
         partial.chmod(0o644)
         partial.replace(path)
-    except OSError as error:
-        raise OutputError(f"cannot write {path} ({error}): choose another --out") from error
 
 
 def read_safetensors(path: Path, load: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
