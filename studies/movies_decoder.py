@@ -2,7 +2,7 @@
 
     python studies/movies_decoder.py --model FOLDER --data movies.tar.gz --out studies/results/movies-decoder.json
 
-FOLDER holds a causal language model and its tokenizer. A small model does not follow every prompt. Of the prompts below,
+FOLDER holds a causal language model and its tokenizer. A small model does not follow every prompt. Of these prompts,
 each with the start or the end of a review, the study uses the one whose logit difference separates the two classes best
 on the validation split (AUC). Explained is the logit of the true word, such as "positive", minus that of the other one.
 Token-F1 of the top 10 to 80 words, AUPRC, and comprehensiveness and sufficiency of the log-probability of the true word
