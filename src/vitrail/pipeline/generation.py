@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from vitrail.errors import InputError, OptionError
 from vitrail.inputs.map_source import PromptSource
+from vitrail.inputs.user_inputs import to_model_inputs
 from vitrail.models import LoadedModel
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
+from vitrail.pipeline.image_questions import is_image_question
 from vitrail.pipeline.prepared_model import unwrapped_model
 from vitrail.pipeline.saved_files import atomic_writes
 from vitrail.pipeline.text_windows import spans_of
@@ -31,6 +33,7 @@ from vitrail.text.tokens import Span, TokenizerSettings, word_scores, word_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from PIL.Image import Image
     from rich.console import RenderableType
 
 _FILE = "generation.json"
@@ -54,6 +57,9 @@ class GenerationExplanation:
         units: Characters of the units that ``scores`` has: words, or those that were asked for.
         signed: Whether negative relevance is evidence against a token.
         model: The model's name.
+        grid: Relevance of the cells of the image for each generated token, shape (tokens, rows, columns); None for a
+            prompt without an image.
+        pixels: The image as the model reads it, uint8, shape (height, width, 3); None without an image.
     """
 
     explanation: Explanation | None
@@ -68,6 +74,8 @@ class GenerationExplanation:
     units: tuple[Span, ...]
     signed: bool = False
     model: str = ""
+    grid: Tensor | None = None
+    pixels: Tensor | None = None
 
     def __repr__(self) -> str:
         rows, columns = self.matrix.shape
@@ -113,6 +121,38 @@ class GenerationExplanation:
         own = [[a < stop and start < b for a, b in self.units] for start, stop in self.word_spans]
         return rows.T.masked_fill(torch.tensor(own, dtype=torch.bool).view(rows.T.shape), 0.0)
 
+    @cached_property
+    def image_scores(self) -> Tensor:
+        """Relevance of the image's cells for each generated word, shape (words, rows, columns): the sum over tokens.
+
+        Raises:
+            InputError: The prompt has no image.
+        """
+        if self.grid is None:
+            raise InputError("this prompt has no image: pass what the processor of a vision-language model returned")
+        rows = word_scores(self.grid.flatten(1).T, self.token_spans[self.prompt_tokens :], self.word_spans)
+        return rows.T.view(-1, *self.grid.shape[1:])
+
+    def image_overlay(self, word: int | str | None = None, opacity: float = 0.75) -> Image:
+        """The image with its relevance for one generated word, or for all words.
+
+        Args:
+            word: Which generated word: its index, or its text; None for the sum over all.
+            opacity: Opacity of the colour where relevance is highest.
+
+        Raises:
+            InputError: The prompt has no image.
+        """
+        from vitrail.methods.postprocess import normalise, upsample
+        from vitrail.viz.colormap import overlay, to_image
+
+        scores = self.image_scores
+        chosen = scores.sum(0) if word is None else scores[self._index(word)]
+        assert self.pixels is not None
+        size = (int(self.pixels.shape[0]), int(self.pixels.shape[1]))
+        relevance = normalise(upsample(chosen[None, None], size), signed=self.signed)[0, 0].numpy()
+        return to_image(overlay(self.pixels.numpy(), relevance, self.signed, opacity))
+
     def top(self, word: int | str = 0, count: int = 10) -> list[tuple[str, float]]:
         """The sources of a generated word with the highest scores, best first.
 
@@ -150,6 +190,8 @@ class GenerationExplanation:
             self.scores,
             self.signed,
             f"{self.method} · {self.model}",
+            None if self.grid is None else self.image_scores,
+            None if self.pixels is None else self.pixels.numpy(),
         )
 
     def html(self, title: str = "Generated words and their sources") -> str:
@@ -185,7 +227,9 @@ class GenerationExplanation:
             with into("generation.html") as path:
                 path.write_text(self.html(), encoding="utf-8")
             with into("matrix.safetensors") as path:
-                path.write_bytes(to_safetensors({"matrix": self.matrix.detach().cpu().contiguous()}))
+                tensors = {"matrix": self.matrix, "grid": self.grid, "pixels": self.pixels}
+                given = {name: t.detach().cpu().contiguous() for name, t in tensors.items() if t is not None}
+                path.write_bytes(to_safetensors(given))
             with into(_FILE) as path:
                 path.write_text(json.dumps(self._record(), ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         if self.explanation is not None:
@@ -214,10 +258,12 @@ class GenerationExplanation:
             raise InputError(f"{folder} holds no {_FILE}: give a folder that GenerationExplanation.save wrote")
         record = json.loads((folder / _FILE).read_text(encoding="utf-8"))
         spans = {name: tuple((int(a), int(b)) for a, b in record[name]) for name in ("token_spans", "units")}
+        tensors = load_file(folder / "matrix.safetensors")
         return cls(
             None, record["method"], record["text"], record["start"], tuple(record["tokens"]), spans["token_spans"],
-            record["prompt_tokens"], load_file(folder / "matrix.safetensors")["matrix"],
+            record["prompt_tokens"], tensors["matrix"],
             tuple(record["log_probabilities"]), spans["units"], record["signed"], record["model"],
+            tensors.get("grid"), tensors.get("pixels"),
         )  # fmt: skip
 
     def _index(self, word: int | str) -> int:
@@ -235,7 +281,8 @@ def explain_generation(
     prompt: Any,
     method: str | None = None,
     *,
-    tokenizer: Any,
+    tokenizer: Any = None,
+    processor: Any = None,
     max_new_tokens: int = 40,
     continuation: str | Sequence[Any] | None = None,
     score: str | None = None,
@@ -250,9 +297,11 @@ def explain_generation(
 
     Args:
         model: The model, or what ``load`` returned.
-        prompt: A text, or a chat as a list of messages; or a list of these.
+        prompt: A text, or a chat as a list of messages; or a list of these. For a vision-language model what its
+            processor returned, for one or several images.
         method: A method's name, as for `vitrail.explain`.
         tokenizer: The model's fast tokenizer, or `vitrail.text.TokenizerSettings`.
+        processor: The processor of a vision-language model; the same as ``tokenizer``.
         max_new_tokens: Most tokens that are generated, greedily: the likeliest token at each step.
         continuation: A text, or token ids, that is explained instead of what the model would generate; one for each of
             several prompts.
@@ -271,6 +320,15 @@ def explain_generation(
     if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int) or max_new_tokens < 1:
         raise OptionError(f"max_new_tokens={max_new_tokens!r} must be an integer of at least 1")
     loaded = unwrapped_model(model, None)
+    tokenizer = processor if tokenizer is None else tokenizer
+    if tokenizer is None:
+        raise InputError(
+            "the words of a language model are read by its tokenizer: pass tokenizer=…, or processor=… for a question "
+            "about an image"
+        )
+    if is_image_question(prompt):
+        options["batch_size"] = batch_size
+        return _about_images(loaded, prompt, method, tokenizer, max_new_tokens, continuation, score, units, options)
     settings = tokenizer if isinstance(tokenizer, TokenizerSettings) else TokenizerSettings(tokenizer)
     single = isinstance(prompt, str) or is_chat(prompt)
     encoded = encode_prompts(prompt, settings)
@@ -295,6 +353,28 @@ def explain_generation(
         for b, (ids, whole, _) in enumerate(texts)
     ]
     return results[0] if single else results
+
+
+def _about_images(
+    loaded: LoadedModel, inputs: Any, method: str | None, processor: Any, count: int, continuation: Any,
+    score: str | None, units: Any, options: dict[str, Any],
+) -> GenerationExplanation | list[GenerationExplanation]:  # fmt: skip
+    """Explain questions about images, one after the other."""
+    from vitrail.pipeline.image_generation import explain_image_generation
+
+    if units is not None:
+        raise OptionError(f"units={units!r}: of a prompt with an image, words are the sources; leave units out")
+    call = to_model_inputs(dict(inputs), loaded, options.get("roles"), "input_ids", None)
+    single = call.batch == 1
+    given = [continuation] if single else [None] * call.batch if continuation is None else list(continuation)
+    if len(given) != call.batch or (not single and isinstance(continuation, str)):
+        raise InputError(f"{call.batch} prompts need a list of as many continuations, or continuation=None")
+    found = []
+    for i, text in enumerate(given):
+        kept = call.select(slice(i, i + 1)).kwargs
+        own = {name: value for name, value in kept.items() if value is not None}
+        found.append(explain_image_generation(loaded, own, method, processor, count, text, score, options))
+    return found[0] if single else found
 
 
 def _continued(

@@ -135,13 +135,13 @@ def explain_image_questions(
             raise NotApplicableError(
                 "targets of one image with answers that differ: explain them in calls of their own"
             )
-        longer = _continued(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
+        longer = continued_call(model_inputs.select(slice(i, i + 1)), prompt, row[0][0].forced)
         one_row = replace(request, target=[[one[0].target for one in row]])
         found.append(replace(_explained(loaded, longer, one_row, explain), continued=not writes))
     return _assembled(found, asked, call)
 
 
-def _continued(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
+def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
     """The call of one example without padding, with further words; those of an encoder–decoder go to its decoder."""
     written = model_inputs.kwargs.get(DECODER_IDS)
     if isinstance(written, Tensor):

@@ -32,7 +32,7 @@ def explanations_html(explanations: Mapping[str, ExplanationLike]) -> str:
     rows = [
         {
             "label": first.label(b, k),
-            "image": _data_uri(_bare(first, b, k)),
+            "image": data_uri(_bare(first, b, k)),
             "maps": [_cell(explanation, b, k) for explanation in explanations.values()],
         }
         for b, k in places[:MAX_ROWS]
@@ -51,10 +51,11 @@ def _bare(explanation: ExplanationLike, image: int, k: int) -> Image:
 def _cell(explanation: ExplanationLike, image: int, k: int) -> dict[str, Any]:
     check = explanation.checks.get((image, k))
     verdict = "no relevance" if bool(explanation.constant[image, k]) else "" if check is None else check.verdict
-    return {"uri": _data_uri(explanation.overlay(image, k)), "verdict": verdict}
+    return {"uri": data_uri(explanation.overlay(image, k)), "verdict": verdict}
 
 
-def _data_uri(image: Image) -> str:
+def data_uri(image: Image) -> str:
+    """An image as a PNG in a data URL."""
     stream = BytesIO()
     image.save(stream, format="PNG")
     return "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from html import escape
 from importlib.resources import files
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from torch import Tensor, nan_to_num
 from vitrail.errors import InputError, OutputError
 from vitrail.viz.colormap import colour_tables, to_image
 from vitrail.viz.map_encoding import encode_map
+from vitrail.viz.notebook import data_uri
 from vitrail.viz.templating import render
 from vitrail.viz.types import ExplanationLike
 
@@ -102,9 +101,7 @@ class ExplanationViewer:
         first = next(iter(self.explanations.values()))
         assert first.rgb_images is not None
         pixels = first.rgb_images[b]
-        stream = BytesIO()
-        to_image(pixels).save(stream, format="PNG")
-        source = "data:image/png;base64," + base64.b64encode(stream.getvalue()).decode()
+        source = data_uri(to_image(pixels))
         return {
             "name": _name(first, b, "image"),
             "image": {"src": source, "height": pixels.shape[0], "width": pixels.shape[1]},
