@@ -94,9 +94,7 @@ def _image(rows: GenerationRows) -> dict[str, Any] | None:
     shades = rows.image_shades()
     if shades is None or rows.pixels is None:
         return None
-    mean = shades.mean(0)
-    cells = [*shades, mean / mean.abs().amax().clamp_min(1e-30)]  # the last one is for no word
-    values = [[round(value, 3) for value in one.flatten().tolist()] for one in cells]
+    values = [[round(value, 3) for value in one.flatten().tolist()] for one in shades]
     return {
         "source": data_uri(to_image(rows.pixels)),
         "rows": shades.shape[1],
