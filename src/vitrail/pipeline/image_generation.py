@@ -17,7 +17,7 @@ from vitrail.models.loaded import LoadedModel
 from vitrail.pipeline.encoder_decoders import DECODER_IDS, decoder_start, is_encoder_decoder
 from vitrail.pipeline.explain import explain
 from vitrail.pipeline.explanation import Explanation
-from vitrail.pipeline.generation import GenerationExplanation
+from vitrail.pipeline.generation_explanation import GenerationExplanation
 from vitrail.pipeline.image_questions import continued_call
 from vitrail.targets.token_context import encoded_answer
 from vitrail.targets.token_target import TokenTarget
@@ -68,9 +68,7 @@ def _written(
     model: nn.Module, call: ModelInputs, prompt: EncodedPrompt, count: int, end: int | None
 ) -> tuple[int, ...]:
     """The likeliest tokens; each step calls the whole model, since caches of vision-language models differ."""
-    return greedy_continuation(
-        model, lambda tokens: run_model(model, continued_call(call, prompt, tokens)), count, end
-    )  # fmt: skip
+    return greedy_continuation(model, lambda ids: run_model(model, continued_call(call, prompt, ids)), count, end)
 
 
 def _assembled(
