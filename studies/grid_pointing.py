@@ -46,7 +46,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from PIL import Image
-from study import SINGLE_PASS_METHODS, manifest, save_json, timed
+from study import SINGLE_PASS_METHODS, Clock, manifest, save_json, timed
 from torch import Tensor
 
 import vitrail
@@ -110,6 +110,14 @@ def batches(items: Any, size: int = BATCH) -> Iterator[Any]:
         yield items[start : start + size]
 
 
+def timely(args: argparse.Namespace, items: Any, size: int = BATCH) -> Iterator[Any]:
+    """Parts of a sequence until the time limit is over."""
+    for part in batches(items, size):
+        if args.clock.is_over("the next part"):
+            return
+        yield part
+
+
 def add(values: Values, method: str, found: dict[str, Tensor], only: tuple[str, ...] = ()) -> None:
     """Append the values of a batch."""
     for score, own in found.items():
@@ -145,7 +153,7 @@ def predictor(module: torch.nn.Module, batch: int = 512) -> Any:
 
 def grids(loaded: Any, squashed: Preprocess, args: argparse.Namespace) -> Values:
     """The grid pointing game, DiFull and DiPart."""
-    if not args.grids:
+    if not args.grids and not args.disconnected:
         return {}
     data = ImageNet(args.assets / "imagenet")
     chosen = half_of(data, args.half, args.images)
@@ -155,9 +163,9 @@ def grids(loaded: Any, squashed: Preprocess, args: argparse.Namespace) -> Values
     probabilities = torch.cat([predict(part.to(args.device)).cpu() for part in batches(images, 100)])
     eligible = (probabilities[torch.arange(len(labels)), labels] >= args.confidence).nonzero()[:, 0].numpy()
     print(f"  {len(eligible)} of {len(chosen)} images are classified with confidence", flush=True)
-    drawn = eligible[draw_grids(labels[eligible], args.grids)]
+    drawn = eligible[draw_grids(labels[eligible], max(args.grids, args.disconnected))]
     values: Values = {}
-    for part in batches(drawn):
+    for part in timely(args, drawn[: args.grids]):
         own = compose_grids(images[part.flatten()].unflatten(0, part.shape)).to(args.device)
         for method, e in explain(loaded, own, args.methods, labels[part].tolist()).items():
             shown = score_grid_pointing(e.maps)
@@ -166,7 +174,7 @@ def grids(loaded: Any, squashed: Preprocess, args: argparse.Namespace) -> Values
             add(values, method, {"cell_share": score_grid_pointing(raw_maps(e))["cell_share"]})
     size = (2 * squashed.size[0], 2 * squashed.size[1])
     models = {cell: DisconnectedGrid(loaded.module, cell=cell) for cell in (None, *range(4))}
-    for part in batches(drawn[: args.disconnected], 4):
+    for part in timely(args, drawn[: args.disconnected], 4):
         own = compose_grids(images[part.flatten()].unflatten(0, part.shape), size=size).to(args.device)
         shares: dict[str, dict[str, list[Tensor]]] = {"difull": {}, "dipart": {}}
         for cell in range(4):
@@ -186,7 +194,7 @@ def faithfulness(loaded: Any, squashed: Preprocess, args: argparse.Namespace) ->
     data, values = ImageNet(args.assets / "imagenet"), Values()
     predict = predictor(loaded.module)
     patch = loaded.module.patch_embed.patch_size[0]
-    for part in batches(half_of(data, args.half, args.faithful)):
+    for part in timely(args, half_of(data, args.half, args.faithful)):
         images = torch.stack([squashed(data[i].image) for i in part]).to(args.device)
         classes = predict(images).argmax(1)
         single = patch_effects(predict, images, classes, patch, cumulative=False)
@@ -200,7 +208,7 @@ def faithfulness(loaded: Any, squashed: Preprocess, args: argparse.Namespace) ->
     precision = torch.bfloat16 if args.device == "cuda" else None
     evaluate = Evaluator(loaded, presets, batch=args.batch, precision=precision)
     records = []
-    for part in batches(half_of(data, args.half, args.srg), 50):
+    for part in timely(args, half_of(data, args.half, args.srg), 50):
         samples = [data[i] for i in part]
         images = torch.stack([squashed(s.image) for s in samples]).to(args.device)
         maps = {method: e.maps[:, 0] for method, e in explain(loaded, images, args.methods, None).items()}
@@ -219,7 +227,7 @@ def localisation(loaded: Any, squashed: Preprocess, args: argparse.Namespace) ->
     """Segmentation of pets (values are ratios, see `SegmentationScores`), and the check of single maps."""
     data, values = MaskFolder(args.assets / "pets"), Values()
     segmented: dict[str, SegmentationScores] = {}
-    for part in batches(half_of(data, args.half, args.pets)):
+    for part in timely(args, half_of(data, args.half, args.pets)):
         samples = [data[i] for i in part]
         images = torch.stack([squashed(s.image) for s in samples]).to(args.device)
         masks = torch.stack([_mask(s.mask, squashed.size) for s in samples]).to(args.device)
@@ -360,7 +368,8 @@ def run(args: argparse.Namespace) -> None:
     warnings.simplefilter("ignore", MapWarning)
     warnings.simplefilter("ignore", DataWarning)
     args.out.mkdir(parents=True, exist_ok=True)
-    settings = {k: v for k, v in vars(args).items() if k not in ("assets", "out", "do", "device")}
+    settings = {k: v for k, v in vars(args).items() if k not in ("assets", "out", "do", "device", "minutes")}
+    args.clock = Clock(args.minutes)
     settings = manifest(args.device, **settings)
     for name in args.models:
         start, result = time.perf_counter(), {"model": name, "manifest": settings}
@@ -449,6 +458,7 @@ def main() -> None:
     parser.add_argument(
         "--presets", nargs="+", default=["chefer21", "chefer21-mean"], help="perturbation tests for SRG"
     )
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="start no further part after this time")
     parser.add_argument("--confidence", type=float, default=CONFIDENT)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
