@@ -8,7 +8,7 @@ and methods of the first images first, so that a run that is stopped early has a
 are joined with pyarrow alone. And what it writes is what ``results/collect.py`` and ``results/three_models.py`` read:
 ``manifest.json`` and, for each model, ``scores-MODEL.parquet`` with the scores of all images for which every model and
 method is done, without curves. With ``--by-method``, methods are computed one after the other in the order given, and
-the table has those that are done on all images.
+the table has those that are done on all images; others are in ``incomplete-MODEL.parquet``.
 """
 
 from __future__ import annotations
@@ -111,6 +111,9 @@ def main() -> None:
     for index, model in enumerate(store.context.plan.models):
         own = [chunk for chunk in done if chunk.model == index]
         rows += join(own, args.out / f"scores-{model.title}.parquet") if own else 0
+        begun = [c for c in store.chunks if c.model == index and c not in own and c.path.is_file()]
+        if args.by_method and begun:
+            join(begun, args.out / f"incomplete-{model.title}.parquet")
     shutil.copy(store.folder / "manifest.json", args.out / "manifest.json")
     manifest = json.loads((args.out / "manifest.json").read_text(encoding="utf-8"))
     manifest["images"] = {
