@@ -10,7 +10,7 @@ import pytest
 
 from tests.web.web_case import tiny_model
 from vitrail.errors import InputError
-from vitrail.web.app import make_app
+from vitrail.web.fastapi_app import make_app
 
 testclient = pytest.importorskip("fastapi.testclient")
 

@@ -277,13 +277,7 @@ def index_schema() -> Any:
 
 
 def write_shard(path: Path, tensors: Mapping[str, Tensor], footer: Mapping[str, str]) -> Path:
-    """Write maps to a file, atomically.
-
-    Args:
-        path: Name of the file.
-        tensors: By `tensor_name` the maps, shape (maps, grid rows, grid columns).
-        footer: What the file belongs to.
-    """
+    """Write maps, by `tensor_name` of shape (maps, grid rows, grid columns), and a footer to a file, atomically."""
     from safetensors.torch import save
 
     data = _in_order(save({name: maps.half().contiguous() for name, maps in tensors.items()}, dict(footer)))

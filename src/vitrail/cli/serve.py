@@ -111,9 +111,9 @@ def serve(
         queue=queue, jobs=kept,
     )  # fmt: skip
     from vitrail.web.access import AccessToken
-    from vitrail.web.app import make_app
-    from vitrail.web.connections import PageServer, bind
+    from vitrail.web.fastapi_app import make_app
     from vitrail.web.map_pages import MAPS_PATH
+    from vitrail.web.page_server import PageServer, bind
 
     token = secrets.token_urlsafe(24) if token == "auto" else token  # noqa: S105 - a keyword, not a token
     access = AccessToken(token) if token else None
@@ -177,8 +177,8 @@ def load_models(specs: list[str], weights: list[str], device: str = "cpu", score
     """
     from vitrail.cli import common
     from vitrail.data import QuestionProcessor
-    from vitrail.web.model import ServedModel, serve_model
     from vitrail.web.model_kind import media_of
+    from vitrail.web.served_model import ServedModel, serve_model
 
     if len(weights) > len(specs):
         raise InputError(

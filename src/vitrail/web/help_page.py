@@ -46,11 +46,7 @@ TESTS = {
 
 
 def help_page(version: str) -> str:
-    """Render the help page.
-
-    Args:
-        version: The version of Vitrail.
-    """
+    """Render the help page."""
     terms = "".join(f"<dt><strong>{escape(name)}</strong></dt><dd>{escape(text)}</dd>" for name, text in TERMS.items())
     verdicts = "".join(f"<li><strong>{escape(name)}</strong>: {escape(text)}</li>" for name, text in VERDICTS.items())
     tests = "".join(f"<li><strong>{escape(name)}</strong>: {escape(text)}</li>" for name, text in TESTS.items())
@@ -72,9 +68,6 @@ def help_page(version: str) -> str:
 
 def method_page(name: str) -> str | None:
     """Render the page of a method: what it computes, its options, where it applies, its paper and its card.
-
-    Args:
-        name: The name of the method.
 
     Returns:
         The page, or None if there is no such method.

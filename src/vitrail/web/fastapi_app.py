@@ -28,14 +28,14 @@ from vitrail.web.help_page import help_page, method_page, not_found_page
 from vitrail.web.limits import Limits
 from vitrail.web.map_pages import Gallery, maps_router
 from vitrail.web.middleware import SecurityMiddleware
-from vitrail.web.model import ServedModel
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.queue import log
 from vitrail.web.reference import api_reference
 from vitrail.web.routes import client_of, router, server_of
 from vitrail.web.samples import sample_pixels, samples_for
 from vitrail.web.script_bundle import bundle_modules, content_name
-from vitrail.web.state import ServerState
+from vitrail.web.served_model import ServedModel
+from vitrail.web.server_state import ServerState
 
 PAGE = "page.html"
 #: Width of the canvas before the first image is drawn: more than any column.
@@ -53,15 +53,7 @@ def make_app(
     access: AccessToken | None = None,
     gallery: Gallery | None = None,
 ) -> FastAPI:
-    """Create the application.
-
-    Args:
-        models: The models clients may use.
-        limits: The limits of requests.
-        hosts: Host names the server answers to besides addresses and localhost; any by default.
-        access: The token that requests must carry; none by default.
-        gallery: A store of maps to browse at ``/maps``.
-    """
+    """Create the application; ``gallery`` is a store of maps to browse at ``/maps``."""
     limits = limits or Limits()
     app = FastAPI(
         title="Vitrail", version=version("vitrail"), description=DESCRIPTION, openapi_url="/api/openapi.json",
