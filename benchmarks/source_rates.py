@@ -98,6 +98,24 @@ def processor_seconds(processes: Sequence[BaseProcess]) -> float:
     return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
+def steady_rate(
+    times: Sequence[float], used: Sequence[float], chunk: int, workers: int, *, one_late: bool
+) -> tuple[float, float]:
+    """Images per second, and processor seconds per image, after the part with which every worker has begun.
+
+    Args:
+        times: When each part was reported as done.
+        used: Processor time at these moments.
+        chunk: Images of a part.
+        workers: Number of workers.
+        one_late: Whether a part is reported when the next one is computed, as by a worker in the calling process. The
+            last two parts are then reported together, and the last report counts for nothing.
+    """
+    last = -2 if one_late else -1
+    images = chunk * (len(times) - workers - one_late)
+    return images / (times[last] - times[workers - 1]), (used[last] - used[workers - 1]) / images
+
+
 def source_rates(
     run: Run, *, model: str = "scenes", weights: str = "", methods: tuple[str, ...] = ("gradtoken", "vtranm"),
     images: int = 512, batch: int = 32, chunk: int = 32, side: int = 375, workers: tuple[int, ...] = (1, 2, 4),
@@ -185,9 +203,9 @@ def source_rates(
                 )  # fmt: skip
             if name == "shards":
                 waited.append(reader.waited - before)  # in this process: of a single worker on a GPU
-            computed = chunk * (len(times) - number)
-            processor.setdefault(f"{name}_{number}", []).append((used[-1] - used[number - 1]) / computed)
-            return computed / (times[-1] - times[number - 1])
+            rate, own = steady_rate(times, used, chunk, number, one_late=not engine.processes)
+            processor.setdefault(f"{name}_{number}", []).append(own)
+            return rate
 
         in_memory(max(0, count - 4 * batch))  # the model is read and its passes recorded
         from_shards(1, "first")  # the same, and processes that decode have started
@@ -208,6 +226,9 @@ def source_rates(
                 key: statistics.median([a / b for a, b in zip(values, rates["in_memory"], strict=True)])
                 for key, values in rates.items()
             }
+            found["share_of_command_in_memory"] = statistics.median([
+                a / b for a, b in zip(rates[f"workers_{counts[0]}"], rates["command_in_memory"], strict=True)
+            ])  # fmt: skip
             run.save(found)
             print({key: round(values[-1], 1) for key, values in rates.items()}, flush=True)
     return found

@@ -117,3 +117,29 @@ def test_maps_of_a_lower_precision_are_compared_with_the_reference(bench):
     for row in found.values():
         assert row["float64, plain"]["difference"] < 1e-9
         assert 1e-6 < row["bfloat16"]["difference"] < 0.5
+
+
+def test_rate_of_a_source_is_that_of_its_parts(bench):
+    """Parts of four images that take two seconds each, by a clock that only they move: two images per second."""
+    from source_rates import steady_rate
+
+    from vitrail.bench.engines.local import LocalEngine
+
+    clock = [0.0]
+
+    class Part:
+        name, maps, folder = "part", 1, ""
+
+        def prepare(self, device):
+            pass
+
+        def compute(self, device):
+            clock[0] += 2
+            return Path
+
+    times: list[float] = []
+    LocalEngine(1).run([Part() for _ in range(6)], lambda _: times.append(clock[0]))
+    assert times == [4, 6, 8, 10, 12, 12], "each is reported after the next, and the last two together"
+    assert steady_rate(times, times, 4, 1, one_late=True) == (2.0, 0.5)
+    in_processes = [2.0, 2.0, 4.0, 4.0, 6.0, 6.0]  # of two workers
+    assert steady_rate(in_processes, in_processes, 4, 2, one_late=False) == (4.0, 0.25)
