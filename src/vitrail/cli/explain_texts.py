@@ -143,7 +143,7 @@ def load_text_model(
 
 def explain_texts(
     texts: list[str], reader: TextModel, methods: list[str] | None, target: list[str] | None,
-    options: LanguageOptions, to: Path, check: bool,
+    options: LanguageOptions, to: Path, check: bool, recompute: bool | None = None,
 ) -> None:  # fmt: skip
     """Explain texts, print them in colour and write scores, a page and a figure."""
     from vitrail.pipeline.explain import explain as explain_inputs
@@ -151,13 +151,14 @@ def explain_texts(
 
     if options.generate is not None:
         options.row(target)  # raises where the options contradict each other
-        _explain_generation(texts, reader, methods, options, to)
+        _explain_generation(texts, reader, methods, options, to, recompute)
         return
     targets = reader.targets(options, target)
     with progress_bar("Explaining texts", 1) as advance:
         explanations = explain_inputs(
             reader.loaded, texts, methods=methods or [default_method(reader.language)], target=targets,
             tokenizer=reader.tokenizer, check=check, units=options.units, progress=advance.evaluations,
+            recompute=recompute,
         )  # fmt: skip
     explanations.save(to)
     with writing(to, "choose another folder with --out"):
@@ -193,15 +194,16 @@ def _tokens(target: list[str] | None) -> Any:
 
 
 def _explain_generation(
-    texts: list[str], reader: TextModel, methods: list[str] | None, options: LanguageOptions, to: Path
-) -> None:
+    texts: list[str], reader: TextModel, methods: list[str] | None, options: LanguageOptions, to: Path,
+    recompute: bool | None,
+) -> None:  # fmt: skip
     """Explain what a model writes after each text."""
     from vitrail.pipeline.generation import explain_generation
 
     for name in methods or [default_method(True)]:
         written: Any = explain_generation(
             reader.loaded, texts, name, tokenizer=reader.tokenizer, max_new_tokens=int(options.generate or 1),
-            units=options.units,
+            units=options.units, recompute=recompute,
         )  # fmt: skip
         for i, found in enumerate(written):
             found.save(to / f"text-{i}" / name.replace(":", "-") if len(texts) > 1 or methods else to)

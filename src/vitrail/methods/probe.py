@@ -158,7 +158,7 @@ class Probe(InputProbe):
         def run() -> Propagation:
             return propagation(self.model, self.model_inputs, self.structure, rules, **self._targets())
 
-        return self.propagations.get(rules, run).relevances(start, want)
+        return self.propagations.get(rules, run, self._targets().get("read")).relevances(start, want)
 
     def _targets(self) -> dict[str, Any]:
         """Where the targets are a function of the output, they are what relevance starts at."""

@@ -111,8 +111,9 @@ class MethodComparison:
         rows = [
             {
                 "method": row.method, "control": row.ranked.control, "faithfulness": list(row.ranked.value),
-                "tied_with_best": row.ranked.tied_with_best, "class_similarity": row.class_similarity,
-                "localisation": row.localisation, "forwards": row.forwards,
+                "tied_with_best": row.ranked.tied_with_best,
+                "to_best": None if row.ranked.to_best is None else list(row.ranked.to_best.difference),
+                "class_similarity": row.class_similarity, "localisation": row.localisation, "forwards": row.forwards,
             }
             for row in self.rows
         ]  # fmt: skip

@@ -26,6 +26,7 @@ from vitrail.web.events import cancel_abandoned_jobs
 from vitrail.web.health import health_router
 from vitrail.web.help_page import help_page, method_page, not_found_page
 from vitrail.web.limits import Limits
+from vitrail.web.map_pages import Gallery, maps_router
 from vitrail.web.middleware import SecurityMiddleware
 from vitrail.web.model_kind import shown_pixels
 from vitrail.web.queue import log
@@ -50,8 +51,9 @@ def make_app(
     limits: Limits | None = None,
     hosts: Sequence[str] | None = None,
     access: AccessToken | None = None,
+    gallery: Gallery | None = None,
 ) -> FastAPI:
-    """Create the application."""
+    """Create the application; ``gallery`` is a store of maps to browse at ``/maps``."""
     limits = limits or Limits()
     app = FastAPI(
         title="Vitrail", version=version("vitrail"), description=DESCRIPTION, openapi_url="/api/openapi.json",
@@ -60,6 +62,8 @@ def make_app(
     app.state.server = ServerState(models, limits)
     app.include_router(router)
     app.include_router(health_router)
+    if gallery is not None:
+        app.include_router(maps_router(gallery))
     package = files("vitrail.web")
     app.state.templates = Jinja2Templates(str(package.joinpath("templates")))
     static = package.joinpath("static")
@@ -67,6 +71,7 @@ def make_app(
     script_path = f"/static/{content_name('page.js', script)}"
     app.state.templates.env.globals |= {
         "colour_tables": colour_tables(), "first_size": _first_size(models), "script_path": script_path,
+        "gallery": gallery,
     }  # fmt: skip
     app.add_api_route(script_path, partial(_script, script), include_in_schema=False)
     app.mount("/static", StaticFiles(directory=str(static)), "static")
