@@ -3,7 +3,7 @@ PYTHON ?= python3
 PY := .venv/bin/python
 OUT ?= out/demo
 WORKERS ?= 2
-# COVERAGE=1 measures coverage; the slow tests add to what the fast tests measured.
+# COVERAGE=1 measures coverage; the slow tests add to what the fast tests measured, see tests/conftest.py.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal $(if $(COVERAGE),--cov --cov-report=)
 export NO_MKDOCS_2_WARNING = 1
 
@@ -25,7 +25,7 @@ test-fast: .venv/.dev
 test-rest: .venv/.docs  ## what make test leaves out
 	$(PYTEST) -m slow $(if $(COVERAGE),--cov-append)
 	$(if $(COVERAGE),$(PY) .ci/coverage.py)
-	$(MAKE) docs wheel
+	$(MAKE) -j2 docs wheel
 
 lint: .venv/.dev
 	$(PY) -m ruff check .
