@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -15,11 +14,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads on t
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
-#: Folders whose tests always count for coverage: those of the packages with a floor of their own in pyproject.toml.
-MEASURED_FOLDERS = {"capture", "lrp", "methods", "replicas", "scores"}
-#: Cases of any other fast test that count; further ones run the same lines, and tracing takes half as long again.
-MEASURED_CASES = 4
-IS_MEASURED = pytest.StashKey[bool]()
+#: Folders whose slow tests count for coverage: they reach code of the packages with a floor that fast tests do not.
+MEASURED_FOLDERS = {"capture", "lrp", "methods", "models", "scores", "text", "zoo"}
 #: Starts coverage in the processes that a test starts.
 COVERAGE_OF_PROCESSES = "COVERAGE_PROCESS_CONFIG"
 
@@ -31,21 +27,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return "\npytestmark = pytest.mark.slow\n" in collection_path.read_text(encoding="utf-8") or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Choose the tests in which coverage is measured."""
-    seen: Counter[str] = Counter()
-    for item in items:
-        test = item.nodeid.partition("[")[0]
-        seen[test] += 1
-        is_quick = seen[test] <= MEASURED_CASES and item.get_closest_marker("slow") is None
-        item.stash[IS_MEASURED] = is_quick or not MEASURED_FOLDERS.isdisjoint(item.path.parts)
-
-
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Run a test that is not measured without coverage's trace function, its processes as well."""
+    """Run the other slow tests and their processes without coverage, with which they take half as long again."""
     tracer = sys.gettrace()
-    if tracer is None or item.stash[IS_MEASURED]:
+    is_measured = item.get_closest_marker("slow") is None or not MEASURED_FOLDERS.isdisjoint(item.path.parts)
+    if tracer is None or is_measured:
         return (yield)
     config = os.environ.pop(COVERAGE_OF_PROCESSES, None)
     sys.settrace(None)
