@@ -14,8 +14,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores; threads on t
     torch.set_num_threads(1)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the processes that tests start
 
-#: Folders whose slow tests count for coverage: they reach code of the packages with a floor that fast tests do not.
-MEASURED_FOLDERS = {"capture", "lrp", "methods", "models", "scores", "text", "zoo"}
+#: Folders and files whose slow tests count for coverage: they reach code that fast tests do not.
+MEASURED = {"capture", "lrp", "methods", "models", "scores", "text", "zoo", "test_leaderboard.py", "test_ray.py"}
 #: Starts coverage in the processes that a test starts.
 COVERAGE_OF_PROCESSES = "COVERAGE_PROCESS_CONFIG"
 
@@ -31,7 +31,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
     """Run the other slow tests and their processes without coverage, with which they take half as long again."""
     tracer = sys.gettrace()
-    is_measured = item.get_closest_marker("slow") is None or not MEASURED_FOLDERS.isdisjoint(item.path.parts)
+    is_measured = item.get_closest_marker("slow") is None or not MEASURED.isdisjoint(item.path.parts)
     if tracer is None or is_measured:
         return (yield)
     config = os.environ.pop(COVERAGE_OF_PROCESSES, None)

@@ -259,7 +259,7 @@ def test_published_widths_say_the_same(make):
     assert not found.constant.any()
 
 
-@pytest.mark.parametrize("einsum", [False, True])
+@pytest.mark.parametrize("einsum", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.filterwarnings("ignore::vitrail.errors.MapWarning")
 def test_values_before_attention_are_the_same_attention(einsum):
     _, plain, model_inputs = build("own:handwritten")
