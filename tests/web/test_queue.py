@@ -23,7 +23,7 @@ class RecordingQueue:
 
     def __init__(self, **limits):
         self.queue, self.records, self.gate = Queue(**{"total": 128, "per_client": 8, **limits}), [], threading.Event()
-        first = QueuedTask("gate", deque([Step(lambda: self.gate.wait(10) and None)]), lambda _: None)
+        first = QueuedTask("gate", deque([Step(lambda: self.gate.wait(120) and None)]), lambda _: None)
         self.queue.put(first)
         wait_until(lambda: first.started)
 
@@ -162,7 +162,7 @@ def server():
 
 def new_client(url, methods=LONG_METHODS):
     """A client with its own cookie, and the body of a request."""
-    client = httpx.Client(base_url=url, timeout=30)
+    client = httpx.Client(base_url=url, timeout=120)
     client.get("/")
     return client, {"model": "tiny", "picture": upload_id(client), "methods": methods, "targets": [0]}
 
