@@ -89,9 +89,9 @@ def test_tasks_can_be_removed_and_failures_do_not_affect_others():
     assert isinstance(recorder.records[1], ZeroDivisionError)
     assert recorder.records[2:] == ["c", None]
     assert not recorder.queue.remove(broken)
-    assert recorder.queue.submit("a", lambda: 7).result(10) == 7
+    assert recorder.queue.submit("a", lambda: 7).result(120) == 7
     with pytest.raises(ZeroDivisionError):
-        recorder.queue.submit("a", lambda: 1 / 0).result(10)
+        recorder.queue.submit("a", lambda: 1 / 0).result(120)
     recorder.queue.close()
 
 
