@@ -123,13 +123,13 @@ def check_mixing(
             "methods that read attention see part of the mixing"
         )
         return replace(base, notes=(*base.notes, detail)), [Check(name, None, detail)]
-    seen = f"{repeated} blocks mix tokens, attention was seen in {blocks}: they are mixed" if repeated else "tokens are mixed"
-    detail = f"{seen} {place}, by something else than recognised attention (share {share:.1e})"
+    seen = f"{repeated} blocks mix tokens, attention was seen in {blocks}: " if repeated else ""
+    detail = f"{seen}tokens are mixed {place}, by something else than recognised attention (share {share:.1e})"
     return replace(base, kind="unseen"), [Check(name, False, detail)]
 
 
 def _mixed_by_value(one: StructurePass, base: ModelStructure, live: Sequence[int]) -> tuple[int, float] | None:
-    """Whether tokens change with other ones while the result of every attention is held, and nothing else connects them.
+    """Whether tokens change with other ones while the result of every attention is held.
 
     Half of the input's tokens are changed in a second pass. Unlike gradients, this also shows what a model computes
     without one, such as a hook that adds a detached mean.
@@ -197,7 +197,9 @@ def _between(model: nn.Module, base: ModelStructure, below: int) -> str:
     """
     names = [_block_name(layer.projection, i) for i, layer in enumerate(base.layers)]
     hooked = [
-        name for name, m in model.named_modules() if m._forward_hooks or m._forward_pre_hooks  # noqa: SLF001
+        name
+        for name, m in model.named_modules()
+        if m._forward_hooks or m._forward_pre_hooks  # noqa: SLF001
     ]
     hooks = f" (forward hooks on {', '.join(name or 'the model' for name in hooked[:4])})" if hooked else ""
     if below == 0:
