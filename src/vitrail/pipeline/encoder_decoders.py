@@ -68,7 +68,7 @@ def explain_encoder_decoder(
         InputError: Texts were given without a tokenizer, or the start token of the decoder is unknown.
         TargetError: Targets need answers that differ within one example.
     """
-    given, prompts = _encoder_inputs(loaded.module, inputs, request.tokenizer)
+    given, prompts = encoder_inputs(loaded.module, inputs, request.tokenizer)
     main = "input_ids" if prompts is not None else None
     model_inputs = to_model_inputs(
         {k: v for k, v in given.items() if k != SPECIAL_TOKENS}, loaded, request.roles, request.of or main,
@@ -102,7 +102,7 @@ def _by_example(value: Any, count: int) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
 
 
-def _encoder_inputs(model: nn.Module, inputs: Any, tokenizer: Any) -> tuple[dict[str, Any], list[EncodedPrompt] | None]:
+def encoder_inputs(model: nn.Module, inputs: Any, tokenizer: Any) -> tuple[dict[str, Any], list[EncodedPrompt] | None]:
     """The arguments for the encoder, and its texts where it reads texts."""
     if isinstance(inputs, Mapping):
         given = dict(inputs)

@@ -141,12 +141,13 @@ def explain_image_questions(
     return _assembled(found, asked, call)
 
 
-def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt, forced: Sequence[int]) -> ModelInputs:
+def continued_call(model_inputs: ModelInputs, prompt: EncodedPrompt | None, forced: Sequence[int]) -> ModelInputs:
     """The call of one example without padding, with further words; those of an encoder–decoder go to its decoder."""
     written = model_inputs.kwargs.get(DECODER_IDS)
     if isinstance(written, Tensor):
         more = torch.tensor([list(forced)], device=written.device, dtype=written.dtype)
         return model_inputs.swap(written, torch.cat([written, more], 1))
+    assert prompt is not None, "a decoder reads words"
     ids = model_inputs.kwargs["input_ids"]
     columns, more = torch.tensor(prompt.columns, device=ids.device), torch.tensor([list(forced)], device=ids.device)
     for name, fill in (("input_ids", None), *_BY_WORD.items()):
