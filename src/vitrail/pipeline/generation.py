@@ -116,7 +116,7 @@ def _of_calls(
     """Explain questions about images, or inputs of an encoder–decoder, one after the other."""
     if units is not None:
         raise OptionError(
-            f"units={units!r}: words are the sources where a prompt has an image or is read by an encoder; leave units out"
+            f"units={units!r}: the sources are words for prompts with an image or for an encoder; leave units out"
         )
     arguments = dict(inputs) if is_image_question(inputs) else encoder_inputs(loaded.module, inputs, processor)[0]
     arguments.pop(SPECIAL_TOKENS, None)
