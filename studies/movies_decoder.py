@@ -63,6 +63,8 @@ FORMS = {
 }
 #: The default for texts first.
 METHODS = ["attnlrp:released", "gradsam:readout", *single_pass_methods(), "gradient_x_input", "random"]
+#: Scores that decrease from the start of a review, or from its end.
+CONTROLS = ("start first", "end first")
 #: Scores with one value per review, and whether higher is better.
 SCORES = {"f1": True, "auprc": True, "comprehensiveness": True, "sufficiency": False}
 
@@ -156,7 +158,10 @@ def measure(
         found[method].grid[i, :, : len(prompt.ids)].double().cpu()
         for method in methods for i, prompt in enumerate(prompts)
     ]  # fmt: skip
-    every = [*prompts] * len(methods)
+    for sign in (-1, 1):  # the controls
+        tokens += [sign * torch.arange(len(prompt.ids), dtype=torch.float64)[None] for prompt in prompts]
+    names = [*methods, *CONTROLS]
+    every = [*prompts] * len(names)
     log_probability = continuation_log_probability(model, [[p.own] for p in every], tokenizer.pad_token_id or 0, batch)
     effect = continuation_faithfulness(
         log_probability, [p.ids for p in every], [own[0].numpy() for own in tokens],
@@ -166,7 +171,7 @@ def measure(
     marks = [p.marked for p in every]
     values = {"f1": token_f1(words, marks)["f1"].mean(1), **word_average_precision(words, marks), **effect}
     scores = [
-        {m: {name: float(values[name][j * len(prompts) + i]) for name in SCORES} for j, m in enumerate(methods)}
+        {m: {name: float(values[name][j * len(prompts) + i]) for name in SCORES} for j, m in enumerate(names)}
         for i in range(len(prompts))
     ]
     return list(zip(difference.tolist(), scores, strict=True))
