@@ -141,7 +141,8 @@ def encoder_decoder(name):
     encoder = transformers.ViTConfig(**WIDTH, image_size=64, patch_size=16)
     decoder = transformers.TrOCRConfig(
         vocab_size=60, d_model=32, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=48,
-        cross_attention_hidden_size=32, max_position_embeddings=32, pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=0,
+        cross_attention_hidden_size=32, max_position_embeddings=32,
+        pad_token_id=1, bos_token_id=0, eos_token_id=2, decoder_start_token_id=0,
     )  # fmt: skip
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(encoder, decoder)
     config.decoder_start_token_id, config.pad_token_id = 0, 1
